@@ -1,0 +1,47 @@
+# Needs Python 3.11 or later and make, nothing else. What is installed goes into .venv.
+#   make train                        two mirrored replicas on the digits (ARGS="--epochs 2" adds flags)
+#   make train EXTRAS=gpu             with TensorFlow's CUDA packages
+#   make test                         lint and the whole test suite (ARGS="-k config" adds pytest flags)
+#   make lint                         ruff, mypy, import contract
+PYTHON ?= python3
+EXTRAS ?=
+ARGS ?=
+BIN := .venv/bin
+
+.PHONY: train test lint format clean
+
+train: .venv/installed$(addprefix -,$(EXTRAS))
+	$(BIN)/python -m tfdist.train --strategy mirrored $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build *.egg-info
+
+# A half-made environment (Debian without python3-venv) must not look finished to the next run.
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "tfdist needs Python 3.11 or later, and '$(PYTHON)' is not: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+# The stamps are older than setup.cfg when the dependencies may have changed: then pip looks again.
+.venv/installed: .venv/bin/python setup.cfg pyproject.toml
+	@echo "installing tfdist into .venv; the first time TensorFlow is downloaded"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/installed-%: .venv/installed
+	@echo "installing tfdist[$*] into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@

@@ -1,0 +1,109 @@
+"""What a folder of shards holds: the index written beside them, and the checks against it."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from pipelines.errors import DataError
+from pipelines.schema import Feature
+
+INDEX_NAME = "index.json"
+
+
+class Shard(BaseModel):
+    """One TFRecord file: its name inside the folder, number of records, size in bytes, SHA-256."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    num_records: NonNegativeInt
+    num_bytes: NonNegativeInt
+    sha256: str
+
+
+class Index(BaseModel):
+    """A folder's contents.
+
+    Attributes:
+        version: of this layout.
+        source: what the records were made from and how, in the writer's words. It tells data of
+            the same features apart, so it changes whenever the records would.
+        features: of every record.
+        shards: in the order in which unshuffled reading visits them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    source: str
+    features: tuple[Feature, ...]
+    shards: tuple[Shard, ...]
+
+    @property
+    def num_records(self) -> int:
+        """Records over all shards."""
+        return sum(shard.num_records for shard in self.shards)
+
+
+def load_index(directory: str | Path) -> Index:
+    """Reads the index of a folder.
+
+    Raises:
+        DataError: there is none, or it is not an index.
+    """
+    path = Path(directory) / INDEX_NAME
+    try:
+        return Index.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(
+            f"{path}: expected the index of a folder of shards, found no such file; write the "
+            "shards with pipelines.write_shards, or check the path"
+        ) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(
+            f"{path}: not an index of this version: {where}: {first['msg']}; delete the folder "
+            "and write it again"
+        ) from None
+
+
+def check_shards(
+    directory: str | Path, shards: Iterable[Shard], *, checksums: bool = False
+) -> None:
+    """Compares files with the index: that they exist and their sizes, or also every byte.
+
+    Args:
+        directory: where the files lie.
+        shards: those to check.
+        checksums: read the files whole and compare SHA-256 too.
+
+    Raises:
+        DataError: names the first file that is missing or differs.
+    """
+    for shard in shards:
+        path = Path(directory) / shard.name
+        try:
+            num_bytes = path.stat().st_size
+        except FileNotFoundError:
+            raise DataError(
+                f"{path}: the index lists this shard, but the file is missing; {_CURE}"
+            ) from None
+        if num_bytes != shard.num_bytes:
+            raise DataError(f"{path}: expected {shard.num_bytes} bytes, found {num_bytes}; {_CURE}")
+        if checksums and (found := sha256_of(path)) != shard.sha256:
+            raise DataError(
+                f"{path}: expected SHA-256 {shard.sha256[:12]}..., found {found[:12]}...; {_CURE}"
+            )
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_CURE = "restore it, or delete the folder and write it again"

@@ -1,0 +1,1 @@
+"""Workloads: one module each, found by its name with `python -m tfdist.train --recipe NAME`."""

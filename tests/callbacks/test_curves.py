@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+
+from tfdist.callbacks import curves
+from tfdist.callbacks.curves import Curves
+
+
+def run(callback: Curves, epochs: list[dict[str, float]]) -> None:
+    callback.on_train_begin()
+    for number, logs in enumerate(epochs):
+        callback.on_epoch_end(number, logs)
+
+
+def test_picture_is_drawn_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    callback = Curves(path)
+    run(callback, [{"loss": 1.0, "val_loss": 1.1, "accuracy": 0.5}] * 3)
+    assert not path.exists()  # epochs of no length: not worth a picture each
+    callback.on_train_end()
+    height, width = matplotlib.image.imread(path).shape[:2]
+    assert width > height  # two panels side by side
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_picture_is_drawn_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "_REDRAW_SECONDS", 0.0)
+    run(Curves(tmp_path / "curves.png"), [{"loss": 1.0}])
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_metrics_that_come_and_go(tmp_path: Path) -> None:
+    callback = Curves(tmp_path / "curves.png")
+    run(callback, [{"loss": 1.0}, {"loss": 0.5, "val_loss": 0.6}, {"loss": float("nan")}])
+    callback.on_train_end()
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    callback = Curves(tmp_path / "curves.png")
+    run(callback, [])
+    callback.on_train_end()
+    assert not (tmp_path / "curves.png").exists()

@@ -1,0 +1,71 @@
+"""`python -m tests.conformance`: who gets the numbers of one device, and who does not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.conformance import table
+from tests.conformance.cases import CASES
+from tests.conformance.engines import STRATEGIES
+from tests.conformance.verdicts import KERAS, Question, Verdict, ask_all
+
+ENGINES = (KERAS, *dict.fromkeys(name for name, _ in STRATEGIES))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--case", action="append", choices=CASES, metavar="NAME", help="only this")
+    parser.add_argument("--strategy", action="append", choices=ENGINES, help="only this column")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[2, 3], help="default: 2 and 3")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--markdown", action="store_true", help="print the README's table")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every difference")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this file")
+    return parser.parse_args()
+
+
+def _questions(arguments: argparse.Namespace) -> list[Question]:
+    """Plain Keras is asked for 2 replicas: it can have but one strategy in a process."""
+    counts = {KERAS: [2], "one_device": [1]}
+    return [
+        Question(case, engine, num_replicas)
+        for case in arguments.case or CASES
+        for engine in arguments.strategy or ENGINES
+        for num_replicas in counts.get(engine, arguments.replicas)
+    ]
+
+
+def main() -> int:
+    """Prints the table; returns 1 where tfdist is not exact."""
+    arguments = _arguments()
+    progress = Console(stderr=True)
+
+    def report(question: Question, verdict: Verdict) -> None:
+        progress.print(
+            f"{question.case} {question.engine} {question.num_replicas}: {verdict.status}",
+            *verdict.details[:2],
+            highlight=False,
+            markup=False,
+        )
+
+    verdicts = ask_all(_questions(arguments), arguments.jobs, report)
+    if arguments.json:
+        print(json.dumps(table.records(verdicts), indent=1))
+    elif arguments.markdown:
+        print(table.markdown(verdicts))
+    else:
+        Console().print(table.terminal(verdicts))
+    if arguments.write:
+        text = arguments.write.read_text("utf-8")
+        arguments.write.write_text(table.replaced(text, table.markdown(verdicts)), "utf-8")
+    return int(any(q.engine != KERAS and v.status != "exact" for q, v in verdicts.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What a case is, and the helpers that every case is written with."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from tests.conformance.data import Data
+
+Build = Callable[[], keras.Model]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A training run whose outcome is decided by its model and its global batches alone.
+
+    Attributes:
+        name: a slug, as in `pytest -k`.
+        feature: what a user would call that which is tried, in one line.
+        build: makes the compiled model, the same one every time.
+        data: the rows to train on and to evaluate.
+        batch_size: rows in a global batch.
+        epochs: passes over the data.
+        feed: how the rows are handed over, a key of `feeds.FEEDS`.
+        fit: further arguments of `fit`.
+        evaluate: further arguments of `evaluate`.
+        accumulate: rounds in which tfdist's trainer works off a global batch.
+        sync_batch_norm: whether tfdist's BatchNorm takes its statistics from the global batch.
+        tolerance: how many times 4e-5 + 4e-5 |b| a number may be off.
+        why: the reason for a tolerance above 1.
+    """
+
+    name: str
+    feature: str
+    build: Build
+    data: Data
+    batch_size: int = 7
+    epochs: int = 2
+    feed: str = "arrays"
+    fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    evaluate: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    accumulate: int = 1
+    sync_batch_norm: bool = False
+    tolerance: float = 1.0
+    why: str = ""
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(data: Data, **options: Any) -> Callable[[Build], Build]:
+    """Makes a case of a model builder: its name is the case's, its docstring the feature.
+
+    Args:
+        data: the rows to train on and to evaluate.
+        **options: the other fields of `Case`.
+
+    Raises:
+        ValueError: two builders have one name, or a loose tolerance has no reason.
+    """
+
+    def register(build: Build) -> Build:
+        name = build.__name__.replace("_", "-")
+        if name in CASES:
+            raise ValueError(f"Two cases are called {name}: rename one of them.")
+        if options.get("tolerance", 1.0) > 1.0 and not options.get("why"):
+            raise ValueError(f"{name} asks for a wider tolerance: say why.")
+        feature = (inspect.getdoc(build) or name).splitlines()[0].rstrip(".")
+
+        def seeded() -> keras.Model:
+            keras.utils.set_random_seed(1)
+            return build()
+
+        CASES[name] = Case(name, feature, seeded, data, **options)
+        return build
+
+    return register
+
+
+def compiled(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer | None = None,
+    loss: Any = "mse",
+    **options: Any,
+) -> keras.Model:
+    """Compiles a model, with plain gradient descent unless the case is about an optimizer.
+
+    Gradient descent shows a gradient of the wrong size, which Adam and its like do not.
+    """
+    model.compile(optimizer=optimizer or keras.optimizers.SGD(0.1), loss=loss, **options)
+    return model
+
+
+def mlp(*, features: int = 4, outputs: int = 1, activation: str | None = None) -> keras.Model:
+    """A network of two dense layers."""
+    return keras.Sequential(
+        [
+            keras.Input((features,)),
+            keras.layers.Dense(3, activation="tanh"),
+            keras.layers.Dense(outputs, activation=activation),
+        ]
+    )

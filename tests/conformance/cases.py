@@ -1,0 +1,15 @@
+"""All cases, by name."""
+
+from __future__ import annotations
+
+from tests.conformance import (  # noqa: F401 - importing registers the cases
+    cases_feeding,
+    cases_layers,
+    cases_losses,
+    cases_metrics,
+    cases_optimizers,
+    cases_weights,
+)
+from tests.conformance.case import CASES
+
+__all__ = ["CASES"]

@@ -1,0 +1,150 @@
+"""Cases of how rows arrive: shares, structures of inputs, lengths, validation."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+from keras import layers
+
+from tests.conformance.case import case, compiled, mlp
+from tests.conformance.data import Data, images, points
+
+
+@case(points())
+def uneven_batches() -> keras.Model:
+    """Batches that do not divide by the replicas, and a last one of a single row."""
+    return compiled(mlp(), metrics=["mae"])
+
+
+@case(points(13), batch_size=4, evaluate={"batch_size": 5})
+def small_batches() -> keras.Model:
+    """Batches of 4 rows, evaluated in batches of 5."""
+    return compiled(mlp(), metrics=["mae"])
+
+
+@case(images())
+def convolution() -> keras.Model:
+    """A convolutional classifier on images."""
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 1)),
+            layers.Conv2D(2, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(2),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return compiled(model, loss=loss, metrics=["accuracy"])
+
+
+@case(Data([points().x, 2 * points().x[:, :2]], points().y))
+def list_of_inputs() -> keras.Model:
+    """Several inputs as a list."""
+    inputs = [keras.Input((4,)), keras.Input((2,))]
+    hidden = layers.Concatenate()([layers.Dense(2)(inputs[0]), inputs[1]])
+    return compiled(keras.Model(inputs, layers.Dense(1)(layers.Activation("tanh")(hidden))))
+
+
+@case(Data({"left": points().x, "right": np.arange(15) % 4}, points().y), feed="dataset")
+def dict_of_inputs() -> keras.Model:
+    """Several inputs as a dictionary, one of them integers."""
+    inputs = {"left": keras.Input((4,), name="left"), "right": keras.Input((), name="right")}
+    right = layers.CategoryEncoding(4, output_mode="one_hot")(layers.Reshape((1,))(inputs["right"]))
+    hidden = layers.Concatenate()([layers.Dense(2, activation="tanh")(inputs["left"]), right])
+    return compiled(keras.Model(inputs, layers.Dense(1)(hidden)))
+
+
+class Unbuilt(keras.Model):
+    """A subclassed model whose weights are made when it sees data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = layers.Dense(3, activation="tanh")
+        self.head = layers.Dense(1)
+
+    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        """Maps [rows, 4] to [rows, 1]."""
+        return self.head(self.hidden(inputs))
+
+
+@case(points())
+def subclassed_unbuilt() -> keras.Model:
+    """A subclassed model that is built from the data."""
+    return compiled(Unbuilt(), metrics=["mae"])
+
+
+@case(points(), feed="dataset")
+def dataset() -> keras.Model:
+    """A `tf.data.Dataset`."""
+    return compiled(mlp(), metrics=["mae"])
+
+
+@case(points(weighted=True), feed="dataset")
+def weighted_dataset() -> keras.Model:
+    """A `tf.data.Dataset` with sample weights."""
+    return compiled(mlp(), weighted_metrics=["mae"])
+
+
+@case(points(), feed="unknown length")
+def unknown_length() -> keras.Model:
+    """A dataset of unknown length: exactly the steps made are counted."""
+    decay = keras.optimizers.schedules.ExponentialDecay(0.2, 1, 0.8)
+    return compiled(mlp(), keras.optimizers.SGD(decay), metrics=["mae"])
+
+
+@case(points(), feed="generator", fit={"steps_per_epoch": 3}, evaluate={"steps": 3})
+def generator() -> keras.Model:
+    """A Python generator."""
+    return compiled(mlp(), metrics=["mae"])
+
+
+@case(points(), feed="pydataset")
+def pydataset() -> keras.Model:
+    """A `keras.utils.PyDataset`."""
+    return compiled(mlp(), metrics=["mae"])
+
+
+@case(points(), feed="endless", fit={"steps_per_epoch": 2}, evaluate={"steps": 3}, epochs=3)
+def steps_per_epoch() -> keras.Model:
+    """Epochs of `steps_per_epoch` steps that cut across an endless dataset."""
+    return compiled(mlp(), metrics=["mae"])
+
+
+@case(points(22), fit={"validation_split": 0.3})
+def validation_split() -> keras.Model:
+    """`validation_split`, also uneven."""
+    return compiled(mlp(), metrics=["mae"])
+
+
+@case(
+    points(),
+    epochs=4,
+    fit={
+        "validation_data": (points(9).x, 1 - points(9).y),
+        "validation_freq": 2,
+        "validation_batch_size": 4,
+    },
+)
+def validation_freq() -> keras.Model:
+    """`validation_data` looked at every second epoch."""
+    return compiled(mlp(), metrics=["mae"])
+
+
+@case(points(), epochs=5, fit={"initial_epoch": 3})
+def initial_epoch() -> keras.Model:
+    """Training that begins at a later epoch."""
+    return compiled(mlp(), metrics=["mae"])
+
+
+@case(points(), accumulate=2)
+def accumulate() -> keras.Model:
+    """The trainer's `accumulate`: a global batch worked off in rounds."""
+    return compiled(mlp(), keras.optimizers.SGD(0.1, momentum=0.9), metrics=["mae"])
+
+
+@case(points(weighted=True), accumulate=3)
+def accumulate_clipped() -> keras.Model:
+    """The trainer's `accumulate` with clipping and a divisor that is a sum of weights."""
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    return compiled(mlp(), keras.optimizers.SGD(0.5, global_clipnorm=0.5), loss)

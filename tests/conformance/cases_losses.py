@@ -1,0 +1,219 @@
+"""Cases of how rows make one number: reductions, several losses, added losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+from tests.conformance.case import case, compiled, mlp
+from tests.conformance.data import Data, classes, one_hot, points
+
+
+@case(points(), batch_size=6)
+def loss_sum() -> keras.Model:
+    """Loss reduction `sum`."""
+    return compiled(
+        mlp(), keras.optimizers.SGD(0.02), keras.losses.MeanSquaredError(reduction="sum")
+    )
+
+
+@case(points(outputs=2))
+def loss_mean() -> keras.Model:
+    """Loss reduction `sum_over_batch_size`."""
+    return compiled(mlp(outputs=2), loss=keras.losses.Huber(0.4))
+
+
+@case(points(weighted=True))
+def loss_mean_with_sample_weight() -> keras.Model:
+    """Loss reduction `mean_with_sample_weight`."""
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    return compiled(mlp(), loss=loss)
+
+
+@case(points())
+def loss_not_reduced() -> keras.Model:
+    """Loss reduction `none`: the rows' gradients are summed."""
+    loss = keras.losses.MeanSquaredError(reduction="none")
+    return compiled(mlp(), keras.optimizers.SGD(0.02), loss)
+
+
+def cubed(y_true: Any, y_pred: Any) -> Any:
+    """A loss per row."""
+    return ops.mean(ops.abs(y_true - y_pred) ** 3, axis=-1)
+
+
+@case(points(weighted=True))
+def loss_function_of_rows() -> keras.Model:
+    """A loss function of one's own that returns a number per row."""
+    return compiled(mlp(), keras.optimizers.SGD(0.05), cubed)
+
+
+@case(points())
+def loss_function_mean() -> keras.Model:
+    """A loss function of one's own that returns the batch's mean."""
+    return compiled(mlp(), loss=lambda y_true, y_pred: ops.mean((y_true - y_pred) ** 2))
+
+
+@case(points())
+def loss_function_sum() -> keras.Model:
+    """A loss function of one's own that returns the batch's sum."""
+    loss = lambda y_true, y_pred: ops.sum((y_true - y_pred) ** 2)  # noqa: E731
+    return compiled(mlp(), keras.optimizers.SGD(0.02), loss)
+
+
+@case(one_hot(classes()))
+def dice() -> keras.Model:
+    """A loss that is a ratio of sums over the batch (Dice)."""
+    return compiled(mlp(outputs=3, activation="softmax"), keras.optimizers.SGD(1.0), "dice")
+
+
+@case(classes())
+def circle() -> keras.Model:
+    """A loss that compares rows with each other (Circle)."""
+    return compiled(mlp(outputs=3), loss=keras.losses.Circle(gamma=2.0))
+
+
+class MeanError(keras.Sequential):
+    """A model with a loss of its own that is a mean of rows."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **_: Any
+    ) -> Any:
+        """The mean of the fourth powers of the errors, and what regularisers add."""
+        return ops.mean((y - y_pred) ** 4) + ops.sum(self.losses)
+
+
+@case(points())
+def compute_loss_mean() -> keras.Model:
+    """`compute_loss` overridden by a mean over rows, with a regulariser."""
+    hidden = layers.Dense(3, activation="tanh", kernel_regularizer="l2")
+    model = MeanError([keras.Input((4,)), hidden, layers.Dense(1)])
+    return compiled(model, keras.optimizers.SGD(0.02), None, metrics=["mae"])
+
+
+class Smooth(keras.Sequential):
+    """A model that adds to the loss it is compiled with."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **_: Any
+    ) -> Any:
+        """The compiled loss and a penalty on the outputs' size."""
+        return super().compute_loss(x, y, y_pred, sample_weight) + 0.1 * ops.mean(y_pred**2)
+
+
+@case(points(weighted=True))
+def compute_loss_extended() -> keras.Model:
+    """`compute_loss` overridden to add to the compiled loss, with sample weights."""
+    return compiled(Smooth([keras.Input((4,)), *mlp().layers]))
+
+
+class Contrastive(keras.Sequential):
+    """A model whose loss compares every row with all rows of its batch."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **_: Any
+    ) -> Any:
+        """The cross entropy of finding each row's label among all labels of the batch."""
+        similarity = y_pred @ ops.transpose(y)
+        target = ops.arange(ops.shape(y)[0])
+        return ops.mean(
+            keras.losses.sparse_categorical_crossentropy(target, similarity, from_logits=True)
+        )
+
+
+@case(points(16, outputs=2))
+def compute_loss_contrastive() -> keras.Model:
+    """`compute_loss` overridden by a loss that compares rows with each other."""
+    hidden = layers.Dense(3, activation="tanh")
+    return compiled(Contrastive([keras.Input((4,)), hidden, layers.Dense(2)]), loss=None)
+
+
+class AddedLoss(layers.Layer):
+    """Adds a loss on what passes through, averaged or summed over the rows."""
+
+    def __init__(self, reduce: Any) -> None:
+        super().__init__()
+        self.reduce = reduce
+
+    def call(self, inputs: Any) -> Any:
+        """Passes [rows, ...] on unchanged."""
+        self.add_loss(0.1 * self.reduce(inputs**2))
+        return inputs
+
+
+@case(points())
+def add_loss_mean() -> keras.Model:
+    """`add_loss` of a mean over rows."""
+    model = mlp()
+    model.add(AddedLoss(ops.mean))
+    return compiled(model)
+
+
+@case(points())
+def add_loss_sum() -> keras.Model:
+    """`add_loss` of a sum over rows."""
+    model = mlp()
+    model.add(AddedLoss(ops.sum))
+    return compiled(model)
+
+
+@case(points())
+def add_loss_only() -> keras.Model:
+    """`add_loss` and no other loss, no labels."""
+    model = mlp()
+    model.add(AddedLoss(ops.mean))
+    return compiled(model, loss=None)
+
+
+@case(points())
+def activity_regularizer() -> keras.Model:
+    """An activity regulariser, which Keras sums over rows."""
+    hidden = layers.Dense(3, activation="tanh", activity_regularizer=keras.regularizers.L2(0.02))
+    return compiled(keras.Sequential([keras.Input((4,)), hidden, layers.Dense(1)]))
+
+
+@case(points())
+def weight_regularizer() -> keras.Model:
+    """Regularisers of weights."""
+    hidden = layers.Dense(3, activation="tanh", kernel_regularizer="l2", bias_regularizer="l1")
+    return compiled(keras.Sequential([keras.Input((4,)), hidden, layers.Dense(1)]))
+
+
+def _two_headed(*, as_dict: bool) -> keras.Model:
+    """A model with an output for regression and one for classes."""
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(3, activation="tanh")(inputs)
+    value = layers.Dense(1, name="value")(hidden)
+    kind = layers.Dense(3, activation="softmax", name="kind")(hidden)
+    return keras.Model(inputs, {"value": value, "kind": kind} if as_dict else [value, kind])
+
+
+@case(Data(points().x, [points().y, classes().y]))
+def several_losses_list() -> keras.Model:
+    """Two outputs as a list, with `loss_weights`."""
+    losses = ["mse", "sparse_categorical_crossentropy"]
+    return compiled(_two_headed(as_dict=False), loss=losses, loss_weights=[0.3, 2.0])
+
+
+@case(
+    Data(
+        points().x,
+        {"value": points().y, "kind": classes().y},
+        {
+            "value": points(weighted=True).sample_weight,
+            "kind": classes(weighted=True).sample_weight,
+        },
+    ),
+    feed="dataset",
+)
+def several_losses_dict() -> keras.Model:
+    """Two outputs as a dictionary, with `loss_weights`, sample weights and metrics for each."""
+    return compiled(
+        _two_headed(as_dict=True),
+        loss={"value": keras.losses.Huber(), "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"value": 0.3, "kind": 2.0},
+        metrics={"value": ["mae"], "kind": ["accuracy"]},
+        weighted_metrics={"kind": ["accuracy"]},
+    )

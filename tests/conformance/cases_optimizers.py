@@ -1,0 +1,155 @@
+"""Cases of what `compile` carries: the optimizers and what they do besides stepping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+from keras import layers, optimizers
+
+from tests.conformance.case import case, compiled, mlp
+from tests.conformance.data import Data, points
+
+
+@case(points())
+def clipnorm() -> keras.Model:
+    """Each gradient clipped to a norm (`clipnorm`)."""
+    return compiled(mlp(), optimizers.SGD(0.5, clipnorm=0.2))
+
+
+@case(points())
+def global_clipnorm() -> keras.Model:
+    """All gradients clipped to one norm (`global_clipnorm`)."""
+    return compiled(mlp(), optimizers.SGD(0.5, global_clipnorm=0.3))
+
+
+@case(points())
+def clipvalue() -> keras.Model:
+    """Gradients clipped by value (`clipvalue`)."""
+    return compiled(mlp(), optimizers.SGD(0.5, clipvalue=0.1))
+
+
+@case(points())
+def moving_average() -> keras.Model:
+    """Weights replaced at the end by their moving average (`use_ema`)."""
+    return compiled(mlp(), optimizers.SGD(0.2, use_ema=True, ema_momentum=0.8))
+
+
+@case(points())
+def moving_average_overwrites() -> keras.Model:
+    """Weights replaced by their moving average every few steps (`ema_overwrite_frequency`)."""
+    ema = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
+    return compiled(mlp(), optimizers.SGD(0.2, **ema))
+
+
+@case(points())
+def gradient_accumulation() -> keras.Model:
+    """The optimizer's `gradient_accumulation_steps`."""
+    return compiled(mlp(), optimizers.SGD(0.3, gradient_accumulation_steps=2))
+
+
+@case(points())
+def gradient_accumulation_clipped() -> keras.Model:
+    """`gradient_accumulation_steps` with clipping and momentum."""
+    options = {"momentum": 0.9, "global_clipnorm": 0.3, "gradient_accumulation_steps": 3}
+    return compiled(mlp(), optimizers.SGD(0.3, **options))
+
+
+@case(points())
+def weight_decay() -> keras.Model:
+    """Weight decay (AdamW), with a bias left out."""
+    optimizer = optimizers.AdamW(0.05, weight_decay=0.1, epsilon=1e-2)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return compiled(mlp(), optimizer)
+
+
+@case(points())
+def constraints() -> keras.Model:
+    """Constraints on weights."""
+    hidden = layers.Dense(3, activation="tanh", kernel_constraint=keras.constraints.UnitNorm())
+    head = layers.Dense(1, kernel_constraint="non_neg")
+    return compiled(keras.Sequential([keras.Input((4,)), hidden, head]))
+
+
+@case(points(), epochs=3)
+def learning_rate_schedule() -> keras.Model:
+    """A learning-rate schedule."""
+    rate = optimizers.schedules.PiecewiseConstantDecay([2, 5], [0.3, 0.1, 0.02])
+    return compiled(mlp(), optimizers.SGD(rate))
+
+
+@case(points(20))
+def steps_per_execution() -> keras.Model:
+    """`steps_per_execution` that does not divide the steps of an epoch."""
+    return compiled(mlp(), steps_per_execution=2, metrics=["mae"])
+
+
+@case(points())
+def jit_compile() -> keras.Model:
+    """`jit_compile=True`."""
+    return compiled(mlp(), jit_compile=True, metrics=["mae"])
+
+
+@case(points())
+def run_eagerly() -> keras.Model:
+    """`run_eagerly=True`."""
+    return compiled(mlp(), run_eagerly=True, metrics=["mae"])
+
+
+@case(points())
+def loss_scale_factor() -> keras.Model:
+    """An optimizer's fixed `loss_scale_factor`, with clipping after it."""
+    return compiled(mlp(), optimizers.SGD(0.3, loss_scale_factor=64.0, clipnorm=0.2))
+
+
+@case(points(), epochs=3)
+def loss_scale() -> keras.Model:
+    """A `LossScaleOptimizer` whose scale grows on the way."""
+    inner = optimizers.SGD(0.3, momentum=0.9, global_clipnorm=0.5)
+    scaled = optimizers.LossScaleOptimizer(inner, initial_scale=8.0, dynamic_growth_steps=3)
+    return compiled(mlp(), scaled)
+
+
+def _one_row_overflows() -> Data:
+    """The fifth row's gradient is beyond float32 once it is scaled, the others' far from it."""
+    data = points()
+    x = np.array(data.x)
+    x[4, 2] = 1e6
+    return Data(x, data.y)
+
+
+@case(_one_row_overflows())
+def loss_scale_overflow() -> keras.Model:
+    """A `LossScaleOptimizer` and one row that overflows: all skip the step, the scale halves."""
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=2.0**115)
+    return compiled(model, optimizer, "mae")
+
+
+OPTIMIZERS: dict[str, Callable[[], optimizers.Optimizer]] = {
+    # An epsilon of 1e-2: at 1e-7 the step is nearly the gradient's sign, which rounding turns.
+    "SGD with Nesterov momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: optimizers.Adam(0.05, epsilon=1e-2),
+    "Adamax": lambda: optimizers.Adamax(0.05, epsilon=1e-2),
+    "Nadam": lambda: optimizers.Nadam(0.05, epsilon=1e-2),
+    "RMSprop": lambda: optimizers.RMSprop(0.05, momentum=0.5, epsilon=1e-2, centered=True),
+    "Adagrad": lambda: optimizers.Adagrad(0.3, epsilon=1e-2),
+    "Adadelta": lambda: optimizers.Adadelta(1.0, epsilon=1e-2),
+    "Lamb": lambda: optimizers.Lamb(0.05, epsilon=1e-2),
+    "Ftrl": lambda: optimizers.Ftrl(0.3, l1_regularization_strength=0.01),
+    "Lion": lambda: optimizers.Lion(0.02),
+}
+
+
+def _optimizer_case(name: str) -> None:
+    def build() -> keras.Model:
+        return compiled(mlp(), OPTIMIZERS[name]())
+
+    build.__name__ = name.split()[0].lower()
+    build.__doc__ = f"The optimizer {name}."
+    case(points())(build)
+
+
+for _name in OPTIMIZERS:
+    _optimizer_case(_name)

@@ -1,0 +1,142 @@
+"""The ways to hand rows over to `fit` and `evaluate`, and changes to the rows of a case."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.conformance.case import Case
+from tests.conformance.data import Data
+
+Arguments = dict[str, Any]
+
+
+def num_batches(case: Case) -> int:
+    """Batches in one pass over the rows of a case."""
+    return math.ceil(_num_rows(case.data) / case.batch_size)
+
+
+def _num_rows(data: Data) -> int:
+    return len(keras.tree.flatten(data.x)[0])
+
+
+def _take(data: Data, index: np.ndarray) -> Data:
+    """Some rows of the data."""
+
+    def take(values: Any) -> Any:
+        return keras.tree.map_structure(lambda array: array[index], values)
+
+    return Data(
+        take(data.x),
+        None if data.y is None else take(data.y),
+        None if data.sample_weight is None else take(data.sample_weight),
+    )
+
+
+def _parts(data: Data) -> tuple[Any, ...]:
+    """The data as the tuple that Keras expects of a dataset or generator."""
+    parts = (data.x, data.y, data.sample_weight)
+    return tuple(part for part in parts if part is not None)
+
+
+def _arrays(case: Case) -> Arguments:
+    return {**dataclasses.asdict(case.data), "batch_size": case.batch_size}
+
+
+def _dataset(case: Case) -> Arguments:
+    return {"x": tf.data.Dataset.from_tensor_slices(_parts(case.data)).batch(case.batch_size)}
+
+
+def _unknown_length(case: Case) -> Arguments:
+    """What reading a file gives: a dataset that does not know when it will end."""
+    dataset = tf.data.Dataset.from_tensor_slices(_parts(case.data))
+    return {"x": dataset.filter(lambda *_: True).batch(case.batch_size)}
+
+
+def _endless(case: Case) -> Arguments:
+    return {"x": _dataset(case)["x"].repeat()}
+
+
+def _generator(case: Case) -> Arguments:
+    def batches() -> Iterator[tuple[Any, ...]]:
+        while True:
+            for batch in range(num_batches(case)):
+                yield _parts(_batch(case, batch))
+
+    return {"x": batches()}
+
+
+def _batch(case: Case, number: int) -> Data:
+    begin = number * case.batch_size
+    return _take(case.data, np.arange(begin, min(begin + case.batch_size, _num_rows(case.data))))
+
+
+class Sequence(keras.utils.PyDataset):
+    """The batches of a case as Keras's indexed data set."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self._case = case
+
+    def __len__(self) -> int:
+        return num_batches(self._case)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return _parts(_batch(self._case, index))
+
+
+FEEDS: dict[str, Callable[[Case], Arguments]] = {
+    "arrays": _arrays,
+    "dataset": _dataset,
+    "unknown length": _unknown_length,
+    "endless": _endless,
+    "generator": _generator,
+    "pydataset": lambda case: {"x": Sequence(case)},
+}
+
+
+def fit_arguments(case: Case) -> Arguments:
+    """The arguments with which a case calls `fit`, those for the data included."""
+    data = FEEDS[case.feed](case)
+    if "y" in data:
+        data["shuffle"] = False
+    return {**data, "epochs": case.epochs, "verbose": 0, **case.fit}
+
+
+def evaluate_arguments(case: Case) -> Arguments:
+    """The arguments with which a case calls `evaluate`, those for the data included."""
+    data = FEEDS[case.feed](case)
+    return {**data, "verbose": 0, "return_dict": True, **case.evaluate}
+
+
+def permuted(case: Case) -> Case:
+    """The case with the rows of every batch in another order, which is to change nothing."""
+    random = np.random.default_rng(0)
+    batches, rest = _batches(case)
+    index = np.concatenate([*(random.permutation(batch) for batch in batches), rest])
+    return dataclasses.replace(case, data=_take(case.data, index))
+
+
+def half_lost(case: Case) -> Case:
+    """The case with half the rows of every batch lost: what a forgotten replica does."""
+    batches, rest = _batches(case)
+    index = np.concatenate([batch[: max(1, len(batch) // 2)] for batch in batches])
+    fit = dict(case.fit)
+    if fit.pop("validation_split", None):
+        fit["validation_data"] = _parts(_take(case.data, rest))
+    return dataclasses.replace(
+        case, data=_take(case.data, index), batch_size=case.batch_size // 2, fit=fit
+    )
+
+
+def _batches(case: Case) -> tuple[list[np.ndarray], np.ndarray]:
+    """The numbers of the rows in each training batch, and those that `validation_split` takes."""
+    num_train = math.floor(_num_rows(case.data) * (1.0 - case.fit.get("validation_split", 0.0)))
+    batches = np.split(np.arange(num_train), range(case.batch_size, num_train, case.batch_size))
+    return batches, np.arange(num_train, _num_rows(case.data))

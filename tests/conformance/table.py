@@ -1,0 +1,115 @@
+"""Lays verdicts out: for the terminal, for the README, as JSON."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+from typing import Any
+
+from rich.table import Table
+
+from tests.conformance.cases import CASES
+from tests.conformance.verdicts import KERAS, Question, Verdict
+
+Verdicts = dict[Question, Verdict]
+BEGIN, END = "<!-- compatibility:begin -->", "<!-- compatibility:end -->"
+_SEVERITY = ("absent", "exact", "wrong", "hang", "crash")
+
+
+def _columns(verdicts: Verdicts) -> list[str]:
+    return list(dict.fromkeys(question.engine for question in verdicts))
+
+
+def _title(engine: str) -> str:
+    return "plain Keras" if engine == KERAS else f"tfdist {engine}"
+
+
+def _cells(verdicts: Verdicts) -> dict[str, dict[str, Verdict]]:
+    """By case and engine, the worse verdict where several numbers of replicas were tried."""
+    cells: dict[str, dict[str, Verdict]] = collections.defaultdict(dict)
+    for question, verdict in verdicts.items():
+        known = cells[question.case].get(question.engine, verdict)
+        worse = max(known, verdict, key=lambda v: (_SEVERITY.index(v.status), v.largest))
+        cells[question.case][question.engine] = worse
+    return cells
+
+
+def _text(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return ""
+    if verdict.status == "absent":
+        return "no such option"
+    if verdict.status != "wrong":
+        return verdict.status
+    return f"wrong ({verdict.largest:.1g})" if math.isfinite(verdict.largest) else "wrong (inf)"
+
+
+def counts(verdicts: Verdicts) -> str:
+    """How many cases each engine gets right, as in `plain Keras: 3 of 5, tfdist towers: 5 of 5`."""
+    parts = []
+    for engine in _columns(verdicts):
+        tried = [row[engine] for row in _cells(verdicts).values() if engine in row]
+        tried = [verdict for verdict in tried if verdict.status != "absent"]
+        exact = sum(verdict.status == "exact" for verdict in tried)
+        parts.append(f"{_title(engine)}: {exact} of {len(tried)}")
+    return ", ".join(parts)
+
+
+def terminal(verdicts: Verdicts) -> Table:
+    """The table for people at a terminal."""
+    engines = _columns(verdicts)
+    table = Table("case", "feature", *map(_title, engines), caption=counts(verdicts))
+    colours = {"exact": "green", "wrong": "red", "hang": "magenta", "crash": "magenta"}
+    for name, row in _cells(verdicts).items():
+        texts = [
+            f"[{colours.get(row[e].status, 'dim')}]{_text(row[e])}[/]" if e in row else ""
+            for e in engines
+        ]
+        table.add_row(name, CASES[name].feature.replace("[", r"\["), *texts)
+    return table
+
+
+def markdown(verdicts: Verdicts) -> str:
+    """The table for the README."""
+    engines = _columns(verdicts)
+    replicas = " and ".join(
+        str(n) for n in sorted({q.num_replicas for q in verdicts if q.num_replicas > 1})
+    )
+    lines = [
+        f"{counts(verdicts)}; against plain Keras on one device, over {replicas or 1} replicas. "
+        "In brackets the largest difference in a weight, loss, metric or count of steps.",
+        "",
+        "| | " + " | ".join(map(_title, engines)) + " |",
+        "|---" * (len(engines) + 1) + "|",
+    ]
+    for name, row in _cells(verdicts).items():
+        cells = [_text(row.get(engine)) for engine in engines]
+        lines.append(f"| {CASES[name].feature} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def replaced(text: str, table: str) -> str:
+    """Puts a table between the marks of a text.
+
+    Raises:
+        ValueError: the text has no such marks.
+    """
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"There is no place for the table: write {BEGIN} and {END} into the file.")
+    return pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text, count=1)
+
+
+def records(verdicts: Verdicts) -> list[dict[str, Any]]:
+    """The verdicts as JSON takes them; infinity becomes None."""
+    return [
+        {
+            **dataclasses.asdict(question),
+            "feature": CASES[question.case].feature,
+            **dataclasses.asdict(verdict),
+            "largest": verdict.largest if math.isfinite(verdict.largest) else None,
+        }
+        for question, verdict in verdicts.items()
+    ]

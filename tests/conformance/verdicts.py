@@ -1,0 +1,145 @@
+"""Asks engines for cases in processes of their own, since plain Keras may crash or hang there."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+
+from tests import start_tensorflow
+
+TIMEOUT_SECONDS = 120.0
+KERAS = "keras"
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A case for an engine: `KERAS` for plain Keras mirrored, or a strategy of tfdist."""
+
+    case: str
+    engine: str
+    num_replicas: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came of a question.
+
+    Attributes:
+        status: "exact", "wrong", "crash", "hang", or "absent" where the engine has no such option.
+        largest: the largest difference, 0 where all is exact and infinite where nothing came.
+        details: the differences in words, or the error.
+    """
+
+    status: str
+    largest: float = 0.0
+    details: tuple[str, ...] = ()
+
+
+def judge(question: Question) -> Verdict:
+    """Answers a question in this process."""
+    from tests.conformance import engines
+    from tests.conformance.cases import CASES
+
+    case = CASES[question.case]
+    if question.engine == KERAS and case.accumulate > 1:
+        return Verdict("absent")
+    reference = engines.reference(case.name)
+    try:
+        if question.engine == KERAS:
+            result = engines.keras_mirrored(case.name, question.num_replicas)
+        else:
+            result = engines.tfdist(case.name, question.engine, question.num_replicas)
+    except Exception as error:
+        first_line = (str(error).strip() or "no message").splitlines()[0]
+        return Verdict("crash", math.inf, (f"{type(error).__name__}: {first_line}",))
+    differences = engines.compare(result, reference, case)
+    if not differences:
+        return Verdict("exact")
+    return Verdict("wrong", max(d.size for d in differences), tuple(map(str, differences)))
+
+
+def _serve(connection: Connection) -> None:
+    start_tensorflow()
+    for question in iter(connection.recv, None):
+        connection.send(judge(question))
+
+
+class _Judge:
+    """A process that answers questions, replaced by a new one whenever it may be broken."""
+
+    def __init__(self) -> None:
+        self._process: multiprocessing.process.BaseProcess | None = None
+
+    def ask(self, question: Question) -> Verdict:
+        """Answers a question."""
+        if self._process is None:
+            self._start()
+        self._connection.send(question)
+        try:
+            if not self._connection.poll(TIMEOUT_SECONDS):
+                self.stop()
+                return Verdict("hang", math.inf, (f"no answer in {TIMEOUT_SECONDS:.0f} seconds",))
+            verdict = self._connection.recv()
+        except (EOFError, ConnectionError):
+            self.stop()
+            return Verdict("crash", math.inf, ("the process died",))
+        if verdict.status == "crash" and question.engine == KERAS:
+            self.stop()  # its one MirroredStrategy may be left half way
+        return verdict
+
+    def _start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._connection.close()
+            self._process = None
+
+
+def ask_all(
+    questions: Iterable[Question], jobs: int, progress: Callable[[Question, Verdict], None]
+) -> dict[Question, Verdict]:
+    """Answers questions in several processes.
+
+    Args:
+        questions: what to ask.
+        jobs: how many processes.
+        progress: told of every answer as it comes.
+
+    Returns:
+        The answers, in the order of the questions.
+    """
+    by_case: dict[str, list[Question]] = collections.defaultdict(list)
+    for question in questions:
+        by_case[question.case].append(question)
+    local, judges = threading.local(), []
+
+    def ask_case(case: str) -> dict[Question, Verdict]:
+        if not hasattr(local, "judge"):
+            local.judge = _Judge()
+            judges.append(local.judge)
+        verdicts = {}
+        for question in by_case[case]:  # in one process, which keeps the reference
+            verdicts[question] = local.judge.ask(question)
+            progress(question, verdicts[question])
+        return verdicts
+
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            return {q: v for verdicts in pool.map(ask_case, by_case) for q, v in verdicts.items()}
+    finally:
+        for judge_ in judges:
+            judge_.stop()

@@ -1,0 +1,166 @@
+"""Precedence of the layers, and errors of one or two lines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from tfdist import command_line
+from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError, DataError
+
+RECIPE = "test_recipes.tiny"
+RECIPE_FLAG = f"--recipe={RECIPE}"
+
+
+@pytest.fixture(autouse=True)
+def recipe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A recipe whose defaults differ from tfdist's in two fields, one of them None there."""
+    module = ModuleType(RECIPE)
+    module.DEFAULTS = {"epochs": 7, "lr_reference_batch": 32}  # type: ignore[attr-defined]
+    for member in ("build_model", "train_data", "validation_data"):
+        setattr(module, member, lambda config: None)
+    monkeypatch.setitem(sys.modules, "test_recipes", ModuleType("test_recipes"))
+    monkeypatch.setitem(sys.modules, RECIPE, module)
+    return module
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file.yaml"
+    path.write_text("epochs: 9\nsteps_per_call: 4\nsync_batch_norm: true\nrun_dir: 2024\n")
+    return path
+
+
+def parse(*arguments: str) -> TrainConfig:
+    return command_line.parse("program", "Does it.", [RECIPE_FLAG, *arguments])
+
+
+def test_recipe_overrides_defaults() -> None:
+    config = parse()
+    assert (config.epochs, config.lr_reference_batch) == (7, 32)
+    assert config.batch_size == TrainConfig().batch_size
+
+
+def test_file_overrides_recipe(file: Path) -> None:
+    config = parse(f"--config={file}")
+    assert (config.epochs, config.steps_per_call, config.sync_batch_norm) == (9, 4, True)
+    assert (config.lr_reference_batch, config.run_dir) == (32, "2024")
+
+
+def test_flags_override_the_file_wherever_they_stand(file: Path) -> None:
+    flags = ["--epochs", "2", "--no-sync-batch-norm"]
+    before = parse(*flags, "--config", str(file))
+    after = parse("--config", str(file), *flags)
+    assert before == after
+    assert (before.epochs, before.steps_per_call, before.sync_batch_norm) == (2, 4, False)
+
+
+def test_later_file_overrides_earlier(file: Path, tmp_path: Path) -> None:
+    later = tmp_path / "later.yaml"
+    later.write_text("epochs: 11\n")
+    config = parse("--config", str(file), "--config", str(later))
+    assert (config.epochs, config.steps_per_call) == (11, 4)
+
+
+def test_recipe_may_come_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"recipe: {RECIPE}\n")
+    assert command_line.parse("program", "", ["--config", str(path)]).epochs == 7
+
+
+def test_every_field_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse("--help")
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in shown for name in TrainConfig.model_fields)
+
+
+def test_print_config_can_be_read_back(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse("--config", str(file), "--print-config", "--devices", "GPU:0,GPU:1")
+    assert exit_.value.code == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    assert yaml.safe_load(printed.read_text())["devices"] == ["GPU:0", "GPU:1"]
+    again = command_line.parse("program", "", ["--config", str(printed)])
+    assert again == parse("--config", str(file), "--devices", "GPU:0,GPU:1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--strategy", "foo"], "'one_device', 'mirrored', 'central_storage', 'towers'"),
+        (["--epochs", "none"], "--epochs: expected a valid integer, got 'none'"),
+        (["--epochs"], "--epochs: expected one argument"),
+        (["--loss-scale", "big"], "--loss-scale: expected 'auto', 'none' or 'dynamic' or a"),
+        (["--learning-rate", "-1"], "--learning-rate: expected greater than 0, got '-1'"),
+        (["--bogus", "3"], "unrecognized arguments: --bogus 3"),
+        (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
+        (["--config", "nowhere.yaml"], "File does not exist"),
+        (["--config"], "--config: expected one argument"),
+        (["--recipe", "nothing"], "No recipe is called 'nothing'"),
+        (["--recipe", "tfdist.config"], "tfdist.config is no recipe: it lacks DEFAULTS"),
+    ],
+)
+def test_wrong_command_line(arguments: list[str], says: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        parse(*arguments)
+    assert says in str(error.value)
+    assert len(str(error.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("epocs: 3", "'epocs' is not accepted"),
+        ("epochs: [3]", "--epochs: expected a valid integer, got [3]"),
+        ("strategy: foo", "'mirrored'"),
+        ("a: [b", "parsing"),
+        ("5", "5"),
+    ],
+)
+def test_wrong_file(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        parse("--config", str(path))
+    assert says in str(error.value)
+    assert len(str(error.value).splitlines()) <= 2
+
+
+def test_recipe_with_an_unknown_default(recipe: ModuleType) -> None:
+    recipe.DEFAULTS = {"epocs": 3}
+    with pytest.raises(ConfigurationError, match="no fields of TrainConfig: epocs"):
+        parse()
+
+
+def test_import_error_inside_a_recipe_is_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "broken_recipe_package").mkdir()
+    (tmp_path / "broken_recipe_package" / "one.py").write_text("import not_installed_at_all\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(ModuleNotFoundError, match="not_installed_at_all"):
+            parse("--recipe", "broken_recipe_package.one")
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong() -> None:
+        raise DataError("Expected 3 rows, got 2: add one.")
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert command_line.run(lambda: None) == 0
+    assert command_line.run(wrong) == 1
+    assert capsys.readouterr().err == "error: Expected 3 rows, got 2: add one.\n"
+    assert command_line.run(interrupted) == 130

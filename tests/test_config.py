@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tfdist.config import TrainConfig
+
+
+def test_devices_are_a_number_or_names() -> None:
+    assert TrainConfig(devices="2").devices == 2
+    assert TrainConfig(devices="GPU:0, GPU:1").devices == ["GPU:0", "GPU:1"]
+    assert TrainConfig(devices=["CPU:0"]).devices == ["CPU:0"]
+    assert TrainConfig().devices is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0),
+        ("epochs", "3.5"),
+        ("batch_size", -1),
+        ("devices", 0),
+        ("steps_per_call", "often"),
+        ("precision", "float8"),
+        ("loss_scale", -8),
+        ("loss_scale_growth_factor", 1),
+        ("loss_scale_backoff_factor", 1),
+        ("learning_rate", "inf"),
+        ("learning_rate", "nan"),
+        ("verbose", 3),
+        ("smoke", "perhaps"),
+        ("learning_rates", 0.1),
+    ],
+)
+def test_value_that_does_not_fit_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        TrainConfig(**{field: value})
+
+
+def test_words_and_numbers_of_one_field() -> None:
+    assert TrainConfig(loss_scale="dynamic").loss_scale == "dynamic"
+    assert TrainConfig(loss_scale="128").loss_scale == 128.0
+    assert TrainConfig(steps_per_call="4").steps_per_call == 4
+
+
+def test_recipes_cannot_change_it() -> None:
+    with pytest.raises(ValidationError):
+        TrainConfig().epochs = 3  # type: ignore[misc]
+
+
+@given(
+    epochs=st.integers(1, 10**6),
+    learning_rate=st.floats(1e-300, 1e300),
+    loss_scale=st.one_of(st.sampled_from(["auto", "none", "dynamic"]), st.floats(1e-3, 1e6)),
+    devices=st.one_of(st.none(), st.integers(1, 64), st.just(["GPU:1", "CPU:0"])),
+    run_dir=st.one_of(st.none(), st.text(st.characters(codec="utf-8", categories=["L", "N"]))),
+)
+def test_yaml_holds_all_of_it(**fields: object) -> None:
+    config = TrainConfig(**fields)
+    assert TrainConfig(**yaml.safe_load(config.to_yaml())) == config

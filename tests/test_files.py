@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfdist.files import replacing
+
+
+def test_new_text_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for text in ("old", "new"):
+        with replacing(path) as temporary:
+            assert temporary.suffix == path.suffix
+            temporary.write_text(text)
+        assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_failure_leaves_the_old(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,26 @@
+"""`import tfdist` is quick: it pulls in no TensorFlow, and still offers all public names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import tfdist
+
+
+@pytest.mark.parametrize("module", ["tfdist", "tfdist.train", "tfdist.strategies"])
+def test_importing_pulls_in_no_tensorflow(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(bool({{'tensorflow', 'keras'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", tfdist.__all__)
+def test_public_name_is_there(name: str) -> None:
+    assert getattr(tfdist, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trainer_of_dogs'"):
+        tfdist.trainer_of_dogs  # noqa: B018

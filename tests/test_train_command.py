@@ -1,0 +1,133 @@
+"""The training command as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+import pytest
+import yaml
+
+from tfdist.config import TrainConfig
+
+SECONDS = 300
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tfdist.train", *arguments]
+
+
+def run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("data"))
+
+
+def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    (tmp_path / "keras.py").write_text("raise SystemExit('Keras was imported')")
+    done = run(["--help"], tmp_path)  # -m puts the working folder first on the path
+    assert done.returncode == 0, done.stderr
+    assert "--strategy {one_device,mirrored" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--strategy", "foo"], "'one_device', 'mirrored', 'central_storage', 'towers'"),
+        (["--batch-size", "0"], "--batch-size: expected greater than 0, got '0'"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+    ],
+)
+def test_error_is_two_lines(arguments: list[str], says: str, tmp_path: Path) -> None:
+    done = run(arguments, tmp_path)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_option_of_another_strategy(tmp_path: Path, data_dir: str) -> None:
+    done = run(["--all-reduce", "nccl", "--data-dir", data_dir], tmp_path)
+    assert done.returncode == 1
+    assert "error: strategy 'one_device' takes no option 'all_reduce'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_smoke_leaves_a_run_folder(tmp_path: Path, data_dir: str) -> None:
+    flags = ["--smoke", "--strategy=mirrored", "--run-dir=run", f"--data-dir={data_dir}"]
+    done = run(flags, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for words in ("mirrored", "per-replica batch", "Epoch 1/1 - 3 steps", "val_accuracy", "images"):
+        assert words in done.stdout
+    folder = tmp_path / "run"
+    files = {path.name for path in folder.iterdir()}
+    assert files == {
+        *("config.yaml", "versions.json", "metrics.jsonl"),
+        *("curves.png", "tensorboard", "model.keras"),
+    }
+    config = TrainConfig(**yaml.safe_load((folder / "config.yaml").read_text()))
+    assert config.smoke
+    assert config.strategy == "mirrored"
+    (line,) = (folder / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["step"] == 3
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list((folder / "tensorboard" / "train").iterdir())
+
+    again = run(flags, tmp_path)
+    assert again.returncode == 1
+    assert "name another folder with --run-dir" in again.stderr
+
+
+def test_model_loads_in_plain_keras(tmp_path: Path, data_dir: str) -> None:
+    done = run(["--smoke", "--run-dir=run", f"--data-dir={data_dir}"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    code = (
+        "import keras, sys; model = keras.saving.load_model('run/model.keras');"
+        "assert not [m for m in sys.modules if m.split('.')[0] in ('tfdist', 'recipes')];"
+        "print(model.output_shape)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout.strip() == "(None, 10)"
+
+
+def test_interrupt_saves_the_last_state(tmp_path: Path, data_dir: str) -> None:
+    flags = ["--epochs=100000", "--run-dir=run", f"--data-dir={data_dir}"]
+    process = subprocess.Popen(
+        command(*flags), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("Epoch 1/"):
+                break
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "model.keras holds the last state" in output
+    model = keras.saving.load_model(tmp_path / "run" / "model.keras")
+    steps = int(model.optimizer.iterations)
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert steps >= first["step"] > 0

@@ -1,0 +1,56 @@
+"""Distributed Keras 3 on TensorFlow that gives the numbers of one device.
+
+Importing this package imports no TensorFlow: what needs it is loaded when it is first named, so
+that commands can answer `--help` at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfdist import precision as precision
+    from tfdist import strategies as strategies
+    from tfdist.cluster import barrier as barrier
+    from tfdist.cluster import is_chief as is_chief
+    from tfdist.cluster import rank as rank
+    from tfdist.cluster import size as size
+    from tfdist.trainer import Trainer as Trainer
+
+__version__ = "0.1.0"
+
+_MODULES = ("precision", "strategies")
+_ATTRIBUTES = {
+    "Trainer": "tfdist.trainer",
+    "barrier": "tfdist.cluster",
+    "is_chief": "tfdist.cluster",
+    "rank": "tfdist.cluster",
+    "size": "tfdist.cluster",
+}
+
+__all__ = [
+    "Trainer",
+    "__version__",
+    "barrier",
+    "is_chief",
+    "precision",
+    "rank",
+    "size",
+    "strategies",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name on its first use (PEP 562)."""
+    if name in _MODULES:
+        return importlib.import_module(f"tfdist.{name}")
+    if name in _ATTRIBUTES:
+        value = getattr(importlib.import_module(_ATTRIBUTES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

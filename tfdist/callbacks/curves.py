@@ -1,0 +1,66 @@
+"""The curves of a training run as a picture that is up to date while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from tfdist.files import replacing
+
+_REDRAW_SECONDS = 10.0  # a picture takes about 0.2 s: with short epochs not after each of them
+
+
+class Curves(keras.callbacks.Callback):
+    """Draws each metric over the epochs, training and validation together.
+
+    Args:
+        path: The PNG to write; it is replaced whole, so a viewer never sees half a picture.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._epochs: list[int] = []
+        self._curves: dict[str, list[float]] = {}
+        self._drawn_at = 0.0
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        self._drawn_at = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        for name, value in (logs or {}).items():
+            # A metric that comes late (validation_freq) has no value for the epochs before.
+            curve = self._curves.setdefault(name, [float("nan")] * len(self._epochs))
+            curve.append(float(value))
+        self._epochs.append(epoch + 1)
+        for curve in self._curves.values():
+            curve.extend([float("nan")] * (len(self._epochs) - len(curve)))
+        if time.perf_counter() - self._drawn_at > _REDRAW_SECONDS:
+            self._draw()
+
+    def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
+        if self._epochs:
+            self._draw()
+
+    def _draw(self) -> None:
+        names = list(dict.fromkeys(name.removeprefix("val_") for name in self._curves))
+        # The object interface, not pyplot: no global state, and no window system is asked for.
+        figure = Figure(figsize=(5.0 * len(names), 4.0), layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            for label, curve in (("training", name), ("validation", f"val_{name}")):
+                if curve in self._curves:
+                    axes.plot(self._epochs, self._curves[curve], marker=".", label=label)
+            axes.set(title=name, xlabel="epoch")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(alpha=0.3)
+            axes.legend()
+        with replacing(self._path) as path:
+            figure.savefig(path, dpi=100)
+        self._drawn_at = time.perf_counter()

@@ -1,0 +1,52 @@
+"""Metrics as JSON lines: one object per epoch, for programs to read."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+
+class MetricsLog(keras.callbacks.Callback):
+    """Appends `{"epoch", "step", "seconds", **logs}` to a file at the end of each epoch.
+
+    `epoch` counts from 1, `step` is the optimizer's count, `seconds` are those since the training
+    began. A metric that is NaN or infinite is written as null, because JSON has no word for it.
+
+    Args:
+        path: The file to append to; its folder must exist.
+        stats: A trainer's; with it, the lines also hold `examples_per_second` and
+            `data_wait_share` of the epoch.
+    """
+
+    def __init__(self, path: Path, stats: Any = None) -> None:
+        super().__init__()
+        self._path = path
+        self._stats = stats
+        self._began = time.perf_counter()
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        self._began = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        line: dict[str, float | None] = {
+            "epoch": epoch + 1,
+            "step": int(self.model.optimizer.iterations),
+            "seconds": round(time.perf_counter() - self._began, 3),
+        }
+        if self._stats is not None:
+            line["examples_per_second"] = _finite(self._stats.examples_per_second)
+            line["data_wait_share"] = _finite(self._stats.data_wait_share)
+        line |= {name: _finite(value) for name, value in (logs or {}).items()}
+        with self._path.open("a") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None

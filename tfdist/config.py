@@ -1,0 +1,136 @@
+"""The complete configuration of a training run, as one flat, checked record.
+
+A field is a command-line flag (`batch_size` is `--batch-size`), a key of a YAML file and an
+attribute for recipes. The classes below group the flags in `--help`; `TrainConfig` is all of them.
+What a value may be is said here and nowhere else. This module imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
+
+
+def default_data_dir() -> str:
+    """The cache folder for data sets: `$XDG_CACHE_HOME/tfdist`, or `~/.cache/tfdist`."""
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfdist")
+
+
+class Run(BaseModel):
+    """What to train and where to put it."""
+
+    recipe: str = Field(
+        "digits", description="what to train: a module of recipes/, or a dotted name"
+    )
+    run_dir: str | None = Field(
+        None, description="folder for this run's files; left out: a new one under runs/"
+    )
+    data_dir: str = Field(
+        default_factory=default_data_dir, description="cache folder for the data sets' shards"
+    )
+    seed: NonNegativeInt = Field(0, description="of weights, shuffling, augmentation and dropout")
+    verbose: Literal["auto"] | Annotated[int, Field(ge=0, le=2)] = Field(
+        "auto", description="0 silent, 1 progress line, 2 one line per epoch, auto: 1 on a terminal"
+    )
+    smoke: bool = Field(False, description="run three steps of everything, to see that it works")
+
+
+class Spread(BaseModel):
+    """How the work is spread over devices."""
+
+    strategy: str = Field("one_device", description="who computes, and how gradients cross")
+    devices: Annotated[int, Field(ge=1)] | list[str] | None = Field(
+        None, description="how many, or names (GPU:0,GPU:1); left out: the strategy's choice"
+    )
+    all_reduce: Literal["auto", "nccl", "hierarchical_copy", "one_device"] | None = Field(
+        None, description="mirrored: how gradients are summed over devices; left out: auto"
+    )
+    merge_on: Literal["auto", "gpu", "cpu"] | None = Field(
+        None, description="mirrored: where gradients are summed; left out: auto"
+    )
+    parameter_device: str | None = Field(
+        None, description="central_storage and towers: who holds the variables; left out: CPU:0"
+    )
+    sync_batch_norm: bool = Field(False, description="BatchNorm statistics over all replicas")
+
+
+class Optimisation(BaseModel):
+    """How the model is trained."""
+
+    epochs: PositiveInt = Field(10, description="passes over the training data")
+    batch_size: PositiveInt = Field(
+        64, description="global batch: examples per optimizer step over all replicas"
+    )
+    accumulate: PositiveInt = Field(1, description="rounds a global batch is computed in")
+    learning_rate: PositiveFloat = Field(1e-3, description="its highest value")
+    lr_rule: Literal["constant", "cosine"] = Field(
+        "constant", description="constant, or cosine to zero over all epochs"
+    )
+    warmup_epochs: NonNegativeFloat = Field(
+        0.0, description="epochs of linear rise before the rule"
+    )
+    lr_reference_batch: PositiveInt | None = Field(
+        None,
+        description="learning rate is for this batch and scales with --batch-size; left out: no",
+    )
+    steps_per_call: Literal["auto"] | PositiveInt = Field(
+        "auto", description="optimizer steps per call into the graph"
+    )
+    jit_compile: bool = Field(False, description="compile the step with XLA")
+    run_eagerly: bool = Field(False, description="run without graphs, for debugging; slow")
+
+
+class Precision(BaseModel):
+    """Number formats."""
+
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16"] = Field(
+        "float32", description="of computation and, unless mixed, of the weights"
+    )
+    loss_scale: Literal["auto", "none", "dynamic"] | PositiveFloat = Field(
+        "auto", description="factor on the loss; auto: dynamic with float16, none otherwise"
+    )
+    loss_scale_initial: PositiveFloat = Field(32768.0, description="first dynamic loss scale")
+    loss_scale_growth_interval: PositiveInt = Field(
+        2000, description="finite steps before a dynamic scale grows"
+    )
+    loss_scale_growth_factor: float = Field(2.0, gt=1, description="by which it grows")
+    loss_scale_backoff_factor: float = Field(
+        0.5, gt=0, lt=1, description="by which it falls after a step that was not finite"
+    )
+
+
+class TrainConfig(Precision, Optimisation, Spread, Run):
+    """The complete, resolved configuration of a training run."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True
+    )
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _split_names(cls, value: object) -> object:
+        """`GPU:0,GPU:1` on a command line is a list of names; `2` is a number."""
+        if isinstance(value, str) and not value.strip().lstrip("+-").isdigit():
+            return [name.strip() for name in value.split(",")]
+        return value
+
+    def to_yaml(self) -> str:
+        """This configuration as a file that `--config` reads."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+#: The fields' groups, in the order of `--help`.
+GROUPS: tuple[type[BaseModel], ...] = (Run, Spread, Optimisation, Precision)

@@ -1,0 +1,115 @@
+"""Which devices a process computes on: its GPUs, or logical CPU devices that stand in for them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.errors import DeviceError
+
+#: Logical CPU devices that stand in for GPUs where a host has none and no number was asked for.
+DEFAULT_CPU_REPLICAS = 2
+
+
+def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
+    """Prepares the devices of this process; call it before the first TensorFlow operation.
+
+    GPUs get memory growth, so that several processes can share one. A host without GPUs gets
+    `num_devices` logical CPU devices.
+
+    Returns:
+        The names of the devices, GPUs before CPUs, as `"GPU:0"`.
+
+    Raises:
+        DeviceError: TensorFlow has already started with fewer logical CPU devices.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        try:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        except RuntimeError:  # TensorFlow has started: the growth setting stays as it is.
+            break
+    if not gpus:
+        _split_cpu(num_devices)
+    return available()
+
+
+def available() -> list[str]:
+    """Returns the names of the devices to compute on: all GPUs, or else all logical CPUs.
+
+    Starts TensorFlow: the number of logical devices is fixed from here on.
+    """
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    logical = tf.config.list_logical_devices(kind)
+    return [device.name.removeprefix("/device:") for device in logical]
+
+
+def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> list[str]:
+    """Returns the names of the devices that were asked for.
+
+    Args:
+        devices: None for all GPUs, or `default_cpus` logical CPU devices on a host without; a
+            number of devices; or names such as `"GPU:1"`.
+        default_cpus: Logical CPU devices to make for None on a host without GPUs.
+
+    Raises:
+        DeviceError: More devices than there are, or a name that no device has.
+    """
+    if devices is None:
+        return _all(default_cpus)
+    if isinstance(devices, int):
+        return _first(devices)
+    names = [devices] if isinstance(devices, str) else list(devices)
+    names = [name.upper().removeprefix("/").removeprefix("DEVICE:") for name in names]
+    cpus = [int(name.split(":")[1]) for name in names if name.startswith("CPU:")]
+    if cpus:
+        _split_cpu(max(cpus) + 1)
+    known = [d.name.removeprefix("/device:") for d in tf.config.list_logical_devices()]
+    if unknown := [name for name in names if name not in known]:
+        raise DeviceError(f"No device {', '.join(unknown)} here: there are {', '.join(known)}.")
+    return names
+
+
+def _all(default_cpus: int) -> list[str]:
+    """All GPUs, or the default number of CPUs, or what a started TensorFlow still offers."""
+    try:
+        configure(default_cpus)
+    except DeviceError as error:
+        # Fewer replicas give the same numbers, so this is sound; only the speed-up is lost.
+        warnings.warn(f"{error} Going on with {len(available())}.", stacklevel=4)
+    names = available()
+    return names if names[0].startswith("GPU") else names[:default_cpus]
+
+
+def _first(num_devices: int) -> list[str]:
+    """The first `num_devices`, made where they are logical CPUs."""
+    if num_devices < 1:
+        raise DeviceError(f"devices={num_devices}: expected at least 1.")
+    configure(num_devices)
+    names = available()
+    if num_devices > len(names):
+        raise DeviceError(
+            f"devices={num_devices}, but this process sees {len(names)} GPUs: "
+            f"ask for at most {len(names)}."
+        )
+    return names[:num_devices]
+
+
+def _split_cpu(num_devices: int) -> None:
+    """Makes `num_devices` logical CPU devices, unless there are as many."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    made = tf.config.get_logical_device_configuration(cpu)
+    if num_devices <= len(made or [None]):
+        return
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
+        )
+    except RuntimeError:
+        raise DeviceError(
+            f"{num_devices} logical CPU devices were asked for, but TensorFlow has started with "
+            f"{len(available())}: call tfdist.devices.configure({num_devices}) before the first "
+            "operation (in a notebook: restart the kernel, in its first cell)."
+        ) from None

@@ -1,0 +1,149 @@
+"""The compiled functions of one model under one strategy, made when the data are first known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import model_scope
+from tfdist.errors import DataError, TfdistError
+from tfdist.feed import Feed
+from tfdist.kinds import Kinds
+from tfdist.on_shares import as_on_one_device
+from tfdist.precision import LossScale, Scaling
+from tfdist.state import ForwardState
+from tfdist.step import EvalStep, TrainStep
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.loop import Made
+
+#: Makes up to that many steps: what was done, and the logs after them.
+Call = Callable[[Iterator[Any], int], tuple[Made, dict[str, float]]]
+
+
+class Engine:
+    """Builds model and step, and calls the inner loop.
+
+    Args:
+        model: In the strategy's scope.
+        strategy: Runs the steps.
+        accumulate: Rounds of a training step.
+        sync_batch_norm: Whether BatchNorm takes global moments.
+        loss_scale: How the loss scale moves; None: as the optimizer says.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        accumulate: int,
+        sync_batch_norm: bool,
+        loss_scale: LossScale | None,
+    ) -> None:
+        self._model, self._strategy = model, strategy
+        self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
+        self._loss_scale = loss_scale
+        self._compiled_with: Any = None
+        self._calls: dict[bool, Call] = {}
+        self._predict: Any = None
+
+    def train(self, feed: Feed) -> Call:
+        """Returns the training loop, compiled anew if the model was."""
+        return self._call(feed, True)
+
+    def test(self, feed: Feed) -> Call:
+        """Returns the evaluation loop."""
+        return self._call(feed, False)
+
+    def predict(self, feed: Feed) -> Callable[[Iterator[Any]], list[Any] | None]:
+        """Returns a function from an iterator to the outputs of its next batch by replica.
+
+        It returns None at the end of the data.
+        """
+        model, strategy = self._model, self._strategy
+        model_scope.build(model, strategy, feed.element_spec)
+
+        def outputs(iterator: Any) -> list[Any]:
+            _, shares = strategy.unpack(next(iterator))
+            results = strategy.run(lambda i: model.predict_step(shares[i]))
+            return strategy.local_results(results)
+
+        if not model.run_eagerly:
+            self._predict = self._predict or tf.function(
+                outputs, reduce_retracing=True, autograph=False
+            )
+            outputs = self._predict
+
+        def call(iterator: Iterator[Any]) -> list[Any] | None:
+            try:
+                return outputs(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                return None
+
+        return call
+
+    def finalize(self) -> None:
+        """Ends training: where the optimizer averages weights (EMA), the model gets them."""
+        optimizer, weights = self._model.optimizer, self._model.trainable_variables
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if not inner.use_ema:
+            return
+
+        def on_copy(_: Any) -> None:
+            with as_on_one_device(inner):
+                inner.finalize_variable_values(weights)
+
+        self._strategy.update(on_copy, self._strategy.run(lambda i: tf.constant(0)))
+
+    def _call(self, feed: Feed, training: bool) -> Call:
+        model = self._model
+        if self._compiled_with is not model._compile_config:
+            # A fresh compile() has another optimizer, loss or metrics.
+            self._calls.clear()
+            self._compiled_with = model._compile_config
+        if training not in self._calls:
+            model_scope.build(model, self._strategy, feed.element_spec)
+            self._strategy.prepare(model, model.optimizer)
+            with self._strategy.scope():
+                step = self._step(feed, training)
+            self._calls[training] = self._in_one_call(step, feed)
+        return self._calls[training]
+
+    def _step(self, feed: Feed, training: bool) -> EvalStep:
+        model = self._model
+        scaling = Scaling(model.optimizer, self._loss_scale)
+        state = ForwardState(model, Kinds(model, feed.first_batch))
+        if not training:
+            return EvalStep(model, self._strategy, state, scaling)
+        return TrainStep(
+            model, self._strategy, state, scaling, self._accumulate, self._sync_batch_norm
+        )
+
+    def _in_one_call(self, step: EvalStep, feed: Feed) -> Call:
+        run = self._strategy.compile(step, self._model.run_eagerly)
+
+        def steps(iterator: Any, num_steps: tf.Tensor) -> tuple[Made, dict[str, Any]]:
+            return run(iterator, num_steps), step.logs()
+
+        if not self._model.run_eagerly:
+            steps = tf.function(steps, reduce_retracing=True, autograph=False)
+
+        def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, float]]:
+            try:
+                made, logs = steps(iterator, tf.constant(num_steps))
+            except TfdistError:
+                raise
+            except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+                raise DataError(model_scope.misfit(self._model, feed.element_spec, error)) from error
+            return Made(*(np.asarray(v).item() for v in made)), _as_floats(logs)
+
+        return call
+
+
+def _as_floats(logs: dict[str, Any]) -> dict[str, float]:
+    """Turns scalars into Python floats; a metric of several numbers stays an array."""
+    arrays = {name: np.asarray(value) for name, value in logs.items()}
+    return {name: float(a) if a.ndim == 0 else a for name, a in arrays.items()}

@@ -1,0 +1,25 @@
+"""What tfdist raises: each message says what was expected, what came, and the cure."""
+
+
+class TfdistError(Exception):
+    """Base of all errors that a user of tfdist can mend; commands print it without a traceback."""
+
+
+class ConfigurationError(TfdistError, ValueError):
+    """An option, or a combination of options, that cannot be honoured."""
+
+
+class DeviceError(TfdistError, RuntimeError):
+    """A device that does not exist, or cannot be made any more in this process."""
+
+
+class DataError(TfdistError, ValueError):
+    """Data that does not fit the model, the batch size or the number of replicas."""
+
+
+class UnsupportedModelError(TfdistError, TypeError):
+    """A model that several replicas cannot train to the numbers of one device."""
+
+
+class NonFiniteError(TfdistError, ArithmeticError):
+    """A loss that is NaN or infinite where training starts."""

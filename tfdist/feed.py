@@ -1,0 +1,94 @@
+"""Data as Keras takes it, on its way to the replicas, epoch after epoch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src.trainers import data_adapters
+
+from tfdist.errors import DataError
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.shares import without_optionals
+
+
+class Feed:
+    """Global batches for one `fit`, `evaluate` or `predict`.
+
+    Args:
+        strategy: Splits the batches.
+        x: What `keras.Model.fit` takes, or a function of a `tf.distribute.InputContext` that
+            returns this worker's `tf.data.Dataset`.
+        **options: As `keras.Model.fit`: `y`, `sample_weight`, `batch_size` (global),
+            `steps_per_epoch`, `shuffle`, `class_weight`.
+
+    Attributes:
+        num_batches: Steps of an epoch; None while unknown.
+        batch_size: Rows of a global batch; None if unknown.
+
+    Raises:
+        DataError: No data, or a batch of fewer rows than the parts that it is split into.
+    """
+
+    def __init__(self, strategy: Strategy, x: Any, num_parts: int = 1, **options: Any) -> None:
+        if callable(x) and not isinstance(x, tf.data.Dataset):
+            dataset_fn, x = x, x(tf.distribute.InputContext(1, 0, strategy.num_replicas))
+        else:
+            dataset_fn = None
+        self._adapter = data_adapters.get_data_adapter(x=x, **options)
+        self._dataset = self._adapter.get_tf_dataset()
+        self.batch_size = self._adapter.batch_size
+        self._steps_per_epoch = options.get("steps_per_epoch")
+        self.num_batches = self._steps_per_epoch or self._adapter.num_batches
+        if self.batch_size is not None and self.batch_size < num_parts:
+            raise DataError(
+                f"A global batch of {self.batch_size} rows cannot be split into {num_parts} parts "
+                f"({strategy.num_replicas} replicas and the rounds of accumulation): "
+                f"use batch_size={num_parts} or more, or fewer devices."
+            )
+        self._distributed = strategy.distribute(dataset_fn or (lambda context: self._dataset))
+        self._iterator: Iterator[Any] | None = None
+        self._taken = 0
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of a global batch, as `tf.TensorSpec`."""
+        return tf.nest.map_structure(
+            lambda spec: spec if hasattr(spec, "shape") else None, self._dataset.element_spec
+        )
+
+    def first_batch(self) -> Any:
+        """Returns the first global batch without taking it from a generator."""
+        peeked = getattr(self._adapter, "_first_batches", None)
+        if peeked:
+            return tf.nest.map_structure(tf.convert_to_tensor, peeked[0])
+        return without_optionals(next(iter(self._dataset)))
+
+    def begin_epoch(self) -> Iterator[Any]:
+        """Returns the iterator of an epoch: a new one, or with `steps_per_epoch` the last one."""
+        self._adapter.on_epoch_begin()
+        if self._iterator is None or self._steps_per_epoch is None:
+            self._iterator, self._taken = iter(self._distributed), 0
+        return self._iterator
+
+    def num_left(self, made: int, wanted: int) -> int:
+        """Returns how many of the `wanted` steps an epoch has left after `made` ones."""
+        return wanted if self.num_batches is None else min(wanted, self.num_batches - made)
+
+    def end_epoch(self, made: int, exhausted: bool) -> None:
+        """Notes how many batches an epoch took, and whether the data ended in it."""
+        self._taken += made
+        if exhausted and made == 0 and self._taken == 0:
+            raise DataError("The data hold no batch: check the data set, its filters and shards.")
+        if exhausted and self._steps_per_epoch:
+            warnings.warn(
+                f"The data ended after {made} of {self._steps_per_epoch} steps of this epoch: "
+                "use .repeat() on the data set, or a smaller steps_per_epoch.",
+                stacklevel=3,
+            )
+        size = self._adapter.num_batches
+        if exhausted or (size and self._taken >= size):
+            self._iterator = None
+        self._adapter.on_epoch_end()

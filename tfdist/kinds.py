@@ -1,0 +1,121 @@
+"""How a value that user code computes from a share adds up over the shares.
+
+A layer's `add_loss`, an activity regulariser and a state that a layer updates are single numbers
+or tensors: nothing tells from outside whether they are a mean over the rows or a sum. So they are
+asked once, on the first batch: computed for each half of it and for the whole.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedModelError
+from tfdist.strategies import shares
+
+#: Rows of the probe at most: enough for a random layer's mean, few enough to be quick.
+MAX_ROWS = 64
+
+
+class Kind(enum.Enum):
+    """How values of shares make the value of the batch."""
+
+    MEAN = "mean"  # weighted by rows; what does not depend on the rows at all is one of these
+    SUM = "sum"
+
+
+class Kinds:
+    """Answers, for one model, how its added losses and updated states add up.
+
+    Args:
+        model: Built.
+        first_batch: Returns the first global batch; called at most once, outside of any graph.
+    """
+
+    def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
+        self._model, self._first_batch = model, first_batch
+        self._probes: dict[bool, list[_Probe]] = {}
+
+    def of_losses(self, num_losses: int, training: bool) -> list[Kind]:
+        """Returns the kind of each added loss, in the order in which the layers add them.
+
+        Raises:
+            UnsupportedModelError: One is neither a mean nor a sum over rows.
+        """
+        # Without random layers the probe is exact; what only training adds is probed there.
+        for mode, tolerance in ((False, 1e-3), (training, 0.2)):
+            probes = self._run(mode)
+            if len(probes[0].losses) == num_losses:
+                halves = zip(*(p.losses for p in probes), strict=True)
+                return [_kind(f"add_loss number {i}", *v, tolerance) for i, v in enumerate(halves)]
+        raise UnsupportedModelError(
+            f"The layers add {num_losses} losses in training, but {len(probes[0].losses)} when "
+            "called again: a loss that comes and goes cannot be split; use one device."
+        )
+
+    def of_state(self, variable: keras.Variable) -> Kind:
+        """Returns the kind of what the forward pass adds to a variable.
+
+        Raises:
+            UnsupportedModelError: It is neither a mean nor a sum over rows.
+        """
+        changes = [p.states[id(variable)] for p in self._run(True)]
+        return _kind(f"the update of {variable.path!r}", *changes, 0.2)
+
+    def _run(self, training: bool) -> list[_Probe]:
+        """Probes the first half of the rows, the second, and both."""
+        if training not in self._probes:
+            with tf.init_scope():
+                x = keras.utils.unpack_x_y_sample_weight(
+                    shares.without_optionals(self._first_batch())
+                )[0]
+                half = min(int(shares.num_rows(x)), MAX_ROWS) // 2
+                if half == 0:
+                    raise UnsupportedModelError(
+                        "A model that adds losses or updates states of its own needs a first "
+                        "batch of 2 rows or more."
+                    )
+                parts = [(0, half), (half, 2 * half), (0, 2 * half)]
+                self._probes[training] = [
+                    _Probe(self._model, shares.take(x, *part), training) for part in parts
+                ]
+        return self._probes[training]
+
+
+class _Probe:
+    """What one forward pass adds as losses and changes in the states, as NumPy arrays."""
+
+    def __init__(self, model: keras.Model, x: Any, training: bool) -> None:
+        with keras.StatelessScope(collect_losses=True) as scope:
+            model(x, training=training)
+        self.losses = [np.sum(keras.ops.convert_to_numpy(loss)) for loss in scope.losses]
+        self.states = {}
+        for variable in model.non_trainable_variables:
+            new = scope.get_current_value(variable)
+            if new is not None:
+                old = np.asarray(variable.value, np.float64)
+                self.states[id(variable)] = np.asarray(new, np.float64) - old
+
+
+def _kind(what: str, first: Any, second: Any, both: Any, tolerance: float) -> Kind:
+    """Compares the value for both halves with the sum and with the mean of the two."""
+    first, second, both = (np.asarray(v, np.float64) for v in (first, second, both))
+    size = np.abs(first).sum() + np.abs(second).sum()
+    from_sum = np.abs(both - (first + second)).sum()
+    from_mean = np.abs(both - (first + second) / 2).sum()
+    if size == 0 and np.abs(both).sum() == 0:
+        raise UnsupportedModelError(
+            f"{what} is zero on the first batch, which does not tell whether it is a mean or a "
+            "sum over rows: start from data or weights where it is not."
+        )
+    if min(from_sum, from_mean) <= tolerance * size:
+        return Kind.SUM if from_sum < from_mean else Kind.MEAN
+    raise UnsupportedModelError(
+        f"{what} is neither a mean nor a sum over rows, so replicas cannot compute it on their "
+        "shares: override compute_loss, which sees the whole batch, or use one device."
+    )

@@ -1,0 +1,182 @@
+"""Creates the model in the scope of a strategy, and checks that replicas can train it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+from tfdist import precision
+from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError
+from tfdist.strategies.base import Strategy
+
+BuildModel = Callable[[], keras.Model] | keras.Model
+
+
+def create(
+    source: BuildModel,
+    strategy: Strategy,
+    policy: str | None = None,
+    loss_scale: precision.LossScale | None = None,
+) -> keras.Model:
+    """Returns a model whose variables belong to the strategy.
+
+    Args:
+        source: A function that builds and compiles a model, or a compiled model to rebuild.
+        strategy: In whose scope the model is made.
+        policy: Name of the dtype policy to build with; None: as the function builds it.
+        loss_scale: How the loss is scaled; None: dynamically for the float16 policies.
+
+    Raises:
+        ConfigurationError: A precision for a model that is already built, or no model.
+        UnsupportedModelError: A model that cannot be rebuilt from its configuration.
+    """
+    with strategy.scope(), precision.policy(policy):
+        if isinstance(source, keras.Model):
+            if policy is not None:
+                raise ConfigurationError(
+                    f"precision={policy!r} came with a model that is already built: pass the "
+                    "function that builds it, or build it under that dtype policy."
+                )
+            model = rebuild(source)
+        else:
+            model = source()
+        if not isinstance(model, keras.Model):
+            raise ConfigurationError(
+                f"build_model returned {type(model).__name__}, expected a compiled keras.Model."
+            )
+        if not all(strategy.owns(v.value) for v in model.variables):
+            warnings.warn(
+                "build_model returned a model that was built before, outside the strategy's "
+                "scope: it is rebuilt there with its weights.",
+                stacklevel=3,
+            )
+            model = rebuild(model)
+        if model.compiled and model.optimizer is not None:
+            precision.with_loss_scale(model, loss_scale, policy)
+    return model
+
+
+def rebuild(model: keras.Model) -> keras.Model:
+    """Returns a model of the same configuration, weights and compilation, in the current scope.
+
+    Raises:
+        UnsupportedModelError: The class does not come back from its configuration.
+    """
+    try:
+        if isinstance(model, keras.Sequential) or hasattr(model, "_operations"):
+            copied = keras.models.clone_model(model)
+        else:
+            copied = type(model).from_config(model.get_config())
+        if type(copied) is not type(model):
+            raise TypeError(f"a {type(copied).__name__} came back")
+        if model.built:
+            _copy(model.variables, copied.variables)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be rebuilt from its configuration "
+            f"({_first_line(error)}): pass a function that builds it instead of the model."
+        ) from error
+    if model.compiled:
+        _compile_alike(model, copied)
+    return copied
+
+
+def _compile_alike(model: keras.Model, copied: keras.Model) -> None:
+    """Compiles a rebuilt model: new optimizer and metrics, for both hold variables."""
+
+    def fresh(part: Any) -> Any:
+        if isinstance(part, (keras.optimizers.Optimizer, keras.metrics.Metric)):
+            return type(part).from_config(part.get_config())
+        return part
+
+    config = model._compile_config.config
+    copied.compile(**{name: keras.tree.map_structure(fresh, v) for name, v in config.items()})
+    if model.optimizer is not None and model.optimizer.built and copied.built:
+        copied.optimizer.build(copied.trainable_variables)
+        _copy(model.optimizer.variables, copied.optimizer.variables)
+
+
+def _copy(sources: list[keras.Variable], targets: list[keras.Variable]) -> None:
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(targets)} variables came back of {len(sources)}")
+    for source, target in zip(sources, targets, strict=True):
+        target.assign(source.numpy())
+
+
+def check_trainable(model: keras.Model) -> None:
+    """Refuses what the step cannot honour.
+
+    Raises:
+        ConfigurationError: The model is not compiled.
+        UnsupportedModelError: It brings a step of its own.
+    """
+    if not model.compiled or model.optimizer is None:
+        raise ConfigurationError(
+            "The model is not compiled: call model.compile(optimizer=..., loss=...) inside "
+            "build_model."
+        )
+    for step in ("train_step", "test_step"):
+        if getattr(type(model), step) is not getattr(keras.Model, step):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} overrides {step}, which would compute on one share and "
+                "bypass the exchange: override compute_loss, compute_metrics or call instead."
+            )
+
+
+def build(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
+    """Creates what is still missing (weights, metrics, optimizer) from the shapes of the data.
+
+    Args:
+        model: In the strategy's scope.
+        strategy: Whose scope that is.
+        element_spec: `tf.TensorSpec`s of a global batch.
+
+    Raises:
+        UnsupportedModelError: The model cannot be built from shapes.
+        DataError: The data do not fit the loss or the metrics.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
+    with strategy.scope():
+        if not all(layer.built for layer in model._flatten_layers()):
+            try:
+                symbolic = keras.tree.map_structure(_symbolic, x)
+                backend.compute_output_spec(model, symbolic, training=False)
+            except Exception as error:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} cannot be built from the data's shapes {_shapes(x)} "
+                    f"({_first_line(error)}): give it an Input, or call it once in build_model."
+                ) from error
+        if not model.compiled:
+            return
+        try:
+            model._symbolic_build(data_batch=(x, y, sample_weight))
+        except Exception as error:
+            raise DataError(misfit(model, element_spec, error)) from error
+
+
+def misfit(model: keras.Model, element_spec: Any, error: Exception) -> str:
+    """Says in two lines how data and model do not fit together."""
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    outputs = getattr(model, "output_shape", "of unknown shape")
+    return (
+        f"The data do not fit the model: x {_shapes(x)}, y {_shapes(y)}, outputs {outputs}; "
+        f"{_first_line(error)}\nCheck the shape of the labels against the loss."
+    )
+
+
+def _symbolic(spec: Any) -> Any:
+    return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
+
+
+def _shapes(structure: Any) -> Any:
+    return tf.nest.map_structure(lambda s: None if s is None else tuple(s.shape), structure)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,59 @@
+"""A small convolutional network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+from keras import layers
+
+from tfdist.models import head
+
+
+def cnn(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    filters: Sequence[int] = (32, 64, 128),
+    units: int = 192,
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+    scale: float | None = None,
+    dtype_policy: str | None = None,
+) -> keras.Model:
+    """Builds 3x3 convolutions, halving the image between them, then one dense layer.
+
+    The images are averaged away before the dense layer, so the number of weights, about 120,000 by
+    default, hardly depends on their size.
+
+    Args:
+        input_shape: Of one image: height, width, channels; each side at least
+            `2 ** (len(filters) - 1)` pixels.
+        num_classes: Number of logits.
+        filters: Of each convolution.
+        units: Of the dense layer.
+        dropout: Share of the dense layer's values that training drops.
+        batch_norm: Normalise behind each convolution.
+        scale: Multiplies the images on their device, for those that arrive as uint8.
+        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+
+    Returns:
+        An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
+    """
+    inputs = keras.Input(input_shape)
+    x = inputs
+    if scale is not None:
+        x = layers.Rescaling(scale, dtype=dtype_policy)(x)
+    for i, size in enumerate(filters):
+        if i > 0:
+            x = layers.MaxPooling2D(dtype=dtype_policy)(x)
+        # BatchNorm has an offset of its own, which makes the convolution's bias idle.
+        x = layers.Conv2D(size, 3, padding="same", use_bias=not batch_norm, dtype=dtype_policy)(x)
+        if batch_norm:
+            x = layers.BatchNormalization(dtype=dtype_policy)(x)
+        x = layers.ReLU(dtype=dtype_policy)(x)
+    x = layers.GlobalAveragePooling2D(dtype=dtype_policy)(x)
+    x = layers.Dense(units, activation="relu", dtype=dtype_policy)(x)
+    if dropout:
+        x = layers.Dropout(dropout, dtype=dtype_policy)(x)
+    return keras.Model(inputs, head.logits(x, num_classes, dtype_policy), name="cnn")

@@ -1,0 +1,39 @@
+"""A multilayer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+from keras import layers
+
+from tfdist.models import head
+
+
+def mlp(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    units: Sequence[int] = (32, 32),
+    dropout: float = 0.0,
+    dtype_policy: str | None = None,
+) -> keras.Model:
+    """Builds dense layers with ReLU on the flattened input.
+
+    Args:
+        input_shape: Of one example.
+        num_classes: Number of logits.
+        units: Of each hidden layer.
+        dropout: Share of each hidden layer's values that training drops.
+        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+
+    Returns:
+        An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
+    """
+    inputs = keras.Input(input_shape)
+    x = layers.Flatten(dtype=dtype_policy)(inputs)
+    for size in units:
+        x = layers.Dense(size, activation="relu", dtype=dtype_policy)(x)
+        if dropout:
+            x = layers.Dropout(dropout, dtype=dtype_policy)(x)
+    return keras.Model(inputs, head.logits(x, num_classes, dtype_policy), name="mlp")

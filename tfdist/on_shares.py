@@ -1,0 +1,84 @@
+"""Keras as it has to be while replicas are traced: it sees one device.
+
+Keras divides losses by the number of replicas on its own account, takes BatchNorm's moments from
+one share, and exchanges inside the optimizer. All three are done elsewhere here, in one place, so
+these functions of Keras are replaced while a step is traced, and put back.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+from keras.src.losses import loss as keras_loss
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfdist import batch_norm
+
+
+@contextmanager
+def keras_on_shares(model: keras.Model, sync_batch_norm: bool) -> Iterator[None]:
+    """Traces replicas inside; entered outside of them, since they are traced in turns.
+
+    Args:
+        model: Whose BatchNorm layers are meant.
+        sync_batch_norm: Whether all of them take global moments; a layer made with
+            `synchronized=True` always does.
+    """
+    with ExitStack() as stack:
+        for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+            stack.enter_context(_replaced(keras_loss, name, lambda value: value))
+        for layer in batch_norm.layers_of(model):
+            if sync_batch_norm or layer.synchronized:
+                moments = functools.partial(batch_norm.global_moments, layer)
+                stack.enter_context(_replaced(layer, "_moments", moments))
+        yield
+
+
+@contextmanager
+def as_on_one_device(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Lets a Keras optimizer change one copy of the variables, by gradients already summed.
+
+    Inside `Strategy.update` every assignment is local. So what Keras does for `tf.distribute`
+    (all-reduce, merge calls) gives way to its plain methods; clipping, weight decay, EMA,
+    constraints and counters are Keras's own.
+    """
+
+    def update_each(self: Any, gradients: list, variables: list, learning_rate: Any) -> None:
+        for gradient, variable in zip(gradients, variables, strict=True):
+            self.update_step(gradient, variable.value, learning_rate)
+
+    plain = {
+        "_backend_update_step": update_each,
+        "_apply_weight_decay": BaseOptimizer._apply_weight_decay,
+        "_overwrite_model_variables_with_average_value": (
+            BaseOptimizer._overwrite_model_variables_with_average_value
+        ),
+        "_backend_increment_gradient_accumulators": (
+            BaseOptimizer._backend_increment_gradient_accumulators
+        ),
+    }
+    with ExitStack() as stack:
+        for name, function in plain.items():
+            bound = types.MethodType(function, optimizer)
+            stack.enter_context(_replaced(optimizer, name, bound))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of a module or an instance, past any tracking, and takes it back."""
+    absent = object()
+    before = owner.__dict__.get(name, absent)
+    owner.__dict__[name] = value
+    try:
+        yield
+    finally:
+        if before is absent:
+            del owner.__dict__[name]
+        else:
+            owner.__dict__[name] = before

@@ -1,0 +1,118 @@
+"""How many steps go into one call of the inner loop, and how fast they go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.loop import Made
+
+#: Seconds that a call should last: long enough to make Python's share small, short enough for a
+#: progress line and for Ctrl-C.
+TARGET_SECONDS = 0.25
+
+
+class Stats:
+    """Throughput of the epoch that runs, for progress lines and logs.
+
+    Attributes:
+        examples_per_second: Rows of global batches, without the first call, which compiles.
+        data_wait_share: Part of the time, 0 to 1, in which the devices waited for data.
+    """
+
+    def __init__(self) -> None:
+        self.examples_per_second = 0.0
+        self.data_wait_share = 0.0
+        self._compiled = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts an epoch."""
+        self._seconds, self._rows, self._waited = 0.0, 0, 0.0
+
+    def add(self, made: Made, seconds: float) -> None:
+        """Counts a call."""
+        if not self._compiled:
+            self._compiled = True
+            return
+        self._seconds += seconds
+        self._rows += int(made.num_rows)
+        self._waited += float(made.seconds_waited)
+        self.examples_per_second = self._rows / max(self._seconds, 1e-9)
+        self.data_wait_share = min(1.0, self._waited / max(self._seconds, 1e-9))
+
+
+class Pace:
+    """Chooses the number of steps of each call.
+
+    Args:
+        steps_per_call: A number, or `"auto"`: every step by itself for callbacks that want each
+            batch, otherwise calls of about `TARGET_SECONDS`.
+        model: Whose `steps_per_execution`, if above 1, counts as Keras means it.
+        callbacks: Of this `fit`.
+
+    Raises:
+        ConfigurationError: A number below 1, or a word that is not `"auto"`.
+    """
+
+    def __init__(
+        self,
+        steps_per_call: int | str,
+        model: keras.Model,
+        callbacks: Sequence[keras.callbacks.Callback],
+    ) -> None:
+        if steps_per_call != "auto" and not (
+            isinstance(steps_per_call, int) and steps_per_call >= 1
+        ):
+            raise ConfigurationError(
+                f"steps_per_call={steps_per_call!r}: expected 'auto' or a number from 1."
+            )
+        fixed = steps_per_call if isinstance(steps_per_call, int) else None
+        if fixed is None and model.compiled and model.steps_per_execution > 1:
+            fixed = model.steps_per_execution
+        if fixed is None and any(wants_every_batch(callback) for callback in callbacks):
+            fixed = 1
+        self._adapts = fixed is None
+        self.num_steps = fixed or 1
+        self._began = 0.0
+        self._num_calls = 0
+
+    def begin_call(self) -> None:
+        """Starts the clock."""
+        self._began = time.perf_counter()
+
+    def end_call(self, made: int) -> float:
+        """Stops the clock and sets the next call's number of steps; returns the seconds."""
+        seconds = time.perf_counter() - self._began
+        self._num_calls += 1
+        if self._adapts and self._num_calls > 1 and made:  # the first call compiles
+            fitting = int(TARGET_SECONDS * made / max(seconds, 1e-6))
+            self.num_steps = max(1, min(fitting, 8 * self.num_steps))
+        return seconds
+
+
+def wants_every_batch(callback: keras.callbacks.Callback) -> bool:
+    """Tells whether a callback does something at each training batch.
+
+    Keras's own ModelCheckpoint, BackupAndRestore and TensorBoard define the methods but use them
+    only when told to work by batches; progress bars take batches in any portion.
+    """
+    if isinstance(callback, keras.callbacks.ProgbarLogger):
+        return False
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return callback.update_freq != "epoch" or callback._should_trace
+    if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
+        return callback.save_freq != "epoch"
+    names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    return any(_overrides(callback, name) for name in names)
+
+
+def _overrides(callback: Any, name: str) -> bool:
+    """Whether a method is not the base class's, on the class or (LambdaCallback) the instance."""
+    method = getattr(callback, name)
+    base = getattr(keras.callbacks.Callback, name)
+    return getattr(method, "__func__", method) is not base

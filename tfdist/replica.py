@@ -1,0 +1,178 @@
+"""One replica's view of a step: its share of the batch, and sums over all the shares."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigurationError, UnsupportedModelError
+
+_local = threading.local()
+
+
+def current() -> Replica | None:
+    """Returns the replica whose forward pass is being traced in this thread."""
+    return getattr(_local, "replica", None)
+
+
+@dataclass
+class Totals:
+    """Sums over all rounds of an accumulating step, taken in a pass ahead of the gradients.
+
+    In that pass a replica notes the terms of its round in `noted`; in the second it takes the
+    totals from `known`, in the same order. With one round both stay unused.
+    """
+
+    noted: list[tf.Tensor] = field(default_factory=list)
+    known: list[tf.Tensor] | None = None
+    _next: int = 0
+
+    def take(self, num: int) -> list[tf.Tensor]:
+        """Returns the next `num` known totals."""
+        taken = (self.known or [])[self._next : self._next + num]
+        self._next += num
+        return taken
+
+
+@dataclass
+class Replica:
+    """A replica in one round of a step.
+
+    Attributes:
+        index: Its number in this process, from 0; a Python int.
+        num_replicas: Over all workers.
+        num_rounds: Rounds of accumulation in the step.
+        round: Which of them this is: int32, or a Python int.
+        num_rows: Rows of this share, int32 scalar; may be 0.
+        total_rows: Rows of the global batch, over all replicas and rounds, int32 scalar.
+        all_reduce: Sums a list of tensors over the replicas.
+        totals: Where sums over several rounds come from.
+        in_xla: Whether this is traced into an XLA cluster, where nothing can be exchanged.
+    """
+
+    index: int
+    num_replicas: int
+    num_rounds: int
+    round: int | tf.Tensor
+    num_rows: tf.Tensor
+    total_rows: tf.Tensor
+    all_reduce: Callable[[list], list]
+    totals: Totals = field(default_factory=Totals)
+    in_xla: bool = False
+
+    @property
+    def num_parts(self) -> int:
+        """Parts into which the global batch is cut."""
+        return self.num_replicas * self.num_rounds
+
+    @property
+    def part(self) -> int | tf.Tensor:
+        """The number of this part among `num_parts`; rounds do not share one, nor do replicas."""
+        return self.round * self.num_replicas + self.index
+
+    @property
+    def fraction(self) -> tf.Tensor:
+        """The fraction of the global batch's rows that this part holds, float32."""
+        return tf.cast(self.num_rows, tf.float32) / tf.cast(self.total_rows, tf.float32)
+
+    def __enter__(self) -> Replica:
+        _local.replica = self
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _local.replica = None
+
+    def sum(self, terms: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums scalars over all parts of the global batch; no gradient flows through them."""
+        terms = [tf.stop_gradient(term) for term in terms]
+        if self.num_rounds == 1:
+            return self._exchange(terms)
+        if self.in_xla:
+            self._exchange(terms)  # raises: nothing leaves an XLA cluster half way
+        if self.totals.known is None:
+            self.totals.noted += terms
+            return terms
+        return self.totals.take(len(terms))
+
+    def sum_through(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums tensors over the replicas, and their gradients over the replicas on the way back."""
+        if self.num_replicas == 1:
+            return tensors
+
+        @tf.custom_gradient
+        def forward(*terms: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
+            return self._exchange(list(terms)), lambda *upstream: self._exchange(list(upstream))
+
+        return tf.nest.flatten(forward(*tensors))
+
+    def gather(self, structure: Any) -> Any:
+        """Lays the shares of all replicas end to end: the global batch, on every replica.
+
+        For a loss that every replica computes whole and counts as 1/N of: the gradient that
+        reaches a share is multiplied by N, so that the sum over the replicas comes out right.
+
+        Raises:
+            UnsupportedModelError: The batch is cut into rounds too, or holds strings.
+        """
+        if self.num_rounds > 1:
+            raise UnsupportedModelError(
+                "accumulate=N needs a loss that is a sum over rows, but this one sees whole "
+                "batches (compute_loss is overridden, or it returns one number a batch): "
+                "use accumulate=1."
+            )
+        if self.num_replicas == 1:
+            return structure
+        begin = self._first_row()
+        leaves = tf.nest.flatten(structure)
+        tensors = [leaf for leaf in leaves if leaf is not None]
+        if any(t.dtype == tf.string or not isinstance(t, tf.Tensor) for t in tensors):
+            raise UnsupportedModelError(
+                "A loss over whole batches takes dense numbers, but the batch holds strings, "
+                "ragged or sparse tensors: encode them before, or use one device."
+            )
+        whole = iter(self._gather_floats(tensors, begin))
+        return tf.nest.pack_sequence_as(
+            structure, [None if leaf is None else next(whole) for leaf in leaves]
+        )
+
+    def _gather_floats(self, tensors: list[tf.Tensor], begin: tf.Tensor) -> list[tf.Tensor]:
+        """Sums the shares, each padded with zeros to its place in the global batch."""
+
+        @tf.custom_gradient
+        def forward(*parts: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
+            padded = [self._padded(part, begin) for part in parts]
+
+            def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
+                end = begin + self.num_rows
+                return [self.num_replicas * gradient[begin:end] for gradient in upstream]
+
+            return self._exchange(padded), backward
+
+        numbers = [tf.cast(t, tf.int32) if t.dtype == tf.bool else t for t in tensors]
+        whole = tf.nest.flatten(forward(*numbers))
+        for tensor, part in zip(whole, tensors, strict=True):
+            tensor.set_shape([None, *part.shape[1:]])
+        return [tf.cast(w, part.dtype) for w, part in zip(whole, tensors, strict=True)]
+
+    def _padded(self, part: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
+        after = self.total_rows - begin - self.num_rows
+        return tf.pad(part, [[begin, after]] + [[0, 0]] * (part.shape.rank - 1))
+
+    def _first_row(self) -> tf.Tensor:
+        """Where this share begins in the global batch."""
+        mine = tf.one_hot(self.index, self.num_replicas, self.num_rows, dtype=tf.int32)
+        return tf.cumsum(self._exchange([mine])[0], exclusive=True)[self.index]
+
+    def _exchange(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """All-reduces inside the forward or backward pass."""
+        if self.in_xla and self.num_parts > 1:
+            raise ConfigurationError(
+                "jit_compile=True compiles forward and backward pass as one, but this model's "
+                "loss or BatchNorm needs sums over the replicas in between: "
+                "compile it with jit_compile=False."
+            )
+        return self.all_reduce(tensors)

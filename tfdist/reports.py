@@ -1,0 +1,88 @@
+"""What the training command shows before and after: tables of facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tfdist import schedules
+from tfdist.config import TrainConfig
+
+if TYPE_CHECKING:
+    from tfdist.trainer import Trainer
+
+History = Mapping[str, Sequence[float]]
+
+
+def start(trainer: Trainer, config: TrainConfig, data: Any, run_dir: Path) -> None:
+    """Shows what is about to run.
+
+    Args:
+        trainer: Describes itself and its strategy.
+        config: Gives the recipe, the batch and the learning-rate rule.
+        data: The training data, a `tf.data.Dataset` of global batches.
+        run_dir: Where the run's files go.
+    """
+    steps, replicas = int(data.cardinality()), trainer.strategy.num_replicas
+    fewest, most = config.batch_size // replicas, -(-config.batch_size // replicas)
+    rows = {
+        "recipe": config.recipe,
+        "global batch": str(config.batch_size),
+        "per-replica batch": str(most) if fewest == most else f"{fewest} or {most}",
+        "steps per epoch": str(steps) if steps >= 0 else "unknown until the first has ended",
+        "learning rate": schedules.describe(config),
+        **trainer.describe(),
+        "run folder": str(run_dir),
+    }
+    if config.smoke:
+        rows["smoke"] = "three steps of training and of validation"
+    _show(rows)
+
+
+def summary(history: History, seconds: float, stats: Any, run_dir: Path, interrupted: bool) -> None:
+    """Shows what came out.
+
+    Args:
+        history: The metrics of each epoch, as `keras.callbacks.History.history`.
+        seconds: Time of the whole training, validation included.
+        stats: The trainer's, with `examples_per_second` and `data_wait_share`.
+        run_dir: Where the run's files are.
+        interrupted: Whether the user stopped it.
+    """
+    rows = {}
+    if interrupted:
+        rows["stopped"] = "by an interrupt; model.keras holds the last state"
+    judge = "val_loss" if history.get("val_loss") else "loss"
+    if losses := history.get(judge):
+        best = min(range(len(losses)), key=lambda epoch: losses[epoch])
+        rows[f"last epoch ({len(losses)})"] = _metrics(history, len(losses) - 1)
+        rows[f"lowest {judge} (epoch {best + 1})"] = _metrics(history, best)
+    rows["time"] = f"{seconds:.1f} s"
+    rows["speed of the last epoch"] = (
+        f"{stats.examples_per_second:.0f} images/s, {stats.data_wait_share:.0%} waiting for data"
+    )
+    rows["run folder"] = str(run_dir)
+    _show(rows)
+
+
+def _metrics(history: History, epoch: int) -> str:
+    """The metrics of one epoch: those of the validation, where there is one."""
+    validated = {name: curve for name, curve in history.items() if name.startswith("val_")}
+    # With validation_freq above 1 a validation curve is shorter, and its epochs are not known here.
+    curves = validated or history
+    return ", ".join(
+        f"{name} {float(curve[epoch]):.4f}" for name, curve in curves.items() if epoch < len(curve)
+    )
+
+
+def _show(rows: Mapping[str, str]) -> None:
+    table = Table(show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(highlight=False, markup=False).print(table)

@@ -1,0 +1,122 @@
+"""The folder that holds everything one training run leaves behind.
+
+config.yaml     the resolved configuration; `--config` reads it
+versions.json   the software and the command line it ran with
+metrics.jsonl   one line per epoch
+curves.png      the same as a picture
+tensorboard/    the same as TensorBoard events
+model.keras     the trained model, for plain Keras
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tfdist
+from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError
+from tfdist.files import replacing
+
+_PACKAGES = ("tensorflow", "keras", "numpy")
+
+
+class RunFolder:
+    """A folder for one run, made when the object is; it never overwrites another run's.
+
+    Args:
+        config: Names the folder (`run_dir`), or the recipe and strategy that a new folder under
+            `runs/` is called after.
+
+    Raises:
+        ConfigurationError: The folder holds another run, or cannot be made.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        try:
+            self.path = _named(Path(config.run_dir)) if config.run_dir else _new(config)
+            self._write("config.yaml", config.to_yaml())
+            self._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
+        except OSError as error:
+            raise ConfigurationError(
+                f"The run folder cannot be made: {error}. Name another one with --run-dir."
+            ) from error
+
+    @property
+    def metrics(self) -> Path:
+        """The JSON lines with the metrics of each epoch."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def curves(self) -> Path:
+        """The picture of the metrics."""
+        return self.path / "curves.png"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder with TensorBoard's events."""
+        return self.path / "tensorboard"
+
+    @property
+    def model(self) -> Path:
+        """The trained model."""
+        return self.path / "model.keras"
+
+    def save_model(self, model: Any) -> None:
+        """Saves a Keras model so that a kill leaves the file whole or as it was."""
+        with replacing(self.model) as path:
+            model.save(path)
+
+    def _write(self, name: str, text: str) -> None:
+        with replacing(self.path / name) as path:
+            path.write_text(text)
+
+
+def _named(path: Path) -> Path:
+    """The folder that the user named: new, empty, or at least without a run in it."""
+    results = ("metrics.jsonl", "model.keras")  # a run that failed at its start left none to lose
+    if any((path / name).exists() for name in results):
+        raise ConfigurationError(
+            f"{path} already holds a run, which would be lost: name another folder with --run-dir, "
+            "or remove this one."
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _new(config: TrainConfig) -> Path:
+    """A folder under `runs/` that was not there, also when two runs start in the same second."""
+    name = f"{config.recipe}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while True:
+        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "tfdist": tfdist.__version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "machine": platform.platform(),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _version(package: str) -> str:
+    """The installed version; TensorFlow may be installed under another package's name."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return str(__import__(package).__version__)

@@ -1,0 +1,186 @@
+"""What one replica does in one step, and how the sums of all replicas change the model.
+
+Whatever a share contributes is a sum over its rows: gradients of its part of the loss, the change
+in the metrics' states, its part of the new moving statistics. They cross the replicas together,
+in one fused all-reduce. Then each copy of the variables is changed alike: unscale -> finite? ->
+clip -> apply, the last two by the Keras optimizer itself, just as on one device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import losses
+from tfdist.accumulators import Accumulators
+from tfdist.on_shares import as_on_one_device, keras_on_shares
+from tfdist.precision import Scaling
+from tfdist.replica import Replica, Totals
+from tfdist.rounds import over_rounds
+from tfdist.state import ForwardState
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.shares import Batch, num_rows
+
+#: What a share contributes: "gradients", "metrics" and "states" are to be summed over all shares,
+#: "same" (seeds, counters) is alike on each.
+Sums = dict[str, list]
+
+
+class EvalStep:
+    """Loss and metrics of a global batch, without training; see `strategies.base.Step`."""
+
+    training = False
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        state: ForwardState,
+        scaling: Scaling,
+        accumulate: int = 1,
+        sync_batch_norm: bool = False,
+    ) -> None:
+        self.model, self.strategy, self.state, self.scaling = model, strategy, state, scaling
+        self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
+        self._compiled: dict[int, Callable[..., Sums]] = {}
+
+    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+        with keras_on_shares(self.model, self.sync_batch_norm):
+            sums = self.sums(total_rows, shares)
+        return self.strategy.update(self.apply, sums)
+
+    def sums(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+        """Returns the sums over all replicas, on each of them."""
+        run, part = self.strategy.run, functools.partial(self.part, total_rows)
+        if self.accumulate == 1:
+            return run(lambda i: self.exchange(part(i, 0, shares[i], Totals())))
+        local = over_rounds(self.strategy, part, shares, self.accumulate)
+        return run(lambda i: self.exchange(local[i]))
+
+    def part(
+        self, total_rows: tf.Tensor, index: int, number: Any, share: Batch, totals: Totals
+    ) -> Sums:
+        """Returns what a share contributes; compiled by XLA where the model asks for it."""
+        if not self.model.jit_compile:
+            return self.contribution(index, total_rows, number, share, totals)
+        if index not in self._compiled:  # one a replica: each captures its own variables
+            fn = functools.partial(self.contribution, index, in_xla=True)
+            self._compiled[index] = tf.function(fn, jit_compile=True, autograph=False)
+        return self._compiled[index](total_rows, number, share, totals)
+
+    def contribution(
+        self,
+        index: int,
+        total_rows: tf.Tensor,
+        number: Any,
+        share: Batch,
+        totals: Totals,
+        in_xla: bool = False,
+    ) -> Sums:
+        """Forward and backward pass of one share; no variable changes."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(share)
+        replica = Replica(
+            index=index,
+            num_replicas=self.strategy.num_replicas,
+            num_rounds=self.accumulate,
+            round=number,
+            num_rows=num_rows(x),
+            total_rows=total_rows,
+            all_reduce=self.strategy.all_reduce,
+            totals=totals,
+            in_xla=in_xla,
+        )
+        with self.state.scope(replica) as scope, replica:
+            with tf.GradientTape(watch_accessed_variables=self.training) as tape:
+                y_pred = call(self.model, x, self.training)
+                loss = losses.contribution(
+                    self.model,
+                    replica,
+                    (x, y, sample_weight),
+                    y_pred,
+                    self.state.with_kinds(scope.losses, replica, self.training),
+                    self.training,
+                )
+                scaled = self.scaling.scale(loss) if self.training else loss
+            gradients = self.gradients(tape, scaled)
+            losses.track(self.model._loss_tracker, loss, replica)
+            self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        return {"gradients": gradients} | self.state.changes(scope, replica)
+
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list:
+        """Returns no gradients: nothing is trained."""
+        del tape, loss
+        return []
+
+    def exchange(self, sums: Sums) -> Sums:
+        """Adds up the contributions of all replicas; called on a replica."""
+        crossing = {name: tensors for name, tensors in sums.items() if name != "same"}
+        reduced = iter(self.strategy.all_reduce([t for own in crossing.values() for t in own]))
+        return sums | {name: [next(reduced) for _ in own] for name, own in crossing.items()}
+
+    def apply(self, sums: Sums) -> tf.Tensor:
+        """Changes one copy of the variables by the sums."""
+        self.state.commit(sums)
+        return self.state.commit_metrics(sums)
+
+    def logs(self) -> dict[str, tf.Tensor]:
+        """Returns the metrics over all steps since they were reset."""
+        return self.model.get_metrics_result()
+
+
+class TrainStep(EvalStep):
+    """One optimizer step on a global batch."""
+
+    training = True
+
+    def __init__(self, model: keras.Model, *args: Any, **options: Any) -> None:
+        super().__init__(model, *args, **options)
+        self.trainable = model.trainable_variables
+        self.connected: list[int] = []  # trainable variables that have a gradient
+        self.accumulators = None
+        if self.scaling.optimizer.gradient_accumulation_steps:
+            self.accumulators = Accumulators(self.strategy, self.scaling, self.trainable)
+
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list:
+        """Returns the gradients of the variables that the loss depends on."""
+        gradients = tape.gradient(loss, [v.value for v in self.trainable])
+        self.connected = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        return [gradients[i] for i in self.connected]
+
+    def sums(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+        if self.accumulators is None:
+            return super().sums(total_rows, shares)
+        part, run = functools.partial(self.part, total_rows), self.strategy.run
+        local = self.strategy.local_results(run(lambda i: part(i, 0, shares[i], Totals())))
+        gradients = [own.pop("gradients") for own in local]
+        overflows = [{"overflows": [self.scaling.overflows(own)]} for own in gradients]
+        rest = self.strategy.local_results(run(lambda i: self.exchange(local[i] | overflows[i])))
+        waited = self.accumulators.add(gradients, self.connected, rest[0]["overflows"][0])
+        return run(lambda i: rest[i] | {"gradients": waited[i]})
+
+    def apply(self, sums: Sums) -> tf.Tensor:
+        gradients: list[Any] = [None] * len(self.trainable)
+        for i, gradient in zip(self.connected, sums["gradients"], strict=True):
+            gradients[i] = gradient
+
+        def commit(unscaled: list) -> None:
+            if self.trainable:
+                with as_on_one_device(self.scaling.optimizer):
+                    self.scaling.optimizer.apply(unscaled, self.trainable)
+            self.state.commit(sums)
+
+        self.scaling.apply(gradients, commit)
+        with tf.control_dependencies([self.state.commit_metrics(sums)]):
+            return tf.identity(self.scaling.optimizer.iterations.value)
+
+    def logs(self) -> dict[str, tf.Tensor]:
+        return super().logs() | self.scaling.logs()
+
+
+def call(model: keras.Model, x: Any, training: bool) -> Any:
+    """Calls a model as Keras's own steps do."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)

@@ -1,0 +1,54 @@
+"""Central storage: one copy of the variables, read by every device.
+
+On `tf.distribute.experimental.CentralStorageStrategy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.devices import resolve
+from tfdist.strategies.tf_distribute import TFDistribute
+
+
+class CentralStorage(TFDistribute):
+    """Synchronous replicas over one set of parameters.
+
+    For models whose weights do not fit a GPU several times, or GPUs without a direct link.
+
+    Args:
+        devices: As `tfdist.devices.resolve` takes them.
+        parameter_device: Holds the variables, and is where gradients are added up and applied.
+        prefetch_to_device: As in `TFDistribute`.
+
+    Raises:
+        DeviceError: A device that does not exist.
+    """
+
+    name = "central_storage"
+
+    def __init__(
+        self,
+        devices: int | str | Sequence[str] | None = None,
+        parameter_device: str = "CPU:0",
+        prefetch_to_device: bool | None = None,
+    ) -> None:
+        names = resolve(devices, self.default_cpus)
+        (self.parameter_device,) = resolve([parameter_device], self.default_cpus)
+        super().__init__(
+            names,
+            tf.distribute.experimental.CentralStorageStrategy(
+                [f"/device:{name}" for name in names], f"/device:{self.parameter_device}"
+            ),
+            prefetch_to_device,
+        )
+
+    def describe(self) -> dict[str, str]:
+        return super().describe() | {"parameters on": self.parameter_device}
+
+    def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
+        # One copy, one caller; every replica holds the same sums.
+        return super().update(fn, self.local_results(results)[0])

@@ -1,0 +1,81 @@
+"""The inner loop: many steps in one call, in the graph, each on a batch taken first.
+
+The batch is taken before the step begins, so that the end of the data ends the loop without half
+a step: `optimizer.iterations`, schedules and seeds count exactly the steps that were made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class Made(NamedTuple):
+    """What a call has done: steps, rows in them, and seconds in which devices waited for data."""
+
+    num_steps: Any  # int32 scalar
+    num_rows: Any  # int64 scalar
+    seconds_waited: Any  # float64 scalar
+
+
+#: Takes an iterator and the number of steps to make at most, int32.
+Run = Callable[[Iterator[Any], tf.Tensor], Made]
+
+
+#: Makes a step on one element; returns its rows and tensors that are ready when it is made.
+StepOnElement = Callable[[Any], tuple[tf.Tensor, Any]]
+
+
+def in_graph(step: StepOnElement) -> Run:
+    """Returns a loop of `step` as one `tf.function`."""
+
+    def run(iterator: Any, num_steps: tf.Tensor) -> Made:
+        def take(made: Made, done_at: tf.Tensor, _: tf.Tensor) -> tuple[Made, Any, Any]:
+            batch = iterator.get_next_as_optional()
+            has_batch = batch.has_value()
+            with tf.control_dependencies([has_batch]):
+                ready_at = tf.timestamp()
+
+            def make_step() -> tuple[tf.Tensor, tf.Tensor]:
+                rows, done = step(batch.get_value())
+                with tf.control_dependencies(tf.nest.flatten(done)):
+                    return tf.cast(rows, tf.int64), tf.timestamp()
+
+            def end() -> tuple[tf.Tensor, tf.Tensor]:
+                return tf.constant(0, tf.int64), ready_at
+
+            # Data that were ready before the last step was done kept nobody waiting.
+            waited = made.seconds_waited + tf.maximum(ready_at - done_at, 0)
+            rows, done_at = tf.cond(has_batch, make_step, end)
+            num_steps = made.num_steps + tf.cast(has_batch, tf.int32)
+            return Made(num_steps, made.num_rows + rows, waited), done_at, has_batch
+
+        nothing = Made(tf.constant(0), tf.constant(0, tf.int64), tf.constant(0.0, tf.float64))
+        return tf.while_loop(
+            lambda made, _, more: tf.logical_and(made.num_steps < num_steps, more),
+            take,
+            (nothing, tf.timestamp(), tf.constant(True)),
+        )[0]
+
+    return tf.function(run, reduce_retracing=True, autograph=False)
+
+
+def eager(step: StepOnElement) -> Run:
+    """Returns a loop of `step` in Python, for `run_eagerly=True`: slow, and open to a debugger."""
+
+    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> Made:
+        num_rows, waited = 0, 0.0
+        for made in range(int(num_steps)):
+            began = time.perf_counter()
+            try:
+                element = next(iterator)
+            except StopIteration:
+                return Made(made, num_rows, waited)
+            waited += time.perf_counter() - began
+            num_rows += int(step(element)[0])
+        return Made(int(num_steps), num_rows, waited)
+
+    return run

@@ -1,0 +1,118 @@
+"""What the strategies that stand on a `tf.distribute.Strategy` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies import shares
+from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.fusion import fused
+
+
+def _written_alike(next_creator: Callable[..., Any], **options: Any) -> Any:
+    """Creates a variable of which every copy is written by us, with the same value.
+
+    TensorFlow's own per-replica variables (Keras's metrics) and its refusal of variables without
+    an aggregation (BatchNorm under central storage) are for writers inside a replica; ours write
+    in `update`, so that any copy is the whole truth.
+    """
+    options["synchronization"] = tf.VariableSynchronization.AUTO
+    options["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return next_creator(**options)
+
+
+class TFDistribute(Strategy):
+    """Replicas in one process, run by a `tf.distribute.Strategy`.
+
+    Args:
+        devices: Of this process, one a replica.
+        tf_strategy: Made for these devices.
+        prefetch_to_device: Whether shares are copied to their devices ahead of the step; None:
+            where the devices are GPUs (on CPUs the copy only costs).
+    """
+
+    default_cpus = 2
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        tf_strategy: tf.distribute.Strategy,
+        prefetch_to_device: bool | None = None,
+    ) -> None:
+        self.devices = list(devices)
+        self.tf_strategy = tf_strategy
+        self._prefetch = (
+            devices[0].startswith("GPU") if prefetch_to_device is None else prefetch_to_device
+        )
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with self.tf_strategy.scope(), tf.variable_creator_scope(_written_alike):
+            yield
+
+    def owns(self, variable: tf.Variable) -> bool:
+        return self.tf_strategy.extended.variable_created_in_scope(variable)
+
+    def distribute(
+        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset]
+    ) -> Any:
+        if not self._prefetch:
+            return super().distribute(dataset_fn)
+
+        def one_by_one(*batch: shares.Batch) -> tf.data.Dataset:
+            rows, parts = self._shares_of(*batch)
+            stream = tf.data.Dataset.from_tensors((rows, parts[0]))
+            for part in parts[1:]:
+                stream = stream.concatenate(tf.data.Dataset.from_tensors((rows, part)))
+            return stream
+
+        # TensorFlow hands consecutive elements to consecutive replicas, each on its device.
+        return self.tf_strategy.distribute_datasets_from_function(
+            lambda context: dataset_fn(context).flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
+        )
+
+    def unpack(self, element: Any) -> tuple[tf.Tensor, Sequence[shares.Batch]]:
+        if not self._prefetch:
+            return element
+        by_replica = self.local_results(element)
+        return by_replica[0][0], [share for _, share in by_replica]
+
+    def run(self, fn: ReplicaFn) -> Any:
+        def on_replica() -> Any:
+            context = tf.distribute.get_replica_context()
+            return fn(int(tf.get_static_value(context.replica_id_in_sync_group)))
+
+        return self.tf_strategy.run(on_replica)
+
+    def local_results(self, results: Any) -> list[Any]:
+        by_replica = [self.tf_strategy.experimental_local_results(r) for r in _leaves(results)]
+        return [
+            tf.nest.pack_sequence_as(results, [leaf[i] for leaf in by_replica])
+            for i in range(len(self.devices))
+        ]
+
+    def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
+        def on_copy(_: tf.Variable, result: Any) -> Any:
+            return fn(result)
+
+        returned = self.tf_strategy.extended.update(
+            self._anchor, on_copy, args=(results,), group=False
+        )
+        return list(self.tf_strategy.experimental_local_results(returned))
+
+    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+        context = tf.distribute.get_replica_context()
+        return fused(lambda packed: context.all_reduce(op, packed), tensors)
+
+    def prepare(self, model: Any, optimizer: Any) -> None:
+        # Any variable with a copy a device will do: `update` visits the devices through it.
+        self._anchor = model.variables[0].value
+
+
+def _leaves(structure: Any) -> list[Any]:
+    """Leaves, where a value per replica (a composite tensor itself) is one."""
+    return tf.nest.flatten(structure, expand_composites=False)

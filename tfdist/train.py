@@ -1,0 +1,127 @@
+"""`python -m tfdist.train`: trains a recipe under a strategy and leaves a run folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfdist import command_line, recipe
+from tfdist.config import TrainConfig
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfdist.precision import LossScale
+    from tfdist.trainer import Trainer
+
+_DESCRIPTION = "Trains a recipe under a strategy and leaves a run folder."
+_SMOKE_STEPS = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only: TensorFlow greets with pages
+
+    def command() -> None:
+        train(command_line.parse("python -m tfdist.train", _DESCRIPTION, arguments))
+
+    return command_line.run(command)
+
+
+def train(config: TrainConfig) -> keras.callbacks.History:
+    """Trains what the configuration says and writes the run folder.
+
+    Raises:
+        TfdistError: Something that the configuration asks for cannot be honoured.
+        KeyboardInterrupt: The user stopped the training; the last state is saved.
+    """
+    import keras  # not at the top, because `--help` answers without TensorFlow
+
+    from tfdist import reports
+    from tfdist.callbacks.curves import Curves
+    from tfdist.callbacks.metrics_log import MetricsLog
+    from tfdist.run_folder import RunFolder
+
+    workload = recipe.find(config.recipe)
+    keras.utils.set_random_seed(config.seed)
+    trainer = make_trainer(config, workload)  # makes devices: before any TensorFlow operation
+    data, validation = workload.train_data(config), workload.validation_data(config)
+    folder = RunFolder(config)
+    reports.start(trainer, config, data, folder.path)
+
+    history, curves = keras.callbacks.History(), Curves(folder.curves)
+    events = keras.callbacks.TensorBoard(str(folder.tensorboard), write_graph=False)
+    callbacks = [history, MetricsLog(folder.metrics, trainer.stats), curves, events]
+    steps = _SMOKE_STEPS if config.smoke else None
+    began, interrupted = time.perf_counter(), False
+    try:
+        trainer.fit(
+            data,
+            validation_data=validation,
+            callbacks=callbacks,
+            verbose=config.verbose,
+            epochs=1 if config.smoke else config.epochs,
+            steps_per_epoch=steps,
+            validation_steps=steps,
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+        curves.on_train_end()
+    seconds = time.perf_counter() - began
+    folder.save_model(trainer.model)
+    reports.summary(history.history, seconds, trainer.stats, folder.path, interrupted)
+    if interrupted:
+        raise KeyboardInterrupt
+    return history
+
+
+def make_trainer(config: TrainConfig, workload: recipe.Recipe) -> Trainer:
+    """Returns a trainer for a recipe's model, spread as the configuration says.
+
+    Raises:
+        TfdistError: The strategy, its devices or options, or the precision cannot be had.
+    """
+    import tfdist
+
+    strategy = tfdist.strategies.create(
+        config.strategy,
+        devices=config.devices,
+        all_reduce=config.all_reduce,
+        merge_on=config.merge_on,
+        parameter_device=config.parameter_device,
+    )
+    return tfdist.Trainer(
+        lambda: workload.build_model(config),
+        strategy=strategy,
+        accumulate=config.accumulate,
+        sync_batch_norm=config.sync_batch_norm,
+        steps_per_call=config.steps_per_call,
+        precision=config.precision,
+        loss_scale=_loss_scale(config),
+    )
+
+
+def _loss_scale(config: TrainConfig) -> LossScale | None:
+    """The loss scale asked for; float16 underflows without one, the other formats need none."""
+    from tfdist.precision import LossScale
+
+    if isinstance(config.loss_scale, float):
+        return LossScale.fixed(config.loss_scale)
+    in_float16 = config.precision in ("float16", "mixed_float16")
+    if config.loss_scale == "none" and in_float16:
+        return LossScale.fixed(1.0)  # Keras puts a dynamic scale there by itself
+    if config.loss_scale == "none" or (config.loss_scale == "auto" and not in_float16):
+        return None
+    return LossScale(
+        initial=config.loss_scale_initial,
+        growth_interval=config.loss_scale_growth_interval,
+        growth_factor=config.loss_scale_growth_factor,
+        backoff_factor=config.loss_scale_backoff_factor,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+"""Trains any Keras model over several replicas to the numbers of one device: the outer loop."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.backend.tensorflow.trainer import (
+    convert_to_np_if_not_ragged,
+    potentially_ragged_concat,
+)
+from keras.src.trainers.data_adapters import array_slicing
+
+from tfdist import model_scope, strategies
+from tfdist.callbacks.progress import ProgressBar
+from tfdist.engine import Engine
+from tfdist.errors import ConfigurationError, DataError, NonFiniteError
+from tfdist.feed import Feed
+from tfdist.pace import Pace, Stats
+from tfdist.precision import LossScale
+from tfdist.strategies.base import Strategy
+
+
+class Trainer:
+    """`fit`, `evaluate` and `predict` of a Keras model, over the replicas of a strategy.
+
+    Args:
+        build_model: Returns a compiled `keras.Model`; called in the strategy's scope. Or a
+            compiled model, which is rebuilt there with its weights.
+        strategy: A name out of `strategies.STRATEGIES`, or a `Strategy`.
+        devices: Of this process; None: all; a number (logical CPU devices on a host without
+            GPUs); or a list of names.
+        accumulate: Rounds in which a global batch is computed, to need less memory.
+        sync_batch_norm: Whether BatchNorm takes its moments from the global batch; otherwise
+            from each replica's share, as in Keras.
+        steps_per_call: Steps in one call of the inner loop; `"auto"`: see `Pace`.
+        precision: A dtype policy to build the model with, out of `precision.POLICIES`.
+        loss_scale: How the loss is scaled; None: dynamically for the float16 policies.
+
+    Attributes:
+        model: A plain Keras model, which saves to `.keras` and loads without tfdist.
+        strategy: The strategy at work.
+        stats: Throughput of the running epoch.
+
+    Raises:
+        TfdistError: An option or a model that cannot be honoured; the message has the cure.
+    """
+
+    def __init__(
+        self,
+        build_model: model_scope.BuildModel,
+        strategy: str | Strategy = "mirrored",
+        devices: int | str | Sequence[str] | None = None,
+        accumulate: int = 1,
+        sync_batch_norm: bool = False,
+        steps_per_call: int | str = "auto",
+        precision: str | None = None,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        if not isinstance(accumulate, int) or accumulate < 1:
+            raise ConfigurationError(f"accumulate={accumulate!r}: expected a number from 1.")
+        if accumulate > 1 and sync_batch_norm:
+            raise ConfigurationError(
+                "sync_batch_norm takes the moments of the global batch, which accumulate="
+                f"{accumulate} never holds at once: leave one of the two out."
+            )
+        if isinstance(strategy, str):
+            strategy = strategies.create(strategy, devices)
+        elif devices is not None:
+            raise ConfigurationError("devices go to the strategy where it is an object.")
+        self.strategy = strategy
+        self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
+        self.stats = Stats()
+        self._steps_per_call = steps_per_call
+        self.model = model_scope.create(build_model, strategy, precision, loss_scale)
+        self._engine = Engine(self.model, strategy, accumulate, sync_batch_norm, loss_scale)
+        self._started = False
+        self._claim_optimizer()
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: str | int = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: dict[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+    ) -> keras.callbacks.History:
+        """Trains the model; arguments and result as `keras.Model.fit`.
+
+        `batch_size` is the global batch. `x` may also be a function of a
+        `tf.distribute.InputContext` that returns this worker's data set.
+
+        Raises:
+            TfdistError: Model, data and options do not go together; the message has the cure.
+        """
+        model_scope.check_trainable(self.model)
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
+                (x, y, sample_weight), validation_split=validation_split
+            )
+        feed = Feed(
+            self.strategy, x, self.strategy.num_replicas * self.accumulate,
+            y=y, sample_weight=sample_weight, batch_size=batch_size, shuffle=shuffle,
+            steps_per_epoch=steps_per_epoch, class_weight=class_weight,
+        )  # fmt: skip
+        validation = None
+        if validation_data is not None:
+            val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+            validation = Feed(
+                self.strategy, val_x, y=val_y, sample_weight=val_weight, shuffle=False,
+                batch_size=validation_batch_size or batch_size, steps_per_epoch=validation_steps,
+            )  # fmt: skip
+        listeners = self._listeners(callbacks, verbose, epochs, feed.num_batches)
+        pace = Pace(self._steps_per_call, self.model, listeners.callbacks)
+        self._engine.train(feed)
+        self.model.stop_training = False
+        listeners.on_train_begin()
+        logs: dict[str, float] = {}
+        for epoch in range(self.model._initial_epoch or initial_epoch, epochs):
+            listeners.on_epoch_begin(epoch)
+            logs = self._train_epoch(feed, listeners, pace)
+            if validation is not None and self.model._should_eval(epoch, validation_freq):
+                results = self._evaluate(validation, listeners)
+                logs |= {f"val_{name}": value for name, value in results.items()}
+            listeners.on_epoch_end(epoch, logs)
+            if self.model.stop_training:
+                break
+        self._engine.finalize()
+        listeners.on_train_end(logs)
+        return self.model.history
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Returns loss and metrics; arguments and result as `keras.Model.evaluate`."""
+        model_scope.check_trainable(self.model)
+        feed = Feed(
+            self.strategy, x, y=y, sample_weight=sample_weight, batch_size=batch_size,
+            steps_per_epoch=steps, shuffle=False,
+        )  # fmt: skip
+        listeners = self._listeners(callbacks, verbose, 1, feed.num_batches, history=False)
+        logs = self._evaluate(feed, listeners)
+        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Returns the model's outputs for exactly the rows given, in order, as NumPy arrays."""
+        feed = Feed(
+            self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False
+        )
+        predict = self._engine.predict(feed)
+        listeners = self._listeners(callbacks, verbose, 1, feed.num_batches, history=False)
+        listeners.on_predict_begin()
+        iterator, outputs, step = feed.begin_epoch(), [], 0
+        while feed.num_left(step, 1) and (shares := predict(iterator)) is not None:
+            listeners.on_predict_batch_begin(step)
+            outputs += shares
+            listeners.on_predict_batch_end(step, {"outputs": shares[-1]})
+            step += 1
+        feed.end_epoch(step, exhausted=step == 0)
+        listeners.on_predict_end()
+        return keras.tree.map_structure(_lay_end_to_end, *outputs)
+
+    def describe(self) -> dict[str, str]:
+        """Returns what a start-up table says of this trainer."""
+        exact = dict(self.strategy.inexact)
+        if self.strategy.num_replicas * self.accumulate > 1 and not self.sync_batch_norm:
+            exact["BatchNorm"] = "moments are each replica's own, unless sync_batch_norm"
+        return self.strategy.describe() | {
+            "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
+            "precision": self.model.dtype_policy.name,
+            "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
+            "shard policy": "each global batch is split over the replicas",
+            "not exact": "; ".join(f"{name}: {why}" for name, why in exact.items()) or "nothing",
+        }
+
+    def _train_epoch(
+        self, feed: Feed, listeners: keras.callbacks.CallbackList, pace: Pace
+    ) -> dict[str, float]:
+        """Makes the steps of one epoch and returns the logs after the last."""
+        call, logs = self._engine.train(feed), {}
+        self.model.reset_metrics()
+        self.stats.begin()
+        iterator, step, exhausted = feed.begin_epoch(), 0, False
+        while (wanted := feed.num_left(step, pace.num_steps)) and not exhausted:
+            listeners.on_train_batch_begin(step)
+            pace.begin_call()
+            made, results = call(iterator, wanted)
+            self.stats.add(made, pace.end_call(made.num_steps))
+            step += made.num_steps
+            exhausted = made.num_steps < wanted
+            if not made.num_steps:
+                break
+            logs = results
+            listeners.on_train_batch_end(step - 1, logs)
+            if self.model.stop_training:
+                break
+            self._check_start(feed, logs)
+        feed.end_epoch(step, exhausted)
+        return logs
+
+    def _evaluate(self, feed: Feed, listeners: keras.callbacks.CallbackList) -> dict[str, float]:
+        """Computes loss and metrics over a feed."""
+        call, logs = self._engine.test(feed), {}
+        pace = Pace(self._steps_per_call, self.model, [])
+        self.model.stop_evaluating = False
+        listeners.on_test_begin()
+        self.model.reset_metrics()
+        iterator, step, exhausted = feed.begin_epoch(), 0, False
+        while (wanted := feed.num_left(step, pace.num_steps)) and not exhausted:
+            listeners.on_test_batch_begin(step)
+            pace.begin_call()
+            made, results = call(iterator, wanted)
+            pace.end_call(made.num_steps)
+            step += made.num_steps
+            exhausted = made.num_steps < wanted
+            if made.num_steps:
+                logs = results
+                listeners.on_test_batch_end(step - 1, logs)
+            if self.model.stop_evaluating:
+                break
+        feed.end_epoch(step, exhausted)
+        listeners.on_test_end(logs)
+        return logs
+
+    def _listeners(
+        self,
+        callbacks: Any,
+        verbose: str | int,
+        epochs: int,
+        steps: int | None,
+        history: bool = True,
+    ) -> keras.callbacks.CallbackList:
+        """Returns Keras's container of callbacks, with a progress line if wanted."""
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        given = keras.tree.flatten(callbacks) if callbacks else []
+        if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
+            given.append(ProgressBar(self.stats))
+        return keras.callbacks.CallbackList(
+            given,
+            add_history=history,
+            add_progbar=False,
+            model=self.model,
+            verbose=verbose,
+            epochs=epochs,
+            steps=steps,
+        )
+
+    def _check_start(self, feed: Feed, logs: dict[str, float]) -> None:
+        """Raises where the very first step gives no finite loss; a loss scale may still mend it."""
+        if self._started:
+            return
+        self._started = True
+        loss = logs.get("loss", 0.0)
+        if math.isfinite(loss) or "loss_scale" in logs:
+            return
+        leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(feed.first_batch())]
+        bad = sum(int(np.sum(~np.isfinite(a))) for a in leaves if a.dtype.kind == "f")
+        raise NonFiniteError(
+            f"The loss of the first batch is {loss}; the batch holds {bad} values that are NaN or "
+            "infinite. "
+            + ("Clean the data." if bad else "Lower the learning rate, or check the loss.")
+        )
+
+    def _claim_optimizer(self) -> None:
+        """Refuses an optimizer that another trainer holds: its state fits one set of weights."""
+        optimizer = self.model.optimizer if self.model.compiled else None
+        if optimizer is None:
+            return
+        owner = optimizer.__dict__.get("_tfdist_owner", lambda: None)()
+        if owner is not None and owner is not self:
+            raise ConfigurationError(
+                "The model's optimizer already belongs to another Trainer, whose weights its "
+                "state is about: create the optimizer inside build_model."
+            )
+        optimizer.__dict__["_tfdist_owner"] = weakref.ref(self)
+
+
+def _lay_end_to_end(*parts: Any) -> Any:
+    """Joins the outputs of shares and batches along the rows."""
+    filled = [part for part in parts if part.shape[0] != 0] or [parts[0]]
+    return convert_to_np_if_not_ragged(potentially_ragged_concat(filled))
