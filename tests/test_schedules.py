@@ -66,5 +66,5 @@ def test_description() -> None:
         lr_rule="cosine", warmup_epochs=2, learning_rate=0.1, batch_size=512, lr_reference_batch=256
     )
     assert schedules.describe(config) == (
-        "cosine, 0.2 (0.1 per 256 examples), after 2 epochs of linear warmup"
+        "cosine, 0.2 (0.1 per 256 examples), linear warmup over 2 epochs"
     )

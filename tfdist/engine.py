@@ -93,7 +93,7 @@ class Engine:
             return
 
         def on_copy(_: Any) -> None:
-            with as_on_one_device(inner):
+            with as_on_one_device():
                 inner.finalize_variable_values(weights)
 
         self._strategy.update(on_copy, self._strategy.run(lambda i: tf.constant(0)))

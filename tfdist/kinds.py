@@ -34,12 +34,14 @@ class Kinds:
 
     Args:
         model: Built.
-        first_batch: Returns the first global batch; called at most once, outside of any graph.
+        first_batch: Returns the first global batch; called outside of any graph, and only for a
+            model with something to ask about.
     """
 
     def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
         self._model, self._first_batch = model, first_batch
         self._probes: dict[bool, list[_Probe]] = {}
+        self._compiled: list[_CompiledLoss] = []
 
     def of_losses(self, num_losses: int, training: bool) -> list[Kind]:
         """Returns the kind of each added loss, in the order in which the layers add them.
@@ -67,13 +69,28 @@ class Kinds:
         changes = [p.states[id(variable)] for p in self._run(True)]
         return _kind(f"the update of {variable.path!r}", *changes, 0.2)
 
+    def has_independent_rows(self, number: int) -> bool:
+        """Tells whether a compiled loss gives each row a value that no other row moves.
+
+        Args:
+            number: Its place among the losses of the model.
+        """
+        entry = self._model._compile_loss._flat_losses[number]
+        if _is_row_by_row(entry.loss):
+            return True
+        with tf.init_scope():
+            if not self._compiled:
+                self._compiled = _compiled_losses(self._model, self._first_batch())
+            loss, y_true, y_pred = self._compiled[number]
+            half = (int(shares.num_rows(y_pred)) + 1) // 2
+            some = loss.call(shares.take(y_true, 0, half), shares.take(y_pred, 0, half))
+            return np.allclose(some, loss.call(y_true, y_pred)[:half], rtol=1e-3, atol=1e-6)
+
     def _run(self, training: bool) -> list[_Probe]:
         """Probes the first half of the rows, the second, and both."""
         if training not in self._probes:
             with tf.init_scope():
-                x = keras.utils.unpack_x_y_sample_weight(
-                    shares.without_optionals(self._first_batch())
-                )[0]
+                x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
                 half = min(int(shares.num_rows(x)), MAX_ROWS) // 2
                 if half == 0:
                     raise UnsupportedModelError(
@@ -87,6 +104,45 @@ class Kinds:
         return self._probes[training]
 
 
+#: A compiled loss, with the labels and outputs of the first batch that go to it.
+_CompiledLoss = tuple[keras.losses.Loss, Any, Any]
+
+
+def _is_row_by_row(loss: keras.losses.Loss) -> bool:
+    """Whether a loss is one of Keras's own, which treat each row by itself (but for Circle)."""
+    function = getattr(loss, "fn", type(loss))  # what a LossFunctionWrapper wraps
+    ours = function.__module__.startswith("keras.src.losses")
+    return ours and function is not keras.losses.circle
+
+
+def view_with(compile_loss: Any, losses: list[Callable[..., Any]]) -> Any:
+    """Returns a view of Keras's `CompileLoss` that calls other functions as its losses."""
+    view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
+    view.__dict__.update(compile_loss.__dict__)
+    entries = zip(compile_loss._flat_losses, losses, strict=True)
+    view._flat_losses = [entry._replace(loss=loss) for entry, loss in entries]
+    return view
+
+
+def _compiled_losses(model: keras.Model, batch: Any) -> list[_CompiledLoss]:
+    """Finds which labels and outputs go to which of the compiled losses."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    found: list[_CompiledLoss] = []
+
+    def recorder(loss: keras.losses.Loss) -> Callable[..., tf.Tensor]:
+        def record(y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+            found.append((loss, tf.convert_to_tensor(y_true), tf.convert_to_tensor(y_pred)))
+            return tf.zeros(())
+
+        return record
+
+    with keras.StatelessScope():  # trackers and states stay as they are
+        y_pred = model(x, training=False)
+        recorders = [recorder(entry.loss) for entry in model._compile_loss._flat_losses]
+        view_with(model._compile_loss, recorders)(y, y_pred, sample_weight)
+    return found
+
+
 class _Probe:
     """What one forward pass adds as losses and changes in the states, as NumPy arrays."""
 
@@ -95,7 +151,7 @@ class _Probe:
             model(x, training=training)
         self.losses = [np.sum(keras.ops.convert_to_numpy(loss)) for loss in scope.losses]
         self.states = {}
-        for variable in model.non_trainable_variables:
+        for variable in model.variables:
             new = scope.get_current_value(variable)
             if new is not None:
                 old = np.asarray(variable.value, np.float64)

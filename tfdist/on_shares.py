@@ -8,12 +8,12 @@ these functions of Keras are replaced while a step is traced, and put back.
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
@@ -40,7 +40,7 @@ def keras_on_shares(model: keras.Model, sync_batch_norm: bool) -> Iterator[None]
 
 
 @contextmanager
-def as_on_one_device(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def as_on_one_device() -> Iterator[None]:
     """Lets a Keras optimizer change one copy of the variables, by gradients already summed.
 
     Inside `Strategy.update` every assignment is local. So what Keras does for `tf.distribute`
@@ -52,33 +52,35 @@ def as_on_one_device(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         for gradient, variable in zip(gradients, variables, strict=True):
             self.update_step(gradient, variable.value, learning_rate)
 
-    plain = {
-        "_backend_update_step": update_each,
-        "_apply_weight_decay": BaseOptimizer._apply_weight_decay,
-        "_overwrite_model_variables_with_average_value": (
-            BaseOptimizer._overwrite_model_variables_with_average_value
-        ),
-        "_backend_increment_gradient_accumulators": (
-            BaseOptimizer._backend_increment_gradient_accumulators
-        ),
+    plain = {"_backend_update_step": update_each} | {
+        name: getattr(BaseOptimizer, name)
+        for name in (
+            "_apply_weight_decay",
+            "_overwrite_model_variables_with_average_value",
+            "_backend_increment_gradient_accumulators",
+        )
     }
     with ExitStack() as stack:
+        # On the class: optimizers such as Nadam override these and call their parent's.
         for name, function in plain.items():
-            bound = types.MethodType(function, optimizer)
-            stack.enter_context(_replaced(optimizer, name, bound))
+            stack.enter_context(_replaced(TFOptimizer, name, function))
         yield
 
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute of a module or an instance, past any tracking, and takes it back."""
+    """Sets an attribute of a module, class or instance, past Keras's tracking, and undoes it."""
     absent = object()
-    before = owner.__dict__.get(name, absent)
-    owner.__dict__[name] = value
+    before = vars(owner).get(name, absent)
+    set_, delete = (type.__setattr__, type.__delattr__) if isinstance(owner, type) else (
+        object.__setattr__,
+        object.__delattr__,
+    )
+    set_(owner, name, value)
     try:
         yield
     finally:
         if before is absent:
-            del owner.__dict__[name]
+            delete(owner, name)
         else:
-            owner.__dict__[name] = before
+            set_(owner, name, before)

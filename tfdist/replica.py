@@ -19,7 +19,7 @@ def current() -> Replica | None:
     return getattr(_local, "replica", None)
 
 
-@dataclass
+@dataclass(eq=False)
 class Totals:
     """Sums over all rounds of an accumulating step, taken in a pass ahead of the gradients.
 
@@ -100,7 +100,7 @@ class Replica:
 
     def sum_through(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums tensors over the replicas, and their gradients over the replicas on the way back."""
-        if self.num_replicas == 1:
+        if self.num_replicas == 1 or not tensors:
             return tensors
 
         @tf.custom_gradient

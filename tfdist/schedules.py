@@ -93,5 +93,5 @@ def describe(config: TrainConfig) -> str:
     if config.lr_reference_batch is not None:
         words += f" ({config.learning_rate:g} per {config.lr_reference_batch} examples)"
     if config.warmup_epochs:
-        words += f", after {config.warmup_epochs:g} epochs of linear warmup"
+        words += f", linear warmup over {config.warmup_epochs:g} epochs"
     return words

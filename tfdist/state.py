@@ -26,13 +26,13 @@ class ForwardState:
     """The variables of a model that a forward pass may move, and how parts of them add up."""
 
     def __init__(self, model: keras.Model, kinds: Kinds) -> None:
-        self._kinds = kinds
+        self.kinds = kinds
         self._seeds = [
             generator.state for layer in model._flatten_layers() for generator in _seeds(layer)
         ]
         self._metrics = model.metrics_variables
         others = {id(v) for v in self._seeds + self._metrics}
-        self._states = [v for v in model.non_trainable_variables if id(v) not in others]
+        self._states = [v for v in model.variables if id(v) not in others]
         self._statistics = {
             id(v) for layer in batch_norm.layers_of(model) for v in layer.variables
         }
@@ -44,14 +44,6 @@ class ForwardState:
         seeds = [(v, v + _offset(v, replica)) for v in self._seeds]
         metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics]
         return keras.StatelessScope(seeds + metrics, collect_losses=True)
-
-    def with_kinds(
-        self, added: list[tf.Tensor], replica: Replica, training: bool
-    ) -> list[tuple[tf.Tensor, Kind]]:
-        """Tells of each added loss how it adds up over the shares."""
-        if replica.num_parts == 1 or not added:
-            return [(loss, Kind.MEAN) for loss in added]
-        return list(zip(added, self._kinds.of_losses(len(added), training), strict=True))
 
     def changes(self, scope: keras.StatelessScope, replica: Replica) -> dict[str, list]:
         """Returns this part of what the forward pass changed."""
@@ -86,7 +78,7 @@ class ForwardState:
         # with synchronised moments, which are alike on every replica.
         if replica.num_parts == 1 or id(variable) in self._statistics:
             return Kind.MEAN
-        return self._kinds.of_state(variable)
+        return self.kinds.of_state(variable)
 
 
 def _seeds(layer: keras.Layer) -> list[keras.random.SeedGenerator]:

@@ -102,18 +102,21 @@ class EvalStep:
                     replica,
                     (x, y, sample_weight),
                     y_pred,
-                    self.state.with_kinds(scope.losses, replica, self.training),
+                    scope.losses,
+                    self.state.kinds,
                     self.training,
                 )
                 scaled = self.scaling.scale(loss) if self.training else loss
-            gradients = self.gradients(tape, scaled)
+            gradients = self.gradients(tape, scaled, scope)
             losses.track(self.model._loss_tracker, loss, replica)
             self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return {"gradients": gradients} | self.state.changes(scope, replica)
 
-    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list:
+    def gradients(
+        self, tape: tf.GradientTape, loss: tf.Tensor, scope: keras.StatelessScope
+    ) -> list:
         """Returns no gradients: nothing is trained."""
-        del tape, loss
+        del tape, loss, scope
         return []
 
     def exchange(self, sums: Sums) -> Sums:
@@ -145,9 +148,13 @@ class TrainStep(EvalStep):
         if self.scaling.optimizer.gradient_accumulation_steps:
             self.accumulators = Accumulators(self.strategy, self.scaling, self.trainable)
 
-    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list:
+    def gradients(
+        self, tape: tf.GradientTape, loss: tf.Tensor, scope: keras.StatelessScope
+    ) -> list:
         """Returns the gradients of the variables that the loss depends on."""
-        gradients = tape.gradient(loss, [v.value for v in self.trainable])
+        assigned = [scope.get_current_value(v) for v in self.trainable]
+        sources = zip(self.trainable, assigned, strict=True)
+        gradients = tape.gradient(loss, [v.value if new is None else new for v, new in sources])
         self.connected = [i for i, gradient in enumerate(gradients) if gradient is not None]
         return [gradients[i] for i in self.connected]
 
@@ -157,8 +164,11 @@ class TrainStep(EvalStep):
         part, run = functools.partial(self.part, total_rows), self.strategy.run
         local = self.strategy.local_results(run(lambda i: part(i, 0, shares[i], Totals())))
         gradients = [own.pop("gradients") for own in local]
-        overflows = [{"overflows": [self.scaling.overflows(own)]} for own in gradients]
-        rest = self.strategy.local_results(run(lambda i: self.exchange(local[i] | overflows[i])))
+
+        def but_gradients(i: int) -> Sums:
+            return self.exchange(local[i] | {"overflows": [self.scaling.overflows(gradients[i])]})
+
+        rest = self.strategy.local_results(run(but_gradients))
         waited = self.accumulators.add(gradients, self.connected, rest[0]["overflows"][0])
         return run(lambda i: rest[i] | {"gradients": waited[i]})
 
@@ -168,14 +178,16 @@ class TrainStep(EvalStep):
             gradients[i] = gradient
 
         def commit(unscaled: list) -> None:
-            if self.trainable:
-                with as_on_one_device(self.scaling.optimizer):
-                    self.scaling.optimizer.apply(unscaled, self.trainable)
+            # First the state: a layer may have assigned to a weight (SpectralNormalization),
+            # of which the gradients are those of the new value.
             self.state.commit(sums)
+            if self.trainable:
+                with as_on_one_device():
+                    self.scaling.optimizer.apply(unscaled, self.trainable)
 
         self.scaling.apply(gradients, commit)
         with tf.control_dependencies([self.state.commit_metrics(sums)]):
-            return tf.identity(self.scaling.optimizer.iterations.value)
+            return tf.identity(self.scaling.optimizer.iterations)
 
     def logs(self) -> dict[str, tf.Tensor]:
         return super().logs() | self.scaling.logs()

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfdist import command_line, recipe
 from tfdist.config import TrainConfig
@@ -23,7 +23,8 @@ _SMOKE_STEPS = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only: TensorFlow greets with pages
+    # What matters is raised as well; the rest are pages about drivers that a machine lacks.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
     def command() -> None:
         train(command_line.parse("python -m tfdist.train", _DESCRIPTION, arguments))
@@ -53,19 +54,15 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     reports.start(trainer, config, data, folder.path)
 
     history, curves = keras.callbacks.History(), Curves(folder.curves)
+    log = MetricsLog(folder.metrics, trainer.stats)
     events = keras.callbacks.TensorBoard(str(folder.tensorboard), write_graph=False)
-    callbacks = [history, MetricsLog(folder.metrics, trainer.stats), curves, events]
-    steps = _SMOKE_STEPS if config.smoke else None
     began, interrupted = time.perf_counter(), False
     try:
         trainer.fit(
             data,
             validation_data=validation,
-            callbacks=callbacks,
-            verbose=config.verbose,
-            epochs=1 if config.smoke else config.epochs,
-            steps_per_epoch=steps,
-            validation_steps=steps,
+            callbacks=[history, log, curves, events],
+            **_fit_arguments(config),
         )
     except KeyboardInterrupt:
         interrupted = True
@@ -102,6 +99,18 @@ def make_trainer(config: TrainConfig, workload: recipe.Recipe) -> Trainer:
         precision=config.precision,
         loss_scale=_loss_scale(config),
     )
+
+
+def _fit_arguments(config: TrainConfig) -> dict[str, Any]:
+    """How long and how loud to train."""
+    steps = _SMOKE_STEPS if config.smoke else None
+    return {
+        "epochs": 1 if config.smoke else config.epochs,
+        "steps_per_epoch": steps,
+        "validation_steps": steps,
+        "verbose": config.verbose,
+        "shuffle": False,  # a recipe's data set shuffles itself; Keras warns of shuffling twice
+    }
 
 
 def _loss_scale(config: TrainConfig) -> LossScale | None:

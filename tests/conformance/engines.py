@@ -93,13 +93,13 @@ def collect(model: keras.Model, history: keras.callbacks.History, evaluation: di
     optimizer = model.optimizer
     scale = getattr(optimizer, "dynamic_scale", None)
     # Keras numbers the names of layers through a process: the position tells weights apart.
-    weights = {f"{i} {w.name}": np.asarray(w.value) for i, w in enumerate(model.weights)}
+    weights = {f"{i} {w.name}": keras.ops.convert_to_numpy(w) for i, w in enumerate(model.weights)}
     return Result(
         weights,
         {name: [float(v) for v in values] for name, values in history.history.items()},
         {name: float(value) for name, value in evaluation.items()},
-        int(optimizer.iterations),
-        None if scale is None else float(scale),
+        int(keras.ops.convert_to_numpy(optimizer.iterations)),
+        None if scale is None else float(keras.ops.convert_to_numpy(scale)),
     )
 
 
@@ -157,9 +157,8 @@ def _mirrored(num_replicas: int) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
 
 
-def keras_mirrored(name: str, num_replicas: int) -> Result:
+def keras_mirrored(case: Case, num_replicas: int) -> Result:
     """Plain Keras under MirroredStrategy. It may crash or hang: call it in another process."""
-    case = CASES[name]
     with _mirrored(num_replicas).scope():
         model = case.build()
         for layer in model._flatten_layers():

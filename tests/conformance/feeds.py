@@ -135,6 +135,30 @@ def half_lost(case: Case) -> Case:
     )
 
 
+def even(case: Case, num_replicas: int) -> Case:
+    """The case with batches that divide by the replicas, down to the last."""
+
+    def multiple(number: int, of: int) -> int:
+        return number - number % of
+
+    batch_size = multiple(case.batch_size, num_replicas)
+    batches, rest = _batches(case)
+    index = np.arange(multiple(sum(map(len, batches)), batch_size))
+    fit = dict(case.fit)
+    if fit.pop("validation_split", None):
+        fit["validation_data"] = _parts(_take(case.data, rest))
+    if "validation_data" in fit:
+        held_out = Data(*fit["validation_data"])
+        keep = np.arange(multiple(_num_rows(held_out), batch_size))
+        fit |= {
+            "validation_data": _parts(_take(held_out, keep)),
+            "validation_batch_size": batch_size,
+        }
+    evaluate = {name: value for name, value in case.evaluate.items() if name != "batch_size"}
+    data = _take(case.data, index)
+    return dataclasses.replace(case, data=data, batch_size=batch_size, fit=fit, evaluate=evaluate)
+
+
 def _batches(case: Case) -> tuple[list[np.ndarray], np.ndarray]:
     """The numbers of the rows in each training batch, and those that `validation_split` takes."""
     num_train = math.floor(_num_rows(case.data) * (1.0 - case.fit.get("validation_split", 0.0)))

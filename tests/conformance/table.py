@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from tests.conformance.cases import CASES
-from tests.conformance.verdicts import KERAS, Question, Verdict
+from tests.conformance.verdicts import KERAS, KERAS_EVEN, Question, Verdict
 
 Verdicts = dict[Question, Verdict]
 BEGIN, END = "<!-- compatibility:begin -->", "<!-- compatibility:end -->"
@@ -23,7 +23,8 @@ def _columns(verdicts: Verdicts) -> list[str]:
 
 
 def _title(engine: str) -> str:
-    return "plain Keras" if engine == KERAS else f"tfdist {engine}"
+    plain = {KERAS: "plain Keras", KERAS_EVEN: "plain Keras, even batches"}
+    return plain.get(engine, f"tfdist {engine}")
 
 
 def _cells(verdicts: Verdicts) -> dict[str, dict[str, Verdict]]:

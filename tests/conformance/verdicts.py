@@ -14,12 +14,19 @@ from multiprocessing.connection import Connection
 from tests import start_tensorflow
 
 TIMEOUT_SECONDS = 120.0
-KERAS = "keras"
+KERAS, KERAS_EVEN = "keras", "keras-even"
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A case for an engine: `KERAS` for plain Keras mirrored, or a strategy of tfdist."""
+    """A case for an engine.
+
+    Attributes:
+        case: its name.
+        engine: a strategy of tfdist; `KERAS` for plain Keras mirrored; `KERAS_EVEN` for that on
+            rows cut to batches that divide by the replicas, which shows what else goes wrong.
+        num_replicas: how many.
+    """
 
     case: str
     engine: str
@@ -43,18 +50,23 @@ class Verdict:
 
 def judge(question: Question) -> Verdict:
     """Answers a question in this process."""
-    from tests.conformance import engines
+    from tests.conformance import engines, feeds
     from tests.conformance.cases import CASES
 
-    case = CASES[question.case]
-    if question.engine == KERAS and case.accumulate > 1:
+    case, num_replicas = CASES[question.case], question.num_replicas
+    plain = question.engine in (KERAS, KERAS_EVEN)
+    if plain and case.accumulate > 1:
         return Verdict("absent")
-    reference = engines.reference(case.name)
+    if question.engine == KERAS_EVEN:
+        case = feeds.even(case, num_replicas)
+        reference = engines.one_device(case, case)[0]
+    else:
+        reference = engines.reference(case.name)
     try:
-        if question.engine == KERAS:
-            result = engines.keras_mirrored(case.name, question.num_replicas)
+        if plain:
+            result = engines.keras_mirrored(case, num_replicas)
         else:
-            result = engines.tfdist(case.name, question.engine, question.num_replicas)
+            result = engines.tfdist(case.name, question.engine, num_replicas)
     except Exception as error:
         first_line = (str(error).strip() or "no message").splitlines()[0]
         return Verdict("crash", math.inf, (f"{type(error).__name__}: {first_line}",))
@@ -89,7 +101,7 @@ class _Judge:
         except (EOFError, ConnectionError):
             self.stop()
             return Verdict("crash", math.inf, ("the process died",))
-        if verdict.status == "crash" and question.engine == KERAS:
+        if verdict.status == "crash" and question.engine in (KERAS, KERAS_EVEN):
             self.stop()  # its one MirroredStrategy may be left half way
         return verdict
 

@@ -36,7 +36,7 @@ class MetricsLog(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         line: dict[str, float | None] = {
             "epoch": epoch + 1,
-            "step": int(self.model.optimizer.iterations),
+            "step": int(keras.ops.convert_to_numpy(self.model.optimizer.iterations)),
             "seconds": round(time.perf_counter() - self._began, 3),
         }
         if self._stats is not None:

@@ -35,6 +35,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._stats = stats
         self._unit = unit
         self._in_fit = False
+        self._traced = False
         self._start()
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
@@ -89,12 +90,13 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._shown_width = 0
         self._shown_at = 0.0
         self._began = self._ended = time.perf_counter()
-        self._first: tuple[int, float] | None = None  # steps and time when the first call was done
+        # From which step, and when, steps are timed: not the very first call, which traces.
+        self._timed_from = (0, self._began) if self._traced else None
 
     def _step(self, batch: int, logs: Mapping[str, float] | None) -> None:
         self._seen, self._ended = batch + 1, time.perf_counter()
-        if self._first is None:
-            self._first = self._seen, self._ended
+        if self._timed_from is None:
+            self._timed_from, self._traced = (self._seen, self._ended), True
         if self._mode == 1 and self._ended - self._shown_at > _REDRAW_SECONDS:
             self._redraw(logs)
             self._shown_at = self._ended
@@ -125,9 +127,9 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
     def _time(self) -> str:
         """Seconds since the start, and the time of a step, without the first call that traces."""
         words = f"{time.perf_counter() - self._began:.0f}s"
-        if self._first and self._seen > self._first[0]:
-            steps, since = self._seen - self._first[0], self._ended - self._first[1]
-            words += f" {1000 * since / steps:.3g}ms/step"
+        first, since = self._timed_from or (self._seen, 0.0)
+        if self._seen > first:
+            words += f" {1000 * (self._ended - since) / (self._seen - first):.3g}ms/step"
         return words
 
     def _facts(self, logs: Mapping[str, float] | None) -> list[str]:

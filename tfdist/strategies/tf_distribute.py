@@ -106,7 +106,13 @@ class TFDistribute(Strategy):
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         context = tf.distribute.get_replica_context()
-        return fused(lambda packed: context.all_reduce(op, packed), tensors)
+        # TensorFlow keeps int32 on the host and refuses it in one exchange with the rest.
+        movable = [tf.cast(t, tf.int64) if t.dtype == tf.int32 else t for t in tensors]
+        reduced = fused(lambda packed: context.all_reduce(op, packed), movable)
+        return [
+            tf.cast(r, t.dtype) if r.dtype != t.dtype else r
+            for r, t in zip(reduced, tensors, strict=True)
+        ]
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         # Any variable with a copy a device will do: `update` visits the devices through it.
