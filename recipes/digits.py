@@ -15,7 +15,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import sklearn
 import tensorflow as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -80,7 +79,7 @@ def validation_data(config: TrainConfig) -> tf.data.Dataset:
     )
 
 
-def _image_and_label(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+def _image_and_label(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
     return batch["image"], batch["label"]
 
 

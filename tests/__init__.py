@@ -17,6 +17,7 @@ def start_tensorflow() -> None:
     import keras  # noqa: F401 - imported here so that it is frozen below
     import tensorflow as tf
 
+    tf.get_logger().setLevel("ERROR")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_CPUS)]

@@ -49,7 +49,9 @@ class Accumulators:
             for gradient, waiting in zip(gradients, own, strict=True):
                 unscaled = self._scaling.unscale([tf.convert_to_tensor(gradient)])[0]
                 waiting.assign_add(tf.where(finite, unscaled, 0.0))
-        iterations = tf.convert_to_tensor(self._scaling.optimizer._iterations)  # batches, not updates
+        iterations = tf.convert_to_tensor(
+            self._scaling.optimizer._iterations
+        )  # batches, not updates
         is_last = finite & ((iterations + 1) % self._every == 0)
         nothing = tf.where(finite, 0.0, float("nan"))
         return tf.cond(

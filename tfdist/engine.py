@@ -123,13 +123,7 @@ class Engine:
         )
 
     def _in_one_call(self, step: EvalStep, feed: Feed) -> Call:
-        run = self._strategy.compile(step, self._model.run_eagerly)
-
-        def steps(iterator: Any, num_steps: tf.Tensor) -> tuple[Made, dict[str, Any]]:
-            return run(iterator, num_steps), step.logs()
-
-        if not self._model.run_eagerly:
-            steps = tf.function(steps, reduce_retracing=True, autograph=False)
+        steps = self._strategy.compile(step, self._model.run_eagerly)
 
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, float]]:
             try:
@@ -137,13 +131,15 @@ class Engine:
             except TfdistError:
                 raise
             except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-                raise DataError(model_scope.misfit(self._model, feed.element_spec, error)) from error
+                raise DataError(
+                    model_scope.misfit(self._model, feed.element_spec, error)
+                ) from error
             return Made(*(np.asarray(v).item() for v in made)), _as_floats(logs)
 
         return call
 
 
-def _as_floats(logs: dict[str, Any]) -> dict[str, float]:
+def _as_floats(logs: dict[str, Any]) -> dict[str, Any]:
     """Turns scalars into Python floats; a metric of several numbers stays an array."""
     arrays = {name: np.asarray(value) for name, value in logs.items()}
     return {name: float(a) if a.ndim == 0 else a for name, a in arrays.items()}

@@ -19,6 +19,7 @@ class Feed:
 
     Args:
         strategy: Splits the batches.
+        training: Whether a batch smaller than the replicas is an error; evaluating one is none.
         x: What `keras.Model.fit` takes, or a function of a `tf.distribute.InputContext` that
             returns this worker's `tf.data.Dataset`.
         **options: As `keras.Model.fit`: `y`, `sample_weight`, `batch_size` (global),
@@ -29,10 +30,10 @@ class Feed:
         batch_size: Rows of a global batch; None if unknown.
 
     Raises:
-        DataError: No data, or a batch of fewer rows than the parts that it is split into.
+        DataError: No data, or training batches of fewer rows than there are replicas.
     """
 
-    def __init__(self, strategy: Strategy, x: Any, num_parts: int = 1, **options: Any) -> None:
+    def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
         if callable(x) and not isinstance(x, tf.data.Dataset):
             dataset_fn, x = x, x(tf.distribute.InputContext(1, 0, strategy.num_replicas))
         else:
@@ -42,11 +43,11 @@ class Feed:
         self.batch_size = self._adapter.batch_size
         self._steps_per_epoch = options.get("steps_per_epoch")
         self.num_batches = self._steps_per_epoch or self._adapter.num_batches
-        if self.batch_size is not None and self.batch_size < num_parts:
+        replicas = strategy.num_replicas
+        if training and self.batch_size is not None and self.batch_size < replicas:
             raise DataError(
-                f"A global batch of {self.batch_size} rows cannot be split into {num_parts} parts "
-                f"({strategy.num_replicas} replicas and the rounds of accumulation): "
-                f"use batch_size={num_parts} or more, or fewer devices."
+                f"A global batch of {self.batch_size} rows leaves some of {replicas} replicas "
+                f"without work: use batch_size={replicas} or more, or fewer devices."
             )
         self._distributed = strategy.distribute(dataset_fn or (lambda context: self._dataset))
         self._iterator: Iterator[Any] | None = None

@@ -8,7 +8,7 @@ asked once, on the first batch: computed for each half of it and for the whole.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -54,7 +54,7 @@ class Kinds:
             probes = self._run(mode)
             if len(probes[0].losses) == num_losses:
                 halves = zip(*(p.losses for p in probes), strict=True)
-                return [_kind(f"add_loss number {i}", *v, tolerance) for i, v in enumerate(halves)]
+                return [_kind(f"add_loss number {i}", v, tolerance) for i, v in enumerate(halves)]
         raise UnsupportedModelError(
             f"The layers add {num_losses} losses in training, but {len(probes[0].losses)} when "
             "called again: a loss that comes and goes cannot be split; use one device."
@@ -67,7 +67,7 @@ class Kinds:
             UnsupportedModelError: It is neither a mean nor a sum over rows.
         """
         changes = [p.states[id(variable)] for p in self._run(True)]
-        return _kind(f"the update of {variable.path!r}", *changes, 0.2)
+        return _kind(f"the update of {variable.path!r}", changes, 0.2)
 
     def has_independent_rows(self, number: int) -> bool:
         """Tells whether a compiled loss gives each row a value that no other row moves.
@@ -115,7 +115,7 @@ def _is_row_by_row(loss: keras.losses.Loss) -> bool:
     return ours and function is not keras.losses.circle
 
 
-def view_with(compile_loss: Any, losses: list[Callable[..., Any]]) -> Any:
+def view_with(compile_loss: Any, losses: Sequence[Callable[..., Any]]) -> Any:
     """Returns a view of Keras's `CompileLoss` that calls other functions as its losses."""
     view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
     view.__dict__.update(compile_loss.__dict__)
@@ -158,9 +158,9 @@ class _Probe:
                 self.states[id(variable)] = np.asarray(new, np.float64) - old
 
 
-def _kind(what: str, first: Any, second: Any, both: Any, tolerance: float) -> Kind:
-    """Compares the value for both halves with the sum and with the mean of the two."""
-    first, second, both = (np.asarray(v, np.float64) for v in (first, second, both))
+def _kind(what: str, values: Sequence[Any], tolerance: float) -> Kind:
+    """Compares the value for the first and second half together with their sum and their mean."""
+    first, second, both = (np.asarray(v, np.float64) for v in values)
     size = np.abs(first).sum() + np.abs(second).sum()
     from_sum = np.abs(both - (first + second)).sum()
     from_mean = np.abs(both - (first + second) / 2).sum()

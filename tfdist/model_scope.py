@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -14,7 +14,8 @@ from tfdist import precision
 from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError
 from tfdist.strategies.base import Strategy
 
-BuildModel = Callable[[], keras.Model] | keras.Model
+#: A function that builds and compiles a model, or a compiled model.
+BuildModel: TypeAlias = "Callable[[], keras.Model] | keras.Model"
 
 
 def create(

@@ -72,9 +72,13 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Sets an attribute of a module, class or instance, past Keras's tracking, and undoes it."""
     absent = object()
     before = vars(owner).get(name, absent)
-    set_, delete = (type.__setattr__, type.__delattr__) if isinstance(owner, type) else (
-        object.__setattr__,
-        object.__delattr__,
+    set_, delete = (
+        (type.__setattr__, type.__delattr__)
+        if isinstance(owner, type)
+        else (
+            object.__setattr__,
+            object.__delattr__,
+        )
     )
     set_(owner, name, value)
     try:

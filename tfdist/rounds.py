@@ -43,9 +43,7 @@ def over_rounds(
         def add(number: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
             return number + 1, tf.nest.map_structure(_add, sums, later(number))
 
-        return tf.while_loop(
-            lambda number, _: number < num_rounds, add, (tf.constant(1), first)
-        )[1]
+        return tf.while_loop(lambda number, _: number < num_rounds, add, (tf.constant(1), first))[1]
 
     known: list[Any] = [None for _ in shares]
     if (ahead := noted(0))[0]:

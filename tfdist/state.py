@@ -33,9 +33,7 @@ class ForwardState:
         self._metrics = model.metrics_variables
         others = {id(v) for v in self._seeds + self._metrics}
         self._states = [v for v in model.variables if id(v) not in others]
-        self._statistics = {
-            id(v) for layer in batch_norm.layers_of(model) for v in layer.variables
-        }
+        self._statistics = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
         self._summed: list[tuple[keras.Variable, Kind]] = []
         self._same: list[keras.Variable] = []
 

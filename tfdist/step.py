@@ -48,9 +48,9 @@ class EvalStep:
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self._compiled: dict[int, Callable[..., Sums]] = {}
 
-    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+    def __call__(self, total_rows: tf.Tensor, parts: Sequence[Batch]) -> Any:
         with keras_on_shares(self.model, self.sync_batch_norm):
-            sums = self.sums(total_rows, shares)
+            sums = self.sums(total_rows, parts)
         return self.strategy.update(self.apply, sums)
 
     def sums(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:

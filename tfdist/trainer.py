@@ -18,7 +18,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from tfdist import model_scope, strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.engine import Engine
-from tfdist.errors import ConfigurationError, DataError, NonFiniteError
+from tfdist.errors import ConfigurationError, NonFiniteError
 from tfdist.feed import Feed
 from tfdist.pace import Pace, Stats
 from tfdist.precision import LossScale
@@ -115,7 +115,7 @@ class Trainer:
                 (x, y, sample_weight), validation_split=validation_split
             )
         feed = Feed(
-            self.strategy, x, self.strategy.num_replicas * self.accumulate,
+            self.strategy, x, training=True,
             y=y, sample_weight=sample_weight, batch_size=batch_size, shuffle=shuffle,
             steps_per_epoch=steps_per_epoch, class_weight=class_weight,
         )  # fmt: skip
@@ -177,9 +177,7 @@ class Trainer:
         callbacks: Any = None,
     ) -> Any:
         """Returns the model's outputs for exactly the rows given, in order, as NumPy arrays."""
-        feed = Feed(
-            self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False
-        )
+        feed = Feed(self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False)
         predict = self._engine.predict(feed)
         listeners = self._listeners(callbacks, verbose, 1, feed.num_batches, history=False)
         listeners.on_predict_begin()

@@ -11,9 +11,7 @@ from tests.conformance.case import case, compiled, mlp
 from tests.conformance.data import images, points, tokens
 
 
-@case(tokens())
-def embedding() -> keras.Model:
-    """An embedding's sparse gradients, with momentum."""
+def _embedded(optimizer: keras.optimizers.Optimizer) -> keras.Model:
     model = keras.Sequential(
         [
             keras.Input((5,), dtype="int32"),
@@ -22,7 +20,25 @@ def embedding() -> keras.Model:
             layers.Dense(1),
         ]
     )
-    return compiled(model, keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.3))
+    return compiled(model, optimizer)
+
+
+@case(tokens())
+def embedding() -> keras.Model:
+    """An embedding, whose gradients are sparse."""
+    return _embedded(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+@case(tokens())
+def embedding_clipped() -> keras.Model:
+    """An embedding's sparse gradients clipped together with dense ones."""
+    return _embedded(keras.optimizers.SGD(0.3, global_clipnorm=0.3))
+
+
+@case(tokens())
+def embedding_adam() -> keras.Model:
+    """An embedding trained by Adam."""
+    return _embedded(keras.optimizers.Adam(0.05, epsilon=1e-2))
 
 
 class Unused(layers.Layer):
@@ -42,7 +58,7 @@ def no_gradient() -> keras.Model:
     """A weight without a gradient."""
     model = mlp()
     model.add(Unused())
-    return compiled(model, keras.optimizers.SGD(0.3, global_clipnorm=0.3))
+    return compiled(model)
 
 
 @case(points())

@@ -169,7 +169,7 @@ def add_loss_only() -> keras.Model:
 
 @case(points())
 def activity_regularizer() -> keras.Model:
-    """An activity regulariser, which Keras sums over rows."""
+    """An activity regulariser."""
     hidden = layers.Dense(3, activation="tanh", activity_regularizer=keras.regularizers.L2(0.02))
     return compiled(keras.Sequential([keras.Input((4,)), hidden, layers.Dense(1)]))
 

@@ -99,16 +99,23 @@ def run_eagerly() -> keras.Model:
 
 @case(points())
 def loss_scale_factor() -> keras.Model:
-    """An optimizer's fixed `loss_scale_factor`, with clipping after it."""
-    return compiled(mlp(), optimizers.SGD(0.3, loss_scale_factor=64.0, clipnorm=0.2))
+    """An optimizer's fixed `loss_scale_factor`."""
+    return compiled(mlp(), optimizers.SGD(0.3, loss_scale_factor=64.0))
 
 
 @case(points(), epochs=3)
 def loss_scale() -> keras.Model:
     """A `LossScaleOptimizer` whose scale grows on the way."""
-    inner = optimizers.SGD(0.3, momentum=0.9, global_clipnorm=0.5)
+    inner = optimizers.SGD(0.1, momentum=0.9)
     scaled = optimizers.LossScaleOptimizer(inner, initial_scale=8.0, dynamic_growth_steps=3)
     return compiled(mlp(), scaled)
+
+
+@case(points())
+def loss_scale_clipped() -> keras.Model:
+    """A `LossScaleOptimizer` around one that clips: unscaled first, then clipped."""
+    inner = optimizers.SGD(0.3, global_clipnorm=0.3)
+    return compiled(mlp(), optimizers.LossScaleOptimizer(inner, initial_scale=1024.0))
 
 
 def _one_row_overflows() -> Data:

@@ -23,9 +23,7 @@ STRATEGIES: dict[str, str] = {
 }
 
 
-def create(
-    name: str, devices: int | str | Sequence[str] | None = None, **options: Any
-) -> Strategy:
+def create(name: str, devices: int | str | Sequence[str] | None = None, **options: Any) -> Strategy:
     """Returns the strategy called `name`.
 
     Args:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.devices import resolve
+from tfdist.errors import ConfigurationError
 from tfdist.strategies import loop, shares
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
@@ -25,11 +26,14 @@ ReplicaFn = Callable[[int], Any]
 class Step(Protocol):
     """What `compile` makes a loop of; called outside of the replicas."""
 
-    def __call__(self, num_rows: tf.Tensor, shares: Sequence[shares.Batch]) -> Any:
-        """Makes one step on the shares of one global batch of `num_rows` rows.
+    def __call__(self, total_rows: tf.Tensor, parts: Sequence[shares.Batch]) -> Any:
+        """Makes one step on the shares of one global batch of `total_rows` rows.
 
         Returns tensors that are ready when the step has been made.
         """
+
+    def logs(self) -> loop.Logs:
+        """Returns what is known after the steps: metrics over all of them."""
 
 
 class Strategy:
@@ -40,15 +44,27 @@ class Strategy:
         devices: Names of the devices of this process, one a replica.
         num_replicas: Replicas over all workers.
         is_chief: Whether this process writes and talks.
+
+    Args:
+        devices: One, as `tfdist.devices.resolve` takes it; None: the first GPU, or the CPU.
+
+    Raises:
+        ConfigurationError: More than one device.
+        DeviceError: A device that does not exist.
     """
 
     name = "one_device"
     default_cpus = 1
     #: What this strategy cannot compute to the numbers of one device, and why.
-    inexact: dict[str, str] = {}
+    inexact: ClassVar[dict[str, str]] = {}
 
     def __init__(self, devices: int | str | Sequence[str] | None = None) -> None:
-        self.devices = resolve(1 if devices is None else devices, self.default_cpus)[:1]
+        self.devices = resolve(1 if devices is None else devices, self.default_cpus)
+        if len(self.devices) > 1:
+            raise ConfigurationError(
+                f"strategy 'one_device' computes on one, but got {', '.join(self.devices)}: "
+                "name one, or choose 'mirrored'."
+            )
 
     @property
     def num_replicas(self) -> int:
@@ -145,7 +161,7 @@ class Strategy:
             rows, parts = self.unpack(element)
             return rows, step(rows, parts)
 
-        return (loop.eager if eager else loop.in_graph)(on_element)
+        return (loop.eager if eager else loop.in_graph)(on_element, step.logs)
 
     def join(self) -> None:
         """Waits for what is asynchronous; nothing here."""

@@ -25,6 +25,8 @@ def fused(reduce: Reduce, tensors: list) -> list:
     Returns:
         The reduced tensors, in the order given.
     """
+    if not tensors:
+        return []
     packs: dict[tf.DType, list[int]] = defaultdict(list)
     alone = []
     for position, tensor in enumerate(tensors):

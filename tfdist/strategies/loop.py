@@ -14,25 +14,27 @@ import tensorflow as tf
 
 
 class Made(NamedTuple):
-    """What a call has done: steps, rows in them, and seconds in which devices waited for data."""
+    """What a call has done."""
 
     num_steps: Any  # int32 scalar
-    num_rows: Any  # int64 scalar
-    seconds_waited: Any  # float64 scalar
+    num_rows: Any  # in those steps; int64 scalar
+    seconds_waited: Any  # by the devices, for data; float64 scalar
 
 
-#: Takes an iterator and the number of steps to make at most, int32.
-Run = Callable[[Iterator[Any], tf.Tensor], Made]
+Logs = dict[str, Any]
+
+#: Takes an iterator and the number of steps to make at most, int32; returns the logs after them.
+Run = Callable[[Iterator[Any], tf.Tensor], tuple[Made, Logs]]
 
 
 #: Makes a step on one element; returns its rows and tensors that are ready when it is made.
 StepOnElement = Callable[[Any], tuple[tf.Tensor, Any]]
 
 
-def in_graph(step: StepOnElement) -> Run:
-    """Returns a loop of `step` as one `tf.function`."""
+def in_graph(step: StepOnElement, logs: Callable[[], Logs]) -> Run:
+    """Returns a loop of `step`, and `logs` after it, as one `tf.function`."""
 
-    def run(iterator: Any, num_steps: tf.Tensor) -> Made:
+    def run(iterator: Any, num_steps: tf.Tensor) -> tuple[Made, Logs]:
         def take(made: Made, done_at: tf.Tensor, _: tf.Tensor) -> tuple[Made, Any, Any]:
             batch = iterator.get_next_as_optional()
             has_batch = batch.has_value()
@@ -54,28 +56,30 @@ def in_graph(step: StepOnElement) -> Run:
             return Made(num_steps, made.num_rows + rows, waited), done_at, has_batch
 
         nothing = Made(tf.constant(0), tf.constant(0, tf.int64), tf.constant(0.0, tf.float64))
-        return tf.while_loop(
+        made, _, _ = tf.while_loop(
             lambda made, _, more: tf.logical_and(made.num_steps < num_steps, more),
             take,
             (nothing, tf.timestamp(), tf.constant(True)),
-        )[0]
+        )
+        return made, logs()
 
     return tf.function(run, reduce_retracing=True, autograph=False)
 
 
-def eager(step: StepOnElement) -> Run:
+def eager(step: StepOnElement, logs: Callable[[], Logs]) -> Run:
     """Returns a loop of `step` in Python, for `run_eagerly=True`: slow, and open to a debugger."""
 
-    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> Made:
-        num_rows, waited = 0, 0.0
-        for made in range(int(num_steps)):
+    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Made, Logs]:
+        made = Made(0, 0, 0.0)
+        for _ in range(int(num_steps)):
             began = time.perf_counter()
             try:
                 element = next(iterator)
             except StopIteration:
-                return Made(made, num_rows, waited)
-            waited += time.perf_counter() - began
-            num_rows += int(step(element)[0])
-        return Made(int(num_steps), num_rows, waited)
+                break
+            waited = made.seconds_waited + time.perf_counter() - began
+            rows, _ = step(element)
+            made = Made(made.num_steps + 1, made.num_rows + int(rows), waited)
+        return made, logs()
 
     return run

@@ -56,7 +56,7 @@ class Towers(Strategy):
         try:
             while True:
                 asked = [tower.advance() for tower in self._towers]
-                if all(request is None for request in asked):
+                if not any(asked):
                     return [tower.result for tower in self._towers]
                 sums = self._add_up(asked)
                 for tower in self._towers:
@@ -89,7 +89,7 @@ class _Tower:
     def __init__(self, fn: ReplicaFn, index: int, device: str) -> None:
         self.result: Any = None
         self.reply: list = []
-        self._asked: list | None = None
+        self._asked: list = []
         self._error: BaseException | None = None
         self._closing = False
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
@@ -109,14 +109,14 @@ class _Tower:
             except BaseException as error:  # raised again in the caller's thread
                 self._error = error
             finally:
-                self._asked = None
+                self._asked = []
                 self._paused.release()
 
         self.thread = threading.Thread(target=build, daemon=True)
         self.thread.start()
 
-    def advance(self) -> list | None:
-        """Runs on to the next exchange and returns its tensors; None at the end."""
+    def advance(self) -> list:
+        """Runs on to the next exchange and returns its tensors; none at the end."""
         self._go.release()
         self._paused.acquire()
         if self._error is not None:
