@@ -1,5 +1,7 @@
 """What a folder of shards holds: the index written beside them, and the checks against it."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path

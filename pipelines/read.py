@@ -1,5 +1,7 @@
 """From a folder of shards to batches: `read` top to bottom is the order of execution."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -3,6 +3,8 @@
 `decode` takes one serialized record or a whole batch of them; a batch costs little more than one.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 

@@ -5,6 +5,8 @@ pipelines, are read by all and divided record by record. So files cost no pipeli
 not need where there are enough of them, and no pipeline ends an epoch early where there are not.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import NamedTuple
 

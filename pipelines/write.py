@@ -5,19 +5,30 @@ The rename is the only step that shows, and only one of several racing processes
 A killed process leaves its hidden folder (`.NAME.writing-*`) behind, which nobody reads.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from pipelines.errors import DataError
 from pipelines.index import INDEX_NAME, Index, Shard, check_shards, load_index, sha256_of
 from pipelines.schema import Feature, encode
+
+
+class _Contents(NamedTuple):
+    """What tells whether a folder already holds what is asked for."""
+
+    source: str
+    features: tuple[Feature, ...]
+    num_shards: int
 
 
 def write_shards(
@@ -51,14 +62,14 @@ def write_shards(
     if num_shards < 1:
         raise ValueError(f"num_shards: expected at least 1, got {num_shards}")
     directory = Path(directory).absolute()
-    wanted = (source, tuple(features), num_shards)
+    wanted = _Contents(source, tuple(features), num_shards)
     if _holds_something(directory):
         return _reuse(directory, wanted)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _hidden_folder_beside(directory) as folder:
         shards = _write_files(examples, folder, features, num_shards)
         index = Index(source=source, features=tuple(features), shards=shards)
-        (folder / INDEX_NAME).write_text(index.model_dump_json(indent=2) + "\n")
+        (folder / INDEX_NAME).write_text(index.model_dump_json(indent=2) + "\n", "utf-8")
         # Contents reach the disk before the name does, or a power cut could show an empty file
         # under a good name.
         for path in [*folder.iterdir(), folder]:
@@ -73,12 +84,16 @@ def write_shards(
     return index
 
 
-def _reuse(directory: Path, wanted: tuple[str, tuple[Feature, ...], int]) -> Index:
+def _reuse(directory: Path, wanted: _Contents) -> Index:
+    if not (directory / INDEX_NAME).exists():
+        raise DataError(
+            f"{directory}: expected a new or empty folder, or one with an index, found other files "
+            "in it; name another folder"
+        )
     index = load_index(directory)
-    found = (index.source, index.features, len(index.shards))
-    for what, expected, came in zip(
-        ("source", "features", "number of shards"), wanted, found, strict=True
-    ):
+    found = _Contents(index.source, index.features, len(index.shards))
+    for what in _Contents._fields:
+        expected, came = getattr(wanted, what), getattr(found, what)
         if came != expected:
             raise DataError(
                 f"{directory}: holds other data: {what}: expected {expected}, found {came}; "
@@ -111,8 +126,8 @@ def _write_files(
 @contextlib.contextmanager
 def _hidden_folder_beside(directory: Path) -> Iterator[Path]:
     """A new folder on the same file system, removed at the end if it is still there."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{directory.name}.writing-", dir=directory.parent))
-    folder.chmod(0o777 & ~_umask())  # mkdtemp lets in the owner alone
+    folder = directory.with_name(f".{directory.name}.writing-{uuid.uuid4().hex}")
+    folder.mkdir()  # tempfile.mkdtemp would let in nobody else, and the mode outlives the rename
     try:
         yield folder
     finally:
@@ -129,9 +144,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)  # the only way to read it is to set it
-    os.umask(mask)
-    return mask

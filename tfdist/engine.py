@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -123,6 +124,12 @@ class Engine:
         )
 
     def _in_one_call(self, step: EvalStep, feed: Feed) -> Call:
+        if self._model.jit_compile and not self._strategy.has_local_variables:
+            warnings.warn(
+                f"jit_compile=True is left out: XLA cannot read the variables that strategy "
+                f"{self._strategy.name!r} keeps on another device.",
+                stacklevel=5,
+            )
         steps = self._strategy.compile(step, self._model.run_eagerly)
 
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, float]]:

@@ -180,4 +180,6 @@ def _shapes(structure: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    # An error while a graph runs names its cause right before the node.
+    node = next((i for i, line in enumerate(lines) if line.startswith("[[{{node")), 1)
+    return lines[max(node, 1) - 1][:300] if lines else type(error).__name__

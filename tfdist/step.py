@@ -65,7 +65,7 @@ class EvalStep:
         self, total_rows: tf.Tensor, index: int, number: Any, share: Batch, totals: Totals
     ) -> Sums:
         """Returns what a share contributes; compiled by XLA where the model asks for it."""
-        if not self.model.jit_compile:
+        if not (self.model.jit_compile and self.strategy.has_local_variables):
             return self.contribution(index, total_rows, number, share, totals)
         if index not in self._compiled:  # one a replica: each captures its own variables
             fn = functools.partial(self.contribution, index, in_xla=True)

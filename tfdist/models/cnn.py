@@ -32,7 +32,7 @@ def cnn(
         num_classes: Number of logits.
         filters: Of each convolution.
         units: Of the dense layer.
-        dropout: Share of the dense layer's values that training drops.
+        dropout: Share of the values before and behind the dense layer that training drops.
         batch_norm: Normalise behind each convolution.
         scale: Multiplies the images on their device, for those that arrive as uint8.
         dtype_policy: Name of the Keras policy of all layers; None: the global one.
@@ -53,6 +53,8 @@ def cnn(
             x = layers.BatchNormalization(dtype=dtype_policy)(x)
         x = layers.ReLU(dtype=dtype_policy)(x)
     x = layers.GlobalAveragePooling2D(dtype=dtype_policy)(x)
+    if dropout:
+        x = layers.Dropout(dropout, dtype=dtype_policy)(x)
     x = layers.Dense(units, activation="relu", dtype=dtype_policy)(x)
     if dropout:
         x = layers.Dropout(dropout, dtype=dtype_policy)(x)

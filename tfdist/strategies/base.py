@@ -55,6 +55,8 @@ class Strategy:
 
     name = "one_device"
     default_cpus = 1
+    #: Whether a replica finds its variables on its own device, as XLA needs them.
+    has_local_variables = True
     #: What this strategy cannot compute to the numbers of one device, and why.
     inexact: ClassVar[dict[str, str]] = {}
 

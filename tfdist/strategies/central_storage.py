@@ -29,6 +29,7 @@ class CentralStorage(TFDistribute):
     """
 
     name = "central_storage"
+    has_local_variables = False
 
     def __init__(
         self,

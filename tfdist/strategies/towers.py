@@ -33,6 +33,7 @@ class Towers(Strategy):
 
     name = "towers"
     default_cpus = 2
+    has_local_variables = False
 
     def __init__(
         self,
