@@ -16,6 +16,7 @@ from pipelines.share import FileShare, share_of
 # Constants, not AUTOTUNE: the order of records depends on them, and must not on the machine.
 CYCLE_LENGTH = 16  # files open at once
 BLOCK_LENGTH = 16  # records taken from a file before the next file's turn
+READ_BYTES = 256 * 1024  # read from a file at a time
 
 
 def read(
@@ -119,7 +120,7 @@ def _records(path: tf.Tensor, numbers: tf.Tensor) -> tf.data.Dataset:
     num_records, stride, offset = numbers[0], numbers[1], numbers[2]
     # A file that cannot be opened must fail here: ignore_errors would try it again for ever.
     opens = tf.data.FixedLengthRecordDataset(path, 1, buffer_size=1).take(1).filter(_nothing)
-    found = tf.data.TFRecordDataset(path).ignore_errors(log_warning=True)
+    found = tf.data.TFRecordDataset(path, buffer_size=READ_BYTES).ignore_errors(log_warning=True)
     failed = tf.data.Dataset.from_tensors(path).map(_corrupt)
     return opens.concatenate(found).concatenate(failed).take(num_records).shard(stride, offset)
 

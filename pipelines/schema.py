@@ -133,5 +133,7 @@ def _to_message(array: np.ndarray, feature: Feature) -> tf.train.Feature:
         little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=[little_endian]))
     if feature.stored_dtype == tf.float32:
-        return tf.train.Feature(float_list=tf.train.FloatList(value=array.ravel()))
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=array.ravel()))
+        return tf.train.Feature(
+            float_list=tf.train.FloatList(value=array.ravel().astype(np.float32))
+        )
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=array.ravel().astype(np.int64)))

@@ -44,11 +44,12 @@ def share_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list
         raise ValueError(f"pipeline: expected 0 to {num_pipelines - 1}, got {pipeline}")
     num_whole = len(shards) - len(shards) % num_pipelines
     whole = [FileShare(shard, 1, 0) for shard in shards[pipeline:num_whole:num_pipelines]]
-    # Offsets rotate from file to file, or the first pipelines would get every odd record.
-    divided = [
-        FileShare(shard, num_pipelines, (pipeline + i) % num_pipelines)
-        for i, shard in enumerate(shards[num_whole:])
-    ]
+    # Record by record as if the files were one: starting anew in each would favour the first
+    # pipelines. What `write_shards` wrote is divided so that shares differ by one record at most.
+    divided, num_before = [], sum(shard.num_records for shard in shards[:num_whole])
+    for shard in shards[num_whole:]:
+        divided.append(FileShare(shard, num_pipelines, (pipeline - num_before) % num_pipelines))
+        num_before += shard.num_records
     return whole + divided
 
 

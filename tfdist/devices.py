@@ -63,7 +63,13 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
         return _first(devices)
     names = [devices] if isinstance(devices, str) else list(devices)
     names = [name.upper().removeprefix("/").removeprefix("DEVICE:") for name in names]
-    cpus = [int(name.split(":")[1]) for name in names if name.startswith("CPU:")]
+    if not names or len(set(names)) < len(names):
+        raise DeviceError(f"devices={names}: expected one or more, each once.")
+    cpus = [
+        int(number)
+        for kind, _, number in (name.partition(":") for name in names)
+        if kind == "CPU" and number.isdecimal()
+    ]
     if cpus:
         _split_cpu(max(cpus) + 1)
     known = [d.name.removeprefix("/device:") for d in tf.config.list_logical_devices()]

@@ -15,7 +15,7 @@ from tfdist.errors import DataError, TfdistError
 from tfdist.feed import Feed
 from tfdist.kinds import Kinds
 from tfdist.on_shares import as_on_one_device
-from tfdist.precision import LossScale, Scaling
+from tfdist.precision import LossScale, Scaling, policy
 from tfdist.state import ForwardState
 from tfdist.step import EvalStep, TrainStep
 from tfdist.strategies.base import Strategy
@@ -33,6 +33,7 @@ class Engine:
         strategy: Runs the steps.
         accumulate: Rounds of a training step.
         sync_batch_norm: Whether BatchNorm takes global moments.
+        precision: Name of the dtype policy to build with; None: Keras's global one.
         loss_scale: How the loss scale moves; None: as the optimizer says.
     """
 
@@ -42,11 +43,12 @@ class Engine:
         strategy: Strategy,
         accumulate: int,
         sync_batch_norm: bool,
+        precision: str | None,
         loss_scale: LossScale | None,
     ) -> None:
         self._model, self._strategy = model, strategy
         self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
-        self._loss_scale = loss_scale
+        self._precision, self._loss_scale = precision, loss_scale
         self._compiled_with: Any = None
         self._calls: dict[bool, Call] = {}
         self._predict: Any = None
@@ -65,7 +67,8 @@ class Engine:
         It returns None at the end of the data.
         """
         model, strategy = self._model, self._strategy
-        model_scope.build(model, strategy, feed.element_spec)
+        with policy(self._precision):
+            model_scope.build_weights(model, strategy, feed.element_spec)
 
         def outputs(iterator: Any) -> list[Any]:
             _, shares = strategy.unpack(next(iterator))
@@ -104,9 +107,11 @@ class Engine:
         if self._compiled_with is not model._compile_config:
             # A fresh compile() has another optimizer, loss or metrics.
             self._calls.clear()
+            model_scope.adopt(model, self._strategy, self._precision, self._loss_scale)
             self._compiled_with = model._compile_config
         if training not in self._calls:
-            model_scope.build(model, self._strategy, feed.element_spec)
+            with policy(self._precision):
+                model_scope.build(model, self._strategy, feed.element_spec)
             self._strategy.prepare(model, model.optimizer)
             with self._strategy.scope():
                 step = self._step(feed, training)
@@ -137,7 +142,7 @@ class Engine:
                 made, logs = steps(iterator, tf.constant(num_steps))
             except TfdistError:
                 raise
-            except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+            except (ValueError, TypeError, tf.errors.OpError) as error:
                 raise DataError(
                     model_scope.misfit(self._model, feed.element_spec, error)
                 ) from error

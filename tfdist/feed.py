@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,8 @@ from keras.src.trainers import data_adapters
 from tfdist.errors import DataError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import without_optionals
+
+_EMPTY = "The data hold no batch: check the data set, its filters and shards."
 
 
 class Feed:
@@ -38,8 +41,16 @@ class Feed:
             dataset_fn, x = x, x(tf.distribute.InputContext(1, 0, strategy.num_replicas))
         else:
             dataset_fn = None
-        self._adapter = data_adapters.get_data_adapter(x=x, **options)
-        self._dataset = self._adapter.get_tf_dataset()
+        if isinstance(x, (tf.data.Dataset, types.GeneratorType)):
+            options["shuffle"] = False  # they have an order of their own; Keras would warn
+        try:
+            self._adapter = data_adapters.get_data_adapter(x=x, **options)
+            self._dataset = self._adapter.get_tf_dataset()
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"The data cannot be read: {error}\nPass what keras.Model.fit takes, or a function "
+                "of a tf.distribute.InputContext that returns a batched tf.data.Dataset."
+            ) from error
         self.batch_size = self._adapter.batch_size
         self._steps_per_epoch = options.get("steps_per_epoch")
         self.num_batches = self._steps_per_epoch or self._adapter.num_batches
@@ -65,7 +76,9 @@ class Feed:
         peeked = getattr(self._adapter, "_first_batches", None)
         if peeked:
             return tf.nest.map_structure(tf.convert_to_tensor, peeked[0])
-        return without_optionals(next(iter(self._dataset)))
+        for batch in self._dataset:
+            return without_optionals(batch)
+        raise DataError(_EMPTY)
 
     def begin_epoch(self) -> Iterator[Any]:
         """Returns the iterator of an epoch: a new one, or with `steps_per_epoch` the last one."""
@@ -81,8 +94,8 @@ class Feed:
     def end_epoch(self, made: int, exhausted: bool) -> None:
         """Notes how many batches an epoch took, and whether the data ended in it."""
         self._taken += made
-        if exhausted and made == 0 and self._taken == 0:
-            raise DataError("The data hold no batch: check the data set, its filters and shards.")
+        if self._taken == 0 and (exhausted or self.num_batches == 0):
+            raise DataError(_EMPTY)
         if exhausted and self._steps_per_epoch:
             warnings.warn(
                 f"The data ended after {made} of {self._steps_per_epoch} steps of this epoch: "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -36,15 +38,15 @@ def create(
         ConfigurationError: A precision for a model that is already built, or no model.
         UnsupportedModelError: A model that cannot be rebuilt from its configuration.
     """
-    with strategy.scope(), precision.policy(policy):
-        if isinstance(source, keras.Model):
-            if policy is not None:
-                raise ConfigurationError(
-                    f"precision={policy!r} came with a model that is already built: pass the "
-                    "function that builds it, or build it under that dtype policy."
-                )
-            model = rebuild(source)
-        else:
+    if isinstance(source, keras.Model):
+        if policy is not None:
+            raise ConfigurationError(
+                f"precision={policy!r} came with a model that is already built: pass the "
+                "function that builds it, or build it under that dtype policy."
+            )
+        model = _rebuild_in(strategy, source)
+    else:
+        with strategy.scope(), precision.policy(policy):
             model = source()
         if not isinstance(model, keras.Model):
             raise ConfigurationError(
@@ -56,10 +58,51 @@ def create(
                 "scope: it is rebuilt there with its weights.",
                 stacklevel=3,
             )
-            model = rebuild(model)
-        if model.compiled and model.optimizer is not None:
-            precision.with_loss_scale(model, loss_scale, policy)
+            model = _rebuild_in(strategy, model)
+    adopt(model, strategy, policy, loss_scale)
     return model
+
+
+def adopt(
+    model: keras.Model,
+    strategy: Strategy,
+    policy: str | None,
+    loss_scale: precision.LossScale | None,
+) -> None:
+    """Makes what `compile` brought the strategy's own: after `create`, or a later `compile`.
+
+    An optimizer or metrics that were created outside the scope are created again in it.
+
+    Raises:
+        ConfigurationError: The optimizer is another model's.
+    """
+    if not model.compiled or model.optimizer is None:
+        return
+    _claim_optimizer(model)
+    with strategy.scope(), precision.policy(policy):
+        made = model.optimizer.variables + model.metrics_variables
+        if not all(strategy.owns(v.value) for v in made):
+            warnings.warn(
+                "The model was compiled outside the strategy's scope: its optimizer and metrics "
+                "are created again inside, as trainer.model.optimizer and .metrics.",
+                stacklevel=4,
+            )
+            _compile_alike(model, model)
+        precision.with_loss_scale(model, loss_scale, policy)
+
+
+def _claim_optimizer(model: keras.Model) -> None:
+    """Refuses an optimizer that another model has: its state is about one set of weights."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    owner = optimizer.__dict__.get("_tfdist_owner", lambda: None)()
+    known = {id(v) for v in optimizer._trainable_variables} if optimizer.built else None
+    fits = known is None or all(id(v) in known for v in model.trainable_variables)
+    if owner not in (None, model) or not fits:
+        raise ConfigurationError(
+            "The model's optimizer already belongs to another model or Trainer, whose weights its "
+            "state is about: create the optimizer inside build_model."
+        )
+    optimizer.__dict__["_tfdist_owner"] = weakref.ref(model)
 
 
 def rebuild(model: keras.Model) -> keras.Model:
@@ -70,12 +113,14 @@ def rebuild(model: keras.Model) -> keras.Model:
     """
     try:
         if isinstance(model, keras.Sequential) or hasattr(model, "_operations"):
-            copied = keras.models.clone_model(model)
+            copied = _clone_uncompiled(model)
         else:
             copied = type(model).from_config(model.get_config())
         if type(copied) is not type(model):
             raise TypeError(f"a {type(copied).__name__} came back")
         if model.built:
+            if not copied.built:
+                copied.build_from_config(model.get_build_config())
             _copy(model.variables, copied.variables)
     except Exception as error:
         raise UnsupportedModelError(
@@ -87,6 +132,23 @@ def rebuild(model: keras.Model) -> keras.Model:
     return copied
 
 
+def _clone_uncompiled(model: keras.Model) -> keras.Model:
+    """Clones layers alone: a custom loss need not be registered, since it is handed on as it is."""
+    compiled, model.compiled = model.compiled, False
+    try:
+        return keras.models.clone_model(model)
+    finally:
+        model.compiled = compiled
+
+
+def _rebuild_in(strategy: Strategy, model: keras.Model) -> keras.Model:
+    """Rebuilds a model in a strategy's scope, where another's variables cannot be read."""
+    if any(isinstance(v.value, tf.distribute.DistributedValues) for v in model.variables):
+        model = rebuild(model)
+    with strategy.scope():
+        return rebuild(model)
+
+
 def _compile_alike(model: keras.Model, copied: keras.Model) -> None:
     """Compiles a rebuilt model: new optimizer and metrics, for both hold variables."""
 
@@ -95,11 +157,11 @@ def _compile_alike(model: keras.Model, copied: keras.Model) -> None:
             return type(part).from_config(part.get_config())
         return part
 
-    config = model._compile_config.config
+    optimizer, config = model.optimizer, model._compile_config.config
     copied.compile(**{name: keras.tree.map_structure(fresh, v) for name, v in config.items()})
-    if model.optimizer is not None and model.optimizer.built and copied.built:
+    if optimizer is not None and optimizer.built and copied.built:
         copied.optimizer.build(copied.trainable_variables)
-        _copy(model.optimizer.variables, copied.optimizer.variables)
+        _copy(optimizer.variables, copied.optimizer.variables)
 
 
 def _copy(sources: list[keras.Variable], targets: list[keras.Variable]) -> None:
@@ -129,8 +191,8 @@ def check_trainable(model: keras.Model) -> None:
             )
 
 
-def build(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
-    """Creates what is still missing (weights, metrics, optimizer) from the shapes of the data.
+def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
+    """Creates the weights that are still missing from the shapes of the data.
 
     Args:
         model: In the strategy's scope.
@@ -139,34 +201,47 @@ def build(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
 
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    try:
+        symbolic = keras.tree.map_structure(_symbolic, x)
+        with strategy.scope():
+            backend.compute_output_spec(model, symbolic, training=False)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be built from the data's shapes {_shapes(x)} "
+            f"({_first_line(error)}): give it an Input, or call it once in build_model."
+        ) from error
+
+
+def build(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
+    """Creates what is still missing to train or evaluate: weights, metrics, optimizer.
+
+    Raises:
+        UnsupportedModelError: The model cannot be built from shapes.
         DataError: The data do not fit the loss or the metrics.
     """
+    build_weights(model, strategy, element_spec)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
-    with strategy.scope():
-        if not all(layer.built for layer in model._flatten_layers()):
-            try:
-                symbolic = keras.tree.map_structure(_symbolic, x)
-                backend.compute_output_spec(model, symbolic, training=False)
-            except Exception as error:
-                raise UnsupportedModelError(
-                    f"{type(model).__name__} cannot be built from the data's shapes {_shapes(x)} "
-                    f"({_first_line(error)}): give it an Input, or call it once in build_model."
-                ) from error
-        if not model.compiled:
-            return
-        try:
+    try:
+        with strategy.scope():
             model._symbolic_build(data_batch=(x, y, sample_weight))
-        except Exception as error:
-            raise DataError(misfit(model, element_spec, error)) from error
+    except Exception as error:
+        raise DataError(misfit(model, element_spec, error)) from error
 
 
 def misfit(model: keras.Model, element_spec: Any, error: Exception) -> str:
     """Says in two lines how data and model do not fit together."""
+    if isinstance(error, tf.errors.OpError):  # a label out of range, a corrupt file, ...
+        return f"A batch cannot be computed: {_first_line(error)}"
     x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     outputs = getattr(model, "output_shape", "of unknown shape")
     return (
         f"The data do not fit the model: x {_shapes(x)}, y {_shapes(y)}, outputs {outputs}; "
-        f"{_first_line(error)}\nCheck the shape of the labels against the loss."
+        f"{_first_line(error)}\n"
+        "Check the shapes of the inputs against the model, and of the labels against the loss."
     )
 
 
@@ -179,7 +254,9 @@ def _shapes(structure: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = re.sub(r"\x1b\[\d+m|Exception encountered when calling .*", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     # An error while a graph runs names its cause right before the node.
     node = next((i for i, line in enumerate(lines) if line.startswith("[[{{node")), 1)
-    return lines[max(node, 1) - 1][:300] if lines else type(error).__name__
+    cause = lines[max(node, 1) - 1] if lines else type(error).__name__
+    return re.sub(r"^\(\d+\) [A-Z_]+:\s*", "", cause)[:300]

@@ -53,7 +53,8 @@ class Pace:
         steps_per_call: A number, or `"auto"`: every step by itself for callbacks that want each
             batch, otherwise calls of about `TARGET_SECONDS`.
         model: Whose `steps_per_execution`, if above 1, counts as Keras means it.
-        callbacks: Of this `fit`.
+        callbacks: Of this call.
+        loop: Whose batches they may want: `"train"` or `"test"`.
 
     Raises:
         ConfigurationError: A number below 1, or a word that is not `"auto"`.
@@ -64,6 +65,7 @@ class Pace:
         steps_per_call: int | str,
         model: keras.Model,
         callbacks: Sequence[keras.callbacks.Callback],
+        loop: str = "train",
     ) -> None:
         if steps_per_call != "auto" and not (
             isinstance(steps_per_call, int) and steps_per_call >= 1
@@ -74,7 +76,7 @@ class Pace:
         fixed = steps_per_call if isinstance(steps_per_call, int) else None
         if fixed is None and model.compiled and model.steps_per_execution > 1:
             fixed = model.steps_per_execution
-        if fixed is None and any(wants_every_batch(callback) for callback in callbacks):
+        if fixed is None and any(wants_every_batch(c, loop) for c in callbacks):
             fixed = 1
         self._adapts = fixed is None
         self.num_steps = fixed or 1
@@ -95,14 +97,16 @@ class Pace:
         return seconds
 
 
-def wants_every_batch(callback: keras.callbacks.Callback) -> bool:
-    """Tells whether a callback does something at each training batch.
+def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -> bool:
+    """Tells whether a callback does something at each batch of a loop, `"train"` or `"test"`.
 
     Keras's own ModelCheckpoint, BackupAndRestore and TensorBoard define the methods but use them
     only when told to work by batches; progress bars take batches in any portion.
     """
     if isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
+    if loop == "test":
+        return any(_overrides(callback, f"on_test_batch_{when}") for when in ("begin", "end"))
     if isinstance(callback, keras.callbacks.TensorBoard):
         return callback.update_freq != "epoch" or callback._should_trace
     if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):

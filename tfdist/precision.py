@@ -157,9 +157,16 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
     """
     optimizer = model.optimizer
     wrapped = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if wrapped and rule is not None:
+        optimizer.initial_scale = rule.initial
+        optimizer.dynamic_growth_steps = rule.growth_interval
+        if optimizer.built:
+            optimizer.dynamic_scale.assign(rule.initial)
     if wrapped or (rule is None and named != "float16"):
         return
-    initial = (rule or LossScale()).initial
+    rule = rule or LossScale()
     config = dict(model._compile_config.config)
-    config["optimizer"] = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial)
+    config["optimizer"] = keras.optimizers.LossScaleOptimizer(
+        optimizer, initial_scale=rule.initial, dynamic_growth_steps=rule.growth_interval
+    )
     model.compile(**config)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist import command_line, recipe
 from tfdist.config import TrainConfig
+from tfdist.errors import DataError
 
 if TYPE_CHECKING:
     import keras
@@ -41,6 +42,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     """
     import keras  # not at the top, because `--help` answers without TensorFlow
 
+    import pipelines
     from tfdist import reports
     from tfdist.callbacks.curves import Curves
     from tfdist.callbacks.metrics_log import MetricsLog
@@ -48,8 +50,11 @@ def train(config: TrainConfig) -> keras.callbacks.History:
 
     workload = recipe.find(config.recipe)
     keras.utils.set_random_seed(config.seed)
-    trainer = make_trainer(config, workload)  # makes devices: before any TensorFlow operation
-    data, validation = workload.train_data(config), workload.validation_data(config)
+    try:
+        trainer = make_trainer(config, workload)  # makes devices: before any TensorFlow operation
+        data, validation = workload.train_data(config), workload.validation_data(config)
+    except pipelines.DataError as error:
+        raise DataError(str(error)) from error
     folder = RunFolder(config)
     reports.start(trainer, config, data, folder.path)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import (
     convert_to_np_if_not_ragged,
     potentially_ragged_concat,
@@ -70,6 +70,11 @@ class Trainer:
             )
         if isinstance(strategy, str):
             strategy = strategies.create(strategy, devices)
+        elif not isinstance(strategy, Strategy):
+            raise ConfigurationError(
+                f"strategy={strategy!r}: expected a tfdist Strategy or one of the names "
+                f"{', '.join(strategies.STRATEGIES)}."
+            )
         elif devices is not None:
             raise ConfigurationError("devices go to the strategy where it is an object.")
         self.strategy = strategy
@@ -77,9 +82,10 @@ class Trainer:
         self.stats = Stats()
         self._steps_per_call = steps_per_call
         self.model = model_scope.create(build_model, strategy, precision, loss_scale)
-        self._engine = Engine(self.model, strategy, accumulate, sync_batch_norm, loss_scale)
+        self._engine = Engine(
+            self.model, strategy, accumulate, sync_batch_norm, precision, loss_scale
+        )
         self._started = False
-        self._claim_optimizer()
 
     def fit(
         self,
@@ -181,15 +187,21 @@ class Trainer:
         predict = self._engine.predict(feed)
         listeners = self._listeners(callbacks, verbose, 1, feed.num_batches, history=False)
         listeners.on_predict_begin()
+        self.model.stop_predicting = False
         iterator, outputs, step = feed.begin_epoch(), [], 0
-        while feed.num_left(step, 1) and (shares := predict(iterator)) is not None:
+        while feed.num_left(step, 1) and not self.model.stop_predicting:
             listeners.on_predict_batch_begin(step)
+            if (shares := predict(iterator)) is None:
+                break
             outputs += shares
-            listeners.on_predict_batch_end(step, {"outputs": shares[-1]})
+            listeners.on_predict_batch_end(
+                step, {"outputs": keras.tree.map_structure(_lay_end_to_end, *shares)}
+            )
             step += 1
         feed.end_epoch(step, exhausted=step == 0)
         listeners.on_predict_end()
-        return keras.tree.map_structure(_lay_end_to_end, *outputs)
+        whole = keras.tree.map_structure(_lay_end_to_end, *outputs)
+        return keras.tree.map_structure(convert_to_np_if_not_ragged, whole)
 
     def describe(self) -> dict[str, str]:
         """Returns what a start-up table says of this trainer."""
@@ -232,7 +244,7 @@ class Trainer:
     def _evaluate(self, feed: Feed, listeners: keras.callbacks.CallbackList) -> dict[str, float]:
         """Computes loss and metrics over a feed."""
         call, logs = self._engine.test(feed), {}
-        pace = Pace(self._steps_per_call, self.model, [])
+        pace = Pace(self._steps_per_call, self.model, listeners.callbacks, "test")
         self.model.stop_evaluating = False
         listeners.on_test_begin()
         self.model.reset_metrics()
@@ -285,29 +297,21 @@ class Trainer:
         loss = logs.get("loss", 0.0)
         if math.isfinite(loss) or "loss_scale" in logs:
             return
-        leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(feed.first_batch())]
-        bad = sum(int(np.sum(~np.isfinite(a))) for a in leaves if a.dtype.kind == "f")
+        leaves = tf.nest.flatten(feed.first_batch(), expand_composites=True)
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        bad = sum(int(np.sum(~np.isfinite(a))) for a in arrays if a.dtype.kind == "f")
         raise NonFiniteError(
-            f"The loss of the first batch is {loss}; the batch holds {bad} values that are NaN or "
-            "infinite. "
-            + ("Clean the data." if bad else "Lower the learning rate, or check the loss.")
-        )
-
-    def _claim_optimizer(self) -> None:
-        """Refuses an optimizer that another trainer holds: its state fits one set of weights."""
-        optimizer = self.model.optimizer if self.model.compiled else None
-        if optimizer is None:
-            return
-        owner = optimizer.__dict__.get("_tfdist_owner", lambda: None)()
-        if owner is not None and owner is not self:
-            raise ConfigurationError(
-                "The model's optimizer already belongs to another Trainer, whose weights its "
-                "state is about: create the optimizer inside build_model."
+            f"The loss of the first batch is {loss}. "
+            + (
+                f"{bad} values of a batch are NaN or infinite: clean the data."
+                if bad
+                else "Its data are finite, unless they were shuffled: lower the learning rate, "
+                "check the loss, or look for NaN in the data."
             )
-        optimizer.__dict__["_tfdist_owner"] = weakref.ref(self)
+        )
 
 
 def _lay_end_to_end(*parts: Any) -> Any:
     """Joins the outputs of shares and batches along the rows."""
     filled = [part for part in parts if part.shape[0] != 0] or [parts[0]]
-    return convert_to_np_if_not_ragged(potentially_ragged_concat(filled))
+    return potentially_ragged_concat(filled)

@@ -90,16 +90,15 @@ def _difference(what: str, found: object, wanted: object, tolerance: float) -> D
 
 def collect(model: keras.Model, history: keras.callbacks.History, evaluation: dict) -> Result:
     """Reads a trained model and its logs."""
-    optimizer = model.optimizer
-    scale = getattr(optimizer, "dynamic_scale", None)
+    scale = getattr(model.optimizer, "dynamic_scale", None)
     # Keras numbers the names of layers through a process: the position tells weights apart.
-    weights = {f"{i} {w.name}": keras.ops.convert_to_numpy(w) for i, w in enumerate(model.weights)}
+    weights = {f"{i} {w.name}": np.asarray(w.value) for i, w in enumerate(model.weights)}
     return Result(
         weights,
         {name: [float(v) for v in values] for name, values in history.history.items()},
         {name: float(value) for name, value in evaluation.items()},
-        int(keras.ops.convert_to_numpy(optimizer.iterations)),
-        None if scale is None else float(keras.ops.convert_to_numpy(scale)),
+        int(np.asarray(model.optimizer.iterations.value)),
+        None if scale is None else float(np.asarray(scale.value)),
     )
 
 
@@ -175,5 +174,7 @@ def tfdist(name: str, strategy: str, num_replicas: int) -> Result:
     options = {"accumulate": case.accumulate, "sync_batch_norm": case.sync_batch_norm}
     trainer = Trainer(case.build, strategy=strategy, devices=num_replicas, **options)
     history = trainer.fit(**feeds.fit_arguments(case))
+    for own in ("loss_scale", "skipped_steps"):  # logged besides what Keras logs
+        history.history.pop(own, None)
     evaluation = trainer.evaluate(**feeds.evaluate_arguments(case))
     return collect(trainer.model, history, evaluation)

@@ -1,0 +1,34 @@
+"""Folders of records that are their own number, so that lost and repeated ones show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import pipelines
+
+FEATURES = (
+    pipelines.Feature(name="number", dtype="int32", encoding="list"),
+    pipelines.Feature(name="array", dtype="uint8", shape=(2, 3)),
+)
+
+
+def examples(num_records: int) -> Iterator[dict[str, object]]:
+    """Records 0, 1, ..., each with an array that follows from its number."""
+    for i in range(num_records):
+        yield {"number": i, "array": np.full((2, 3), i % 256, np.uint8)}
+
+
+def write(directory: Path, num_records: int, num_shards: int) -> pipelines.Index:
+    """Writes the records."""
+    return pipelines.write_shards(
+        examples(num_records), directory, FEATURES, num_shards=num_shards, source="numbers"
+    )
+
+
+def order(dataset: tf.data.Dataset) -> list[int]:
+    """The numbers of one epoch, in their order."""
+    return [int(i) for batch in dataset.as_numpy_iterator() for i in batch["number"]]

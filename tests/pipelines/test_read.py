@@ -1,0 +1,181 @@
+"""Each record once per epoch, in an order that can be repeated; corrupt shards are named."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipelines
+from tests.pipelines import numbers
+
+quick = settings(deadline=None, max_examples=12)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    numbers.write(tmp_path, num_records=100, num_shards=4)
+    return tmp_path
+
+
+@quick
+@given(
+    num_records=st.integers(1, 60),
+    num_shards=st.integers(1, 20),
+    batch_size=st.integers(1, 17),
+    shuffle_buffer=st.sampled_from([0, 1, 7, 100]),
+    seed=st.sampled_from([None, 5]),
+    drop_remainder=st.booleans(),
+)
+def test_each_record_once_an_epoch(
+    num_records: int, num_shards: int, batch_size: int, drop_remainder: bool, **shuffling: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        numbers.write(Path(directory), num_records, num_shards)
+        dataset = pipelines.read(directory, batch_size, drop_remainder=drop_remainder, **shuffling)
+        full, rest = divmod(num_records, batch_size)
+        assert dataset.cardinality() == full + (rest > 0 and not drop_remainder)
+        for _ in range(2):
+            seen = numbers.order(dataset)
+            assert len(seen) == len(set(seen)) == num_records - drop_remainder * rest
+            assert set(seen) <= set(range(num_records))
+
+
+@quick
+@given(
+    num_records=st.integers(8, 60),
+    num_shards=st.integers(1, 9),
+    workers=st.integers(1, 4),
+    seed=st.sampled_from([None, 5]),
+)
+def test_each_record_on_one_worker(
+    num_records: int, num_shards: int, workers: int, seed: int | None
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        numbers.write(Path(directory), num_records, num_shards)
+        seen = []
+        for worker in range(workers):
+            context = tf.distribute.InputContext(workers, worker, workers)
+            dataset = pipelines.read(
+                directory, 3 * workers, shuffle_buffer=10, seed=seed, context=context
+            )
+            share = numbers.order(dataset)
+            assert dataset.cardinality() == -(-len(share) // 3)
+            seen += share
+        assert sorted(seen) == list(range(num_records))
+
+
+def test_contents_and_spec(folder: Path) -> None:
+    dataset = pipelines.read(folder, 10)
+    assert dataset.element_spec == {
+        "number": tf.TensorSpec((None,), tf.int32),
+        "array": tf.TensorSpec((None, 2, 3), tf.uint8),
+    }
+    for batch in dataset.as_numpy_iterator():
+        expected = np.broadcast_to(batch["number"][:, None, None], batch["array"].shape)
+        np.testing.assert_array_equal(batch["array"], expected)
+
+
+def test_orders_follow_from_the_seed(folder: Path) -> None:
+    def epochs(seed: int) -> list[list[int]]:
+        dataset = pipelines.read(folder, 10, shuffle_buffer=200, seed=seed)
+        return [numbers.order(dataset) for _ in range(3)]
+
+    first, again, other = epochs(1), epochs(1), epochs(2)
+    assert first == again
+    assert len({tuple(order) for order in first + other}) == 6
+
+
+def test_order_without_shuffling_is_fixed(folder: Path) -> None:
+    orders = [numbers.order(pipelines.read(folder, 10)) for _ in range(3)]
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_files_change_places_too(tmp_path: Path) -> None:
+    """The first record of an epoch comes from any file, though the buffer holds only one record."""
+    numbers.write(tmp_path, num_records=400, num_shards=4)
+    dataset = pipelines.read(tmp_path, 10, shuffle_buffer=1, seed=3)
+    assert {numbers.order(dataset)[0] for _ in range(15)} == {0, 1, 2, 3}
+
+
+def test_maps(folder: Path) -> None:
+    dataset = pipelines.read(
+        folder,
+        25,
+        map_fn=lambda example: {"number": example["number"] * 2},
+        batch_fn=lambda batch: {"number": batch["number"] + tf.shape(batch["number"])[0]},
+    )
+    assert sorted(numbers.order(dataset)) == [2 * i + 25 for i in range(100)]
+
+
+def test_maps_keep_the_order(folder: Path) -> None:
+    plain = pipelines.read(folder, 10, shuffle_buffer=50, seed=1)
+    mapped = pipelines.read(folder, 10, shuffle_buffer=50, seed=1, map_fn=lambda example: example)
+    assert numbers.order(plain) == numbers.order(mapped)
+
+
+def shard(folder: Path, i: int) -> Path:
+    return sorted(folder.glob("*.tfrecord"))[i]
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(pipelines.DataError, match="expected the index of a folder of shards"):
+        pipelines.read(tmp_path / "nothing", 10)
+
+
+def test_index_that_is_none(folder: Path) -> None:
+    (folder / "index.json").write_text('{"version": 1, "source": "numbers"}')
+    with pytest.raises(pipelines.DataError, match=r"index\.json: not an index of this version"):
+        pipelines.read(folder, 10)
+
+
+def test_missing_shard(folder: Path) -> None:
+    lost = shard(folder, 2)
+    lost.unlink()
+    with pytest.raises(pipelines.DataError, match=f"{lost}: .* the file is missing"):
+        pipelines.read(folder, 10)
+
+
+def test_truncated_shard(folder: Path) -> None:
+    cut = shard(folder, 1)
+    cut.write_bytes(cut.read_bytes()[:-40])
+    with pytest.raises(pipelines.DataError, match=f"{cut}: expected .* bytes, found"):
+        pipelines.read(folder, 10)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_flipped_bit(folder: Path, seed: int | None) -> None:
+    flipped = shard(folder, 3)
+    data = bytearray(flipped.read_bytes())
+    data[len(data) // 2] ^= 4
+    flipped.write_bytes(data)
+    dataset = pipelines.read(folder, 10, shuffle_buffer=100, seed=seed)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{flipped}: corrupt or truncated"):
+        numbers.order(dataset)
+
+
+def test_shard_lost_after_the_start(folder: Path) -> None:
+    dataset = pipelines.read(folder, 10)
+    lost = shard(folder, 0)
+    lost.unlink()
+    with pytest.raises(tf.errors.NotFoundError, match=str(lost)):
+        numbers.order(dataset)
+
+
+def test_more_workers_than_records(tmp_path: Path) -> None:
+    numbers.write(tmp_path, num_records=2, num_shards=1)
+    with pytest.raises(pipelines.DataError, match="at least one record for each of 3 input"):
+        pipelines.read(tmp_path, 3, context=tf.distribute.InputContext(3, 2, 3))
+
+
+@pytest.mark.parametrize(("batch_size", "workers"), [(0, 1), (10, 3)])
+def test_batches_that_do_not_divide(folder: Path, batch_size: int, workers: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"batch_size: expected a positive multiple of the {workers}"
+    ):
+        pipelines.read(folder, batch_size, context=tf.distribute.InputContext(workers, 0, workers))

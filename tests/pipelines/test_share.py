@@ -1,0 +1,51 @@
+"""Shares are disjoint, complete and even."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.index import Shard
+from pipelines.share import policy, share_of
+
+
+def shards_of(counts: list[int]) -> list[Shard]:
+    return [Shard(name=str(i), num_records=n, num_bytes=0, sha256="") for i, n in enumerate(counts)]
+
+
+@given(st.lists(st.integers(0, 20), max_size=12), st.integers(1, 9))
+def test_every_record_is_in_one_share(counts: list[int], num_pipelines: int) -> None:
+    seen: Counter[tuple[str, int]] = Counter()
+    for pipeline in range(num_pipelines):
+        for share in share_of(shards_of(counts), num_pipelines, pipeline):
+            numbers = range(share.offset, share.shard.num_records, share.stride)
+            assert share.num_records == len(numbers)
+            seen.update((share.shard.name, i) for i in numbers)
+    expected = {(str(f), i) for f, count in enumerate(counts) for i in range(count)}
+    assert set(seen) == expected
+    assert all(count == 1 for count in seen.values())
+
+
+@given(st.integers(0, 200), st.integers(1, 12), st.integers(1, 9))
+def test_shares_of_even_shards_are_even(num_records: int, num_shards: int, workers: int) -> None:
+    counts = [len(range(i, num_records, num_shards)) for i in range(num_shards)]
+    shares = [
+        sum(share.num_records for share in share_of(shards_of(counts), workers, worker))
+        for worker in range(workers)
+    ]
+    assert max(shares) - min(shares) <= 1
+
+
+def test_policy_in_words() -> None:
+    assert policy(8, 1) == "none: one pipeline reads all"
+    assert policy(8, 4) == "by file"
+    assert policy(3, 4) == "by record"
+    assert policy(9, 4) == "by file, 1 files by record"
+
+
+def test_pipeline_that_is_none() -> None:
+    with pytest.raises(ValueError, match="pipeline: expected 0 to 1, got 2"):
+        share_of([], 2, 2)

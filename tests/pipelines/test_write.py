@@ -1,0 +1,124 @@
+"""A folder of shards is whole or not there, whoever is killed or races."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pipelines
+from pipelines.index import check_shards
+from tests.pipelines import numbers
+
+KILLED = """
+import os, signal, sys
+from tests.pipelines import numbers
+import pipelines
+
+def examples():
+    yield from numbers.examples(500)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+pipelines.write_shards(examples(), sys.argv[1], numbers.FEATURES, num_shards=2, source="numbers")
+"""
+
+
+def never() -> Iterator[dict[str, object]]:
+    raise AssertionError("the folder should have been re-used")
+    yield
+
+
+def test_index_tells_what_the_files_hold(tmp_path: Path) -> None:
+    index = numbers.write(tmp_path / "data", num_records=10, num_shards=3)
+    assert pipelines.load_index(tmp_path / "data") == index
+    assert index.num_records == 10
+    assert [shard.num_records for shard in index.shards] == [4, 3, 3]
+    check_shards(tmp_path / "data", index.shards, checksums=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_folder_is_reused(tmp_path: Path) -> None:
+    index = numbers.write(tmp_path, num_records=10, num_shards=3)
+    again = pipelines.write_shards(
+        never(), tmp_path, numbers.FEATURES, num_shards=3, source="numbers"
+    )
+    assert again == index
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_shards": 4}, "num_shards: expected 4, found 3"),
+        ({"source": "letters"}, "source: expected letters, found numbers"),
+        ({"features": numbers.FEATURES[:1]}, "features: expected"),
+    ],
+)
+def test_folder_with_other_data_is_kept(
+    tmp_path: Path, change: dict[str, object], says: str
+) -> None:
+    numbers.write(tmp_path, num_records=10, num_shards=3)
+    arguments = {"features": numbers.FEATURES, "num_shards": 3, "source": "numbers"} | change
+    with pytest.raises(pipelines.DataError, match=f"holds other data: {says}"):
+        pipelines.write_shards(never(), tmp_path, **arguments)  # type: ignore[arg-type]
+
+
+def test_foreign_folder_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(pipelines.DataError, match="name another folder"):
+        numbers.write(tmp_path, num_records=10, num_shards=3)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
+def test_interrupted_writing_leaves_nothing(tmp_path: Path, failure: type[BaseException]) -> None:
+    def examples() -> Iterator[dict[str, object]]:
+        yield from numbers.examples(5)
+        raise failure
+
+    with pytest.raises(failure):
+        pipelines.write_shards(
+            examples(), tmp_path / "data", numbers.FEATURES, num_shards=2, source="numbers"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_writing_leaves_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "data")]
+    killed = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+    assert numbers.write(tmp_path / "data", num_records=10, num_shards=2).num_records == 10
+
+
+def test_racing_writers_agree(tmp_path: Path) -> None:
+    barrier, indices = threading.Barrier(4), []
+
+    def examples() -> Iterator[dict[str, object]]:
+        barrier.wait(timeout=60)  # all have found no folder and begin to write
+        yield from numbers.examples(50)
+
+    def write() -> None:
+        indices.append(
+            pipelines.write_shards(
+                examples(), tmp_path / "data", numbers.FEATURES, num_shards=2, source="numbers"
+            )
+        )
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(indices) == 4
+    assert all(index == indices[0] for index in indices)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_no_shards(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_shards: expected at least 1, got 0"):
+        numbers.write(tmp_path / "data", num_records=1, num_shards=0)

@@ -1,0 +1,66 @@
+"""The embedded default: its data, and two steps of its training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from recipes import digits
+from tfdist.config import TrainConfig
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    folder = str(tmp_path_factory.mktemp("data"))
+    return TrainConfig(**{**digits.DEFAULTS, "data_dir": folder})
+
+
+def images_and_labels(dataset: tf.data.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    batches = list(dataset.as_numpy_iterator())
+    return np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches])
+
+
+def test_every_digit_is_in_one_split(config: TrainConfig) -> None:
+    from sklearn.datasets import load_digits
+
+    parts = [digits.train_data(config), digits.validation_data(config)]
+    assert [part.cardinality().numpy() for part in parts] == [23, 6]
+    (train, train_labels), (held_out, held_out_labels) = map(images_and_labels, parts)
+    assert (len(train), len(held_out)) == (1437, 360)
+    assert train.dtype == np.uint8
+    pixels, labels = load_digits(return_X_y=True)
+    expected = sorted((*x.astype(int), y) for x, y in zip(pixels, labels, strict=True))
+    both = np.concatenate([train, held_out]).reshape(-1, 64).astype(int)
+    both_labels = np.concatenate([train_labels, held_out_labels])
+    assert sorted((*x, y) for x, y in zip(both, both_labels, strict=True)) == expected
+    # Stratified: the classes' counts differ by as little as the whole set's do.
+    assert np.ptp(np.bincount(held_out_labels)) <= 3
+
+
+def test_seed_orders_the_data(config: TrainConfig) -> None:
+    def labels(seed: int) -> list[int]:
+        data = digits.train_data(config.model_copy(update={"seed": seed}))
+        return images_and_labels(data)[1].tolist()
+
+    assert labels(1) == labels(1) != labels(2)
+
+
+def test_label_names(config: TrainConfig) -> None:
+    import pipelines
+
+    digits.validation_data(config)
+    index = pipelines.load_index(Path(config.data_dir) / "digits" / "validation")
+    assert index.features[1].label_names == tuple("0123456789")
+
+
+def test_two_steps(config: TrainConfig) -> None:
+    keras.utils.set_random_seed(0)
+    model = digits.build_model(config)
+    history = model.fit(digits.train_data(config).take(2), verbose=0)
+    assert np.isfinite(history.history["loss"][0])
+    assert model.optimizer.iterations == 2
+    assert model.count_params() == 119_370

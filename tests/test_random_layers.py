@@ -1,0 +1,121 @@
+"""Layers that draw random numbers: each replica its own, the same again for the same seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import tfdist
+
+STRATEGIES = ["mirrored", "central_storage", "towers"]
+NUM_ROWS, WIDTH = 8, 16
+LAYERS = {
+    "dropout": lambda seed: layers.Dropout(0.5, seed=seed),
+    "gaussian_noise": lambda seed: layers.GaussianNoise(1.0, seed=seed),
+    "gaussian_dropout": lambda seed: layers.GaussianDropout(0.5, seed=seed),
+}
+
+
+class Noted(layers.Layer):
+    """Notes what a random layer makes of ones for each row: as the gradient of that row's weights.
+
+    A row holds a 1 at its own number. The output is the noise times the row's weights, summed, so
+    that one step down the loss, which is the output, leaves minus the noise in the weights.
+    """
+
+    def __init__(self, random: layers.Layer) -> None:
+        super().__init__()
+        self.random = random
+
+    def build(self, shape: Any) -> None:
+        self.noise = self.add_weight(shape=(NUM_ROWS, WIDTH), initializer="zeros")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        rows = inputs @ self.noise
+        drawn = self.random(ops.ones_like(rows), training=training)
+        return ops.sum(ops.stop_gradient(drawn) * rows, axis=-1, keepdims=True)
+
+
+def draws(kind: str, seed: int, strategy: str, num_replicas: int = 2, epochs: int = 1) -> Any:
+    """What each row's noise was, [rows, width], summed over the epochs of one step each."""
+
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((NUM_ROWS,)), Noted(LAYERS[kind](seed))])
+        model.compile(keras.optimizers.SGD(1.0), lambda _, y_pred: y_pred)
+        return model
+
+    trainer = tfdist.Trainer(build, strategy=strategy, devices=num_replicas)
+    x = np.eye(NUM_ROWS, dtype="float32")
+    trainer.fit(x, x[:, :1], batch_size=NUM_ROWS, epochs=epochs, shuffle=False, verbose=0)
+    return -NUM_ROWS * trainer.model.get_weights()[0]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_replicas_draw_differently(kind: str, strategy: str) -> None:
+    noise = draws(kind, 3, strategy)
+    first, second = noise[: NUM_ROWS // 2], noise[NUM_ROWS // 2 :]
+    assert np.mean(np.isclose(first, second)) < 0.8
+    assert len(np.unique(noise, axis=0)) == NUM_ROWS
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_seed_repeats_its_draws(strategy: str) -> None:
+    noise = draws("dropout", 3, strategy, epochs=2)
+    np.testing.assert_array_equal(noise, draws("dropout", 3, strategy, epochs=2))
+    assert not np.array_equal(noise, draws("dropout", 4, strategy, epochs=2))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_steps_draw_differently(strategy: str) -> None:
+    first = draws("dropout", 3, strategy)
+    second = draws("dropout", 3, strategy, epochs=2) - first
+    assert not np.array_equal(first, second)
+
+
+def test_strategies_draw_alike() -> None:
+    mirrored, *others = (draws("dropout", 3, strategy) for strategy in STRATEGIES)
+    for other in others:
+        np.testing.assert_array_equal(mirrored, other)
+
+
+def test_one_device_draws_what_keras_draws() -> None:
+    layer = LAYERS["dropout"](3)
+    drawn = ops.convert_to_numpy(layer(np.ones((NUM_ROWS, WIDTH), "float32"), training=True))
+    np.testing.assert_allclose(draws("dropout", 3, "one_device", 1), drawn, rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_seeds_move_as_on_one_device(strategy: str) -> None:
+    """The state that is saved and resumed counts the steps, whatever the replicas."""
+
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5, seed=3), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    x, y = np.ones((15, 4), "float32"), np.ones((15, 1), "float32")
+    alone = build()
+    alone.fit(x, y, batch_size=6, epochs=2, verbose=0)
+    trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
+    trainer.fit(x, y, batch_size=6, epochs=2, verbose=0)
+    np.testing.assert_array_equal(
+        trainer.model.layers[0].seed_generator.state, alone.layers[0].seed_generator.state
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nothing_is_drawn_in_evaluation(strategy: str) -> None:
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5, seed=3)])
+        model.compile("sgd", "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+    trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
+    assert trainer.evaluate(x, x, batch_size=4, verbose=0) == 0.0
+    np.testing.assert_array_equal(trainer.predict(x, batch_size=4, verbose=0), x)
