@@ -27,7 +27,7 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 64,
     "learning_rate": 6e-3,
     "lr_rule": "cosine",
-    "warmup_epochs": 1.0,
+    "warmup_epochs": 0.5,
 }
 
 _FEATURES = (

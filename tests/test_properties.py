@@ -17,7 +17,18 @@ import tfdist
 BOUND = 4e-5
 MAX_ROWS = 24
 # Drawn alike in every run; what is found by chance elsewhere belongs into an @example here.
-SETTINGS = settings(max_examples=40, deadline=None, derandomize=True, print_blob=False)
+SETTINGS = settings(max_examples=30, deadline=None, derandomize=True)
+# (strategy, replicas, rounds of accumulation): a few, since each is traced once.
+TRAINERS = st.sampled_from(
+    [
+        ("mirrored", 2, 1),
+        ("mirrored", 3, 2),
+        ("central_storage", 3, 1),
+        ("central_storage", 2, 3),
+        ("towers", 3, 1),
+        ("towers", 2, 2),
+    ]
+)
 
 
 def build() -> keras.Model:
@@ -83,21 +94,15 @@ def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 @given(
     data=rows(),
     batch_size=st.integers(3, 13),
-    strategy=st.sampled_from(["mirrored", "central_storage", "towers"]),
-    num_replicas=st.integers(2, 3),
-    accumulate=st.integers(1, 3),
+    which=TRAINERS,
 )
-@example(some_rows(1), 3, "mirrored", 3, 3)
-@example(some_rows(10, weight=0.0), 4, "mirrored", 2, 1)
-@example(some_rows(24), 3, "towers", 3, 3)
+@example(some_rows(1), 3, ("mirrored", 3, 2))
+@example(some_rows(10, weight=0.0), 4, ("mirrored", 2, 1))
+@example(some_rows(24), 3, ("towers", 3, 1))
 def test_training_equals_one_device(
-    data: dict[str, np.ndarray],
-    batch_size: int,
-    strategy: str,
-    num_replicas: int,
-    accumulate: int,
+    data: dict[str, np.ndarray], batch_size: int, which: tuple[str, int, int]
 ) -> None:
-    found = train(trainer(strategy, num_replicas, accumulate), data, batch_size)
+    found = train(trainer(*which), data, batch_size)
     assert_equal(found, train(alone(), data, batch_size))
 
 
@@ -105,14 +110,13 @@ def test_training_equals_one_device(
 @given(
     data=rows(),
     batch_size=st.integers(1, 13),
-    strategy=st.sampled_from(["mirrored", "central_storage", "towers"]),
-    num_replicas=st.integers(2, 3),
+    which=TRAINERS,
 )
-@example(some_rows(1), 1, "mirrored", 3)
+@example(some_rows(1), 1, ("mirrored", 3, 2))
 def test_evaluation_and_prediction_equal_one_device(
-    data: dict[str, np.ndarray], batch_size: int, strategy: str, num_replicas: int
+    data: dict[str, np.ndarray], batch_size: int, which: tuple[str, int, int]
 ) -> None:
-    together = trainer(strategy, num_replicas, 1)
+    together = trainer(*which)
     together.model.set_weights(START())
     alone().set_weights(START())
     options = {"batch_size": batch_size, "verbose": 0}

@@ -71,6 +71,8 @@ def assert_close(found: Any, wanted: Any) -> None:
         assert len(found) == len(wanted)
         for one, other in zip(found, wanted, strict=True):
             assert_close(one, other)
+    elif wanted is None or isinstance(wanted, str):
+        assert found == wanted
     else:
         assert np.shape(found) == np.shape(wanted)
         np.testing.assert_allclose(found, wanted, BOUND, BOUND)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import model_scope
+from tfdist import misfit, model_scope
 from tfdist.errors import DataError, TfdistError
 from tfdist.feed import Feed
 from tfdist.kinds import Kinds
@@ -143,9 +143,7 @@ class Engine:
             except TfdistError:
                 raise
             except (ValueError, TypeError, tf.errors.OpError) as error:
-                raise DataError(
-                    model_scope.misfit(self._model, feed.element_spec, error)
-                ) from error
+                raise DataError(misfit.describe(self._model, feed.element_spec, error)) from error
             return Made(*(np.asarray(v).item() for v in made)), _as_floats(logs)
 
         return call

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 import weakref
 from collections.abc import Callable
@@ -12,8 +11,9 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
-from tfdist import precision
+from tfdist import misfit, precision
 from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError
+from tfdist.rebuild import compile_alike, rebuild
 from tfdist.strategies.base import Strategy
 
 #: A function that builds and compiles a model, or a compiled model.
@@ -87,7 +87,7 @@ def adopt(
                 "are created again inside, as trainer.model.optimizer and .metrics.",
                 stacklevel=4,
             )
-            _compile_alike(model, model)
+            compile_alike(model, model)
         precision.with_loss_scale(model, loss_scale, policy)
 
 
@@ -105,70 +105,12 @@ def _claim_optimizer(model: keras.Model) -> None:
     optimizer.__dict__["_tfdist_owner"] = weakref.ref(model)
 
 
-def rebuild(model: keras.Model) -> keras.Model:
-    """Returns a model of the same configuration, weights and compilation, in the current scope.
-
-    Raises:
-        UnsupportedModelError: The class does not come back from its configuration.
-    """
-    try:
-        if isinstance(model, keras.Sequential) or hasattr(model, "_operations"):
-            copied = _clone_uncompiled(model)
-        else:
-            copied = type(model).from_config(model.get_config())
-        if type(copied) is not type(model):
-            raise TypeError(f"a {type(copied).__name__} came back")
-        if model.built:
-            if not copied.built:
-                copied.build_from_config(model.get_build_config())
-            _copy(model.variables, copied.variables)
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be rebuilt from its configuration "
-            f"({_first_line(error)}): pass a function that builds it instead of the model."
-        ) from error
-    if model.compiled:
-        _compile_alike(model, copied)
-    return copied
-
-
-def _clone_uncompiled(model: keras.Model) -> keras.Model:
-    """Clones layers alone: a custom loss need not be registered, since it is handed on as it is."""
-    compiled, model.compiled = model.compiled, False
-    try:
-        return keras.models.clone_model(model)
-    finally:
-        model.compiled = compiled
-
-
 def _rebuild_in(strategy: Strategy, model: keras.Model) -> keras.Model:
     """Rebuilds a model in a strategy's scope, where another's variables cannot be read."""
     if any(isinstance(v.value, tf.distribute.DistributedValues) for v in model.variables):
         model = rebuild(model)
     with strategy.scope():
         return rebuild(model)
-
-
-def _compile_alike(model: keras.Model, copied: keras.Model) -> None:
-    """Compiles a rebuilt model: new optimizer and metrics, for both hold variables."""
-
-    def fresh(part: Any) -> Any:
-        if isinstance(part, (keras.optimizers.Optimizer, keras.metrics.Metric)):
-            return type(part).from_config(part.get_config())
-        return part
-
-    optimizer, config = model.optimizer, model._compile_config.config
-    copied.compile(**{name: keras.tree.map_structure(fresh, v) for name, v in config.items()})
-    if optimizer is not None and optimizer.built and copied.built:
-        copied.optimizer.build(copied.trainable_variables)
-        _copy(optimizer.variables, copied.optimizer.variables)
-
-
-def _copy(sources: list[keras.Variable], targets: list[keras.Variable]) -> None:
-    if len(sources) != len(targets):
-        raise ValueError(f"{len(targets)} variables came back of {len(sources)}")
-    for source, target in zip(sources, targets, strict=True):
-        target.assign(source.numpy())
 
 
 def check_trainable(model: keras.Model) -> None:
@@ -211,8 +153,8 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
             backend.compute_output_spec(model, symbolic, training=False)
     except Exception as error:
         raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be built from the data's shapes {_shapes(x)} "
-            f"({_first_line(error)}): give it an Input, or call it once in build_model."
+            f"{type(model).__name__} cannot be built from the data's shapes {misfit.shapes(x)} "
+            f"({misfit.cause(error)}): give it an Input, or call it once in build_model."
         ) from error
 
 
@@ -229,34 +171,8 @@ def build(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
         with strategy.scope():
             model._symbolic_build(data_batch=(x, y, sample_weight))
     except Exception as error:
-        raise DataError(misfit(model, element_spec, error)) from error
-
-
-def misfit(model: keras.Model, element_spec: Any, error: Exception) -> str:
-    """Says in two lines how data and model do not fit together."""
-    if isinstance(error, tf.errors.OpError):  # a label out of range, a corrupt file, ...
-        return f"A batch cannot be computed: {_first_line(error)}"
-    x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
-    outputs = getattr(model, "output_shape", "of unknown shape")
-    return (
-        f"The data do not fit the model: x {_shapes(x)}, y {_shapes(y)}, outputs {outputs}; "
-        f"{_first_line(error)}\n"
-        "Check the shapes of the inputs against the model, and of the labels against the loss."
-    )
+        raise DataError(misfit.describe(model, element_spec, error)) from error
 
 
 def _symbolic(spec: Any) -> Any:
     return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
-
-
-def _shapes(structure: Any) -> Any:
-    return tf.nest.map_structure(lambda s: None if s is None else tuple(s.shape), structure)
-
-
-def _first_line(error: Exception) -> str:
-    text = re.sub(r"\x1b\[\d+m|Exception encountered when calling .*", "", str(error))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # An error while a graph runs names its cause right before the node.
-    node = next((i for i, line in enumerate(lines) if line.startswith("[[{{node")), 1)
-    cause = lines[max(node, 1) - 1] if lines else type(error).__name__
-    return re.sub(r"^\(\d+\) [A-Z_]+:\s*", "", cause)[:300]

@@ -1,0 +1,39 @@
+"""What to tell a user when model and data do not go together: Keras's cause, in two lines."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def describe(model: keras.Model, element_spec: Any, error: Exception) -> str:
+    """Says in two lines how data and model do not fit together."""
+    if isinstance(error, tf.errors.OpError):  # a label out of range, a corrupt file, ...
+        return f"A batch cannot be computed: {cause(error)}"
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    outputs = getattr(model, "output_shape", "of unknown shape")
+    return (
+        f"The data do not fit the model: x {shapes(x)}, y {shapes(y)}, outputs {outputs}; "
+        f"{cause(error)}\n"
+        "Check the shapes of the inputs against the model, and of the labels against the loss."
+    )
+
+
+def shapes(structure: Any) -> Any:
+    """Returns the shapes in a structure of tensors or `tf.TensorSpec`s, as tuples."""
+    return tf.nest.map_structure(lambda s: None if s is None else tuple(s.shape), structure)
+
+
+def cause(error: Exception) -> str:
+    """Returns the line of an error, of Keras or TensorFlow, that says what went wrong."""
+    text = re.sub(r"\x1b\[\d+m|Exception encountered when calling .*", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # An error while a graph runs names its cause right before the node.
+    node = next((i for i, line in enumerate(lines) if line.startswith("[[{{node")), 1)
+    line = lines[max(node, 1) - 1] if lines else type(error).__name__
+    if asserted := re.search(r"assertion failed: \[(.*?)\]", line):
+        line = asserted[1]  # the data pipeline's own words
+    return re.sub(r"^\(\d+\) [A-Z_]+:\s*", "", line)[:300]
