@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from tfdist.errors import DataError
 from tfdist.strategies.base import Strategy
@@ -73,9 +75,10 @@ class Feed:
 
     def first_batch(self) -> Any:
         """Returns the first global batch without taking it from a generator."""
-        peeked = getattr(self._adapter, "_first_batches", None)
-        if peeked:
-            return tf.nest.map_structure(tf.convert_to_tensor, peeked[0])
+        if isinstance(self._adapter, GeneratorDataAdapter):
+            return _as_tensors(self._adapter._first_batches[0])
+        if isinstance(self._adapter, PyDatasetAdapter):  # its workers feed one reader at a time
+            return _as_tensors(self._adapter.py_dataset[0])
         for batch in self._dataset:
             return without_optionals(batch)
         raise DataError(_EMPTY)
@@ -106,3 +109,7 @@ class Feed:
         if exhausted or (size and self._taken >= size):
             self._iterator = None
         self._adapter.on_epoch_end()
+
+
+def _as_tensors(batch: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, batch)
