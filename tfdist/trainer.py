@@ -16,6 +16,7 @@ from keras.src.backend.tensorflow.trainer import (
 from keras.src.trainers.data_adapters import array_slicing
 
 from tfdist import model_scope, strategies
+from tfdist.batch_norm import layers_of
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.engine import Engine
 from tfdist.errors import ConfigurationError, NonFiniteError
@@ -205,15 +206,17 @@ class Trainer:
 
     def describe(self) -> dict[str, str]:
         """Returns what a start-up table says of this trainer."""
-        exact = dict(self.strategy.inexact)
-        if self.strategy.num_replicas * self.accumulate > 1 and not self.sync_batch_norm:
-            exact["BatchNorm"] = "moments are each replica's own, unless sync_batch_norm"
+        inexact = dict(self.strategy.inexact)
+        several = self.strategy.num_replicas * self.accumulate > 1
+        synchronised = [self.sync_batch_norm or x.synchronized for x in layers_of(self.model)]
+        if several and not all(synchronised):
+            inexact["BatchNorm"] = "each share has its own moments; sync_batch_norm mends it"
         return self.strategy.describe() | {
             "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
             "precision": self.model.dtype_policy.name,
             "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
             "shard policy": "each global batch is split over the replicas",
-            "not exact": "; ".join(f"{name}: {why}" for name, why in exact.items()) or "nothing",
+            "not exact": "; ".join(f"{name}: {why}" for name, why in inexact.items()) or "nothing",
         }
 
     def _train_epoch(

@@ -80,9 +80,11 @@ class Strategy:
 
     def describe(self) -> dict[str, str]:
         """Returns what the start-up table says of this strategy."""
+        on_cpu = all(device.startswith("CPU") for device in self.devices)
+        stand_in = " (logical CPU devices, for want of GPUs)" if on_cpu else ""
         return {
             "strategy": self.name,
-            "devices": ", ".join(self.devices),
+            "devices": ", ".join(self.devices) + stand_in,
             "replicas": str(self.num_replicas),
         }
 
