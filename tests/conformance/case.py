@@ -30,6 +30,7 @@ class Case:
         evaluate: further arguments of `evaluate`.
         accumulate: rounds in which tfdist's trainer works off a global batch.
         sync_batch_norm: whether tfdist's BatchNorm takes its statistics from the global batch.
+        may_refuse: whether tfdist may decline the case by an error instead of answering it.
         tolerance: how many times 4e-5 + 4e-5 |b| a number may be off.
         why: the reason for a tolerance above 1.
     """
@@ -45,6 +46,7 @@ class Case:
     evaluate: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     accumulate: int = 1
     sync_batch_norm: bool = False
+    may_refuse: bool = False
     tolerance: float = 1.0
     why: str = ""
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from tests.conformance import (  # noqa: F401 - importing registers the cases
+    cases_added_losses,
+    cases_batches,
     cases_feeding,
+    cases_fitting,
     cases_layers,
     cases_losses,
     cases_metrics,
+    cases_normalisation,
     cases_optimizers,
     cases_weights,
 )

@@ -1,4 +1,4 @@
-"""Cases of how rows arrive: shares, structures of inputs, lengths, validation."""
+"""Cases of how rows arrive: shares, structures of inputs, data sets of every kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from keras import layers
 
 from tests.conformance.case import case, compiled, mlp
-from tests.conformance.data import Data, images, points
+from tests.conformance.data import Data, classes, images, points
 
 
 @case(points())
@@ -68,20 +68,38 @@ class Unbuilt(keras.Model):
         return self.head(self.hidden(inputs))
 
 
+WORDS = np.array(["red", "green", "blue"])
+
+
+@case(Data(WORDS[classes().y][:, None], points().y), feed="dataset")
+def strings() -> keras.Model:
+    """Strings, looked up inside the model."""
+    model = keras.Sequential(
+        [
+            keras.Input((1,), dtype="string"),
+            layers.StringLookup(vocabulary=WORDS, output_mode="one_hot"),
+            layers.Dense(3, activation="tanh"),
+            layers.Dense(1),
+        ]
+    )
+    return compiled(model)
+
+
+@case(points())
+def sequential_unbuilt() -> keras.Model:
+    """A `Sequential` without an input shape."""
+    model = keras.Sequential([layers.Dense(3, activation="tanh"), layers.Dense(1)])
+    return compiled(model, metrics=["mae"])
+
+
 @case(points())
 def subclassed_unbuilt() -> keras.Model:
     """A subclassed model that is built from the data."""
     return compiled(Unbuilt(), metrics=["mae"])
 
 
-@case(points(), feed="dataset")
-def dataset() -> keras.Model:
-    """A `tf.data.Dataset`."""
-    return compiled(mlp(), metrics=["mae"])
-
-
 @case(points(weighted=True), feed="dataset")
-def weighted_dataset() -> keras.Model:
+def dataset() -> keras.Model:
     """A `tf.data.Dataset` with sample weights."""
     return compiled(mlp(), weighted_metrics=["mae"])
 
@@ -103,48 +121,3 @@ def generator() -> keras.Model:
 def pydataset() -> keras.Model:
     """A `keras.utils.PyDataset`."""
     return compiled(mlp(), metrics=["mae"])
-
-
-@case(points(), feed="endless", fit={"steps_per_epoch": 2}, evaluate={"steps": 3}, epochs=3)
-def steps_per_epoch() -> keras.Model:
-    """Epochs of `steps_per_epoch` steps that cut across an endless dataset."""
-    return compiled(mlp(), metrics=["mae"])
-
-
-@case(points(22), fit={"validation_split": 0.3})
-def validation_split() -> keras.Model:
-    """`validation_split`, also uneven."""
-    return compiled(mlp(), metrics=["mae"])
-
-
-@case(
-    points(),
-    epochs=4,
-    fit={
-        "validation_data": (points(9).x, 1 - points(9).y),
-        "validation_freq": 2,
-        "validation_batch_size": 4,
-    },
-)
-def validation_freq() -> keras.Model:
-    """`validation_data` looked at every second epoch."""
-    return compiled(mlp(), metrics=["mae"])
-
-
-@case(points(), epochs=5, fit={"initial_epoch": 3})
-def initial_epoch() -> keras.Model:
-    """Training that begins at a later epoch."""
-    return compiled(mlp(), metrics=["mae"])
-
-
-@case(points(), accumulate=2)
-def accumulate() -> keras.Model:
-    """The trainer's `accumulate`: a global batch worked off in rounds."""
-    return compiled(mlp(), keras.optimizers.SGD(0.1, momentum=0.9), metrics=["mae"])
-
-
-@case(points(weighted=True), accumulate=3)
-def accumulate_clipped() -> keras.Model:
-    """The trainer's `accumulate` with clipping and a divisor that is a sum of weights."""
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    return compiled(mlp(), keras.optimizers.SGD(0.5, global_clipnorm=0.5), loss)

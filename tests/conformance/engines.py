@@ -8,14 +8,12 @@ import warnings
 from collections.abc import Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tests.conformance import feeds
 from tests.conformance.case import Case
 from tests.conformance.cases import CASES
-
-BOUND = 4e-5
+from tests.conformance.results import Result, collect
 
 # tfdist's strategies of one process, each with how many replicas.
 STRATEGIES = [("one_device", 1)] + [
@@ -23,83 +21,6 @@ STRATEGIES = [("one_device", 1)] + [
     for name in ("mirrored", "central_storage", "towers")
     for num_replicas in (2, 3)
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a training run left behind: everything that an engine has to get right."""
-
-    weights: dict[str, np.ndarray]
-    history: dict[str, list[float]]
-    evaluation: dict[str, float]
-    iterations: int
-    loss_scale: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """One number of a result that is not the reference's.
-
-    Attributes:
-        what: which number.
-        size: by how much it is off; infinite where there is no such number.
-        times: how many times the tolerated difference that is.
-    """
-
-    what: str
-    size: float
-    times: float
-
-    def __str__(self) -> str:
-        return f"{self.what}: off by {self.size:.2g}, {self.times:.3g} times what is tolerated"
-
-
-def compare(result: Result, reference: Result, case: Case) -> list[Difference]:
-    """Where a result is not the reference's, the worst first.
-
-    Weights, history, evaluation and loss scale may be off by `BOUND * (1 + |reference|)`, times
-    the case's tolerance. Counts of steps may not be off.
-    """
-    differences = [
-        _difference(f"weight {path}", result.weights.get(path), value, case.tolerance)
-        for path, value in reference.weights.items()
-    ]
-    for kind in ("history", "evaluation"):
-        found, wanted = getattr(result, kind), getattr(reference, kind)
-        differences += [
-            _difference(f"{kind} {name}", found.get(name), wanted.get(name), case.tolerance)
-            for name in sorted(found.keys() | wanted.keys())
-        ]
-    if reference.loss_scale is not None:
-        differences.append(_difference("loss scale", result.loss_scale, reference.loss_scale, 1.0))
-    steps = abs(result.iterations - reference.iterations)
-    differences.append(Difference("optimizer steps", steps, np.inf if steps else 0.0))
-    return sorted((d for d in differences if d.times > 1.0), key=lambda d: -d.times)
-
-
-def _difference(what: str, found: object, wanted: object, tolerance: float) -> Difference:
-    if found is None or wanted is None or np.shape(found) != np.shape(wanted):
-        return Difference(f"{what}: {np.shape(found)} for {np.shape(wanted)}", np.inf, np.inf)
-    a, b = np.asarray(found, "float64"), np.asarray(wanted, "float64")
-    # A NaN is right where the reference has one, and infinitely wrong anywhere else.
-    error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    error = np.nan_to_num(error, nan=np.inf)
-    times = error / (tolerance * BOUND * (1.0 + np.abs(np.nan_to_num(b))))
-    return Difference(what, float(np.max(error, initial=0)), float(np.max(times, initial=0)))
-
-
-def collect(model: keras.Model, history: keras.callbacks.History, evaluation: dict) -> Result:
-    """Reads a trained model and its logs."""
-    scale = getattr(model.optimizer, "dynamic_scale", None)
-    # Keras numbers the names of layers through a process: the position tells weights apart.
-    weights = {f"{i} {w.name}": np.asarray(w.value) for i, w in enumerate(model.weights)}
-    return Result(
-        weights,
-        {name: [float(v) for v in values] for name, values in history.history.items()},
-        {name: float(value) for name, value in evaluation.items()},
-        int(np.asarray(model.optimizer.iterations.value)),
-        None if scale is None else float(np.asarray(scale.value)),
-    )
 
 
 def _keras_fit(case: Case, evaluated: Sequence[Case], model: keras.Model) -> list[Result]:
@@ -166,11 +87,14 @@ def keras_mirrored(case: Case, num_replicas: int) -> Result:
         return _keras_fit(case, [case], model)[0]
 
 
-def tfdist(name: str, strategy: str, num_replicas: int) -> Result:
-    """tfdist's trainer."""
+def tfdist(case: Case, strategy: str, num_replicas: int) -> Result:
+    """tfdist's trainer.
+
+    Raises:
+        tfdist.errors.TfdistError: it declines the case.
+    """
     from tfdist import Trainer
 
-    case = CASES[name]
     options = {"accumulate": case.accumulate, "sync_batch_norm": case.sync_batch_norm}
     trainer = Trainer(case.build, strategy=strategy, devices=num_replicas, **options)
     history = trainer.fit(**feeds.fit_arguments(case))

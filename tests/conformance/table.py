@@ -15,7 +15,7 @@ from tests.conformance.verdicts import KERAS, KERAS_EVEN, Question, Verdict
 
 Verdicts = dict[Question, Verdict]
 BEGIN, END = "<!-- compatibility:begin -->", "<!-- compatibility:end -->"
-_SEVERITY = ("absent", "exact", "wrong", "hang", "crash")
+_SEVERITY = ("absent", "exact", "refused", "wrong", "hang", "crash")
 
 
 def _columns(verdicts: Verdicts) -> list[str]:
@@ -51,10 +51,10 @@ def counts(verdicts: Verdicts) -> str:
     """How many cases each engine gets right, as in `plain Keras: 3 of 5, tfdist towers: 5 of 5`."""
     parts = []
     for engine in _columns(verdicts):
-        tried = [row[engine] for row in _cells(verdicts).values() if engine in row]
-        tried = [verdict for verdict in tried if verdict.status != "absent"]
-        exact = sum(verdict.status == "exact" for verdict in tried)
-        parts.append(f"{_title(engine)}: {exact} of {len(tried)}")
+        tried = [row[engine].status for row in _cells(verdicts).values() if engine in row]
+        count = f"{_title(engine)}: {tried.count('exact')} of {len(tried) - tried.count('absent')}"
+        refused = tried.count("refused")
+        parts.append(f"{count} and {refused} refused" if refused else count)
     return ", ".join(parts)
 
 
@@ -62,7 +62,8 @@ def terminal(verdicts: Verdicts) -> Table:
     """The table for people at a terminal."""
     engines = _columns(verdicts)
     table = Table("case", "feature", *map(_title, engines), caption=counts(verdicts))
-    colours = {"exact": "green", "wrong": "red", "hang": "magenta", "crash": "magenta"}
+    colours = {"exact": "green", "refused": "yellow", "wrong": "red", "hang": "magenta"}
+    colours["crash"] = "magenta"
     for name, row in _cells(verdicts).items():
         texts = [
             f"[{colours.get(row[e].status, 'dim')}]{_text(row[e])}[/]" if e in row else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.conformance import engines
+from tests.conformance import engines, results
 from tests.conformance.cases import CASES
 
 pytestmark = pytest.mark.parametrize("name", CASES)
@@ -20,7 +20,7 @@ def test_reference_is_finite(name: str) -> None:
 
 def test_order_of_rows_is_tolerated(name: str) -> None:
     """Rounding in another order of summing stays within the tolerance."""
-    differences = engines.compare(engines.permuted(name), engines.reference(name), CASES[name])
+    differences = results.compare(engines.permuted(name), engines.reference(name), CASES[name])
     assert not differences, "\n".join(map(str, differences))
 
 
@@ -34,6 +34,6 @@ def test_rows_lost_in_evaluation_are_seen(name: str) -> None:
     assert _far_off(engines.half_evaluated(name), name, "evaluation")
 
 
-def _far_off(result: engines.Result, name: str, what: str) -> list[engines.Difference]:
-    differences = engines.compare(result, engines.reference(name), CASES[name])
+def _far_off(result: results.Result, name: str, what: str) -> list[results.Difference]:
+    differences = results.compare(result, engines.reference(name), CASES[name])
     return [d for d in differences if d.what.startswith(what) and d.times > 10.0]

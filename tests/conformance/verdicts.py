@@ -38,7 +38,8 @@ class Verdict:
     """What came of a question.
 
     Attributes:
-        status: "exact", "wrong", "crash", "hang", or "absent" where the engine has no such option.
+        status: "exact", "wrong", "crash" or "hang"; "refused" where tfdist declines a case by an
+            error as it may; "absent" where plain Keras has no such option.
         largest: the largest difference, 0 where all is exact and infinite where nothing came.
         details: the differences in words, or the error.
     """
@@ -50,8 +51,9 @@ class Verdict:
 
 def judge(question: Question) -> Verdict:
     """Answers a question in this process."""
-    from tests.conformance import engines, feeds
+    from tests.conformance import engines, feeds, results
     from tests.conformance.cases import CASES
+    from tfdist.errors import TfdistError
 
     case, num_replicas = CASES[question.case], question.num_replicas
     plain = question.engine in (KERAS, KERAS_EVEN)
@@ -66,11 +68,13 @@ def judge(question: Question) -> Verdict:
         if plain:
             result = engines.keras_mirrored(case, num_replicas)
         else:
-            result = engines.tfdist(case.name, question.engine, num_replicas)
+            result = engines.tfdist(case, question.engine, num_replicas)
     except Exception as error:
+        refused = case.may_refuse and isinstance(error, TfdistError)
         first_line = (str(error).strip() or "no message").splitlines()[0]
-        return Verdict("crash", math.inf, (f"{type(error).__name__}: {first_line}",))
-    differences = engines.compare(result, reference, case)
+        status = "refused" if refused else "crash"
+        return Verdict(status, math.inf, (f"{type(error).__name__}: {first_line}",))
+    differences = results.compare(result, reference, case)
     if not differences:
         return Verdict("exact")
     return Verdict("wrong", max(d.size for d in differences), tuple(map(str, differences)))

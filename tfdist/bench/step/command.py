@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--steps",
         type=PositiveInt,
         metavar="N",
-        help="steps of a measurement; left out: about half a second",
+        help="steps of a measurement; left out: some tenths of a second",
     )
     parser.add_argument("--json", metavar="FILE", help="where to write the results")
     parser.add_argument(

@@ -32,7 +32,6 @@ def case(case: Case, num_rounds: int) -> dict[str, Any]:
             measure = prepare(case)
             # Compiles; all start from the same weights, so that the losses have to agree.
             results[name] = {"first_loss": measure().loss}
-            measure()
             ready[name] = measure
         except Exception as error:  # whatever a contender dies of, the others are measured
             results[name] = {"error": _in_short(error)}

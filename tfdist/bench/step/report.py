@@ -60,7 +60,7 @@ def conclude(results: Sequence[dict[str, Any]], others: float, path: Path | None
     _console.print(
         f"{facts['processor']}, {facts['cores']} cores, {len(facts['gpus'])} GPUs; {versions}; "
         f"other processes took {others:.0%} of the processor.\n"
-        "Medians, and quartiles in brackets. 'tfdist takes': its time as a ratio to that of this row. "
+        "Medians, and quartiles in brackets. 'tfdist takes': its time as a ratio to that row's. "
         f"'Keras, in graph': with steps_per_execution={STEPS_PER_EXECUTION} at most."
     )
     if path is not None:

@@ -28,7 +28,7 @@ class Workload:
         input_shape: Of one example.
         dtype: Of the examples as they come from the data set.
         batch_size: Global.
-        num_steps: Of a measurement: about half a second on two cores.
+        num_steps: Of a measurement: some tenths of a second on two cores.
         tiny_options: What replaces `options` where the model shall compile in a moment.
     """
 
@@ -46,8 +46,8 @@ class Workload:
 
         from tfdist import models
 
-        # Where Keras's initialisers get their seeds. TensorFlow's own seed is left alone: setting it
-        # throws away all functions that are compiled already.
+        # Keras's initialisers draw their seeds there. TensorFlow's own seed is left alone: to set
+        # it throws away what is compiled already.
         random.seed(0)
         model = getattr(models, self.model)(self.input_shape, NUM_CLASSES, **self.options)
         # Of the optimizers in use the one of fewest operations: it hides least of what is ours.
@@ -79,11 +79,11 @@ class Workload:
 
 WORKLOADS = {
     # 4,000 weights: next to no arithmetic, so that what is measured is everything else.
-    "mlp": Workload("mlp", {}, (64,), "float32", 64, 1024),
+    "mlp": Workload("mlp", {}, (64,), "float32", 64, 512),
     # The network of the default recipe: 120,000 weights on images of 8 x 8.
-    "cnn": Workload("cnn", {"scale": 1 / 255}, (8, 8, 1), "uint8", 64, 96),
+    "cnn": Workload("cnn", {"scale": 1 / 255}, (8, 8, 1), "uint8", 64, 64),
     # ResNet-18 of a quarter of the width: 700,000 weights, 20 BatchNorm layers.
     "resnet": Workload(
-        "resnet18", {"width": 16}, (32, 32, 3), "float32", 32, 8, {"num_blocks": (1,)}
+        "resnet18", {"width": 16}, (32, 32, 3), "float32", 32, 6, {"num_blocks": (1,)}
     ),
 }

@@ -1,0 +1,77 @@
+"""The step benchmark as a user runs it: that it runs and what it writes, never how fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = 300
+ROOT = Path(__file__).parent.parent.parent
+CONTENDERS = ["tfdist", "tfdist, every batch", "by hand", "Keras", "Keras, in graph"]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist.bench", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["step", "--help"]])
+def test_help_needs_no_tensorflow(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    (tmp_path / "keras.py").write_text("raise SystemExit('Keras was imported')")
+    done = run(tmp_path, *arguments)  # -m puts the working folder first on the path
+    assert done.returncode == 0, done.stderr
+    assert "step" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["stap"], "stap"),
+        (["step", "--models", "vgg"], "'mlp', 'cnn', 'resnet'"),
+        (["step", "--rounds", "0"], "rounds"),
+    ],
+)
+def test_error_is_two_lines(arguments: list[str], says: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *arguments)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_smoke_measures_every_contender(tmp_path: Path) -> None:
+    done = run(tmp_path, "step", "--smoke", "--models", "mlp", "resnet", "--json", "step.json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "step.json").read_text())
+    assert document["benchmark"] == "step"
+    assert {"cores", "versions", "share_of_other_processes"} <= document["machine"].keys()
+    cases = [(result["model"], result["replicas"]) for result in document["results"]]
+    assert cases == [("mlp", 1), ("mlp", 2), ("resnet", 1), ("resnet", 2)]
+    for result in document["results"]:
+        contenders = result["contenders"]
+        assert list(contenders) == CONTENDERS
+        for name, own in contenders.items():
+            assert len(own["samples_ms"]) == result["rounds"]
+            assert own["first_loss"] == pytest.approx(contenders["tfdist"]["first_loss"], rel=1e-3)
+            assert ("tfdist_ratio" in own) == (name != "tfdist")
+        assert contenders["by hand"]["tfdist_ratio"]["goal"] == 1.05
+    assert "do not compute the same" not in done.stdout
+
+
+def test_profile_compares_the_two_graphs(tmp_path: Path) -> None:
+    done = run(tmp_path, "step", "--smoke", "--models", "mlp", "--replicas", "1", "--profile")
+    assert done.returncode == 0, done.stderr
+    for words in ("operations, by hand", "microseconds per step", "tf.data"):
+        assert words in done.stdout

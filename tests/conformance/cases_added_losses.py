@@ -1,0 +1,115 @@
+"""Cases of losses besides the compiled one: added, regularising, one for each output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+from tests.conformance.case import case, compiled, mlp
+from tests.conformance.data import Data, classes, points
+
+
+class AddedLoss(layers.Layer):
+    """Adds a loss on what passes through, averaged or summed over the rows."""
+
+    def __init__(self, reduce: Any) -> None:
+        super().__init__()
+        self.reduce = reduce
+
+    def call(self, inputs: Any) -> Any:
+        """Passes [rows, ...] on unchanged."""
+        self.add_loss(0.1 * self.reduce(inputs**2))
+        return inputs
+
+
+@case(points())
+def add_loss_mean() -> keras.Model:
+    """`add_loss` of a mean over rows."""
+    model = mlp()
+    model.add(AddedLoss(ops.mean))
+    return compiled(model)
+
+
+@case(points())
+def add_loss_sum() -> keras.Model:
+    """`add_loss` of a sum over rows."""
+    model = mlp()
+    model.add(AddedLoss(ops.sum))
+    return compiled(model)
+
+
+class Shrunk(layers.Dense):
+    """A dense layer that adds a penalty on its weights by hand."""
+
+    def call(self, inputs: Any) -> Any:
+        """Maps [rows, features] to [rows, units]."""
+        self.add_loss(0.05 * ops.sum(self.kernel**2))
+        return super().call(inputs)
+
+
+@case(points())
+def add_loss_of_weights() -> keras.Model:
+    """`add_loss` of a penalty on weights."""
+    return compiled(keras.Sequential([keras.Input((4,)), Shrunk(3, "tanh"), layers.Dense(1)]))
+
+
+@case(points())
+def add_loss_only() -> keras.Model:
+    """`add_loss` and no other loss, no labels."""
+    model = mlp()
+    model.add(AddedLoss(ops.mean))
+    return compiled(model, loss=None)
+
+
+@case(points())
+def activity_regularizer() -> keras.Model:
+    """An activity regulariser."""
+    hidden = layers.Dense(3, activation="tanh", activity_regularizer=keras.regularizers.L2(0.02))
+    return compiled(keras.Sequential([keras.Input((4,)), hidden, layers.Dense(1)]))
+
+
+@case(points())
+def weight_regularizer() -> keras.Model:
+    """Regularisers of weights."""
+    hidden = layers.Dense(3, activation="tanh", kernel_regularizer="l2", bias_regularizer="l1")
+    return compiled(keras.Sequential([keras.Input((4,)), hidden, layers.Dense(1)]))
+
+
+def _two_headed(*, as_dict: bool) -> keras.Model:
+    """A model with an output for regression and one for classes."""
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(3, activation="tanh")(inputs)
+    value = layers.Dense(1, name="value")(hidden)
+    kind = layers.Dense(3, activation="softmax", name="kind")(hidden)
+    return keras.Model(inputs, {"value": value, "kind": kind} if as_dict else [value, kind])
+
+
+@case(Data(points().x, [points().y, classes().y]))
+def several_losses_list() -> keras.Model:
+    """Two outputs as a list, with `loss_weights`."""
+    losses = ["mse", "sparse_categorical_crossentropy"]
+    return compiled(_two_headed(as_dict=False), loss=losses, loss_weights=[0.3, 2.0])
+
+
+@case(
+    Data(
+        points().x,
+        {"value": points().y, "kind": classes().y},
+        {
+            "value": points(weighted=True).sample_weight,
+            "kind": classes(weighted=True).sample_weight,
+        },
+    ),
+    feed="dataset",
+)
+def several_losses_dict() -> keras.Model:
+    """Two outputs as a dictionary, with `loss_weights`, sample weights and metrics for each."""
+    return compiled(
+        _two_headed(as_dict=True),
+        loss={"value": keras.losses.Huber(), "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"value": 0.3, "kind": 2.0},
+        metrics={"value": ["mae"], "kind": ["accuracy"]},
+        weighted_metrics={"kind": ["accuracy"]},
+    )
