@@ -50,7 +50,7 @@ class Engine:
         self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
         self._precision, self._loss_scale = precision, loss_scale
         self._compiled_with: Any = None
-        self._calls: dict[bool, Call] = {}
+        self._calls: dict[tuple[bool, bool], Call] = {}
         self._predict: Any = None
 
     def train(self, feed: Feed) -> Call:
@@ -109,14 +109,15 @@ class Engine:
             self._calls.clear()
             model_scope.adopt(model, self._strategy, self._precision, self._loss_scale)
             self._compiled_with = model._compile_config
-        if training not in self._calls:
+        key = (training, feed.may_end)
+        if key not in self._calls:
             with policy(self._precision):
                 model_scope.build(model, self._strategy, feed.element_spec)
             self._strategy.prepare(model, model.optimizer)
             with self._strategy.scope():
                 step = self._step(feed, training)
-            self._calls[training] = self._in_one_call(step, feed)
-        return self._calls[training]
+            self._calls[key] = self._in_one_call(step, feed)
+        return self._calls[key]
 
     def _step(self, feed: Feed, training: bool) -> EvalStep:
         model = self._model
@@ -135,7 +136,7 @@ class Engine:
                 f"{self._strategy.name!r} keeps on another device.",
                 stacklevel=5,
             )
-        steps = self._strategy.compile(step, self._model.run_eagerly)
+        steps = self._strategy.compile(step, self._model.run_eagerly, feed.may_end)
 
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, float]]:
             try:

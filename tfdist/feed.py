@@ -33,6 +33,7 @@ class Feed:
     Attributes:
         num_batches: Steps of an epoch; None while unknown.
         batch_size: Rows of a global batch; None if unknown.
+        may_end: Whether the data may end before as many batches as are asked for.
 
     Raises:
         DataError: No data, or training batches of fewer rows than there are replicas.
@@ -55,6 +56,9 @@ class Feed:
             ) from error
         self.batch_size = self._adapter.batch_size
         self._steps_per_epoch = options.get("steps_per_epoch")
+        endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+        one_pass = self._adapter.num_batches is not None and self._steps_per_epoch is None
+        self.may_end = not (endless or one_pass)
         self.num_batches = self._steps_per_epoch or self._adapter.num_batches
         replicas = strategy.num_replicas
         if training and self.batch_size is not None and self.batch_size < replicas:

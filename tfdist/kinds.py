@@ -21,6 +21,9 @@ from tfdist.strategies import shares
 #: Rows of the probe at most: enough for a random layer's mean, few enough to be quick.
 MAX_ROWS = 64
 
+#: How far a probe may be off, relative to what it compares.
+_EXACT, _RANDOM = 1e-3, 0.2
+
 
 class Kind(enum.Enum):
     """How values of shares make the value of the batch."""
@@ -42,6 +45,7 @@ class Kinds:
         self._model, self._first_batch = model, first_batch
         self._probes: dict[bool, list[_Probe]] = {}
         self._compiled: list[_CompiledLoss] = []
+        self._whole_metrics: frozenset[int] | None = None
 
     def of_losses(self, num_losses: int, training: bool) -> list[Kind]:
         """Returns the kind of each added loss, in the order in which the layers add them.
@@ -50,8 +54,8 @@ class Kinds:
             UnsupportedModelError: One is neither a mean nor a sum over rows.
         """
         # Without random layers the probe is exact; what only training adds is probed there.
-        for mode, tolerance in ((False, 1e-3), (training, 0.2)):
-            probes = self._run(mode)
+        for mode in (False, training):
+            probes, tolerance = self._run(mode), self._tolerance if mode else _EXACT
             if len(probes[0].losses) == num_losses:
                 halves = zip(*(p.losses for p in probes), strict=True)
                 return [_kind(f"add_loss number {i}", v, tolerance) for i, v in enumerate(halves)]
@@ -67,7 +71,38 @@ class Kinds:
             UnsupportedModelError: It is neither a mean nor a sum over rows.
         """
         changes = [p.states[id(variable)] for p in self._run(True)]
-        return _kind(f"the update of {variable.path!r}", changes, 0.2)
+        return _kind(f"The update of {variable.path!r}", changes, self._tolerance)
+
+    @property
+    def _tolerance(self) -> float:
+        """Relative; random layers draw other numbers for other rows."""
+        layers = self._model._flatten_layers()
+        return _RANDOM if any(getattr(x, "_seed_generators", []) for x in layers) else _EXACT
+
+    def whole_metrics(self) -> frozenset[int]:
+        """Returns the ids of the metrics' variables, if they have to see whole batches.
+
+        It returns none where what each batch adds to them is a sum over its rows, which holds for
+        Keras's own.
+        """
+        if self._whole_metrics is None:
+            own = _has_own_metrics(self._model)
+            self._whole_metrics = frozenset(self._run_metrics() if own else ())
+        return self._whole_metrics
+
+    def _run_metrics(self) -> set[int]:
+        """Updates the metrics with the first half of the rows, the second, and both."""
+        with tf.init_scope():
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(self._first_batch())
+            with keras.StatelessScope():
+                y_pred = self._model(x, training=False)
+            rows = (x, y, y_pred, weight)
+            first, second, both = (
+                _metric_changes(self._model, shares.take(rows, *part)) for part in _halves(x)
+            )
+        added = {key: first.get(key, 0) + second.get(key, 0) for key in both}
+        close = (np.allclose(added[key], value, rtol=_EXACT) for key, value in both.items())
+        return set() if all(close) else set(both)
 
     def has_independent_rows(self, number: int) -> bool:
         """Tells whether a compiled loss gives each row a value that no other row moves.
@@ -91,15 +126,8 @@ class Kinds:
         if training not in self._probes:
             with tf.init_scope():
                 x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
-                half = min(int(shares.num_rows(x)), MAX_ROWS) // 2
-                if half == 0:
-                    raise UnsupportedModelError(
-                        "A model that adds losses or updates states of its own needs a first "
-                        "batch of 2 rows or more."
-                    )
-                parts = [(0, half), (half, 2 * half), (0, 2 * half)]
                 self._probes[training] = [
-                    _Probe(self._model, shares.take(x, *part), training) for part in parts
+                    _Probe(self._model, shares.take(x, *part), training) for part in _halves(x)
                 ]
         return self._probes[training]
 
@@ -113,6 +141,38 @@ def _is_row_by_row(loss: keras.losses.Loss) -> bool:
     function = getattr(loss, "fn", type(loss))  # what a LossFunctionWrapper wraps
     ours = function.__module__.startswith("keras.src.losses")
     return ours and function is not keras.losses.circle
+
+
+def _has_own_metrics(model: keras.Model) -> bool:
+    """Whether a metric, or how they are computed, is not Keras's own."""
+    if type(model).compute_metrics is not keras.Model.compute_metrics:
+        return True
+    metrics = model._compile_metrics.metrics if model._compile_metrics is not None else []
+    # A MeanMetricWrapper is as Keras's own as the function that it wraps.
+    sources = [getattr(m, "_fn", type(m)) for m in metrics]
+    return not all(s.__module__.startswith("keras.src.") for s in sources)
+
+
+def _metric_changes(model: keras.Model, rows: Any) -> dict[int, Any]:
+    """What a batch adds to the metrics' variables, by their ids."""
+    states = model.metrics_variables
+    start = [(v, tf.zeros(v.shape, v.dtype)) for v in states]
+    x, y, y_pred, weight = rows
+    with keras.StatelessScope(start) as scope:
+        model.compute_metrics(x, y, y_pred, sample_weight=weight)
+    ends = [(v, scope.get_current_value(v), zeros) for v, zeros in start]
+    return {id(v): np.asarray(end, np.float64) for v, end, zeros in ends if end is not zeros}
+
+
+def _halves(x: Any) -> list[tuple[int, int]]:
+    """The rows of a probe: the first half, the second, and both."""
+    half = min(int(shares.num_rows(x)), MAX_ROWS) // 2
+    if half == 0:
+        raise UnsupportedModelError(
+            "A model with added losses, states or metrics of its own needs a first batch of 2 rows "
+            "or more, on which to see how they add up."
+        )
+    return [(0, half), (half, 2 * half), (0, 2 * half)]
 
 
 def view_with(compile_loss: Any, losses: Sequence[Callable[..., Any]]) -> Any:

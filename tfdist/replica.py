@@ -120,9 +120,9 @@ class Replica:
         """
         if self.num_rounds > 1:
             raise UnsupportedModelError(
-                "accumulate=N needs a loss that is a sum over rows, but this one sees whole "
-                "batches (compute_loss is overridden, or it returns one number a batch): "
-                "use accumulate=1."
+                "accumulate=N needs a loss and metrics that are sums over rows, but one of this "
+                "model's sees whole batches (compute_loss is overridden, or it gives one number a "
+                "batch): use accumulate=1."
             )
         if self.num_replicas == 1:
             return structure

@@ -34,13 +34,25 @@ class ForwardState:
         others = {id(v) for v in self._seeds + self._metrics}
         self._states = [v for v in model.variables if id(v) not in others]
         self._statistics = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+        self._added: list[keras.Variable] = []  # metrics, summed over the shares
+        self._whole: list[keras.Variable] = []  # metrics that see whole batches
         self._summed: list[tuple[keras.Variable, Kind]] = []
         self._same: list[keras.Variable] = []
 
+    def sees_whole_batches(self, replica: Replica) -> bool:
+        """Tells whether a metric has to be updated with all shares together."""
+        return replica.num_parts > 1 and bool(self.kinds.whole_metrics())
+
     def scope(self, replica: Replica) -> keras.StatelessScope:
-        """The state as a replica finds it: its own seeds, and metrics that start from zero."""
+        """The state as a replica finds it: its own seeds, and metrics that start from zero.
+
+        Metrics that see whole batches go on from where they are, alike on every replica.
+        """
+        whole = self.kinds.whole_metrics() if self.sees_whole_batches(replica) else frozenset()
+        self._whole = [v for v in self._metrics if id(v) in whole]
+        self._added = [v for v in self._metrics if id(v) not in whole]
         seeds = [(v, v + _offset(v, replica)) for v in self._seeds]
-        metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics]
+        metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._added]
         return keras.StatelessScope(seeds + metrics, collect_losses=True)
 
     def changes(self, scope: keras.StatelessScope, replica: Replica) -> dict[str, list]:
@@ -53,7 +65,8 @@ class ForwardState:
         self._summed = [(v, kind) for v, _, kind in summed]
         seeds = [scope.get_current_value(v) - _offset(v, replica) for v in self._seeds]
         return {
-            "metrics": [scope.get_current_value(v) for v in self._metrics],
+            "metrics": [scope.get_current_value(v) for v in self._added],
+            "whole_metrics": [scope.get_current_value(v) for v in self._whole],
             "states": [_part(v, new, kind, replica) for v, new, kind in summed],
             "same": seeds + [new for _, new in same],
         }
@@ -66,9 +79,11 @@ class ForwardState:
             variable.assign(new)
 
     def commit_metrics(self, sums: dict[str, list]) -> tf.Tensor:
-        """Adds to the metrics' states in one copy; returns a tensor that is ready thereafter."""
-        for variable, change in zip(self._metrics, sums["metrics"], strict=True):
+        """Moves the metrics' states in one copy; returns a tensor that is ready thereafter."""
+        for variable, change in zip(self._added, sums["metrics"], strict=True):
             variable.assign(variable + change)
+        for variable, new in zip(self._whole, sums["whole_metrics"], strict=True):
+            variable.assign(new)
         return tf.identity(self._metrics[-1].value) if self._metrics else tf.constant(0)
 
     def _kind(self, variable: keras.Variable, replica: Replica) -> Kind:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import losses
+from tfdist import compiled_loss, losses
 from tfdist.accumulators import Accumulators
 from tfdist.on_shares import as_on_one_device, keras_on_shares
 from tfdist.precision import Scaling
@@ -25,9 +25,10 @@ from tfdist.state import ForwardState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Batch, num_rows
 
-#: What a share contributes: "gradients", "metrics" and "states" are to be summed over all shares,
-#: "same" (seeds, counters) is alike on each.
+#: What a share contributes: "gradients", "metrics" and "states" are to be summed over all shares;
+#: "same" (seeds, counters) and "whole_metrics" are alike on each.
 Sums = dict[str, list]
+ALIKE = ("same", "whole_metrics")
 
 
 class EvalStep:
@@ -109,6 +110,10 @@ class EvalStep:
                 scaled = self.scaling.scale(loss) if self.training else loss
             gradients = self.gradients(tape, scaled, scope)
             losses.track(self.model._loss_tracker, loss, replica)
+            if self.state.sees_whole_batches(replica):
+                share_pred = y_pred
+                x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
+                compiled_loss.gather_masks(replica, share_pred, y_pred)
             self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return {"gradients": gradients} | self.state.changes(scope, replica)
 
@@ -121,7 +126,7 @@ class EvalStep:
 
     def exchange(self, sums: Sums) -> Sums:
         """Adds up the contributions of all replicas; called on a replica."""
-        crossing = {name: tensors for name, tensors in sums.items() if name != "same"}
+        crossing = {name: tensors for name, tensors in sums.items() if name not in ALIKE}
         reduced = iter(self.strategy.all_reduce([t for own in crossing.values() for t in own]))
         return sums | {name: [next(reduced) for _ in own] for name, own in crossing.items()}
 

@@ -91,5 +91,6 @@ def collect(model: keras.Model, history: keras.callbacks.History, evaluation: di
 
 
 def _value(variable: Any) -> np.ndarray:
-    """A Keras variable, mirrored or not, or a tensor: `iterations` is one under accumulation."""
-    return np.asarray(getattr(variable, "value", variable))
+    """A Keras variable or tensor (`iterations` is one under accumulation); the first copy of it."""
+    value = getattr(variable, "value", variable)
+    return np.asarray(getattr(value, "values", (value,))[0])

@@ -14,6 +14,11 @@ from multiprocessing.connection import Connection
 from tests import start_tensorflow
 
 TIMEOUT_SECONDS = 120.0
+# Processes are forked from one that has imported TensorFlow, which takes seconds, but has not
+# started it, after which it cannot be forked.
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.conformance.engines"])
+
 KERAS, KERAS_EVEN = "keras", "keras-even"
 
 
@@ -110,9 +115,8 @@ class _Judge:
         return verdict
 
     def _start(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._connection, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
+        self._connection, theirs = _SERVER.Pipe()
+        self._process = _SERVER.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 

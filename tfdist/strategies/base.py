@@ -158,14 +158,22 @@ class Strategy:
         del op
         return tensors
 
-    def compile(self, step: Step, eager: bool = False) -> loop.Run:
-        """Returns a function that makes many steps in one call."""
+    def compile(self, step: Step, eager: bool = False, may_end: bool = True) -> loop.Run:
+        """Returns a function that makes many steps in one call.
+
+        Args:
+            step: Called outside of the replicas, on each global batch.
+            eager: Whether the loop runs in Python.
+            may_end: Whether the data may end before the steps asked for.
+        """
 
         def on_element(element: Any) -> tuple[tf.Tensor, Any]:
             rows, parts = self.unpack(element)
             return rows, step(rows, parts)
 
-        return (loop.eager if eager else loop.in_graph)(on_element, step.logs)
+        if eager:
+            return loop.eager(on_element, step.logs)
+        return loop.in_graph(on_element, step.logs, may_end)
 
     def join(self) -> None:
         """Waits for what is asynchronous; nothing here."""
