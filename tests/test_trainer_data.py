@@ -193,7 +193,7 @@ def test_pydataset_is_told_of_epochs_as_by_keras() -> None:
 def test_data_that_end_early_warn_and_begin_again(known: bool, batch_size: int) -> None:
     data = dataset(batch_size)
     trainer, plain = mirrored(), build()
-    with pytest.warns(UserWarning, match=r"ended after \d of 2 steps .* use \.repeat\(\)"):
+    with pytest.warns(UserWarning, match=r"ended after \d of \d steps .* use \.repeat\(\)"):
         trainer.fit(
             data if known else data.filter(lambda *_: True),
             steps_per_epoch=2 if batch_size == 5 else 3,

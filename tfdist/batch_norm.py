@@ -16,6 +16,31 @@ def layers_of(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     return [layer for layer in model._flatten_layers() if isinstance(layer, batch_norm)]
 
 
+def share_moments(
+    layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Takes the place of `layer._moments` where each share has its own moments.
+
+    A share without rows has none; with the moving ones instead, no NaN reaches a gradient.
+
+    Args:
+        layer: Whose axes are used.
+        inputs: Float tensor, channels along `layer.axis`.
+        mask: Bool tensor of one rank less, or None.
+
+    Returns:
+        Mean and variance over the share, one number a channel.
+    """
+    replica, moments = current(), type(layer)._moments(layer, inputs, mask)
+    if replica is None or replica.num_parts == 1:
+        return moments
+    moving = (layer.moving_mean, layer.moving_variance)
+    return tuple(
+        tf.where(replica.num_rows > 0, own, tf.cast(old, own.dtype))
+        for own, old in zip(moments, moving, strict=True)
+    )
+
+
 def global_moments(
     layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:

@@ -87,6 +87,10 @@ class Feed:
             return without_optionals(batch)
         raise DataError(_EMPTY)
 
+    def restart(self) -> None:
+        """Goes back to the beginning of the data, as Keras does for each evaluation."""
+        self._iterator = None
+
     def begin_epoch(self) -> Iterator[Any]:
         """Returns the iterator of an epoch: a new one, or with `steps_per_epoch` the last one."""
         self._adapter.on_epoch_begin()

@@ -33,9 +33,10 @@ def keras_on_shares(model: keras.Model, sync_batch_norm: bool) -> Iterator[None]
         for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
             stack.enter_context(_replaced(keras_loss, name, lambda value: value))
         for layer in batch_norm.layers_of(model):
-            if sync_batch_norm or layer.synchronized:
-                moments = functools.partial(batch_norm.global_moments, layer)
-                stack.enter_context(_replaced(layer, "_moments", moments))
+            whole = sync_batch_norm or layer.synchronized
+            moments = batch_norm.global_moments if whole else batch_norm.share_moments
+            bound = functools.partial(moments, layer)
+            stack.enter_context(_replaced(layer, "_moments", bound))
         yield
 
 

@@ -251,6 +251,7 @@ class Trainer:
         self.model.stop_evaluating = False
         listeners.on_test_begin()
         self.model.reset_metrics()
+        feed.restart()
         iterator, step, exhausted = feed.begin_epoch(), 0, False
         while (wanted := feed.num_left(step, pace.num_steps)) and not exhausted:
             listeners.on_test_batch_begin(step)
