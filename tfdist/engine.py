@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import misfit, model_scope
+from tfdist.epoch import Call
 from tfdist.errors import DataError, TfdistError
 from tfdist.feed import Feed
 from tfdist.kinds import Kinds
@@ -20,9 +21,6 @@ from tfdist.state import ForwardState
 from tfdist.step import EvalStep, TrainStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.loop import Made
-
-#: Makes up to that many steps: what was done, and the logs after them.
-Call = Callable[[Iterator[Any], int], tuple[Made, dict[str, float]]]
 
 
 class Engine:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import (
     convert_to_np_if_not_ragged,
     potentially_ragged_concat,
 )
 from keras.src.trainers.data_adapters import array_slicing
 
-from tfdist import model_scope, strategies
+from tfdist import epoch, model_scope, strategies
 from tfdist.batch_norm import layers_of
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.engine import Engine
-from tfdist.errors import ConfigurationError, NonFiniteError
+from tfdist.errors import ConfigurationError
 from tfdist.feed import Feed
 from tfdist.pace import Pace, Stats
 from tfdist.precision import LossScale
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.loop import Logs, Made
 
 
 class Trainer:
@@ -139,13 +137,13 @@ class Trainer:
         self.model.stop_training = False
         listeners.on_train_begin()
         logs: dict[str, float] = {}
-        for epoch in range(self.model._initial_epoch or initial_epoch, epochs):
-            listeners.on_epoch_begin(epoch)
+        for number in range(self.model._initial_epoch or initial_epoch, epochs):
+            listeners.on_epoch_begin(number)
             logs = self._train_epoch(feed, listeners, pace)
-            if validation is not None and self.model._should_eval(epoch, validation_freq):
+            if validation is not None and self.model._should_eval(number, validation_freq):
                 results = self._evaluate(validation, listeners)
                 logs |= {f"val_{name}": value for name, value in results.items()}
-            listeners.on_epoch_end(epoch, logs)
+            listeners.on_epoch_end(number, logs)
             if self.model.stop_training:
                 break
         self._engine.finalize()
@@ -221,51 +219,36 @@ class Trainer:
 
     def _train_epoch(
         self, feed: Feed, listeners: keras.callbacks.CallbackList, pace: Pace
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Makes the steps of one epoch and returns the logs after the last."""
-        call, logs = self._engine.train(feed), {}
+
+        def end(step: int, made: Made, seconds: float, logs: Logs) -> bool:
+            self.stats.add(made, seconds)
+            listeners.on_train_batch_end(step, logs)
+            if not (self._started or self.model.stop_training):
+                epoch.check_first_loss(feed, logs)
+            self._started = True
+            return self.model.stop_training
+
         self.model.reset_metrics()
         self.stats.begin()
-        iterator, step, exhausted = feed.begin_epoch(), 0, False
-        while (wanted := feed.num_left(step, pace.num_steps)) and not exhausted:
-            listeners.on_train_batch_begin(step)
-            pace.begin_call()
-            made, results = call(iterator, wanted)
-            self.stats.add(made, pace.end_call(made.num_steps))
-            step += made.num_steps
-            exhausted = made.num_steps < wanted
-            if not made.num_steps:
-                break
-            logs = results
-            listeners.on_train_batch_end(step - 1, logs)
-            if self.model.stop_training:
-                break
-            self._check_start(feed, logs)
-        feed.end_epoch(step, exhausted)
-        return logs
+        call = self._engine.train(feed)
+        return epoch.run(call, feed, pace, listeners.on_train_batch_begin, end)
 
-    def _evaluate(self, feed: Feed, listeners: keras.callbacks.CallbackList) -> dict[str, float]:
-        """Computes loss and metrics over a feed."""
-        call, logs = self._engine.test(feed), {}
+    def _evaluate(self, feed: Feed, listeners: keras.callbacks.CallbackList) -> dict[str, Any]:
+        """Computes loss and metrics over a feed, from its beginning."""
+
+        def end(step: int, made: Made, seconds: float, logs: Logs) -> bool:
+            listeners.on_test_batch_end(step, logs)
+            return self.model.stop_evaluating
+
         pace = Pace(self._steps_per_call, self.model, listeners.callbacks, "test")
+        call = self._engine.test(feed)
         self.model.stop_evaluating = False
         listeners.on_test_begin()
         self.model.reset_metrics()
         feed.restart()
-        iterator, step, exhausted = feed.begin_epoch(), 0, False
-        while (wanted := feed.num_left(step, pace.num_steps)) and not exhausted:
-            listeners.on_test_batch_begin(step)
-            pace.begin_call()
-            made, results = call(iterator, wanted)
-            pace.end_call(made.num_steps)
-            step += made.num_steps
-            exhausted = made.num_steps < wanted
-            if made.num_steps:
-                logs = results
-                listeners.on_test_batch_end(step - 1, logs)
-            if self.model.stop_evaluating:
-                break
-        feed.end_epoch(step, exhausted)
+        logs = epoch.run(call, feed, pace, listeners.on_test_batch_begin, end)
         listeners.on_test_end(logs)
         return logs
 
@@ -291,27 +274,6 @@ class Trainer:
             verbose=verbose,
             epochs=epochs,
             steps=steps,
-        )
-
-    def _check_start(self, feed: Feed, logs: dict[str, float]) -> None:
-        """Raises where the very first step gives no finite loss; a loss scale may still mend it."""
-        if self._started:
-            return
-        self._started = True
-        loss = logs.get("loss", 0.0)
-        if math.isfinite(loss) or "loss_scale" in logs:
-            return
-        leaves = tf.nest.flatten(feed.first_batch(), expand_composites=True)
-        arrays = [np.asarray(leaf) for leaf in leaves]
-        bad = sum(int(np.sum(~np.isfinite(a))) for a in arrays if a.dtype.kind == "f")
-        raise NonFiniteError(
-            f"The loss of the first batch is {loss}. "
-            + (
-                f"{bad} values of a batch are NaN or infinite: clean the data."
-                if bad
-                else "Its data are finite, unless they were shuffled: lower the learning rate, "
-                "check the loss, or look for NaN in the data."
-            )
         )
 
 

@@ -66,6 +66,12 @@ def _resolve(all_reduce: str, merge_on: str, devices: Sequence[str]) -> str:
             f"all_reduce='nccl' joins GPUs, but the devices are {', '.join(devices)}: "
             "use all_reduce='auto'."
         )
+    if all_reduce == "hierarchical_copy" and len(devices) % 2:
+        # TensorFlow adds up two halves of equal size and forgets the device that is over.
+        raise ConfigurationError(
+            f"all_reduce='hierarchical_copy' joins pairs, but there are {len(devices)} devices: "
+            "use an even number, or all_reduce='auto'."
+        )
     if merge_on == "gpu" and not gpus:
         raise ConfigurationError("merge_on='gpu', but no device is a GPU: use merge_on='auto'.")
     if merge_on == "cpu" and all_reduce in ("nccl", "hierarchical_copy"):

@@ -1,0 +1,191 @@
+"""What the strategies promise besides the numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdist
+from tfdist.errors import ConfigurationError, DeviceError
+from tfdist.strategies import shares
+from tfdist.strategies.central_storage import CentralStorage
+from tfdist.strategies.fusion import FUSION_LIMIT, fused
+from tfdist.strategies.mirrored import Mirrored
+
+X = np.random.default_rng(0).normal(size=(15, 4)).astype("float32")
+Y = X[:, :1]
+
+
+def build() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, "tanh"), layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+    return model
+
+
+def trained(strategy: Any, **options: Any) -> keras.Model:
+    trainer = tfdist.Trainer(build, strategy=strategy, **options)
+    trainer.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+    return trainer.model
+
+
+def reference() -> keras.Model:
+    model = build()
+    model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+    return model
+
+
+def assert_same(one: keras.Model, other: keras.Model) -> None:
+    for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=4e-5, atol=4e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Mirrored(2, all_reduce="hierarchical_copy"),
+        lambda: Mirrored(4, all_reduce="hierarchical_copy"),
+        lambda: Mirrored(2, merge_on="cpu"),
+        lambda: Mirrored(3, prefetch_to_device=True),
+        lambda: CentralStorage(2, parameter_device="CPU:3"),
+        lambda: CentralStorage(3, prefetch_to_device=True),
+        lambda: Mirrored(["CPU:3", "CPU:1"]),
+    ],
+)
+def test_every_way_gives_the_same_numbers(make: Any) -> None:
+    assert_same(trained(make()), reference())
+
+
+def test_a_second_strategy_and_a_cell_run_again() -> None:
+    for _ in range(2):
+        assert_same(trained("mirrored", devices=2), reference())
+
+
+def test_several_models_under_one_strategy_object() -> None:
+    strategy = Mirrored(2)
+    first, second = (tfdist.Trainer(build, strategy=strategy) for _ in range(2))
+    for _ in range(2):  # in turns
+        for trainer in (first, second):
+            trainer.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
+    assert_same(first.model, second.model)
+
+
+def test_parameters_of_central_storage_are_in_one_place() -> None:
+    model = trained(CentralStorage(2, parameter_device="CPU:2"))
+    assert {v.value.device[-5:] for v in model.trainable_variables} == {"CPU:2"}
+
+
+def test_towers_leave_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    trained("towers", devices=3)
+    left = [t for t in set(threading.enumerate()) - before if "build" in t.name]
+    assert not left
+
+
+def test_a_tower_that_fails_ends_all() -> None:
+    towers = tfdist.strategies.create("towers", 3)
+
+    def fails(index: int) -> Any:
+        towers.all_reduce([tf.constant(1.0)])
+        if index == 1:
+            raise KeyError("tower 1")
+        return towers.all_reduce([tf.constant(2.0)])
+
+    before = threading.active_count()
+    with pytest.raises(KeyError, match="tower 1"):
+        towers.run(fails)
+    assert threading.active_count() == before
+
+
+def test_one_device_takes_one() -> None:
+    with pytest.raises(ConfigurationError, match="computes on one"):
+        tfdist.strategies.create("one_device", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"all_reduce": "ring"}, "expected one of auto, nccl"),
+        ({"all_reduce": "nccl"}, "joins GPUs"),
+        ({"merge_on": "gpu"}, "no device is a GPU"),
+        ({"merge_on": "cpu", "all_reduce": "hierarchical_copy"}, "use all_reduce='one_device'"),
+    ],
+)
+def test_reductions_that_do_not_fit(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        Mirrored(2, **options)
+
+
+def test_hierarchical_copy_of_an_odd_number() -> None:
+    with pytest.raises(ConfigurationError, match="joins pairs, but there are 3 devices"):
+        Mirrored(3, all_reduce="hierarchical_copy")
+
+
+def test_parameter_device_that_does_not_exist() -> None:
+    with pytest.raises(DeviceError, match="No device GPU:0"):
+        CentralStorage(2, parameter_device="GPU:0")
+
+
+def test_fusion_keeps_order_values_and_kinds() -> None:
+    tensors = [
+        tf.constant([[1.0, 2.0]]),
+        tf.constant(3, tf.int64),
+        tf.ones([FUSION_LIMIT + 1]),
+        tf.IndexedSlices(tf.ones([2, 3]), tf.constant([4, 1]), tf.constant([5, 3])),
+        tf.constant([5.0]),
+    ]
+    calls = []
+
+    def double(packed: list) -> list:
+        calls.append(len(packed))
+        return [t if isinstance(t, tf.IndexedSlices) else t * 2 for t in packed]
+
+    results = fused(double, tensors)
+    assert calls == [4]  # floats, int64, the large one and the slices
+    for result, tensor in zip(results, tensors, strict=True):
+        if isinstance(tensor, tf.IndexedSlices):
+            assert result is tensor
+        else:
+            assert result.dtype == tensor.dtype
+            np.testing.assert_array_equal(result, tensor * 2)
+    assert fused(double, []) == []
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 9])
+@pytest.mark.parametrize("num_shares", [1, 2, 3])
+def test_shares_hold_each_row_once_in_order(rows: int, num_shares: int) -> None:
+    batch = ({"a": tf.range(rows), "b": None}, tf.reshape(tf.range(2 * rows), [rows, 2]))
+    parts = shares.split(batch, num_shares)
+    assert len(parts) == num_shares
+    np.testing.assert_array_equal(np.concatenate([part[0]["a"] for part in parts]), np.arange(rows))
+    sizes = [len(part[1]) for part in parts]
+    assert sum(sizes) == rows
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_model_loads_in_plain_keras_without_tfdist(tmp_path: Path) -> None:
+    model = trained("mirrored", devices=2)
+    model.save(tmp_path / "model.keras")
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", model(X))
+    script = (
+        "import sys; sys.modules['tfdist'] = None\n"
+        "import keras, numpy as np\n"
+        "model = keras.saving.load_model('model.keras')\n"
+        "x, y = np.load('x.npy'), np.load('y.npy')\n"
+        "np.testing.assert_allclose(model.predict(x, verbose=0), y, rtol=1e-5, atol=1e-6)\n"
+        "model.fit(x, y, verbose=0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

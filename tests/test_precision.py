@@ -1,0 +1,96 @@
+"""Dtype policies of one model, and loss scales that move by their own rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfdist
+from tfdist.errors import ConfigurationError
+from tfdist.precision import POLICIES, LossScale
+
+X = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+Y = X[:, :1]
+
+
+def build() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def fitted(epochs: int = 4, x: np.ndarray = X, **options: Any) -> tfdist.Trainer:
+    trainer = tfdist.Trainer(build, devices=2, **options)
+    trainer.fit(x, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+    return trainer
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_trains_and_leaves_the_global_one(policy: str) -> None:
+    trainer = fitted(precision=policy, epochs=6)
+    losses = trainer.model.history.history["loss"]
+    assert losses[-1] < losses[0]
+    assert keras.config.dtype_policy().name == "float32"
+    kept = "float32" if policy.startswith("mixed") else policy
+    assert {v.dtype for v in trainer.model.trainable_variables} == {kept}
+    scaled = isinstance(trainer.model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert scaled == ("float16" in policy and "bfloat16" not in policy)
+
+
+def test_models_of_different_precision_live_in_one_process() -> None:
+    half, full = fitted(precision="mixed_float16"), fitted()
+    assert half.model.compute_dtype == "float16"
+    assert full.model.compute_dtype == "float32"
+    half.fit(X, Y, batch_size=8, verbose=0)
+    full.fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_scale_grows_after_the_interval_by_the_factor() -> None:
+    rule = LossScale(initial=8.0, growth_interval=3, growth_factor=4.0)
+    history = fitted(loss_scale=rule).model.history.history  # two steps an epoch
+    assert history["loss_scale"] == [8.0, 32.0, 128.0, 128.0]
+    assert history["skipped_steps"] == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "scale"), [(LossScale(backoff_factor=0.25), 2.0**13), (LossScale.fixed(64.0), 64.0)]
+)
+def test_overflow_leaves_the_step_out(rule: LossScale, scale: float) -> None:
+    x = X.copy()
+    x[9] = 1e38  # in the second batch: its gradient is infinite
+    trainer = tfdist.Trainer(build, devices=2, loss_scale=rule)
+    trainer.fit(x[:8], Y[:8], batch_size=8, verbose=0)
+    before = trainer.model.get_weights()
+    history = trainer.fit(x[8:], Y[8:], batch_size=8, verbose=0).history
+    assert history["loss_scale"] == [scale]
+    assert history["skipped_steps"] == [1.0]
+    assert int(keras.ops.convert_to_numpy(trainer.model.optimizer.iterations)) == 1
+    for mine, then in zip(trainer.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, then)
+
+
+def test_a_scale_changes_no_number() -> None:
+    for mine, plain in zip(
+        fitted(loss_scale=LossScale()).model.get_weights(),
+        fitted().model.get_weights(),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, plain, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"initial": 0.0}, {"growth_factor": 0.5}, {"backoff_factor": 2.0}]
+)
+def test_rule_that_makes_no_sense(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="expected initial > 0"):
+        LossScale(**options)
+
+
+def test_unknown_policy() -> None:
+    with pytest.raises(ConfigurationError, match="mixed_bfloat16"):
+        tfdist.Trainer(build, devices=2, precision="float8")
