@@ -60,12 +60,8 @@ class Feed:
         one_pass = self._adapter.num_batches is not None and self._steps_per_epoch is None
         self.may_end = not (endless or one_pass)
         self.num_batches = self._steps_per_epoch or self._adapter.num_batches
-        replicas = strategy.num_replicas
-        if training and self.batch_size is not None and self.batch_size < replicas:
-            raise DataError(
-                f"A global batch of {self.batch_size} rows leaves some of {replicas} replicas "
-                f"without work: use batch_size={replicas} or more, or fewer devices."
-            )
+        if training and self.batch_size is not None:
+            check_batch_size(self.batch_size, strategy.num_replicas)
         self._distributed = strategy.distribute(dataset_fn or (lambda context: self._dataset))
         self._iterator: Iterator[Any] | None = None
         self._taken = 0
@@ -117,6 +113,19 @@ class Feed:
         if exhausted or (size and self._taken >= size):
             self._iterator = None
         self._adapter.on_epoch_end()
+
+
+def check_batch_size(batch_size: int, num_replicas: int) -> None:
+    """Checks that a global batch has work for every replica.
+
+    Raises:
+        DataError: It has fewer rows than there are replicas.
+    """
+    if batch_size < num_replicas:
+        raise DataError(
+            f"A global batch of {batch_size} rows leaves some of {num_replicas} replicas "
+            f"without work: use batch_size={num_replicas} or more, or fewer devices."
+        )
 
 
 def _as_tensors(batch: Any) -> Any:

@@ -84,9 +84,10 @@ def make_trainer(config: TrainConfig, workload: recipe.Recipe) -> Trainer:
     """Returns a trainer for a recipe's model, spread as the configuration says.
 
     Raises:
-        TfdistError: The strategy, its devices or options, or the precision cannot be had.
+        TfdistError: The strategy, its devices or options, the batch or the precision cannot be had.
     """
     import tfdist
+    from tfdist.feed import check_batch_size
 
     strategy = tfdist.strategies.create(
         config.strategy,
@@ -95,6 +96,7 @@ def make_trainer(config: TrainConfig, workload: recipe.Recipe) -> Trainer:
         merge_on=config.merge_on,
         parameter_device=config.parameter_device,
     )
+    check_batch_size(config.batch_size, strategy.num_replicas)  # data sets do not tell theirs
     return tfdist.Trainer(
         lambda: workload.build_model(config),
         strategy=strategy,

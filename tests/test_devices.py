@@ -1,0 +1,87 @@
+"""Devices by number and by name; logical CPUs have to be made before TensorFlow starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import NUM_CPUS
+from tfdist import devices
+from tfdist.errors import DeviceError
+
+CPUS = [f"CPU:{i}" for i in range(NUM_CPUS)]
+
+
+def test_all_devices_are_known() -> None:
+    assert devices.available() == CPUS
+    assert devices.configure(2) == CPUS  # there are as many already
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        (None, CPUS[:2]),
+        (1, CPUS[:1]),
+        (NUM_CPUS, CPUS),
+        ("CPU:1", ["CPU:1"]),
+        (["cpu:3", "/device:CPU:0"], ["CPU:3", "CPU:0"]),
+        (("/CPU:2",), ["CPU:2"]),
+    ],
+)
+def test_devices_that_are_asked_for(asked: Any, names: list[str]) -> None:
+    assert devices.resolve(asked, default_cpus=2) == names
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (0, "devices=0: expected at least 1"),
+        (-2, "devices=-2: expected at least 1"),
+        ([], "expected one or more, each once"),
+        (["CPU:1", "cpu:1"], r"\['CPU:1', 'CPU:1'\]: expected one or more, each once"),
+        (["CPU:9"], r"10 logical CPU devices were asked for, .* configure\(10\) before"),
+        (9, r"9 logical CPU devices were asked for, .* started with 4: call tfdist\.devices"),
+        (["GPU:0"], "No device GPU:0 here: there are CPU:0, CPU:1"),
+        ("CPU:x", "No device CPU:X here"),
+        ("tpu", "No device TPU here"),
+    ],
+)
+def test_devices_that_are_not_there(asked: Any, says: str) -> None:
+    with pytest.raises(DeviceError, match=says):
+        devices.resolve(asked, default_cpus=2)
+
+
+FRESH = """
+from tfdist import devices
+print(devices.{first})
+print(devices.resolve(None, 2))
+try:
+    devices.resolve(5, 2)
+except devices.DeviceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "made"), [("configure(3)", 3), ("resolve(['CPU:2'], 2)", 3), ("resolve(None, 2)", 2)]
+)
+def test_logical_devices_are_made_in_a_fresh_process(first: str, made: int) -> None:
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH.replace("{first}", first)],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    names, default, error = done.stdout.splitlines()
+    assert str(CPUS[made - 1]) in names
+    assert default == str(CPUS[:2])
+    assert f"TensorFlow has started with {made}" in error

@@ -1,0 +1,165 @@
+"""What user code computes from a share is asked how it adds up, on halves of the first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.training import X, Y, building
+from tfdist.errors import UnsupportedModelError
+from tfdist.kinds import Kind, Kinds
+
+Value = Callable[[Any], Any]
+
+
+class Adds(layers.Layer):
+    """Adds a loss that is computed from the inputs."""
+
+    def __init__(self, value: Value, in_training: bool = False) -> None:
+        super().__init__()
+        self.value, self.in_training = value, in_training
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training or not self.in_training:
+            self.add_loss(self.value(inputs))
+        return inputs
+
+
+class Counts(layers.Layer):
+    """Keeps a state that is computed from the inputs and the state before."""
+
+    def __init__(self, value: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.value = value
+        self.state = self.add_weight(shape=(), initializer="ones", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.state.assign(self.value(self.state, inputs))
+        return inputs
+
+
+def kinds(*made: layers.Layer, rows: int = len(X), **options: Any) -> Kinds:
+    """Returns the kinds for a network of some layers, and then a dense one."""
+    build_model = building(lambda: [keras.Input((4,)), *made, layers.Dense(1)], **options)
+    return Kinds(build_model(), lambda: (tf.constant(X[:rows]), tf.constant(Y[:rows])))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (lambda x: ops.mean(x**2), Kind.MEAN),
+        (lambda x: ops.sum(x**2), Kind.SUM),
+        (lambda x: ops.max(ops.ones_like(x)), Kind.MEAN),  # not of the rows
+        (lambda x: 3.0 * ops.mean(ops.sum(x, -1)), Kind.MEAN),
+        (lambda x: ops.sum(ops.abs(x)) / 7.0, Kind.SUM),
+    ],
+)
+def test_added_losses(value: Value, kind: Kind) -> None:
+    assert kinds(Adds(value)).of_losses(1, training=True) == [kind]
+
+
+def test_each_added_loss_is_asked_by_itself() -> None:
+    first, second = Adds(lambda x: ops.mean(x**2)), Adds(lambda x: ops.sum(x**2))
+    assert kinds(first, second).of_losses(2, training=True) == [Kind.MEAN, Kind.SUM]
+
+
+def test_a_loss_that_only_training_adds() -> None:
+    assert kinds(Adds(lambda x: ops.mean(x**2), in_training=True)).of_losses(1, True) == [Kind.MEAN]
+
+
+def test_noise_is_no_reason_to_refuse() -> None:
+    noisy = layers.GaussianNoise(0.05), Adds(lambda x: ops.sum(x**2), in_training=True)
+    assert kinds(*noisy).of_losses(1, training=True) == [Kind.SUM]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (lambda x: ops.sum(x) ** 2, "add_loss number 0 is neither a mean nor a sum over rows"),
+        (lambda x: ops.std(x), "override compute_loss, which sees the whole batch"),
+        (lambda x: 0.0 * ops.sum(x), "is zero on the first batch"),
+    ],
+)
+def test_added_losses_that_do_not_add_up(value: Value, says: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=says):
+        kinds(Adds(value)).of_losses(1, training=True)
+
+
+def test_losses_that_come_and_go() -> None:
+    with pytest.raises(UnsupportedModelError, match="add 2 losses in training, but 1"):
+        kinds(Adds(lambda x: ops.mean(x**2))).of_losses(2, training=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (lambda state, x: state + ops.sum(ops.abs(x)), Kind.SUM),
+        (lambda state, x: 0.9 * state + ops.mean(ops.abs(x)), Kind.MEAN),
+        (lambda state, x: state + 1.0, Kind.MEAN),
+    ],
+)
+def test_states_that_layers_update(value: Value, kind: Kind) -> None:
+    layer = Counts(value)
+    assert kinds(layer).of_state(layer.state) == kind
+
+
+def test_a_state_that_does_not_add_up() -> None:
+    layer = Counts(lambda state, x: ops.maximum(state, ops.sum(x) ** 2))
+    with pytest.raises(UnsupportedModelError, match="The update of .* neither a mean nor a sum"):
+        kinds(layer).of_state(layer.state)
+
+
+def test_probing_changes_nothing() -> None:
+    layer = Counts(lambda state, x: state + ops.sum(ops.abs(x)))
+    kinds(layer).of_state(layer.state)
+    assert float(layer.state) == 1.0
+
+
+def test_one_row_tells_nothing() -> None:
+    with pytest.raises(UnsupportedModelError, match="first batch of 2 rows or more"):
+        kinds(Adds(lambda x: ops.mean(x**2)), rows=1).of_losses(1, training=True)
+
+
+def squared(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean((y_true - y_pred) ** 2, -1)
+
+
+def centred(y_true: Any, y_pred: Any) -> Any:
+    difference = y_true - y_pred
+    return ops.mean((difference - ops.mean(difference)) ** 2, -1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "independent"), [("mse", True), ("huber", True), (squared, True), (centred, False)]
+)
+def test_losses_of_rows_that_move_each_other(loss: Any, independent: bool) -> None:
+    assert kinds(loss=loss).has_independent_rows(0) == independent
+
+
+class OfMaximum(keras.metrics.Metric):
+    """A metric whose state is no sum over rows."""
+
+    def __init__(self) -> None:
+        super().__init__(name="of_maximum")
+        self.largest = self.add_weight(shape=(), initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.largest.assign(ops.maximum(self.largest, ops.max(ops.abs(y_true - y_pred))))
+
+    def result(self) -> Any:
+        return self.largest
+
+
+@pytest.mark.parametrize(
+    ("metric", "whole"), [("mae", False), (squared, False), (centred, True), (OfMaximum, True)]
+)
+def test_metrics_that_need_whole_batches(metric: Any, whole: bool) -> None:
+    made = metric() if isinstance(metric, type) else metric
+    asked = kinds(metrics=[made])
+    asked._model.evaluate(X, Y, verbose=0)  # builds the metrics
+    assert bool(asked.whole_metrics()) == whole

@@ -1,0 +1,136 @@
+"""How many steps go into one call, and what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from keras import callbacks as kc
+
+from tests.training import build
+from tfdist import pace
+from tfdist.callbacks.progress import ProgressBar
+from tfdist.errors import ConfigurationError
+from tfdist.pace import TARGET_SECONDS, Pace, Stats, wants_every_batch
+from tfdist.strategies.loop import Made
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    return build()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Time that stands still until a test moves it."""
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def calls(pacing: Pace, clock: list[float], seconds_per_step: float, number: int) -> list[int]:
+    """Makes calls and returns the steps that each was given."""
+    given = []
+    for _ in range(number):
+        given.append(pacing.num_steps)
+        pacing.begin_call()
+        clock[0] += seconds_per_step * pacing.num_steps
+        pacing.end_call(pacing.num_steps)
+    return given
+
+
+def test_calls_grow_to_the_time_they_should_last(model: keras.Model, clock: list[float]) -> None:
+    fitting = int(TARGET_SECONDS / 0.001)
+    found = calls(Pace("auto", model, []), clock, 0.001, 6)
+    assert found[:2] == [1, 1]  # the first compiles and tells nothing
+    assert found[2:4] == [8, 64]  # no faster, in case a step was quick by chance
+    assert found[-1] == pytest.approx(fitting, abs=1)
+
+
+def test_slow_steps_go_one_by_one(model: keras.Model, clock: list[float]) -> None:
+    assert calls(Pace("auto", model, []), clock, 10 * TARGET_SECONDS, 4) == [1] * 4
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 5])
+def test_a_number_is_kept(steps_per_call: int, model: keras.Model, clock: list[float]) -> None:
+    assert calls(Pace(steps_per_call, model, []), clock, 1e-3, 4) == [steps_per_call] * 4
+
+
+def test_steps_per_execution_is_kept(clock: list[float]) -> None:
+    pacing = Pace("auto", build(steps_per_execution=3), [Hearing()])
+    assert calls(pacing, clock, 1e-3, 3) == [3] * 3
+
+
+@pytest.mark.parametrize("steps_per_call", [0, -1, "fast", 1.5])
+def test_numbers_that_make_no_sense(steps_per_call: Any, model: keras.Model) -> None:
+    with pytest.raises(ConfigurationError, match="expected 'auto' or a number from 1"):
+        Pace(steps_per_call, model, [])
+
+
+class Hearing(kc.Callback):
+    """Wants the training batches."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+class HearingTests(kc.Callback):
+    """Wants the batches of evaluations."""
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+class HearingOldName(kc.Callback):
+    """Wants the training batches under their old name."""
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+CALLBACKS: dict[str, tuple[Callable[[Path], kc.Callback], bool, bool]] = {
+    "own": (lambda _: Hearing(), True, False),
+    "own, old name": (lambda _: HearingOldName(), True, False),
+    "own, of tests": (lambda _: HearingTests(), False, True),
+    "lambda": (lambda _: kc.LambdaCallback(on_train_batch_end=print), True, False),
+    "lambda of epochs": (lambda _: kc.LambdaCallback(on_epoch_end=print), False, False),
+    "NaN": (lambda _: kc.TerminateOnNaN(), True, False),
+    "history": (lambda _: kc.History(), False, False),
+    "early stopping": (lambda _: kc.EarlyStopping(), False, False),
+    "checkpoints": (lambda p: kc.ModelCheckpoint(p / "m.keras"), False, False),
+    "checkpoints by step": (lambda p: kc.ModelCheckpoint(p / "m.keras", save_freq=3), True, False),
+    "backups": (lambda p: kc.BackupAndRestore(p), False, False),
+    "backups by step": (lambda p: kc.BackupAndRestore(p, save_freq=3), True, False),
+    "TensorBoard": (lambda p: kc.TensorBoard(p), False, False),
+    "TensorBoard by step": (lambda p: kc.TensorBoard(p, update_freq=5), True, False),
+    "TensorBoard's profile": (lambda p: kc.TensorBoard(p, profile_batch=3), True, False),
+    "progress": (lambda _: ProgressBar(Stats()), False, False),
+    "Keras's progress": (lambda _: kc.ProgbarLogger(), False, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_callbacks_that_want_every_batch(name: str, tmp_path: Path, model: keras.Model) -> None:
+    make, in_training, in_tests = CALLBACKS[name]
+    callback = make(tmp_path)
+    callback.set_model(model)
+    assert wants_every_batch(callback) == in_training
+    assert wants_every_batch(callback, "test") == in_tests
+
+
+def test_speed_and_waiting() -> None:
+    stats = Stats()
+    stats.begin()
+    stats.add(Made(1, 10, 5.0), 60.0)  # compiles
+    assert stats.examples_per_second == 0.0
+    stats.add(Made(2, 20, 0.5), 1.0)
+    stats.add(Made(2, 20, 0.0), 1.0)
+    assert stats.examples_per_second == pytest.approx(20.0)
+    assert stats.data_wait_share == pytest.approx(0.25)
+    stats.begin()
+    stats.add(Made(1, 5, 3.0), 1.0)
+    assert stats.examples_per_second == pytest.approx(5.0)
+    assert stats.data_wait_share == 1.0

@@ -1,0 +1,195 @@
+"""The trainer as a whole: made again, compiled again, continued, saved, run step by step."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.training import (
+    FIT,
+    STRATEGIES,
+    X,
+    Y,
+    assert_close,
+    assert_same_weights,
+    build,
+    building,
+    mirrored,
+    reference,
+    steps,
+)
+from tfdist.trainer import Trainer
+
+
+def momentum() -> keras.Model:
+    """A model whose optimizer has state that is worth keeping."""
+    return build(keras.optimizers.SGD(0.1, momentum=0.9), metrics=["mae"])
+
+
+@pytest.fixture(scope="module")
+def plain() -> keras.Model:
+    """What plain Keras makes of `momentum` in three epochs."""
+    model = momentum()
+    model.fit(**FIT, epochs=3)
+    return model
+
+
+@pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
+def test_a_cell_that_is_run_again(strategy: str, num_replicas: int) -> None:
+    for _ in range(2):
+        trainer = Trainer(build, strategy, devices=num_replicas)
+        history = trainer.fit(**FIT, epochs=2)
+        assert_close(history.history, reference().history.history)
+        assert_same_weights(trainer.model, reference())
+
+
+def test_a_trainer_of_the_model_of_another(plain: keras.Model) -> None:
+    trainer = mirrored(momentum)
+    trainer.fit(**FIT)
+    for strategy in ("central_storage", "mirrored"):
+        trainer = Trainer(trainer.model, strategy, devices=2)
+        trainer.fit(**FIT)
+    assert_same_weights(trainer.model, plain)
+    assert steps(trainer.model) == steps(plain)
+
+
+def test_nothing_is_left_of_a_trainer_that_is_gone() -> None:
+    trainer = mirrored()
+    trainer.fit(**FIT)
+    trainer.predict(X, verbose=0)
+    left = [weakref.ref(trainer), weakref.ref(trainer.model)]
+    del trainer
+    gc.collect()
+    assert [ref() for ref in left] == [None, None]
+
+
+def test_training_goes_on_where_it_ended(plain: keras.Model) -> None:
+    trainer = mirrored(momentum)
+    for _ in range(3):
+        trainer.fit(**FIT)
+    assert_same_weights(trainer.model, plain)
+
+
+def test_training_goes_on_in_plain_keras(plain: keras.Model, tmp_path: Path) -> None:
+    trainer = mirrored(momentum)
+    trainer.fit(**FIT, epochs=2)
+    trainer.model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert_close(loaded.predict(X, verbose=0), trainer.predict(X, verbose=0))
+    assert_close(loaded.fit(**FIT).history["loss"], plain.history.history["loss"][2:])
+    assert_same_weights(loaded, plain)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2, 10])
+def test_steps_go_by_calls_of_any_number(steps_per_call: int) -> None:
+    seen: list[int] = []
+
+    class Batches(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(batch)
+
+    trainer = mirrored(steps_per_call=steps_per_call)
+    trainer.fit(**FIT, epochs=2, callbacks=[Batches()])
+    assert_same_weights(trainer.model, reference())
+    assert seen == {1: [0, 1, 2], 2: [1, 2], 10: [2]}[steps_per_call] * 2
+
+
+@pytest.mark.filterwarnings("ignore:The model was compiled outside")
+@pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
+def test_a_model_that_is_compiled_again(strategy: str, num_replicas: int) -> None:
+    def fit_twice(model: keras.Model, fit: Any) -> dict[str, list[float]]:
+        fit(**FIT)
+        model.layers[0].trainable = False
+        optimizer = keras.optimizers.SGD(0.2, momentum=0.5)
+        model.compile(optimizer, "mae", metrics=[keras.metrics.MeanSquaredError()])
+        return fit(**FIT, epochs=2, validation_data=(X[:5], Y[:5])).history
+
+    trainer, alone = Trainer(build, strategy, devices=num_replicas), build()
+    found = fit_twice(trainer.model, trainer.fit)
+    assert_close(found, fit_twice(alone, alone.fit))
+    assert_same_weights(trainer.model, alone)
+    assert steps(trainer.model) == steps(alone) == 6
+
+
+def test_compiling_outside_of_the_scope_is_said() -> None:
+    trainer = mirrored()
+    trainer.model.compile(keras.optimizers.SGD(0.1), "mse")
+    with pytest.warns(UserWarning, match=r"created again inside, as trainer\.model\.optimizer"):
+        trainer.fit(**FIT)
+    with trainer.strategy.scope():
+        trainer.model.compile(keras.optimizers.SGD(0.1), "mse")
+    trainer.fit(**FIT)
+
+
+def test_predictions_are_those_of_the_present_weights() -> None:
+    trainer = mirrored()
+    trainer.predict(X, verbose=0)
+    trainer.model.set_weights(reference().get_weights())
+    assert_close(trainer.predict(X, verbose=0), reference().predict(X, verbose=0))
+
+
+class Eagerness(layers.Layer):
+    """Notes how it is called."""
+
+    def __init__(self, seen: list[bool]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        self.seen.append(tf.executing_eagerly())
+        return inputs
+
+
+@pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
+def test_run_eagerly(strategy: str, num_replicas: int) -> None:
+    seen: list[bool] = []
+    model_layers = lambda: [keras.Input((4,)), Eagerness(seen), layers.Dense(1)]  # noqa: E731
+    build_model = building(model_layers, run_eagerly=True)
+    trainer, alone = Trainer(build_model, strategy, devices=num_replicas), build_model()
+    assert_close(trainer.fit(**FIT).history, alone.fit(**FIT).history)
+    seen.clear()
+    for call in (trainer.fit, trainer.evaluate):
+        call(X, Y, batch_size=15, verbose=0)
+    trainer.predict(X, verbose=0)
+    assert seen == [True] * 3 * num_replicas
+
+
+def test_speed_is_measured_without_the_first_call() -> None:
+    trainer = mirrored(steps_per_call=1)
+    trainer.fit(X[:7], Y[:7], verbose=0)
+    assert trainer.stats.examples_per_second == 0.0
+    trainer.fit(**FIT)
+    assert trainer.stats.examples_per_second > 0.0
+    assert 0.0 <= trainer.stats.data_wait_share <= 1.0
+
+
+def test_description_of_what_will_happen() -> None:
+    build_model = building(
+        lambda: [keras.Input((4,)), layers.BatchNormalization(), layers.Dense(1)]
+    )
+    facts = mirrored(build_model, accumulate=2, precision="mixed_bfloat16").describe()
+    assert facts["strategy"] == "mirrored"
+    assert facts["replicas"] == "2"
+    assert facts["accumulation"] == "2 rounds"
+    assert facts["precision"] == "mixed_bfloat16"
+    assert "BatchNorm" in facts["not exact"]
+    assert mirrored(build_model, sync_batch_norm=True).describe()["not exact"] == "nothing"
+    assert mirrored().describe()["not exact"] == "nothing"
+
+
+def test_averaged_weights_are_in_the_model_after_fit() -> None:
+    build_model = functools.partial(build, keras.optimizers.SGD(0.3, use_ema=True))
+    trainer, alone = mirrored(lambda: build(keras.optimizers.SGD(0.3, use_ema=True))), build_model()
+    trainer.fit(**FIT)
+    alone.fit(**FIT)
+    assert_same_weights(trainer.model, alone)
+    assert not np.allclose(trainer.model.get_weights()[0], build_model().get_weights()[0])
