@@ -17,6 +17,12 @@ from tfdist.errors import DeviceError
 CPUS = [f"CPU:{i}" for i in range(NUM_CPUS)]
 
 
+@pytest.fixture(autouse=True)
+def _started() -> None:
+    """TensorFlow has started, so that no test can make devices for those after it."""
+    devices.available()
+
+
 def test_all_devices_are_known() -> None:
     assert devices.available() == CPUS
     assert devices.configure(2) == CPUS  # there are as many already
@@ -44,7 +50,7 @@ def test_devices_that_are_asked_for(asked: Any, names: list[str]) -> None:
         (-2, "devices=-2: expected at least 1"),
         ([], "expected one or more, each once"),
         (["CPU:1", "cpu:1"], r"\['CPU:1', 'CPU:1'\]: expected one or more, each once"),
-        (["CPU:9"], r"10 logical CPU devices were asked for, .* configure\(10\) before"),
+        (["CPU:9"], r"10 logical CPU devices were asked for, .*\.configure\(10\) before"),
         (9, r"9 logical CPU devices were asked for, .* started with 4: call tfdist\.devices"),
         (["GPU:0"], "No device GPU:0 here: there are CPU:0, CPU:1"),
         ("CPU:x", "No device CPU:X here"),

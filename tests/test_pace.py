@@ -105,7 +105,7 @@ CALLBACKS: dict[str, tuple[Callable[[Path], kc.Callback], bool, bool]] = {
     "backups": (lambda p: kc.BackupAndRestore(p), False, False),
     "backups by step": (lambda p: kc.BackupAndRestore(p, save_freq=3), True, False),
     "TensorBoard": (lambda p: kc.TensorBoard(p), False, False),
-    "TensorBoard by step": (lambda p: kc.TensorBoard(p, update_freq=5), True, False),
+    "TensorBoard by step": (lambda p: kc.TensorBoard(p, update_freq=5), True, True),
     "TensorBoard's profile": (lambda p: kc.TensorBoard(p, profile_batch=3), True, False),
     "progress": (lambda _: ProgressBar(Stats()), False, False),
     "Keras's progress": (lambda _: kc.ProgbarLogger(), False, False),

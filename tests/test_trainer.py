@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,20 +141,21 @@ def test_predictions_are_those_of_the_present_weights() -> None:
 class Eagerness(layers.Layer):
     """Notes how it is called."""
 
-    def __init__(self, seen: list[bool]) -> None:
+    def __init__(self, note: Callable[[bool], None]) -> None:
         super().__init__()
-        self.seen = seen
+        self.note = note
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        self.seen.append(tf.executing_eagerly())
+        self.note(tf.executing_eagerly())
         return inputs
 
 
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
 def test_run_eagerly(strategy: str, num_replicas: int) -> None:
     seen: list[bool] = []
-    model_layers = lambda: [keras.Input((4,)), Eagerness(seen), layers.Dense(1)]  # noqa: E731
-    build_model = building(model_layers, run_eagerly=True)
+    build_model = building(
+        lambda: [keras.Input((4,)), Eagerness(seen.append), layers.Dense(1)], run_eagerly=True
+    )
     trainer, alone = Trainer(build_model, strategy, devices=num_replicas), build_model()
     assert_close(trainer.fit(**FIT).history, alone.fit(**FIT).history)
     seen.clear()

@@ -105,10 +105,11 @@ def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -
     """
     if isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        traces = loop == "train" and callback._should_trace
+        return callback.update_freq != "epoch" or traces
     if loop == "test":
         return any(_overrides(callback, f"on_test_batch_{when}") for when in ("begin", "end"))
-    if isinstance(callback, keras.callbacks.TensorBoard):
-        return callback.update_freq != "epoch" or callback._should_trace
     if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
         return callback.save_freq != "epoch"
     names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")

@@ -95,8 +95,13 @@ def tfdist(case: Case, strategy: str, num_replicas: int) -> Result:
     """
     from tfdist import Trainer
 
-    options = {"accumulate": case.accumulate, "sync_batch_norm": case.sync_batch_norm}
-    trainer = Trainer(case.build, strategy=strategy, devices=num_replicas, **options)
+    trainer = Trainer(
+        case.build,
+        strategy=strategy,
+        devices=num_replicas,
+        accumulate=case.accumulate,
+        sync_batch_norm=case.sync_batch_norm,
+    )
     history = trainer.fit(**feeds.fit_arguments(case))
     for own in ("loss_scale", "skipped_steps"):  # logged besides what Keras logs
         history.history.pop(own, None)

@@ -104,9 +104,7 @@ FEEDS: dict[str, Callable[[Case], Arguments]] = {
 def fit_arguments(case: Case) -> Arguments:
     """The arguments with which a case calls `fit`, those for the data included."""
     data = FEEDS[case.feed](case)
-    if "y" in data:
-        data["shuffle"] = False
-    return {**data, "epochs": case.epochs, "verbose": 0, **case.fit}
+    return {**data, "epochs": case.epochs, "shuffle": False, "verbose": 0, **case.fit}
 
 
 def evaluate_arguments(case: Case) -> Arguments:

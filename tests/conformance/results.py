@@ -65,7 +65,7 @@ def compare(result: Result, reference: Result, case: Case) -> list[Difference]:
     return sorted((d for d in differences if d.times > 1.0), key=lambda d: -d.times)
 
 
-def _difference(what: str, found: object, wanted: object, tolerance: float) -> Difference:
+def _difference(what: str, found: Any, wanted: Any, tolerance: float) -> Difference:
     if found is None or wanted is None or np.shape(found) != np.shape(wanted):
         return Difference(f"{what}: {np.shape(found)} for {np.shape(wanted)}", np.inf, np.inf)
     a, b = np.asarray(found, "float64"), np.asarray(wanted, "float64")
