@@ -49,8 +49,9 @@ class ForwardState:
         Metrics that see whole batches go on from where they are, alike on every replica.
         """
         whole = self.kinds.whole_metrics() if self.sees_whole_batches(replica) else frozenset()
-        self._whole = [v for v in self._metrics if id(v) in whole]
-        self._added = [v for v in self._metrics if id(v) not in whole]
+        alone = replica.num_parts == 1  # every batch is whole
+        self._whole = [v for v in self._metrics if alone or id(v) in whole]
+        self._added = [v for v in self._metrics if not alone and id(v) not in whole]
         seeds = [(v, v + _offset(v, replica)) for v in self._seeds]
         metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._added]
         return keras.StatelessScope(seeds + metrics, collect_losses=True)
