@@ -22,5 +22,6 @@ def start_tensorflow() -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_CPUS)]
     )
+    tf.config.list_logical_devices()  # starts it, so that no test can make more for the others
     # Collecting garbage walks all that TensorFlow and Keras imported, a quarter second each time.
     gc.freeze()

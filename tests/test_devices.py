@@ -17,12 +17,6 @@ from tfdist.errors import DeviceError
 CPUS = [f"CPU:{i}" for i in range(NUM_CPUS)]
 
 
-@pytest.fixture(autouse=True)
-def _started() -> None:
-    """TensorFlow has started, so that no test can make devices for those after it."""
-    devices.available()
-
-
 def test_all_devices_are_known() -> None:
     assert devices.available() == CPUS
     assert devices.configure(2) == CPUS  # there are as many already

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfdist
@@ -19,6 +20,7 @@ from tfdist.errors import (
     DataError,
     DeviceError,
     NonFiniteError,
+    TfdistError,
     UnsupportedModelError,
 )
 
@@ -42,6 +44,19 @@ def fit(build_model: Any = build, x: Any = X, y: Any = LABELS, **options: Any) -
     trainer = tfdist.Trainer(build_model, devices=2, **options)
     trainer.fit(x, y, batch_size=4, verbose=0, shuffle=False)
     return trainer
+
+
+def test_all_errors_are_of_one_family_and_of_pythons_own() -> None:
+    families = {
+        ConfigurationError: ValueError,
+        DataError: ValueError,
+        DeviceError: RuntimeError,
+        NonFiniteError: ArithmeticError,
+        UnsupportedModelError: TypeError,
+    }
+    for error, builtin in families.items():
+        assert issubclass(error, TfdistError)
+        assert issubclass(error, builtin)
 
 
 def test_unknown_strategy_lists_the_names() -> None:
@@ -80,9 +95,49 @@ def test_label_out_of_range() -> None:
         fit(y=np.full(12, 7))
 
 
-def test_no_data() -> None:
-    with pytest.raises(DataError, match=r"hold no batch|cannot be read"):
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (LABELS[:5], "Data cardinality is ambiguous"),
+        (LABELS.astype("str"), "cannot be read: Invalid dtype"),
+        (None, "do not fit the model: .* y None"),
+    ],
+)
+def test_labels_that_are_no_labels(labels: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        fit(y=labels)
+
+
+def test_inputs_of_a_shape_that_does_not_fit() -> None:
+    with pytest.raises(DataError, match=r"expected axis -1 of input shape to have value 4"):
+        fit(x=X[:, :2])
+
+
+def no_rows(kind: str) -> Any:
+    data = tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(4)
+    if kind == "generator":
+        return (batch for batch in [])
+    return data.take(0) if kind == "known length" else data.filter(lambda *_: False)
+
+
+@pytest.mark.parametrize("kind", ["generator", "known length", "unknown length"])
+def test_no_data(kind: str) -> None:
+    trainer = tfdist.Trainer(build, devices=2)
+    for call in (trainer.fit, trainer.evaluate, trainer.predict):
+        with pytest.raises(DataError, match=r"hold no batch: check|at least one batch"):
+            call(no_rows(kind), verbose=0)
+
+
+def test_no_rows() -> None:
+    with pytest.raises(DataError, match="hold no batch: check the data set"):
         fit(x=X[:0], y=LABELS[:0])
+
+
+def test_data_of_no_kind() -> None:
+    with pytest.raises(
+        DataError, match=r"Unrecognized data type[\s\S]*Pass what keras\.Model\.fit"
+    ):
+        fit(x=object(), y=None)
 
 
 def test_nan_in_the_first_batch() -> None:
@@ -90,6 +145,16 @@ def test_nan_in_the_first_batch() -> None:
     x[1, 2] = np.nan
     with pytest.raises(NonFiniteError, match="1 values of a batch are NaN"):
         fit(x=x)
+
+
+def test_a_loss_of_nan_from_data_that_are_finite() -> None:
+    def build_model() -> keras.Model:
+        model = network()
+        model.compile("sgd", lambda y_true, y_pred: keras.ops.log(-keras.ops.abs(y_pred) - 1.0))
+        return model
+
+    with pytest.raises(NonFiniteError, match=r"data are finite, .* check the loss"):
+        fit(build_model, y=X[:, :3])
 
 
 def test_a_callback_that_minds_nan_goes_first() -> None:
@@ -133,6 +198,11 @@ class OwnStep(keras.Sequential):
         return super().train_step(data)
 
 
+class OwnTest(keras.Sequential):
+    def test_step(self, data: Any) -> Any:
+        return super().test_step(data)
+
+
 class Unbuildable(keras.Model):
     def call(self, inputs: Any) -> Any:
         raise ZeroDivisionError("no way to build this")
@@ -141,7 +211,8 @@ class Unbuildable(keras.Model):
 @pytest.mark.parametrize(
     ("layers_", "cls", "says"),
     [
-        (network().layers, OwnStep, "overrides train_step"),
+        (network().layers, OwnStep, "OwnStep overrides train_step, .* override compute_loss"),
+        (network().layers, OwnTest, "OwnTest overrides test_step"),
         (None, Unbuildable, "cannot be built from the data's shapes"),
     ],
 )
@@ -158,6 +229,48 @@ def test_models_that_replicas_cannot_train(layers_: Any, cls: type, says: str) -
 def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
     with pytest.raises(ConfigurationError, match="leave one of the two out"):
         tfdist.Trainer(build, devices=2, accumulate=2, sync_batch_norm=True)
+
+
+def test_accumulation_has_no_loss_of_the_whole_batch() -> None:
+    def build_model() -> keras.Model:
+        model = network()
+        model.compile("sgd", lambda y_true, y_pred: keras.ops.std(y_true - y_pred))
+        return model
+
+    with pytest.raises(UnsupportedModelError, match=r"sees whole batches .* use accumulate=1"):
+        fit(build_model, y=X[:, :3], accumulate=2)
+
+
+class AddsSquaredSum(layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(keras.ops.sum(inputs) ** 2)
+        return inputs
+
+
+def test_added_loss_that_is_neither_mean_nor_sum() -> None:
+    def build_model() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), AddsSquaredSum(), layers.Dense(3)])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(UnsupportedModelError, match=r"neither a mean nor a sum .* compute_loss"):
+        fit(build_model, y=X[:, :3])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"accumulate": 0}, "accumulate=0: expected a number from 1"),
+        ({"accumulate": "2"}, "accumulate='2': expected a number from 1"),
+        ({"strategy": None}, "strategy=None: expected a tfdist Strategy or one of the names"),
+        ({"strategy": tf.distribute.get_strategy()}, "expected a tfdist Strategy or one of"),
+        ({"strategy": tfdist.strategies.Strategy()}, "devices go to the strategy"),
+        ({"strategy": "one_device"}, "computes on one, but got CPU:0, CPU:1: name one"),
+    ],
+)
+def test_options_that_cannot_be_honoured(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        fit(**options)
 
 
 def test_precision_comes_too_late_for_a_built_model() -> None:

@@ -27,6 +27,7 @@ def rebuild(model: keras.Model) -> keras.Model:
             if not copied.built:
                 copied.build_from_config(model.get_build_config())
             _copy(model.variables, copied.variables)
+            copied.built = True  # Keras leaves it to the first call of a subclassed model
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be rebuilt from its configuration "

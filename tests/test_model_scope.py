@@ -1,0 +1,203 @@
+"""Models and what `compile` brought come to belong to a strategy, with all that they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.conformance.case import compiled, mlp
+from tests.training import FIT, X, Y, assert_close, assert_same_weights, build, mirrored, steps
+from tfdist import model_scope
+from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.precision import LossScale
+from tfdist.strategies.mirrored import Mirrored
+
+
+@pytest.fixture(scope="module")
+def strategy() -> Mirrored:
+    return Mirrored(2)
+
+
+def squared(y_true: Any, y_pred: Any) -> Any:
+    """A loss, and a metric, that nobody has registered."""
+    return ops.mean((y_true - y_pred) ** 2, -1)
+
+
+class Gate(layers.Layer):
+    """A layer that nobody has registered."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * 2.0
+
+
+class Network(keras.Model):
+    """A subclassed model that says how it was made."""
+
+    def __init__(self, units: int = 3) -> None:
+        super().__init__()
+        self.units = units
+        self.hidden, self.head = layers.Dense(units), layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.head(self.hidden(inputs))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"units": self.units}
+
+
+class Secretive(keras.Model):
+    """A subclassed model that does not say how it was made."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.head = layers.Dense(units)
+
+    def call(self, inputs: Any) -> Any:
+        return self.head(inputs)
+
+
+def functional() -> keras.Model:
+    """Two inputs, a layer used twice, a nested model, and layers of one's own."""
+    inputs = [keras.Input((4,)), keras.Input((4,))]
+    shared = keras.Sequential([layers.Dense(3), layers.BatchNormalization()])
+    joined = layers.Concatenate()([Gate()(shared(i)) for i in inputs])
+    return keras.Model(inputs, layers.Dense(1)(joined))
+
+
+def partly_frozen() -> keras.Model:
+    model = mlp()
+    model.layers[0].trainable = False
+    return model
+
+
+def subclassed() -> keras.Model:
+    model = Network(5)
+    model(X)
+    return model
+
+
+@pytest.mark.parametrize("make", [mlp, functional, partly_frozen, subclassed])
+def test_a_model_is_rebuilt_with_what_it_is(
+    make: Callable[[], keras.Model], strategy: Mirrored
+) -> None:
+    model = compiled(make(), loss=squared, metrics=[squared, keras.metrics.MeanSquaredError()])
+    x = [X, X + 1] if make is functional else X
+    model.fit(x, Y, batch_size=5, verbose=0)
+    rebuilt = model_scope.create(model, strategy)
+    assert all(strategy.owns(v.value) for v in rebuilt.variables + rebuilt.optimizer.variables)
+    assert_same_weights(rebuilt, model)
+    assert len(rebuilt.trainable_variables) == len(model.trainable_variables)
+    assert steps(rebuilt) == 3
+    assert_close(rebuilt(x).numpy(), model(x).numpy())
+
+
+def test_options_of_compile_come_along(strategy: Mirrored) -> None:
+    options = {"loss_weights": [0.5], "steps_per_execution": 3, "run_eagerly": True}
+    rebuilt = model_scope.create(build(weighted_metrics=["mae"], **options), strategy)
+    assert rebuilt.steps_per_execution == 3
+    assert rebuilt.run_eagerly
+    assert rebuilt._compile_config.config["loss_weights"] == [0.5]
+    assert rebuilt._compile_config.config["weighted_metrics"] == ["mae"]
+
+
+def test_schedule_and_momentum_come_along(strategy: Mirrored) -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    model = build(keras.optimizers.SGD(schedule, momentum=0.9))
+    model.fit(**FIT)
+    rebuilt = model_scope.create(model, strategy)
+    found, wanted = rebuilt.optimizer.variables, model.optimizer.variables
+    assert [v.path for v in found] == [v.path for v in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    assert_close(rebuilt.optimizer.learning_rate.numpy(), model.optimizer.learning_rate.numpy())
+
+
+def test_loss_scale_comes_along(strategy: Mirrored) -> None:
+    inner = keras.optimizers.SGD(0.1)
+    scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0, dynamic_growth_steps=2)
+    model = build(scaled)
+    model.fit(**FIT)
+    rebuilt = model_scope.create(model, strategy)
+    assert rebuilt.optimizer.dynamic_scale.numpy() == model.optimizer.dynamic_scale.numpy() == 16.0
+    restarted = model_scope.create(model, strategy, loss_scale=LossScale.fixed(32.0))
+    assert restarted.optimizer.dynamic_scale.numpy() == 32.0
+    assert type(restarted.optimizer.inner_optimizer) is keras.optimizers.SGD
+
+
+def test_a_model_that_does_not_say_how_it_was_made(strategy: Mirrored) -> None:
+    model = compiled(Secretive(1))
+    model(X)
+    with pytest.raises(UnsupportedModelError, match=r"Secretive cannot .* pass a function that"):
+        model_scope.create(model, strategy)
+    assert model.compiled
+
+
+def test_no_model_at_all(strategy: Mirrored) -> None:
+    with pytest.raises(ConfigurationError, match="returned NoneType, expected a compiled keras"):
+        model_scope.create(lambda: None, strategy)
+
+
+def test_an_optimizer_made_outside_is_made_again(strategy: Mirrored) -> None:
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    with pytest.warns(UserWarning, match="compiled outside the strategy's scope"):
+        model = model_scope.create(lambda: build(optimizer), strategy)
+    assert model.optimizer is not optimizer
+    assert model.optimizer.get_config()["momentum"] == 0.9
+    assert all(strategy.owns(v.value) for v in model.optimizer.variables)
+
+
+def test_an_optimizer_that_knows_other_weights(strategy: Mirrored) -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    build(optimizer).fit(**FIT)
+    with pytest.raises(ConfigurationError, match="create the optimizer inside build_model"):
+        model_scope.create(lambda: build(optimizer), strategy)
+
+
+def test_an_optimizer_inside_a_loss_scale_is_claimed_too() -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    with pytest.warns(UserWarning, match="compiled outside"):
+        first = mirrored(lambda: build(optimizer), precision="float16")
+    with pytest.raises(ConfigurationError, match="already belongs to another model or Trainer"):
+        mirrored(lambda: build(optimizer), precision="float16")
+    assert first.model.compute_dtype == "float16"
+
+
+class MadeLate(layers.Layer):
+    """A layer that makes another where it is built, as the global policy says."""
+
+    def build(self, shape: Any) -> None:
+        self.inner = layers.Dense(1)
+        self.inner.build(shape)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        return self.inner(inputs)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return (*shape[:-1], 1)
+
+
+@pytest.mark.parametrize("first", ["fit", "predict"])
+def test_layers_made_late_have_the_precision_asked_for(first: str) -> None:
+    def build_model() -> keras.Model:
+        return compiled(keras.Sequential([MadeLate()]))
+
+    trainer = mirrored(build_model, precision="mixed_bfloat16")
+    trainer.fit(**FIT) if first == "fit" else trainer.predict(X, verbose=0)
+    assert trainer.model.layers[0].inner.compute_dtype == "bfloat16"
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_weights_are_built_in_the_scope_from_shapes(strategy: Mirrored) -> None:
+    model = model_scope.create(lambda: compiled(Network()), strategy)
+    spec = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
+    model_scope.build(model, strategy, spec)
+    assert model.built
+    assert model.optimizer.built
+    assert all(strategy.owns(v.value) for v in model.variables + model.optimizer.variables)
