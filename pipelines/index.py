@@ -10,9 +10,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from pipelines.errors import DataError
-from pipelines.schema import Feature
+from pipelines.feature import Feature
 
 INDEX_NAME = "index.json"
+
+Compression = Literal["", "GZIP", "ZLIB"]
 
 
 class Shard(BaseModel):
@@ -34,6 +36,7 @@ class Index(BaseModel):
         source: what the records were made from and how, in the writer's words. It tells data of
             the same features apart, so it changes whenever the records would.
         features: of every record.
+        compression: of every shard, as TensorFlow names it; empty for none.
         shards: in the order in which unshuffled reading visits them.
     """
 
@@ -42,6 +45,7 @@ class Index(BaseModel):
     version: Literal[1] = 1
     source: str
     features: tuple[Feature, ...]
+    compression: Compression = ""
     shards: tuple[Shard, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""What one record holds: named features, and their way into a `tf.train.Example` and back.
+"""The way of named features into a `tf.train.Example` and back.
 
 `decode` takes one serialized record or a whole batch of them; a batch costs little more than one.
 """
@@ -6,55 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Self
 
 import numpy as np
 import tensorflow as tf
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, model_validator
 
 from pipelines.errors import DataError
+from pipelines.feature import Feature
 
-DType = Literal[
-    "bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"
-]
+#: What an encoded image begins with: https://www.w3.org/TR/png, ITU-T T.81 (SOI and a marker).
+_IMAGE_BEGINS = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
-class Feature(BaseModel):
-    """One named array of a record.
-
-    Attributes:
-        name: the key in the record and in the dictionaries that reading yields.
-        dtype: NumPy's name of the array's dtype, the same after reading.
-        shape: the array's shape, every dim known; `()` for a scalar.
-        encoding: `raw` stores the array's little-endian bytes, for images and other large arrays;
-            `list` stores an Int64List or FloatList that other readers of TFRecords understand,
-            for labels and short vectors.
-        label_names: for a class label, the name of each class in order; otherwise empty.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    dtype: DType
-    shape: tuple[NonNegativeInt, ...] = ()
-    encoding: Literal["raw", "list"] = "raw"
-    label_names: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _list_keeps_every_bit(self) -> Self:
-        if self.encoding == "list" and self.dtype == "float64":
-            raise ValueError(
-                f"feature {self.name!r}: a FloatList holds float32, so encoding 'list' would round "
-                "float64; use encoding 'raw' or dtype 'float32'"
-            )
-        return self
-
-    @property
-    def stored_dtype(self) -> tf.DType:
-        """The dtype inside the record: string for bytes, int64 or float32 for a list."""
-        if self.encoding == "raw":
-            return tf.string
-        return tf.float32 if self.dtype.startswith("float") else tf.int64
+def stored_dtype(feature: Feature) -> tf.DType:
+    """The dtype inside the record: string for bytes, int64 or float32 for a list."""
+    if feature.encoding != "list":
+        return tf.string
+    return tf.float32 if feature.dtype.startswith("float") else tf.int64
 
 
 def encode(example: Mapping[str, object], features: Sequence[Feature]) -> bytes:
@@ -62,7 +29,8 @@ def encode(example: Mapping[str, object], features: Sequence[Feature]) -> bytes:
 
     Args:
         example: for each feature's name a value that NumPy takes as an array of exactly the
-            feature's shape, and whose values its dtype can hold.
+            feature's shape, and whose values its dtype can hold; text or bytes for a string; the
+            bytes of a file for an image.
         features: all features of the record.
 
     Returns:
@@ -77,43 +45,123 @@ def encode(example: Mapping[str, object], features: Sequence[Feature]) -> bytes:
             f"expected the features {sorted(names)}, got {sorted(example)}; give each example "
             "exactly the declared features"
         )
-    stored = {f.name: _to_message(_checked(example[f.name], f), f) for f in features}
+    stored = {f.name: _to_message(example[f.name], f) for f in features}
     message = tf.train.Example(features=tf.train.Features(feature=stored))
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def decode(serialized: tf.Tensor, features: Sequence[Feature]) -> dict[str, tf.Tensor]:
+def decode(
+    serialized: tf.Tensor, features: Sequence[Feature], *, decode_images: bool = True
+) -> dict[str, tf.Tensor]:
     """Parses serialized records into arrays.
 
     Args:
         serialized: string tensor of shape `()` or `(batch,)`.
         features: those wanted, of the record's.
+        decode_images: whether images become pixels; otherwise they stay the bytes of a file, for
+            maps that decode only the part they need.
 
     Returns:
-        By name, each feature in its dtype, of its shape behind `serialized`'s.
+        By name, each feature in its dtype, of its shape behind `serialized`'s; a batch of vectors
+        of different lengths is a `tf.RaggedTensor`.
+
+    Raises:
+        DataError: a batch of images of unknown size; such are decoded one record at a time.
     """
-    stored = tf.io.parse_example(
-        serialized,
-        {
-            f.name: tf.io.FixedLenFeature(() if f.encoding == "raw" else f.shape, f.stored_dtype)
-            for f in features
-        },
-    )
+    stored = tf.io.parse_example(serialized, {f.name: _parser(f) for f in features})
     arrays = {}
     for feature in features:
         value = stored[feature.name]
-        if feature.encoding == "raw":
+        if feature.is_image and decode_images:
+            value = _pixels(value, feature)
+        elif feature.encoding == "raw":
             # The number of bytes is checked by this as well: a record of other size stops here.
             shape = tf.concat([tf.shape(value), tf.constant(feature.shape, tf.int32)], axis=0)
             value = tf.reshape(tf.io.decode_raw(value, feature.dtype), shape)
-        arrays[feature.name] = tf.cast(value, feature.dtype)
+        elif feature.encoding == "list":
+            value = tf.cast(value, feature.dtype)
+        arrays[feature.name] = value
     return arrays
 
 
-def _checked(value: object, feature: Feature) -> np.ndarray:
+def _parser(feature: Feature) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
+    if feature.is_ragged:
+        return tf.io.RaggedFeature(stored_dtype(feature))
+    shape = feature.shape if feature.encoding in ("list", "bytes") else ()
+    return tf.io.FixedLenFeature(shape, stored_dtype(feature))
+
+
+def _pixels(encoded: tf.Tensor, feature: Feature) -> tf.Tensor:
+    """Decodes one image, or a batch of images of one size."""
+
+    def decode_one(image: tf.Tensor) -> tf.Tensor:
+        if feature.encoding == "jpeg":
+            pixels = tf.io.decode_jpeg(image, channels=feature.shape[2])
+        else:
+            pixels = tf.io.decode_png(image, channels=feature.shape[2], dtype=feature.dtype)
+        return tf.ensure_shape(pixels, feature.shape)
+
+    if encoded.shape.rank == 0:
+        return decode_one(encoded)
+    if None in feature.shape:
+        raise DataError(
+            f"feature {feature.name!r}: images of different sizes, {feature.shape}, make no batch; "
+            "decode one record at a time and resize (map_fn), or pack with one --image-size"
+        )
+    return tf.map_fn(
+        decode_one, encoded, fn_output_signature=tf.TensorSpec(feature.shape, feature.dtype)
+    )
+
+
+def _to_message(value: object, feature: Feature) -> tf.train.Feature:
+    if feature.is_image:
+        return _bytes_list([_checked_image(value, feature)])
+    if feature.dtype == "string":
+        return _bytes_list(_checked_strings(value, feature))
+    array = _checked_numbers(value, feature)
+    if feature.encoding == "raw":
+        little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        return _bytes_list([little_endian.tobytes()])
+    if stored_dtype(feature) == tf.float32:
+        return tf.train.Feature(
+            float_list=tf.train.FloatList(value=array.ravel().astype(np.float32))
+        )
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=array.ravel().astype(np.int64)))
+
+
+def _bytes_list(values: list[bytes]) -> tf.train.Feature:
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+
+
+def _checked_image(value: object, feature: Feature) -> bytes:
+    if isinstance(value, bytes) and value.startswith(_IMAGE_BEGINS[feature.encoding]):
+        return value
+    came = f"bytes that begin with {value[:8]!r}" if isinstance(value, bytes) else type(value)
+    raise DataError(
+        f"feature {feature.name!r}: expected the bytes of a {feature.encoding} file, got {came}"
+    )
+
+
+def _checked_strings(value: object, feature: Feature) -> list[bytes]:
+    """The strings in the order of the array; a NumPy array would cut trailing zero bytes."""
+    array = np.empty((), object)
+    array[()] = value
+    if feature.shape:
+        array = np.array(value, dtype=object)
+    if not _same_shape(array.shape, feature) or not all(
+        isinstance(element, str | bytes) for element in array.ravel()
+    ):
+        raise DataError(
+            f"feature {feature.name!r}: expected text or bytes of shape {feature.shape}, got "
+            f"{type(value).__name__} of shape {array.shape}"
+        )
+    return [e.encode() if isinstance(e, str) else e for e in array.ravel()]
+
+
+def _checked_numbers(value: object, feature: Feature) -> np.ndarray:
     """The value as an array of the feature's dtype, refused where that would change it."""
     array = np.asarray(value)
-    if array.shape != feature.shape or array.dtype.kind not in "biuf":
+    if not _same_shape(array.shape, feature) or array.dtype.kind not in "biuf":
         raise DataError(
             f"feature {feature.name!r}: expected {feature.dtype} of shape {feature.shape}, got "
             f"{array.dtype} of shape {array.shape}; convert the value or declare it so"
@@ -128,12 +176,7 @@ def _checked(value: object, feature: Feature) -> np.ndarray:
     return cast
 
 
-def _to_message(array: np.ndarray, feature: Feature) -> tf.train.Feature:
-    if feature.encoding == "raw":
-        little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[little_endian]))
-    if feature.stored_dtype == tf.float32:
-        return tf.train.Feature(
-            float_list=tf.train.FloatList(value=array.ravel().astype(np.float32))
-        )
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=array.ravel().astype(np.int64)))
+def _same_shape(shape: tuple[int, ...], feature: Feature) -> bool:
+    return len(shape) == len(feature.shape) and all(
+        dim in (None, came) for dim, came in zip(feature.shape, shape, strict=True)
+    )

@@ -19,8 +19,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from pipelines.errors import DataError
+from pipelines.feature import Feature
 from pipelines.index import INDEX_NAME, Index, Shard, check_shards, load_index, sha256_of
-from pipelines.schema import Feature, encode
+from pipelines.schema import encode
 
 
 class _Contents(NamedTuple):

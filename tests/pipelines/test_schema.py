@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pipelines import DataError, Feature
-from pipelines.schema import DType, decode, encode
+from pipelines.feature import DType
+from pipelines.schema import decode, encode
 
-RAW = DType.__args__
+RAW = tuple(dtype for dtype in DType.__args__ if dtype != "string")
 LIST = tuple(dtype for dtype in RAW if dtype != "float64")
 
 
@@ -82,3 +83,100 @@ def test_record_of_another_size_is_refused() -> None:
     other = Feature(name="x", dtype="uint8", shape=(4,))
     with pytest.raises(tf.errors.InvalidArgumentError):
         decode(tf.constant([record, record]), [other])
+
+
+@st.composite
+def ragged_features_and_examples(draw: st.DrawFn) -> tuple[Feature, list[object]]:
+    dtype = draw(st.sampled_from(["int64", "float32", "uint8", "string"]))
+    encoding = "bytes" if dtype == "string" else "list"
+    shape = draw(st.sampled_from([(), (2,), (None,)] if dtype == "string" else [(None,)]))
+    feature = Feature(name="x", dtype=dtype, shape=shape, encoding=encoding)
+    one = st.binary(max_size=5) if dtype == "string" else arrays.from_dtype(np.dtype(dtype))
+    if shape == ():
+        return feature, draw(st.lists(one, min_size=1, max_size=3))
+    sizes = {} if shape == (None,) else {"min_size": 2, "max_size": 2}
+    return feature, draw(st.lists(st.lists(one, **sizes), min_size=1, max_size=3))
+
+
+@settings(deadline=None, max_examples=60)
+@given(ragged_features_and_examples())
+def test_vectors_of_any_length_and_strings_come_back(case: tuple[Feature, list[object]]) -> None:
+    feature, values = case
+    records = [encode({"x": value}, [feature]) for value in values]
+    batch = decode(tf.constant(records), [feature])["x"]
+    assert isinstance(batch, tf.RaggedTensor) == feature.is_ragged
+    assert batch.dtype == feature.dtype
+    for i, value in enumerate(values):
+        single = decode(tf.constant(records[i]), [feature])["x"]
+        np.testing.assert_array_equal(single, value)
+        np.testing.assert_array_equal(batch[i], value)
+
+
+def test_text_is_stored_as_utf8() -> None:
+    feature = Feature(name="x", dtype="string", encoding="bytes")
+    record = encode({"x": "größer"}, [feature])
+    assert decode(tf.constant(record), [feature])["x"] == "größer".encode()
+
+
+PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+
+
+def png(shape: tuple[int | None, ...], dtype: str = "uint8") -> Feature:
+    return Feature(name="x", dtype=dtype, shape=shape, encoding="png")
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (None, None, 3)])
+def test_images_come_back(shape: tuple[int | None, ...]) -> None:
+    stored = tf.io.encode_png(PIXELS).numpy()
+    record = encode({"x": stored}, [png(shape)])
+    np.testing.assert_array_equal(decode(tf.constant(record), [png(shape)])["x"], PIXELS)
+    kept = decode(tf.constant([record]), [png(shape)], decode_images=False)["x"]
+    assert kept.numpy().tolist() == [stored]
+
+
+def test_images_of_one_size_make_a_batch() -> None:
+    feature = png((4, 5, 3))
+    record = encode({"x": tf.io.encode_png(PIXELS).numpy()}, [feature])
+    batch = decode(tf.constant([record, record]), [feature])["x"]
+    np.testing.assert_array_equal(batch, [PIXELS, PIXELS])
+
+
+def test_images_of_different_sizes_make_no_batch() -> None:
+    feature = png((None, None, 3))
+    record = encode({"x": tf.io.encode_png(PIXELS).numpy()}, [feature])
+    with pytest.raises(DataError, match="decode one record at a time and resize"):
+        decode(tf.constant([record]), [feature])
+
+
+def test_sixteen_bits_of_a_png_are_kept() -> None:
+    pixels = (PIXELS.astype(np.uint16) * 1000)[..., :1]
+    feature = png((4, 5, 1), "uint16")
+    record = encode({"x": tf.io.encode_png(pixels).numpy()}, [feature])
+    np.testing.assert_array_equal(decode(tf.constant(record), [feature])["x"], pixels)
+
+
+def test_image_of_another_size_is_refused() -> None:
+    record = encode({"x": tf.io.encode_png(PIXELS).numpy()}, [png((None, None, 3))])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        decode(tf.constant(record), [png((4, 4, 3))])
+
+
+def test_bytes_that_are_no_image_are_refused() -> None:
+    with pytest.raises(DataError, match="expected the bytes of a png file, got bytes that begin"):
+        encode({"x": b"GIF89a"}, [png((None, None, 3))])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"dtype": "string"}, "belong together"),
+        ({"dtype": "int64", "encoding": "bytes"}, "belong together"),
+        ({"dtype": "float32", "encoding": "jpeg", "shape": (8, 8, 3)}, "expected dtype uint8"),
+        ({"dtype": "uint8", "encoding": "jpeg", "shape": (8, 8)}, "height, width, channels"),
+        ({"dtype": "uint8", "shape": (None,)}, "'raw' needs every dim"),
+        ({"dtype": "int64", "encoding": "list", "shape": (None, 2)}, "only vectors may differ"),
+    ],
+)
+def test_features_that_cannot_be_stored(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Feature(name="x", **fields)  # type: ignore[arg-type]

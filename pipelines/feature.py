@@ -1,0 +1,93 @@
+"""One named array of a record, and how it is stored. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, model_validator
+
+DType = Literal[
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "string",
+]
+Encoding = Literal["raw", "list", "bytes", "jpeg", "png"]
+
+#: dtypes that an encoding can hold; those of `raw` and `list` are all numbers.
+_IMAGE_DTYPES = {"jpeg": ("uint8",), "png": ("uint8", "uint16")}
+
+
+class Feature(BaseModel):
+    """One named array of a record.
+
+    Attributes:
+        name: the key in the record and in the dictionaries that reading yields.
+        dtype: NumPy's name of the array's dtype, the same after reading; `string` for bytes.
+        shape: the array's shape, `()` for a scalar. A dim may be None where it differs between
+            records: the length of a `list` or of `bytes`, the height and width of an image.
+        encoding: `raw` stores the array's little-endian bytes, for large arrays of numbers;
+            `list` stores an Int64List or FloatList that other readers of TFRecords understand,
+            for labels and short vectors; `bytes` stores byte strings, text or anything opaque, one
+            for each element of the shape; `jpeg` and `png` store an encoded image.
+        label_names: for a class label, the name of each class in order; for a vector of
+            attributes, the name of each of its elements; otherwise empty.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    dtype: DType
+    shape: tuple[NonNegativeInt | None, ...] = ()
+    encoding: Encoding = "raw"
+    label_names: tuple[str, ...] = ()
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the record holds an encoded image."""
+        return self.encoding in _IMAGE_DTYPES
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the number of stored values differs between records."""
+        return self.encoding in ("list", "bytes") and None in self.shape
+
+    @model_validator(mode="after")
+    def _encoding_fits_dtype(self) -> Self:
+        if (self.encoding == "bytes") != (self.dtype == "string"):
+            self._refuse("encoding 'bytes' and dtype 'string' belong together; declare both")
+        if self.encoding == "list" and self.dtype == "float64":
+            self._refuse(
+                "a FloatList holds float32, so encoding 'list' would round float64; use encoding "
+                "'raw' or dtype 'float32'"
+            )
+        if self.is_image and self.dtype not in _IMAGE_DTYPES[self.encoding]:
+            expected = " or ".join(_IMAGE_DTYPES[self.encoding])
+            self._refuse(f"encoding {self.encoding!r}: expected dtype {expected}, got {self.dtype}")
+        return self
+
+    @model_validator(mode="after")
+    def _shape_fits_encoding(self) -> Self:
+        if self.is_image and (len(self.shape) != 3 or self.shape[2] not in (1, 3, 4)):
+            self._refuse(
+                f"encoding {self.encoding!r}: expected the shape (height, width, channels) with 1, "
+                f"3 or 4 channels, got {self.shape}"
+            )
+        if self.encoding == "raw" and None in self.shape:
+            self._refuse(
+                f"encoding 'raw' needs every dim, got {self.shape}; use 'list' for vectors whose "
+                "length differs"
+            )
+        if self.is_ragged and self.shape != (None,):
+            self._refuse(f"only vectors may differ in length: expected (None,), got {self.shape}")
+        return self
+
+    def _refuse(self, message: str) -> None:
+        raise ValueError(f"feature {self.name!r}: {message}")
