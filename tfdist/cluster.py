@@ -1,23 +1,110 @@
 """Who this process is among the workers of a run. Imports no TensorFlow.
 
-A run of a single process is a cluster of one: rank 0 of 1, the chief.
+Launchers tell it in their own ways: `discover` knows them. A process that none has started is a
+cluster of one: rank 0 of 1, the chief.
 """
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+
+from tfdist.clusters import kubernetes, mpi, slurm, tf_config
+from tfdist.clusters.base import Cluster as Cluster
+from tfdist.clusters.base import Environ, local_place
+from tfdist.errors import ClusterError
+
+#: From what a user wrote for this run to what a platform sets for all.
+_READERS = (tf_config.read, slurm.read, mpi.read, kubernetes.read)
+
+_in_use: Cluster | None = None
+_hook: Callable[[], None] | None = None
+
+
+def discover(
+    environ: Environ | None = None,
+    *,
+    workers: Sequence[str] = (),
+    rank: int | None = None,
+) -> Cluster:
+    """Returns the cluster that the flags describe, or else the first launcher that left its mark.
+
+    In this order: flags, TF_CONFIG, Slurm, Open MPI, MPICH / Hydra, Kubernetes, one process.
+
+    Args:
+        environ: The variables; None: those of this process.
+        workers: The flag: `"host:port"` of each worker, by rank.
+        rank: The flag: this worker's number.
+
+    Raises:
+        ClusterError: What was found is incomplete or contradicts itself.
+    """
+    if workers:
+        if rank is None or not 0 <= rank < len(workers):
+            raise ClusterError(
+                f"{len(workers)} workers are named, and rank {rank} for this one: "
+                f"give each its own, from 0 to {len(workers) - 1}."
+            )
+        place = local_place(workers, rank)
+        return Cluster("flags", rank, len(workers), *place, addresses=tuple(workers))
+    if rank is not None:
+        raise ClusterError(f"Rank {rank} without the workers' addresses: give both, or neither.")
+    for read in _READERS:
+        if found := read(os.environ if environ is None else environ):
+            return found
+    return Cluster("one process", rank=0, size=1)
+
+
+def current() -> Cluster:
+    """Returns the cluster in use: what the running strategy set, or else what is discovered."""
+    return _in_use or _discovered()
+
+
+def use(cluster: Cluster) -> None:
+    """Makes a cluster the one that `rank`, `size` and the rest answer for."""
+    global _in_use
+    _in_use = cluster
 
 
 def rank() -> int:
     """Returns this worker's number, from 0; rank 0 is the chief."""
-    return 0
+    return current().rank
 
 
 def size() -> int:
     """Returns the number of workers of the run."""
-    return 1
+    return current().size
 
 
 def is_chief() -> bool:
     """Tells whether this worker is rank 0, the one that writes and talks."""
-    return rank() == 0
+    return current().is_chief
+
+
+def on_barrier(hook: Callable[[], None] | None) -> None:
+    """Sets how `barrier` waits; the running strategy knows."""
+    global _hook
+    _hook = hook
 
 
 def barrier() -> None:
-    """Waits until every worker has come here; with one worker there is nothing to wait for."""
+    """Waits until every worker has come here; with one worker there is nothing to wait for.
+
+    Raises:
+        ClusterError: There are several, but no strategy runs that joins them.
+    """
+    if size() == 1:
+        return
+    if _hook is None:
+        raise ClusterError(
+            f"barrier() of {size()} workers, but nothing joins them yet: "
+            "make a Trainer with a strategy of several processes first."
+        )
+    _hook()
+
+
+@functools.cache
+def _discovered() -> Cluster:
+    """What the environment says; it does not change while a process runs."""
+    return discover()

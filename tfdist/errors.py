@@ -23,3 +23,7 @@ class UnsupportedModelError(TfdistError, TypeError):
 
 class NonFiniteError(TfdistError, ArithmeticError):
     """A loss that is NaN or infinite where training starts."""
+
+
+class ClusterError(TfdistError, RuntimeError):
+    """Workers that do not add up to one cluster, or do not find each other."""

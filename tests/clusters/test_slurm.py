@@ -1,0 +1,106 @@
+"""Slurm's shorthands for hosts and tasks, and the addresses that follow from them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.clusters import slurm
+from tfdist.errors import ClusterError
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", []),
+        ("node1", ["node1"]),
+        ("a,b-c.d", ["a", "b-c.d"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-10,15]", ["n08", "n09", "n10", "n15"]),
+        ("a[1-2],b,c[7]", ["a1", "a2", "b", "c7"]),
+        ("r[1-2]n[01-02]", ["r1n01", "r1n02", "r2n01", "r2n02"]),
+        ("n[1-2]-ib", ["n1-ib", "n2-ib"]),
+    ],
+)
+def test_hosts(text: str, hosts: list[str]) -> None:
+    assert slurm.expand_hosts(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n]", "n[]", "a,,b"])
+def test_hosts_that_are_none(text: str) -> None:
+    with pytest.raises(ClusterError, match="expected the form"):
+        slurm.expand_hosts(text)
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=20), st.integers(1, 4))
+def test_every_number_of_a_bracket_is_a_host(numbers: list[int], width: int) -> None:
+    written = [f"{number:0{width}d}" for number in numbers]
+    assert slurm.expand_hosts(f"n[{','.join(written)}]") == [f"n{number}" for number in written]
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("2", [2]), ("2(x3),1", [2, 2, 2, 1]), ("1,4", [1, 4]), ("", [])]
+)
+def test_counts(text: str, counts: list[int]) -> None:
+    assert slurm.expand_counts(text) == counts
+
+
+def test_counts_that_are_none() -> None:
+    with pytest.raises(ClusterError, match="2x3"):
+        slurm.expand_counts("2x3")
+
+
+def environ(rank: int, size: int, nodes: str, tasks: str, **more: str) -> dict[str, str]:
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_JOB_ID": "4711",
+        **more,
+    }
+
+
+def test_all_ranks_compute_the_same_addresses() -> None:
+    seen = [slurm.read(environ(rank, 3, "n[1-2]", "2,1")) for rank in range(3)]
+    first = seen[0]
+    assert first is not None
+    hosts = [address.partition(":")[0] for address in first.addresses]
+    ports = [int(address.partition(":")[2]) for address in first.addresses]
+    assert hosts == ["n1", "n1", "n2"]
+    assert ports == [ports[0], ports[0] + 1, ports[0]]
+    assert all(12000 <= port < 32768 for port in ports)
+    for cluster in seen:
+        assert cluster is not None
+        assert cluster.addresses == first.addresses
+    assert [cluster.local_size for cluster in seen if cluster] == [2, 2, 1]
+
+
+def test_steps_of_a_job_do_not_share_ports() -> None:
+    one, two = (slurm.read(environ(0, 1, "n1", "1", SLURM_STEP_ID=step)) for step in "01")
+    assert one is not None
+    assert two is not None
+    assert one.addresses != two.addresses
+
+
+def test_tasks_dealt_out_in_turn() -> None:
+    cluster = slurm.read(environ(1, 4, "n[1-2]", "2(x2)", SLURM_DISTRIBUTION="cyclic"))
+    assert cluster is not None
+    assert [address[:2] for address in cluster.addresses] == ["n1", "n2", "n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (environ(0, 3, "n[1-2]", "2"), "3 tasks, but '2' of them on the nodes"),
+        (environ(0, 3, "n[1-2]", "1(x2)"), "3 tasks, but"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "start the workers with srun"),
+        (environ(3, 3, "n[1-3]", "1(x3)"), "rank 3 of 3 workers: ranks go from 0 to 2"),
+        (environ(1, 2, "n[1-2]", "1(x2)", SLURMD_NODENAME="n1"), "--distribution=block"),
+        ({"SLURM_PROCID": "x", "SLURM_NTASKS": "2"}, r"\$SLURM_PROCID: expected a number"),
+    ],
+)
+def test_contradictions(variables: dict[str, str], says: str) -> None:
+    with pytest.raises(ClusterError, match=says):
+        slurm.read(variables)

@@ -1,0 +1,184 @@
+"""Which cluster each launcher's variables describe, and which contradictions are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tfdist import cluster
+from tfdist.cluster import Cluster, discover
+from tfdist.errors import ClusterError
+
+ADDRESSES = ["10.0.0.1:2222", "10.0.0.1:2223", "10.0.0.2:2222"]
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+SLURM = {
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_JOB_ID": "9",
+}
+PYTORCH_JOB = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "job-master-0",
+    "MASTER_PORT": "23456",
+}
+TRAIN_JOB = {"PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_MASTER_ADDR": "job-0-0"}
+
+
+def tf_config(task: str = "worker", index: Any = 0, **tasks: Any) -> dict[str, str]:
+    tasks = tasks or {"worker": ADDRESSES}
+    return {"TF_CONFIG": json.dumps({"cluster": tasks, "task": {"type": task, "index": index}})}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    yield
+    cluster._discovered.cache_clear()
+    cluster._in_use = cluster._hook = None
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("one process", 0, 1, 0, 1)),
+        ({"TF_CONFIG": "{}"}, ("one process", 0, 1, 0, 1)),
+        (tf_config(index=1), ("TF_CONFIG", 1, 3, 1, 2)),
+        (tf_config(index=2), ("TF_CONFIG", 2, 3, 0, 1)),
+        (SLURM, ("Slurm", 1, 2, 0, 1)),
+        (OPEN_MPI, ("Open MPI", 1, 4, 1, 2)),
+        (HYDRA, ("MPICH / Hydra", 2, 3, 0, 1)),
+        (PYTORCH_JOB, ("Kubernetes", 1, 2, 0, 1)),
+        (PYTORCH_JOB | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, ("Kubernetes", 1, 2, 1, 2)),
+        (TRAIN_JOB, ("Kubernetes", 1, 2, 0, 1)),
+        # Several at once: the first of the order counts ...
+        (tf_config(index=2) | SLURM | OPEN_MPI | PYTORCH_JOB, ("TF_CONFIG", 2, 3, 0, 1)),
+        (SLURM | PYTORCH_JOB, ("Slurm", 1, 2, 0, 1)),
+        (SLURM | {"PMI_RANK": "1", "PMI_SIZE": "2"}, ("Slurm", 1, 2, 0, 1)),
+        (HYDRA | PYTORCH_JOB, ("MPICH / Hydra", 2, 3, 0, 1)),
+        # ... but an mpirun inside of a Slurm job leaves the variables of its daemons' step.
+        (SLURM | OPEN_MPI, ("Open MPI", 1, 4, 1, 2)),
+        (SLURM | HYDRA, ("MPICH / Hydra", 2, 3, 0, 1)),
+    ],
+)
+def test_variables_of_a_launcher(environ: dict[str, str], expected: tuple) -> None:
+    found = discover(environ)
+    assert (
+        found.source,
+        found.rank,
+        found.size,
+        found.local_rank,
+        found.local_size,
+    ) == expected
+
+
+def test_flags_override_all() -> None:
+    found = discover(tf_config() | SLURM, workers=["a:1", "b:1", "b:2"], rank=2)
+    assert (found.source, found.rank, found.size, found.local_rank) == ("flags", 2, 3, 1)
+    assert found.address == "b:2"
+
+
+def test_parameter_servers_and_evaluator_are_no_workers() -> None:
+    tasks = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1", "e:1"]}
+    seen = [
+        discover(tf_config(task, index, **tasks))
+        for task, index in [
+            ("chief", 0),
+            ("worker", 0),
+            ("worker", 1),
+            ("ps", 0),
+            ("ps", 1),
+            ("evaluator", 0),
+        ]
+    ]
+    assert [found.rank for found in seen] == list(range(6))
+    assert [found.index for found in seen] == [0, 0, 1, 0, 1, 0]
+    assert [found.address for found in seen] == ["a:1", "b:1", "c:1", "d:1", "e:1", ""]
+    assert [found.is_chief for found in seen] == [True] + 5 * [False]
+    assert all(found.size == 3 and found.tasks() == tasks for found in seen)
+
+
+def test_master_address() -> None:
+    assert discover(PYTORCH_JOB).master == "job-master-0:23456"
+    assert discover(TRAIN_JOB).master == "job-0-0:29500"
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"TF_CONFIG": "{worker"}, "TF_CONFIG: its text: Invalid JSON"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG: task: Field required"),
+        (tf_config(workers=["a:1"]), "TF_CONFIG: cluster.workers: Extra inputs"),
+        (tf_config("master"), "TF_CONFIG: task.type: Input should be"),
+        (tf_config(index=-1), "TF_CONFIG: task.index"),
+        (tf_config(index=3), "worker 3, but the cluster names 3 .* indices go from 0 to 2"),
+        (tf_config("chief"), "chief 0, but the cluster names none"),
+        (tf_config("ps", ps=["a:1"]), 'no task "worker" and no "chief"'),
+        (tf_config(chief=["a:1", "a:2"]), "TF_CONFIG: cluster.chief: List should have at most 1"),
+        (tf_config(worker=["a:1", "a:1"]), "gives a:1 to two tasks"),
+        (tf_config(worker=["a:1"], ps=["a:1"]), "gives a:1 to two tasks"),
+        (tf_config(worker=["a"]), "Address 'a': expected host:port"),
+        (tf_config(worker=["a:70000"]), "port from 1 to 65535"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "Open MPI says rank 4 of 4 workers"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "local rank 2 of 2"),
+        ({"PMI_RANK": "0"}, r"\$PMI_SIZE: expected a number from 0, it is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, r"\$MASTER_ADDR is not set"),
+        (PYTORCH_JOB | {"RANK": "one"}, r"\$RANK: expected a number from 0, got 'one'"),
+        (PYTORCH_JOB | {"RANK": "2"}, "Kubernetes says rank 2 of 2"),
+    ],
+)
+def test_contradictions(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(ClusterError, match=says) as error:
+        discover(environ)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"workers": ["a:1", "b:1"]}, "give each its own, from 0 to 1"),
+        ({"workers": ["a:1", "b:1"], "rank": 2}, "rank 2 for this one"),
+        ({"workers": ["a:1", "a:1"], "rank": 0}, "flags gives a:1 to two tasks"),
+        ({"rank": 0}, "without the workers' addresses"),
+    ],
+)
+def test_flags_that_contradict_themselves(flags: dict[str, Any], says: str) -> None:
+    with pytest.raises(ClusterError, match=says):
+        discover({}, **flags)
+
+
+def test_start_up_table() -> None:
+    assert discover(tf_config(index=1)).describe() == {
+        "cluster": "rank 1 of 3, 2 on this host, from TF_CONFIG",
+        "workers": "10.0.0.1:2222, 10.0.0.1:2223, 10.0.0.2:2222",
+    }
+
+
+def test_public_functions_answer_for_the_cluster_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    assert (cluster.rank(), cluster.size(), cluster.is_chief()) == (1, 4, False)
+    cluster.use(Cluster("flags", rank=0, size=2))
+    assert (cluster.rank(), cluster.size(), cluster.is_chief()) == (0, 2, True)
+
+
+def test_barrier_is_the_strategy_s() -> None:
+    calls = []
+    cluster.barrier()  # alone
+    cluster.use(Cluster("flags", rank=0, size=2))
+    with pytest.raises(ClusterError, match="nothing joins them yet"):
+        cluster.barrier()
+    cluster.on_barrier(lambda: calls.append(1))
+    cluster.barrier()
+    assert calls == [1]
