@@ -53,6 +53,16 @@ class Index(BaseModel):
         """Records over all shards."""
         return sum(shard.num_records for shard in self.shards)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes over all shards."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return len(self.shards)
+
 
 def load_index(directory: str | Path) -> Index:
     """Reads the index of a folder.

@@ -1,7 +1,5 @@
-"""Writing a folder of shards so that it is either whole or not there.
+"""Writing a folder of shards from Python, record by record, so that it is whole or not there.
 
-Everything is written into a hidden folder beside the destination, forced to disk, and renamed.
-The rename is the only step that shows, and only one of several racing processes succeeds in it.
 A killed process leaves its hidden folder (`.NAME.writing-*`) behind, which nobody reads.
 """
 
@@ -9,27 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import tensorflow as tf
-
-from pipelines.errors import DataError
 from pipelines.feature import Feature
-from pipelines.index import INDEX_NAME, Index, Shard, check_shards, load_index, sha256_of
+from pipelines.index import Index, Shard
+from pipelines.publish import found_in, publish
 from pipelines.schema import encode
-
-
-class _Contents(NamedTuple):
-    """What tells whether a folder already holds what is asked for."""
-
-    source: str
-    features: tuple[Feature, ...]
-    num_shards: int
+from pipelines.shard_file import ShardWriter, shard_name
 
 
 def write_shards(
@@ -63,45 +50,15 @@ def write_shards(
     if num_shards < 1:
         raise ValueError(f"num_shards: expected at least 1, got {num_shards}")
     directory = Path(directory).absolute()
-    wanted = _Contents(source, tuple(features), num_shards)
-    if _holds_something(directory):
-        return _reuse(directory, wanted)
+    features = tuple(features)
+    wanted = {"source": source, "features": features, "num_shards": num_shards}
+    if found := found_in(directory, wanted):
+        return found
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _hidden_folder_beside(directory) as folder:
         shards = _write_files(examples, folder, features, num_shards)
-        index = Index(source=source, features=tuple(features), shards=shards)
-        (folder / INDEX_NAME).write_text(index.model_dump_json(indent=2) + "\n", "utf-8")
-        # Contents reach the disk before the name does, or a power cut could show an empty file
-        # under a good name.
-        for path in [*folder.iterdir(), folder]:
-            _sync(path)
-        try:
-            folder.rename(directory)  # succeeds over nothing or an empty folder only
-        except OSError:
-            if not _holds_something(directory):
-                raise
-            return _reuse(directory, wanted)  # another process was first
-    _sync(directory.parent)
-    return index
-
-
-def _reuse(directory: Path, wanted: _Contents) -> Index:
-    if not (directory / INDEX_NAME).exists():
-        raise DataError(
-            f"{directory}: expected a new or empty folder, or one with an index, found other files "
-            "in it; name another folder"
-        )
-    index = load_index(directory)
-    found = _Contents(index.source, index.features, len(index.shards))
-    for what in _Contents._fields:
-        expected, came = getattr(wanted, what), getattr(found, what)
-        if came != expected:
-            raise DataError(
-                f"{directory}: holds other data: {what}: expected {expected}, found {came}; "
-                "delete the folder or name another one"
-            )
-    check_shards(directory, index.shards)
-    return index
+        index = Index(source=source, features=features, shards=shards)
+        return publish(folder, directory, index, wanted)
 
 
 def _write_files(
@@ -110,18 +67,12 @@ def _write_files(
     features: Sequence[Feature],
     num_shards: int,
 ) -> tuple[Shard, ...]:
-    names = [f"data-{i:05d}-of-{num_shards:05d}.tfrecord" for i in range(num_shards)]
-    counts = [0] * num_shards
+    paths = [folder / shard_name(i, num_shards) for i in range(num_shards)]
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(tf.io.TFRecordWriter(str(folder / name))) for name in names]
-        for example, i in zip(examples, itertools.cycle(range(num_shards)), strict=False):
-            writers[i].write(encode(example, features))
-            counts[i] += 1
-    paths = [folder / name for name in names]
-    return tuple(
-        Shard(name=p.name, num_records=n, num_bytes=p.stat().st_size, sha256=sha256_of(p))
-        for p, n in zip(paths, counts, strict=True)
-    )
+        writers = [stack.enter_context(ShardWriter(path)) for path in paths]
+        for example, writer in zip(examples, itertools.cycle(writers), strict=False):
+            writer.write(encode(example, features))
+    return tuple(writer.shard for writer in writers)
 
 
 @contextlib.contextmanager
@@ -133,15 +84,3 @@ def _hidden_folder_beside(directory: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _holds_something(directory: Path) -> bool:
-    return directory.exists() and any(directory.iterdir())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,198 @@
+"""The framing of a TFRecord file, read and written byte by byte. Imports no TensorFlow.
+
+A record is its length (uint64), the masked CRC-32C of these 8 bytes, the data, and the masked
+CRC-32C of the data, little-endian
+(https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+import google_crc32c
+
+from pipelines.errors import DataError
+from pipelines.index import Compression
+
+_HEADER = struct.Struct("<QI")
+_FOOTER = struct.Struct("<I")
+#: Damage of a compressed file, as the standard library reports it.
+_INFLATE_ERRORS = (zlib.error, gzip.BadGzipFile, EOFError)
+
+
+class Record(NamedTuple):
+    """One record, or what stands where one should be.
+
+    Attributes:
+        offset: of its first byte in the file, or in what a compressed file unpacks to.
+        data: its contents, without the framing.
+        problem: what is wrong with it, or None.
+    """
+
+    offset: int
+    data: bytes
+    problem: str | None
+
+
+def frame(data: bytes) -> bytes:
+    """One record as it stands in a file."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _FOOTER.pack(_checksum(length)), data, _FOOTER.pack(_checksum(data))))
+
+
+def records(path: Path, compression: Compression = "") -> Iterator[Record]:
+    """Reads a file from end to end, past records with damaged data.
+
+    Behind a damaged length nothing can be found any more: that record is the last.
+    """
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open_to_read(path, compression))
+        num_bytes = path.stat().st_size if compression == "" else None
+        offset = 0
+        while True:
+            try:
+                record, length = _next(file, offset, num_bytes)
+            except _INFLATE_ERRORS as error:
+                yield Record(offset, b"", f"{compression} data damaged or cut off ({error})")
+                return
+            if record is not None:
+                yield record
+            if length is None:
+                return
+            offset += _HEADER.size + length + _FOOTER.size
+
+
+def read_at(file: BinaryIO, offset: int) -> bytes:
+    """The data of the record at an offset of an uncompressed file.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    file.seek(offset)
+    record, _ = _next(file, offset, os.fstat(file.fileno()).st_size)
+    if record is None or record.problem:
+        problem = record.problem if record else "the file ends here"
+        raise DataError(f"{file.name}: record at byte {offset}: {problem}; restore the file")
+    return record.data
+
+
+def offsets(path: Path) -> Iterator[int]:
+    """Where each record of an uncompressed file begins, without reading their data.
+
+    Raises:
+        DataError: a length is damaged, or the file cut off.
+    """
+    num_bytes, offset = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while offset < num_bytes:
+            file.seek(offset)
+            length, problem = _length(file.read(_HEADER.size))
+            end = offset + _HEADER.size + length + _FOOTER.size
+            if problem or end > num_bytes:
+                raise DataError(
+                    f"{path}: record at byte {offset}: {problem or 'cut off'}; restore the file"
+                )
+            yield offset
+            offset = end
+
+
+def compression_of(path: Path) -> Compression:
+    """How a file is compressed, from its first bytes.
+
+    Raises:
+        DataError: it is no TFRecord file.
+    """
+    kinds: tuple[Compression, ...] = ("", "GZIP", "ZLIB")
+    for kind in kinds:
+        with contextlib.suppress(*_INFLATE_ERRORS), open_to_read(path, kind) as file:
+            header = file.read(_HEADER.size)
+            if not header or not _length(header)[1]:
+                return kind
+    raise DataError(
+        f"{path}: not a TFRecord file: its first bytes are no record's; name the files with --files"
+    )
+
+
+def open_to_read(path: Path, compression: Compression) -> BinaryIO:
+    """Opens a file; what is read is uncompressed."""
+    if compression == "GZIP":
+        return cast(BinaryIO, gzip.open(path))
+    if compression == "ZLIB":
+        return io.BufferedReader(_Inflated(path))
+    return path.open("rb")
+
+
+def _next(file: BinaryIO, offset: int, num_bytes: int | None) -> tuple[Record | None, int | None]:
+    """The record at `offset`, and its length if the next one can be found by it."""
+    header = file.read(_HEADER.size)
+    if not header:
+        return None, None
+    length, problem = _length(header)
+    if problem:
+        return Record(offset, b"", problem), None
+    if num_bytes is not None:  # before memory for it is asked for
+        length_left = num_bytes - offset - _HEADER.size - _FOOTER.size
+        if length > length_left:
+            return Record(offset, b"", _cut_off(length, max(length_left, 0))), None
+    data, footer = file.read(length), file.read(_FOOTER.size)
+    if len(footer) < _FOOTER.size:
+        return Record(offset, b"", _cut_off(length, len(data))), None
+    if _FOOTER.unpack(footer)[0] != _checksum(data):
+        return Record(offset, data, f"checksum of its {length} bytes of data is wrong"), length
+    return Record(offset, data, None), length
+
+
+def _length(header: bytes) -> tuple[int, str | None]:
+    """The length that a header tells, and what is wrong with it."""
+    if len(header) < _HEADER.size:
+        return 0, f"cut off: {len(header)} bytes where a record's first {_HEADER.size} should be"
+    length, checksum = _HEADER.unpack(header)
+    if checksum != _checksum(header[:8]):
+        return 0, "checksum of its length is wrong, the rest of the file cannot be read"
+    return length, None
+
+
+def _cut_off(expected: int, found: int) -> str:
+    return f"cut off: {found} bytes where {expected} should be"
+
+
+def _checksum(data: bytes) -> int:
+    """CRC-32C, rotated and shifted so that data which hold their own checksums are checked too."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class _Inflated(io.RawIOBase):
+    """A zlib stream, unpacked; the standard library has one for gzip only."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._inflate = zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fills the buffer as far as the next piece of the file goes; 0 at the end."""
+        while not self._inflate.eof:
+            packed = self._inflate.unconsumed_tail or self._file.read(io.DEFAULT_BUFFER_SIZE)
+            if not packed:
+                if self._file.tell() == 0:
+                    return 0
+                raise EOFError("the file ends before the stream does")
+            if data := self._inflate.decompress(packed, len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+        return 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
