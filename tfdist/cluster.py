@@ -6,17 +6,23 @@ cluster of one: rank 0 of 1, the chief.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
 
-from tfdist.clusters import kubernetes, mpi, slurm, tf_config
+from tfdist import rendezvous
+from tfdist.clusters import kubernetes, mpi, mpi_exchange, slurm, tf_config
 from tfdist.clusters.base import Cluster as Cluster
 from tfdist.clusters.base import Environ, local_place
+from tfdist.clusters.ports import free_ports
 from tfdist.errors import ClusterError
 
 #: From what a user wrote for this run to what a platform sets for all.
 _READERS = (tf_config.read, slurm.read, mpi.read, kubernetes.read)
+
+#: Pods and jobs start one by one, and pull their images first.
+MEETING_SECONDS = 300.0
 
 _in_use: Cluster | None = None
 _hook: Callable[[], None] | None = None
@@ -54,6 +60,33 @@ def discover(
         if found := read(os.environ if environ is None else environ):
             return found
     return Cluster("one process", rank=0, size=1)
+
+
+def exchange_addresses(cluster: Cluster, seconds: float = MEETING_SECONDS) -> Cluster:
+    """Returns the cluster with the address of every worker, after all workers have come together.
+
+    Called by every worker of a cluster of workers, before TensorFlow starts its servers. Under
+    mpirun the addresses cross over MPI; elsewhere the workers meet at rank 0's address, which also
+    shows that all are there and agree about who they are.
+
+    Args:
+        cluster: As `discover` returned it.
+        seconds: How long to wait for the others.
+
+    Raises:
+        ClusterError: Workers did not come in time, claim one rank, disagree about the cluster, or
+            cannot listen at their own address.
+    """
+    if cluster.addresses or cluster.master:
+        found = rendezvous.meet(cluster, seconds)
+    elif cluster.size == 1:
+        found = (f"localhost:{free_ports(1)[0]}",)
+    else:
+        found = mpi_exchange.addresses(cluster)
+    local_rank, local_size = local_place(found, cluster.rank)
+    return dataclasses.replace(
+        cluster, addresses=found, local_rank=local_rank, local_size=local_size
+    )
 
 
 def current() -> Cluster:

@@ -1,0 +1,47 @@
+"""Addresses over MPI: real ones under mpirun where it is installed, and errors without it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.cluster import Cluster, exchange_addresses
+from tfdist.errors import ClusterError
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = """
+from tfdist import cluster
+me = cluster.exchange_addresses(cluster.discover())
+print(me.rank, me.size, me.local_rank, me.local_size, ",".join(me.addresses))
+"""
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
+def test_under_mpirun() -> None:
+    pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+    done = subprocess.run(
+        ["mpirun", "--oversubscribe", "-np", "2", sys.executable, "-c", PROGRAM],
+        env=os.environ | AS_ROOT | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(line.split() for line in done.stdout.splitlines())
+    assert first[:4] == ["0", "2", "0", "2"]
+    assert second[:4] == ["1", "2", "1", "2"]
+    assert first[4] == second[4]
+    assert len(set(first[4].split(","))) == 2
+
+
+def test_mpi4py_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ClusterError, match="pip install mpi4py"):
+        exchange_addresses(Cluster("Open MPI", 0, 2))

@@ -1,0 +1,31 @@
+"""Addresses that all hosts reach."""
+
+from __future__ import annotations
+
+from tfdist.clusters.networks import Host, reachable, this_host
+
+BRIDGE = ("172.17.0.1", "172.17.0.0/16")
+
+
+def host(*addresses: str, default: str = "") -> Host:
+    interfaces = [(one, f"{one.rpartition('.')[0]}.0/24") for one in addresses]
+    return Host((BRIDGE, *interfaces), default or addresses[0])
+
+
+def test_workers_of_one_host_use_the_loopback() -> None:
+    assert reachable([host("10.0.0.1")] * 3) == ["127.0.0.1"] * 3
+
+
+def test_the_network_that_all_share_and_not_a_bridge_that_each_has() -> None:
+    hosts = [host("10.1.0.1", "10.0.0.1"), host("10.0.0.2"), host("10.2.0.3", "10.0.0.3")]
+    assert reachable([*hosts, hosts[1]]) == ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.2"]
+
+
+def test_without_a_shared_network_the_routers_know() -> None:
+    hosts = [host("10.1.0.1", default="10.1.0.1"), host("10.2.0.1", default="10.2.0.1")]
+    assert reachable(hosts) == ["10.1.0.1", "10.2.0.1"]
+
+
+def test_this_host() -> None:
+    assert all(not address.startswith("127.") for address, _ in this_host().interfaces)
+    assert this_host() == this_host()

@@ -1,0 +1,51 @@
+"""The addresses of workers that mpirun started: each tells all, over MPI itself."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from tfdist.clusters import networks
+from tfdist.clusters.base import Cluster
+from tfdist.clusters.ports import free_ports
+from tfdist.errors import ClusterError
+
+
+def addresses(cluster: Cluster) -> tuple[str, ...]:
+    """Returns `"host:port"` of every worker, on ports that were free a moment ago.
+
+    Raises:
+        ClusterError: mpi4py is missing, or belongs to another MPI than mpirun does.
+    """
+    mpi = _library(cluster)
+    begun = mpi.Is_initialized()
+    if not begun:
+        mpi.Init()
+    everyone = mpi.COMM_WORLD
+    if (everyone.rank, everyone.size) != (cluster.rank, cluster.size):
+        raise ClusterError(
+            f"{cluster.source} says rank {cluster.rank} of {cluster.size}, mpi4py's library says "
+            f"{everyone.rank} of {everyone.size} ({mpi.get_vendor()[0]}): "
+            "use the mpirun of the MPI that mpi4py loads."
+        )
+    seen = everyone.allgather((networks.this_host(), free_ports(1)[0]))
+    if not begun:
+        # Now, while everyone is here: at exit it would wait for ranks that an error keeps away.
+        mpi.Finalize()
+    hosts = networks.reachable([host for host, _ in seen])
+    return tuple(f"{host}:{port}" for host, (_, port) in zip(hosts, seen, strict=True))
+
+
+def _library(cluster: Cluster) -> ModuleType:
+    """mpi4py's MPI, not initialized."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: it found no MPI library to load
+        raise ClusterError(
+            f"{cluster.source} tells the workers no addresses, and mpi4py, which exchanges them, "
+            f"is not usable ({' '.join(str(error).split())[:100]}): pip install mpi4py, or set "
+            "TF_CONFIG."
+        ) from None
+    return MPI

@@ -1,0 +1,205 @@
+"""The workers come together at rank 0's address before TensorFlow starts there.
+
+Rank 0 listens, the others come and say who they are, and when all have come, or something is wrong,
+everyone is told the same. So a worker that never comes, two that claim one rank, or a port in use
+are an error on all within a bounded time, where TensorFlow would wait. Messages are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tfdist.clusters.base import Cluster, split
+from tfdist.clusters.ports import check_free, free_ports
+from tfdist.errors import ClusterError
+
+_RETRY_SECONDS = 0.2
+#: For one line to cross the wire; who takes longer is no worker.
+_LINE_SECONDS = 10.0
+
+Line = dict[str, Any]
+
+
+def meet(cluster: Cluster, seconds: float) -> tuple[str, ...]:
+    """Returns `"host:port"` of every worker when all have come to rank 0.
+
+    Args:
+        cluster: Its `addresses` are checked where it has them; else each worker chooses a free port
+            on the interface from which it reached `master`.
+        seconds: How long to wait for the others.
+
+    Raises:
+        ClusterError: Workers did not come, claim the same rank, disagree about the cluster, or
+            cannot listen where they are to.
+    """
+    me: Line = {
+        "rank": cluster.rank,
+        "cluster": [cluster.size, *cluster.addresses],
+        "address": cluster.address,
+        "problem": "",
+    }
+    place = cluster.addresses[0] if cluster.addresses else cluster.master
+    if cluster.rank == 0:
+        return _run(_Host(cluster, place, me, seconds).gather())
+    if cluster.addresses:
+        try:
+            check_free(cluster.address)
+        except ClusterError as error:  # the others want to know, too
+            me["problem"] = str(error)
+    # A little longer than rank 0 waits, who can tell which others are missing.
+    return _run(_visit(place, me, seconds + _LINE_SECONDS))
+
+
+class _Host:
+    """Rank 0, who waits for the others."""
+
+    def __init__(self, cluster: Cluster, place: str, me: Line, seconds: float) -> None:
+        self._size, self._place, self._me, self._seconds = cluster.size, place, me, seconds
+        # Others have reached rank 0 by this name, so it is the one to give them.
+        host = place.rpartition(":")[0]
+        own = place if cluster.addresses else f"{host}:{free_ports(1)[0]}"
+        self._addresses = {0: own}
+        self._guests: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._problem = ""
+        self._complete = asyncio.Event()
+
+    async def gather(self) -> tuple[str, ...]:
+        """Waits for all, tells them what came out, and returns it."""
+        try:
+            server = await asyncio.start_server(self._welcome, None, split(self._place)[1])
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                await self._ask_who_listens()
+            reason = os.strerror(error.errno or 0)  # asyncio's own text speaks of 0.0.0.0
+            raise ClusterError(
+                f"Rank 0 is to listen at {self._place}, but cannot ({reason}): end what listens "
+                "there, or choose another port."
+            ) from None
+        try:
+            if self._size > 1:
+                await asyncio.wait_for(self._complete.wait(), self._seconds)
+        except TimeoutError:
+            missing = [str(rank) for rank in range(self._size) if rank not in self._addresses]
+            self._problem = (
+                f"Rank {', '.join(missing)} of {self._size} did not come to rank 0 at "
+                f"{self._place} within {self._seconds:.0f} s: see whether it was started, and "
+                "reaches that address."
+            )
+        server.close()  # the port is TensorFlow's now
+        addresses = tuple(self._addresses.get(rank, "") for rank in range(self._size))
+        answer = {"problem": self._problem, "addresses": addresses}
+        await asyncio.gather(*(_answer(*guest, answer) for guest in self._guests))
+        return _result(answer)
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hears one worker out."""
+        guest = None
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_LINE_SECONDS):
+                guest = await _receive(reader)
+        if guest is None or guest.keys() != self._me.keys():
+            writer.close()  # a stranger: port scanners come to every open port
+            return
+        self._guests.append((reader, writer))
+        rank = guest["rank"]
+        if guest["cluster"] != self._me["cluster"]:
+            self._problem = (
+                f"Rank {rank} and rank 0 know different clusters: {guest['cluster']} and "
+                f"{self._me['cluster']}. Give all workers the same addresses."
+            )
+        elif rank in self._addresses:
+            self._problem = f"Two workers are rank {rank}: give each a rank, or index, of its own."
+        elif guest["problem"]:
+            self._problem = f"Rank {rank}: {guest['problem']}"
+        else:
+            self._addresses[rank] = guest["address"]
+        if self._problem or len(self._addresses) == self._size:
+            self._complete.set()
+
+    async def _ask_who_listens(self) -> None:
+        """Tells both where it is another worker who claims to be rank 0."""
+        try:
+            await _visit(self._place, self._me, _LINE_SECONDS)
+        except ClusterError as error:
+            if "Two workers" in str(error):
+                raise
+
+
+async def _visit(place: str, me: Line, seconds: float) -> tuple[str, ...]:
+    """Comes to rank 0, tries again while it is not there, and waits for what it says."""
+    reason = "it does not answer"
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    return _result(await _ask(place, me))
+                except OSError as error:  # not there yet, or its name is not known yet
+                    reason = error.strerror or str(error)
+                await asyncio.sleep(_RETRY_SECONDS)
+    except TimeoutError:
+        raise ClusterError(
+            f"Rank {me['rank']} waited {seconds:.0f} s for rank 0 at {place} ({reason}): see "
+            "whether it was started, and whether this host reaches that address."
+        ) from None
+
+
+async def _ask(place: str, me: Line) -> Line:
+    """One visit; raises an OSError where rank 0 is not, or goes away."""
+    host, port = split(place)
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        own = writer.get_extra_info("sockname")[0]
+        own = f"[{own}]" if ":" in own else own
+        _send(writer, me | {"address": me["address"] or f"{own}:{free_ports(1)[0]}"})
+        answer = await _receive(reader)
+    finally:
+        writer.close()
+    if answer is None:
+        raise ConnectionError("it is not a worker of tfdist, or ended")
+    return answer
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Line) -> None:
+    """Tells one worker what came out, if it is still there."""
+    _send(writer, answer)
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(_LINE_SECONDS):
+            await reader.read()  # who closes first blocks its port for a while: not rank 0's
+    writer.close()
+
+
+def _send(writer: asyncio.StreamWriter, line: Line) -> None:
+    writer.write(json.dumps(line).encode() + b"\n")
+
+
+async def _receive(reader: asyncio.StreamReader) -> Line | None:
+    """Returns a line; None where what comes is none."""
+    try:
+        line = json.loads(await reader.readline())
+    except ValueError:  # no JSON, or more than a line may hold
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _result(answer: Line) -> tuple[str, ...]:
+    """The addresses, or the problem that all were told, raised."""
+    if answer.get("problem"):
+        raise ClusterError(answer["problem"])
+    return tuple(answer["addresses"])
+
+
+def _run(coroutine: Coroutine[Any, Any, tuple[str, ...]]) -> tuple[str, ...]:
+    """Runs it to its end, in a thread where a notebook's own loop has this one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
