@@ -1,19 +1,24 @@
 # Needs Python 3.11 or later and make, nothing else. What is installed goes into .venv.
 #   make train                        two mirrored replicas on the digits (ARGS="--epochs 2" adds flags)
 #   make train EXTRAS=gpu             with TensorFlow's CUDA packages
-#   make test                         lint and the whole test suite (ARGS="-k config" adds pytest flags)
+#   make horovod                      Horovod, built for the TensorFlow in .venv: needs a C++ compiler
+#   make test                         lint and the whole test suite (ARGS="-k config" adds pytest flags);
+#                                     HOROVOD= leaves Horovod out
 #   make lint                         ruff, mypy, import contract
 PYTHON ?= python3
 EXTRAS ?=
 ARGS ?=
+HOROVOD ?= horovod
 BIN := .venv/bin
 
-.PHONY: train test lint format clean
+.PHONY: train horovod test lint format clean
 
 train: .venv/installed$(addprefix -,$(EXTRAS))
 	$(BIN)/python -m tfdist.train --strategy mirrored $(ARGS)
 
-test: lint
+horovod: .venv/installed-horovod
+
+test: lint $(HOROVOD)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: .venv/installed-dev
@@ -44,4 +49,9 @@ clean:
 .venv/installed-%: .venv/installed
 	@echo "installing tfdist[$*] into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+# Not by the rule for the other extras: pip alone cannot build Horovod.
+.venv/installed-horovod: .venv/installed
+	@$(BIN)/python -m tfdist.install_horovod
 	@touch $@

@@ -21,9 +21,17 @@ class UnsupportedModelError(TfdistError, TypeError):
     """A model that several replicas cannot train to the numbers of one device."""
 
 
+class MissingError(TfdistError, ImportError):
+    """A library that is not installed and that an option needs."""
+
+
 class NonFiniteError(TfdistError, ArithmeticError):
     """A loss that is NaN or infinite where training starts."""
 
 
 class ClusterError(TfdistError, RuntimeError):
     """Workers that do not add up to one cluster, or do not find each other."""
+
+
+class InstallError(TfdistError, RuntimeError):
+    """Something that an installation needs is not on this machine, or a build failed."""

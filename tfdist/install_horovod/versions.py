@@ -1,0 +1,48 @@
+"""Which TensorFlow and which Horovod are installed, read without importing them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from importlib import metadata
+from pathlib import Path
+
+#: The last release; what it lacks for today's TensorFlow is in `include`.
+HOROVOD = "0.28.1"
+
+#: Distributions that bring `import tensorflow`.
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly")
+
+
+def tensorflow() -> str | None:
+    """Returns the version of the installed TensorFlow, or None."""
+    return next(filter(None, map(_version, _TENSORFLOWS)), None)
+
+
+def horovod() -> str | None:
+    """Returns the version of the installed Horovod, or None."""
+    return _version("horovod")
+
+
+def horovod_was_built_for() -> str | None:
+    """Returns the TensorFlow that the installed Horovod was built against, or None."""
+    spec = importlib.util.find_spec("horovod")
+    if spec is None or spec.origin is None:
+        return None
+    record = Path(spec.origin).with_name("metadata.json")
+    return json.loads(record.read_text()).get("tensorflow") if record.exists() else None
+
+
+def horovod_fits() -> bool:
+    """Tells whether the Horovod that is installed was built against the TensorFlow that is.
+
+    It calls TensorFlow's C++ code, which keeps no promise from one version to the next.
+    """
+    return horovod() == HOROVOD and horovod_was_built_for() == tensorflow()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
