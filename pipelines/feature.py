@@ -24,6 +24,9 @@ Encoding = Literal["raw", "list", "bytes", "jpeg", "png"]
 #: dtypes that an encoding can hold; those of `raw` and `list` are all numbers.
 _IMAGE_DTYPES = {"jpeg": ("uint8",), "png": ("uint8", "uint16")}
 
+#: What an encoded image begins with: https://www.w3.org/TR/png, ITU-T T.81 (SOI and a marker).
+_IMAGE_BEGINS = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
+
 
 class Feature(BaseModel):
     """One named array of a record.
@@ -91,3 +94,9 @@ class Feature(BaseModel):
 
     def _refuse(self, message: str) -> None:
         raise ValueError(f"feature {self.name!r}: {message}")
+
+
+def image_format(data: bytes) -> Encoding | None:
+    """The encoding for the bytes of an image file, or None for any other bytes."""
+    encodings: tuple[Encoding, ...] = ("jpeg", "png")
+    return next((e for e in encodings if data.startswith(_IMAGE_BEGINS[e])), None)

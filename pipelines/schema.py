@@ -11,10 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
-
-#: What an encoded image begins with: https://www.w3.org/TR/png, ITU-T T.81 (SOI and a marker).
-_IMAGE_BEGINS = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
+from pipelines.feature import Feature, image_format
 
 
 def stored_dtype(feature: Feature) -> tf.DType:
@@ -134,7 +131,7 @@ def _bytes_list(values: list[bytes]) -> tf.train.Feature:
 
 
 def _checked_image(value: object, feature: Feature) -> bytes:
-    if isinstance(value, bytes) and value.startswith(_IMAGE_BEGINS[feature.encoding]):
+    if isinstance(value, bytes) and image_format(value) == feature.encoding:
         return value
     came = f"bytes that begin with {value[:8]!r}" if isinstance(value, bytes) else type(value)
     raise DataError(

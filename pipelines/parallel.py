@@ -1,0 +1,117 @@
+"""Many independent tasks over several processes, with one progress bar. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import concurrent.futures as futures
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pipelines.errors import DataError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+#: Told by a task how many more records it has done.
+Advance = Callable[[int], None]
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+#: Shared by the processes of a pool: records done so far, and whether to stop. In a worker the
+#: pool's initializer sets it; there it cannot come as an argument, for it cannot be pickled.
+_shared: dict[str, Any] = {}
+
+
+class _StopAskedError(Exception):
+    """Ends a task of which nobody wants the result any more."""
+
+
+def default_num_workers() -> int:
+    """Processes that can run at the same time here."""
+    return len(os.sched_getaffinity(0))
+
+
+def run(
+    function: Callable[[Task, Advance], Result],
+    tasks: Sequence[Task],
+    *,
+    num_workers: int,
+    description: str,
+    num_records: int,
+) -> list[Result]:
+    """Calls a function for each task and shows how many records are done.
+
+    Args:
+        function: importable by name, since other processes find it so. It calls its second
+            argument now and then, which is also where an interrupt ends it.
+        tasks: picklable.
+        num_workers: processes; with one, or one task, all is done in this process.
+        description: stands beside the bar.
+        num_records: of all tasks.
+
+    Returns:
+        The results in the order of the tasks.
+
+    Raises:
+        DataError: a worker process died.
+        Exception: the first that a task raised; the others are ended.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        bar = progress.add_task(description, total=num_records)
+        if num_workers == 1 or len(tasks) <= 1:
+            return [function(task, lambda n: progress.advance(bar, n)) for task in tasks]
+        results = []
+        for done, finished in _in_processes(function, tasks, min(num_workers, len(tasks))):
+            progress.update(bar, completed=done)
+            results = finished
+        return results
+
+
+def _in_processes(
+    function: Callable[[Task, Advance], Result], tasks: Sequence[Task], num_workers: int
+) -> Iterator[tuple[int, list[Result]]]:
+    """Yields now and then how many records are done, and at the end the results as well."""
+    # Not forked: a fork of a process with TensorFlow's threads can hang.
+    context = multiprocessing.get_context("spawn")
+    done, stop = context.Value("q", 0), context.Value("b", 0)
+    with futures.ProcessPoolExecutor(num_workers, context, _start, (done, stop)) as pool:
+        running = [pool.submit(_call, function, task) for task in tasks]
+        try:
+            waiting: set[Any] = set(running)
+            while waiting:
+                finished, waiting = futures.wait(waiting, _SECONDS_BETWEEN_LOOKS)
+                for future in finished:
+                    future.result()
+                yield done.value, []
+            yield done.value, [future.result() for future in running]
+        except BrokenProcessPool:
+            raise DataError(
+                "a worker process died, perhaps for lack of memory; start again with fewer "
+                "--num-workers"
+            ) from None
+        finally:
+            stop.value = 1
+            pool.shutdown(cancel_futures=True)
+
+
+def _start(done: Any, stop: Any) -> None:
+    """Prepares a worker process."""
+    # Ctrl-C reaches every process of the terminal; the first process is who decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _shared.update(done=done, stop=stop)
+
+
+def _call(function: Callable[[Task, Advance], Result], task: Task) -> Result:
+    return function(task, _advance)
+
+
+def _advance(num_records: int) -> None:
+    if _shared["stop"].value:
+        raise _StopAskedError
+    with _shared["done"].get_lock():
+        _shared["done"].value += num_records

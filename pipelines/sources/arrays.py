@@ -1,0 +1,100 @@
+"""NumPy arrays: an `.npz`, one `.npy`, or a folder of `.npy` files, one for each feature.
+
+The first dim of every array counts the examples. A folder's arrays are not read into memory; those
+of an `.npz` are, in every worker.
+"""
+
+from __future__ import annotations
+
+import typing
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.errors import DataError
+from pipelines.feature import DType, Feature
+from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
+
+OPTIONS: frozenset[str] = frozenset()
+
+
+def fits(location: str) -> bool:
+    """Whether the location is an `.npz`, an `.npy`, or a folder of `.npy` files."""
+    path = Path(location)
+    return bool(files_below(path, {".npy"})) if path.is_dir() else path.suffix in (".npy", ".npz")
+
+
+class Arrays(Source):
+    """Examples that are the rows of arrays, with the arrays' names for features."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._arrays: Mapping[str, np.ndarray] | None = None
+        self._length = _common_length(path, self._loaded())
+        self.features = tuple(_feature(path, name, a) for name, a in self._loaded().items())
+        files = files_below(path, {".npy"}) if path.is_dir() else [path]
+        self.description = f"arrays, {self._length} rows {fingerprint(files, path, contents=True)}"
+
+    def __len__(self) -> int:
+        return self._length
+
+    def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
+        arrays = self._loaded()
+        for number in numbers:
+            yield {name: _value(array[number]) for name, array in arrays.items()}
+
+    def __getstate__(self) -> dict[str, object]:
+        """Every worker process loads the arrays itself."""
+        return self.__dict__ | {"_arrays": None}
+
+    def _loaded(self) -> Mapping[str, np.ndarray]:
+        if self._arrays is None:
+            self._arrays = _load(self._path)
+        return self._arrays
+
+
+def open_source(location: str, options: Options) -> Source:
+    """Opens arrays."""
+    return Arrays(Path(location))
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    files = files_below(path, {".npy"}) if path.is_dir() else [path]
+    arrays: dict[str, np.ndarray] = {}
+    for file in files:
+        try:
+            if file.suffix == ".npz":
+                with np.load(file) as archive:
+                    arrays.update(archive)
+            else:
+                arrays[file.stem] = np.load(file, mmap_mode="r")
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{file}: not NumPy arrays of numbers or text: {error}") from None
+    return arrays
+
+
+def _common_length(path: Path, arrays: Mapping[str, np.ndarray]) -> int:
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"{path}: expected arrays of as many rows each, got {lengths}")
+    return next(iter(lengths.values()), 0)
+
+
+def _feature(path: Path, name: str, array: np.ndarray) -> Feature:
+    shape = array.shape[1:]
+    if array.dtype.kind in "US":
+        return Feature(name=name, dtype="string", shape=shape, encoding="bytes")
+    dtype = array.dtype.name
+    if dtype not in typing.get_args(DType):
+        raise DataError(f"{path}: array {name!r}: cannot store {dtype}; convert it, say to int64")
+    # Other readers understand a list; it costs more than raw bytes for anything large.
+    encoding = "raw" if shape or dtype == "float64" else "list"
+    return Feature.model_validate(
+        {"name": name, "dtype": dtype, "shape": shape, "encoding": encoding}
+    )
+
+
+def _value(row: np.ndarray | np.generic) -> object:
+    return row.tolist() if row.dtype.kind in "US" else row

@@ -1,0 +1,115 @@
+"""CelebA as its authors publish it: `img_align_celeba/`, `list_attr_celeba.txt` and others beside.
+
+Liu, Luo, Wang and Tang 2015, "Deep Learning Face Attributes in the Wild". `--split` is `train` (the
+default), `validation` or `test` of `list_eval_partition.txt`, or `all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.errors import DataError
+from pipelines.feature import Feature
+from pipelines.image_coding import ImageCoding
+from pipelines.sources.source import Example, Options, Source, fingerprint
+
+OPTIONS = frozenset({"split", "image_size", "quality"})
+_ATTRIBUTES = "list_attr_celeba.txt"
+_PARTITION = "list_eval_partition.txt"
+_SPLITS = ("train", "validation", "test")
+
+
+def fits(location: str) -> bool:
+    """Whether the list of attributes and the images are here."""
+    folder = Path(location)
+    return (folder / _ATTRIBUTES).is_file() and (folder / "img_align_celeba").is_dir()
+
+
+class CelebA(Source):
+    """Aligned faces with 40 attributes that are true or false."""
+
+    def __init__(self, folder: Path, split: str, coding: ImageCoding) -> None:
+        self._folder, self._coding = folder, coding
+        names, attributes = _read_attributes(folder / _ATTRIBUTES)
+        chosen = _chosen(folder / _PARTITION, split, attributes)
+        self._files = chosen
+        self._values = np.array([attributes[name] for name in chosen]).reshape(-1, len(names))
+        self.features = (
+            coding.feature(),
+            Feature(
+                name="attributes",
+                dtype="bool",
+                shape=(len(names),),
+                encoding="list",
+                label_names=names,
+            ),
+            Feature(name="file", dtype="string", encoding="bytes"),
+        )
+        mark = fingerprint([folder / _ATTRIBUTES], folder, contents=True)
+        self.description = f"CelebA, {split}, {len(self)} images {mark}"
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
+        for number in numbers:
+            name = self._files[number]
+            path = self._folder / "img_align_celeba" / name
+            if not path.exists():
+                raise DataError(f"{path}: listed in {_ATTRIBUTES}, but the file is missing")
+            yield {
+                "image": self._coding.encode(path.read_bytes(), str(path)),
+                "attributes": self._values[number],
+                "file": name,
+            }
+
+
+def open_source(location: str, options: Options) -> Source:
+    """Opens one split.
+
+    Raises:
+        DataError: no such split, or a list that is none.
+    """
+    split = options.split or "train"
+    if split not in (*_SPLITS, "all"):
+        raise DataError(f"--split: expected {', '.join(_SPLITS)} or all, got {split!r}")
+    coding = ImageCoding.of("jpeg", 3, options.image_size, options.quality)
+    return CelebA(Path(location), split, coding)
+
+
+def _read_attributes(path: Path) -> tuple[tuple[str, ...], dict[str, list[bool]]]:
+    """The names of the attributes, and for each image whether it has them.
+
+    The first line counts the images, the second names the attributes; then an image a line, with 1
+    for an attribute that it has and -1 for one it has not.
+    """
+    lines = path.read_text("utf-8").splitlines()
+    names = tuple(lines[1].split()) if len(lines) > 1 else ()
+    attributes = {}
+    for number, line in enumerate(lines[2:], start=3):
+        name, *values = line.split()
+        if len(values) != len(names) or not set(values) <= {"1", "-1"}:
+            raise DataError(
+                f"{path}: line {number}: expected a file and {len(names)} times 1 or -1, got "
+                f"{line[:60]!r}"
+            )
+        attributes[name] = [value == "1" for value in values]
+    if not lines or lines[0].strip() != str(len(attributes)):
+        raise DataError(
+            f"{path}: its first line should count its images, {len(attributes)}; cut off?"
+        )
+    return names, attributes
+
+
+def _chosen(path: Path, split: str, attributes: dict[str, list[bool]]) -> list[str]:
+    """The images of a split, in the order of the list of attributes."""
+    if split == "all":
+        return list(attributes)
+    if not path.is_file():
+        raise DataError(f"{path}: says which images are of which split; get it, or --split all")
+    words = path.read_text("utf-8").split()
+    partition = dict(zip(words[::2], words[1::2], strict=False))
+    return [name for name in attributes if partition.get(name) == str(_SPLITS.index(split))]
