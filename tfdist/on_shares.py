@@ -18,6 +18,7 @@ from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist import batch_norm
+from tfdist.replaced import replaced
 
 
 @contextmanager
@@ -31,12 +32,12 @@ def keras_on_shares(model: keras.Model, sync_batch_norm: bool) -> Iterator[None]
     """
     with ExitStack() as stack:
         for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-            stack.enter_context(_replaced(keras_loss, name, lambda value: value))
+            stack.enter_context(replaced(keras_loss, name, lambda value: value))
         for layer in batch_norm.layers_of(model):
             whole = sync_batch_norm or layer.synchronized
             moments = batch_norm.global_moments if whole else batch_norm.share_moments
             bound = functools.partial(moments, layer)
-            stack.enter_context(_replaced(layer, "_moments", bound))
+            stack.enter_context(replaced(layer, "_moments", bound))
         yield
 
 
@@ -64,28 +65,5 @@ def as_on_one_device() -> Iterator[None]:
     with ExitStack() as stack:
         # On the class: optimizers such as Nadam override these and call their parent's.
         for name, function in plain.items():
-            stack.enter_context(_replaced(TFOptimizer, name, function))
+            stack.enter_context(replaced(TFOptimizer, name, function))
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute of a module, class or instance, past Keras's tracking, and undoes it."""
-    absent = object()
-    before = vars(owner).get(name, absent)
-    set_, delete = (
-        (type.__setattr__, type.__delattr__)
-        if isinstance(owner, type)
-        else (
-            object.__setattr__,
-            object.__delattr__,
-        )
-    )
-    set_(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is absent:
-            delete(owner, name)
-        else:
-            set_(owner, name, before)

@@ -135,7 +135,7 @@ class Scaling:
         factor = tf.where(grows, rule.growth_factor, tf.where(finite, 1.0, rule.backoff_factor))
         state.dynamic_scale.assign(state.dynamic_scale * factor)
         state.step_counter.assign(tf.where(finite & ~grows, counter + 1, 0))
-        self._skipped.assign(self._skipped + tf.cast(~finite, "int64"))
+        self._skipped.assign_add(tf.cast(~finite, "int64"))
 
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the scale, and the steps that were left out so far."""

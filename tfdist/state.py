@@ -23,10 +23,16 @@ SEED_STRIDE = 0x9E3779B9
 
 
 class ForwardState:
-    """The variables of a model that a forward pass may move, and how parts of them add up."""
+    """The variables of a model that a forward pass may move, and how parts of them add up.
 
-    def __init__(self, model: keras.Model, kinds: Kinds) -> None:
-        self.kinds = kinds
+    Args:
+        model: Whose.
+        kinds: Tells how user code's values add up.
+        writes_alone: As `Strategy.writes_alone`.
+    """
+
+    def __init__(self, model: keras.Model, kinds: Kinds, writes_alone: bool = True) -> None:
+        self.kinds, self._writes_alone = kinds, writes_alone
         self._seeds = [
             generator.state for layer in model._flatten_layers() for generator in _seeds(layer)
         ]
@@ -48,8 +54,8 @@ class ForwardState:
 
         Metrics that see whole batches go on from where they are, alike on every replica.
         """
-        whole = self.kinds.whole_metrics() if self.sees_whole_batches(replica) else frozenset()
-        alone = replica.num_parts == 1  # every batch is whole
+        alone = replica.num_parts == 1 and self._writes_alone  # nobody else adds anything
+        whole = frozenset() if alone else self.kinds.whole_metrics()
         self._whole = [v for v in self._metrics if alone or id(v) in whole]
         self._added = [v for v in self._metrics if not alone and id(v) not in whole]
         seeds = [(v, v + _offset(v, replica)) for v in self._seeds]
@@ -82,7 +88,7 @@ class ForwardState:
     def commit_metrics(self, sums: dict[str, list]) -> tf.Tensor:
         """Moves the metrics' states in one copy; returns a tensor that is ready thereafter."""
         for variable, change in zip(self._added, sums["metrics"], strict=True):
-            variable.assign(variable + change)
+            variable.assign_add(change)
         for variable, new in zip(self._whole, sums["whole_metrics"], strict=True):
             variable.assign(new)
         return tf.identity(self._metrics[-1].value) if self._metrics else tf.constant(0)

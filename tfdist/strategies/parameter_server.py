@@ -1,0 +1,145 @@
+"""Parameter servers: workers train asynchronously over variables that servers hold.
+
+On `tf.distribute.ParameterServerStrategy` and its `ClusterCoordinator`. One process, the chief,
+runs the script; workers and servers do what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tfdist import cluster
+from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.strategies import loop, ps_cluster, ps_loop
+from tfdist.strategies.atomic import atomic_adds
+from tfdist.strategies.base import ReplicaFn, Strategy
+
+
+class ParameterServer(Strategy):
+    """Asynchronous workers, each of which makes steps on global batches of its own.
+
+    With one worker the numbers are those of one device. With several, gradients are of weights
+    that others may have changed meanwhile; counts and metrics stay exact. Evaluation and
+    prediction are the chief's.
+
+    The cluster is TF_CONFIG's. In a process that none started it is made in line: workers and
+    servers are threads of the process.
+
+    Args:
+        devices: How many workers an in-line cluster has; None: 2.
+        num_servers: How many parameter servers it has; None: 1.
+
+    Raises:
+        ConfigurationError: Not a number, a number where TF_CONFIG has it, or another cluster than
+            the one this process is connected to.
+        ClusterError: A cluster without a chief, worker or parameter server.
+        SystemExit: In a worker or server, once the chief is done.
+    """
+
+    name = "parameter_server"
+    has_local_variables = False
+    inexact: ClassVar[dict[str, str]] = {}
+
+    def __init__(
+        self,
+        devices: int | str | Sequence[str] | None = None,
+        num_servers: int | None = None,
+    ) -> None:
+        self.devices = ["CPU:0"]  # of a step: each worker makes whole ones by itself
+        found = cluster.current()
+        if found.ps:
+            if devices is not None or num_servers is not None:
+                raise ConfigurationError(
+                    "devices and num_servers are for a cluster in line, but TF_CONFIG names "
+                    f"{found.size} workers and {len(found.ps)} servers: leave them out."
+                )
+            tasks = _join(found)
+        else:
+            tasks = ps_cluster.in_line(
+                _number("devices", devices, 2), _number("num_servers", num_servers, 1)
+            )
+        self.tf_strategy = ps_cluster.connect(tasks)
+        self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
+        self._ledger = ps_loop.Ledger()
+        self.writes_alone = self.num_trainers == 1
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "strategy": self.name,
+            "workers": f"{self.num_trainers}, asynchronous",
+            "parameter servers": str(self.num_servers),
+        }
+
+    def summary(self) -> dict[str, str]:
+        return self._ledger.summary()
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with self.tf_strategy.scope():
+            yield
+
+    def owns(self, variable: tf.Variable) -> bool:
+        return self.tf_strategy.extended.variable_created_in_scope(variable)
+
+    def prepare(self, model: Any, optimizer: Any) -> None:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if inner.gradient_accumulation_steps and not self.writes_alone:
+            raise ConfigurationError(
+                f"gradient_accumulation_steps={inner.gradient_accumulation_steps} counts batches "
+                "that asynchronous workers would mix up: use accumulate in the Trainer."
+            )
+
+    def run(self, fn: ReplicaFn) -> Any:
+        return fn(0)
+
+    def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
+        with atomic_adds():
+            return [fn(results)]
+
+    def compile(
+        self, step: loop.Step, eager: bool = False, may_end: bool = True, own_rows: bool = False
+    ) -> loop.Run:
+        if eager or not step.training:
+            return super().compile(step, eager, may_end, own_rows)
+        return ps_loop.asynchronous(
+            self.unpack, step, self._ledger, self._coordinator, self.num_trainers
+        )
+
+    def join(self) -> None:
+        self._coordinator.join()
+
+
+def _number(option: str, value: Any, default: int) -> int:
+    """Checks a number of processes."""
+    if value is None:
+        return default
+    if not isinstance(value, int) or value < 1:
+        raise ConfigurationError(
+            f"{option}={value!r}: expected how many to start in line, 1 or more."
+        )
+    return value
+
+
+def _join(found: cluster.Cluster) -> dict[str, list[str]]:
+    """Takes this process's place; returns the cluster's addresses in the chief.
+
+    Raises:
+        ClusterError: The cluster lacks a task.
+        SystemExit: The place is not the chief's, and the chief is done.
+    """
+    tasks = found.tasks()
+    if missing := [task for task in ("chief", "worker", "ps") if not tasks.get(task)]:
+        raise ClusterError(
+            f"{found.source} names no task {missing[0]!r}: parameter_server needs a chief that "
+            "runs the script, workers and ps."
+        )
+    if found.task in ("worker", "ps"):
+        ps_cluster.serve(found)
+    if found.task != "chief":  # evaluation is in line, in the chief
+        raise SystemExit(0)
+    return tasks

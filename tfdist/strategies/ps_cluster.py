@@ -1,0 +1,120 @@
+"""The processes of a parameter-server cluster: how the chief reaches them, and what they do.
+
+TensorFlow connects a process to one cluster, once: what was made before (variables, data sets) is
+lost to it. So the connection is kept, and every strategy object of the process uses it.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import tensorflow as tf
+
+from tfdist.cluster import Cluster
+from tfdist.clusters.base import split
+from tfdist.clusters.ports import check_free, free_ports
+from tfdist.errors import ClusterError, ConfigurationError
+
+#: How long a worker waits for a chief to appear, and how long for one that went silent.
+CHIEF_COMES_SECONDS, CHIEF_GONE_SECONDS = 600.0, 10.0
+
+_connected: tuple[dict[str, list[str]], tf.distribute.ParameterServerStrategy] | None = None
+_servers: list[tf.distribute.Server] = []  # of this process; they end with it
+
+
+def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrategy:
+    """Connects this process to a cluster, as its chief.
+
+    Args:
+        tasks: Addresses of `"worker"`, `"ps"` and, where the workers have to know it, `"chief"`.
+
+    Raises:
+        ConfigurationError: This process has another cluster.
+    """
+    global _connected
+    if _connected is None:
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        # A lookup table stays in the chief: TensorFlow's copies by worker cannot be found from
+        # within a loop.
+        strategy.extended._resource_creator_scope = lambda: None
+        _connected = tasks, strategy
+    if _connected[0] != tasks:
+        raise ConfigurationError(
+            f"This process is connected to {_size(_connected[0])}, and TensorFlow connects one "
+            f"once: ask for those again instead of {_size(tasks)}, or restart the kernel."
+        )
+    return _connected[1]
+
+
+def in_line(num_workers: int, num_servers: int) -> dict[str, list[str]]:
+    """Starts workers and servers within this process, for notebooks and tests.
+
+    Returns:
+        Their addresses; those of the cluster that runs already, if it has as many.
+    """
+    if _connected is not None and _servers:
+        tasks = _connected[0]
+        if (len(tasks["worker"]), len(tasks["ps"])) == (num_workers, num_servers):
+            return tasks
+    ports = free_ports(1 + num_workers + num_servers)
+    addresses = [f"localhost:{port}" for port in ports]
+    tasks = {
+        "chief": addresses[:1],
+        "worker": addresses[1 : 1 + num_workers],
+        "ps": addresses[1 + num_workers :],
+    }
+    if _connected is None:
+        # A worker that waits for a server holds a thread, of which there is one a core otherwise.
+        options = tf.compat.v1.ConfigProto(
+            inter_op_parallelism_threads=num_workers + num_servers + 1, device_count={"GPU": 0}
+        )
+        for task in ("worker", "ps"):
+            _servers.extend(
+                tf.distribute.Server(tasks, task, index, "grpc", options)
+                for index in range(len(tasks[task]))
+            )
+    return tasks
+
+
+def serve(cluster: Cluster) -> None:
+    """Does what the chief says, as a worker or a parameter server, until the chief is gone.
+
+    Raises:
+        ClusterError: No chief came, or another process listens at this one's address.
+    """
+    check_free(cluster.address)
+    options = tf.compat.v1.ConfigProto(
+        device_count={"GPU": 1 if cluster.task == "worker" else 0},
+        gpu_options=tf.compat.v1.GPUOptions(allow_growth=True),
+    )
+    server = tf.distribute.Server(cluster.tasks(), cluster.task, cluster.index, "grpc", options)
+    chief = cluster.tasks()["chief"][0]
+    deadline = time.monotonic() + CHIEF_COMES_SECONDS
+    seen = False
+    while time.monotonic() < deadline:
+        if _answers(chief):
+            seen, deadline = True, time.monotonic() + CHIEF_GONE_SECONDS
+        time.sleep(1.0)
+    del server
+    if not seen:
+        raise ClusterError(
+            f"No chief came to {chief} within {CHIEF_COMES_SECONDS:.0f} s: start it with the same "
+            "TF_CONFIG, but its own task."
+        )
+
+
+def _answers(address: str) -> bool:
+    """Whether a process listens there."""
+    try:
+        with socket.create_connection(split(address), timeout=CHIEF_GONE_SECONDS / 2):
+            return True
+    except OSError:
+        return False
+
+
+def _size(tasks: dict[str, list[str]]) -> str:
+    return f"{len(tasks['worker'])} workers and {len(tasks['ps'])} parameter servers"

@@ -1,0 +1,163 @@
+"""The loop of asynchronous workers: each takes tickets for steps until there are no more.
+
+A call of the loop is one closure a worker, each a loop in the graph. Tickets, batches and the
+ledger of what was done are with the chief: a worker that dies loses the step it was at, nothing
+more, and a fast worker makes more steps than a slow one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.loop import Logs, Made, Receive, Run, Step
+
+#: Staleness is counted one by one up to here, minus one; then as this.
+MOST_STALENESS = 64
+
+#: Of tickets and updates, as `ResourceCountUpTo` wants one.
+_NO_LIMIT = 2**62
+
+
+class Ledger:
+    """Counts of what the workers do, in variables of the chief that they change atomically.
+
+    Staleness is how many updates others made between a worker's reading of the weights and its
+    own update (Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel
+    Parameter Server").
+    """
+
+    def __init__(self) -> None:
+        with tf.device("/job:chief/task:0/device:CPU:0"):
+            self._tickets = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._updates = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._rows = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._staleness = tf.Variable(tf.zeros([MOST_STALENESS + 1], tf.int64), trainable=False)
+
+    def begin_call(self) -> None:
+        """Lays the tickets of a call out."""
+        self._tickets.assign(0)
+
+    def take_ticket(self) -> tf.Tensor:
+        """Returns the next number from 0, which nobody else gets."""
+        return _count(self._tickets)
+
+    def num_updates(self) -> tf.Tensor:
+        """Returns the updates made so far, int64."""
+        return self._updates.read_value()
+
+    def note(self, rows: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        """Notes an update; returns a tensor that is ready thereafter.
+
+        Args:
+            rows: Of its batch.
+            seen: Updates made when its weights were read.
+        """
+        staleness = tf.clip_by_value(_count(self._updates) - seen, 0, MOST_STALENESS)
+        one = tf.IndexedSlices(tf.constant([1], tf.int64), staleness[tf.newaxis])
+        with tf.control_dependencies([self._rows.assign_add(tf.cast(rows, tf.int64))]):
+            return self._staleness.scatter_add(one)[0]
+
+    def totals(self) -> tuple[int, int]:
+        """Returns the steps made so far, and their rows."""
+        return int(self._staleness.numpy().sum()), int(self._rows)
+
+    def summary(self) -> dict[str, str]:
+        """Returns rows for the table at the end of a training."""
+        counts = self._staleness.numpy()
+        if not counts.any():
+            return {}
+        mean = float(np.average(np.arange(len(counts)), weights=counts))
+        most = int(np.flatnonzero(counts)[-1])
+        more = " or more" if most == MOST_STALENESS else ""
+        return {"staleness": f"{mean:.2f} updates on average, at most {most}{more}"}
+
+
+def asynchronous(
+    receive: Receive,
+    step: Step,
+    ledger: Ledger,
+    coordinator: tf.distribute.coordinator.ClusterCoordinator,
+    num_workers: int,
+) -> Run:
+    """Returns a loop of steps, each made by whichever worker is free.
+
+    Args:
+        receive: Makes a global batch of what the iterator yields.
+        step: To repeat.
+        ledger: Counts the steps.
+        coordinator: Sends closures to workers, and again where one dies.
+        num_workers: How many there are.
+    """
+    closure = tf.function(_closure(receive, step, ledger), autograph=False)
+    logs = tf.function(step.logs, autograph=False)
+
+    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Made, Logs]:
+        (steps_before, rows_before), waited = ledger.totals(), 0.0
+        left, ended = int(num_steps), False
+        while left > 0 and not ended:  # again for steps that died with their worker
+            ledger.begin_call()
+            arguments = (iterator, tf.constant(left, tf.int64))
+            num_closures = min(num_workers, left)
+            sent = [coordinator.schedule(closure, args=arguments) for _ in range(num_closures)]
+            coordinator.join()
+            results = [value.fetch() for value in sent]
+            waited += sum(float(seconds) for seconds, _ in results) / num_closures
+            ended = any(bool(more) is False for _, more in results)
+            steps, rows = ledger.totals()
+            left = int(num_steps) - (steps - steps_before)
+        return Made(steps - steps_before, rows - rows_before, waited), logs()
+
+    return run
+
+
+def _closure(receive: Receive, step: Step, ledger: Ledger) -> Any:
+    """Returns what one worker does in one call, to be traced."""
+
+    def steps(iterator: Any, num_tickets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Makes steps for as long as there are tickets and batches.
+
+        Returns the seconds waited for data, and whether there were batches to the end.
+        """
+
+        def make(batch: Any, seen: tf.Tensor) -> tf.Tensor:
+            element = receive(batch.get_value())
+            done = step(element.num_rows, element.parts)
+            with tf.control_dependencies(tf.nest.flatten(done, expand_composites=True)):
+                noted = ledger.note(element.num_rows, seen)
+            with tf.control_dependencies([noted]):
+                return tf.timestamp()
+
+        def take(waited: tf.Tensor, done_at: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            batch = iterator.get_next_as_optional()
+            has_batch = batch.has_value()
+            with tf.control_dependencies([has_batch]):
+                ready_at, seen = tf.timestamp(), ledger.num_updates()
+            waited += tf.maximum(ready_at - done_at, 0)
+            with tf.control_dependencies([seen]):  # before any weight is read
+                has_batch = tf.identity(has_batch)
+            done_at = tf.cond(has_batch, lambda: make(batch, seen), lambda: ready_at)
+            return waited, done_at, has_batch, has_batch
+
+        def repeat(
+            waited: tf.Tensor, done_at: tf.Tensor, _: tf.Tensor, more: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            return tf.cond(
+                ledger.take_ticket() < num_tickets,
+                lambda: take(waited, done_at),
+                lambda: (waited, done_at, tf.constant(False), more),
+            )
+
+        begin = (tf.constant(0.0, tf.float64), tf.timestamp(), tf.constant(True), tf.constant(True))
+        waited, _, _, more = tf.while_loop(lambda _, __, go_on, ___: go_on, repeat, begin)
+        return waited, more
+
+    return steps
+
+
+def _count(variable: tf.Variable) -> tf.Tensor:
+    """Adds one and returns what it was: atomic, as `assign_add` and a read after it are not."""
+    return tf.raw_ops.ResourceCountUpTo(resource=variable.handle, limit=_NO_LIMIT, T=tf.int64)
