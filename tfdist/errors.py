@@ -35,3 +35,7 @@ class ClusterError(TfdistError, RuntimeError):
 
 class InstallError(TfdistError, RuntimeError):
     """Something that an installation needs is not on this machine, or a build failed."""
+
+
+class LaunchError(TfdistError, RuntimeError):
+    """A process that cannot be started, or that failed."""

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import psutil
 
+from tfdist.errors import ClusterError
+
 _LOOPBACK = "127.0.0.1"
 
 
@@ -62,11 +64,29 @@ def reachable(hosts: Sequence[Host]) -> list[str]:
     return [host.default for host in hosts]
 
 
+def interface_towards(host: str) -> str:
+    """Returns the name of the network interface by which this host reaches another, or itself.
+
+    Raises:
+        ClusterError: It does not.
+    """
+    source = _source(host)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == source for one in addresses):
+            return name
+    raise ClusterError(f"This host does not reach {host!r}: see whether its name is known here.")
+
+
 def _default() -> str:
     """The source address of the default route; without one, the loopback's."""
+    return _source("192.0.2.1") or _LOOPBACK  # an address that documentation may use
+
+
+def _source(host: str) -> str:
+    """The address that packets to a host leave from; empty where there is no way."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
-            one.connect(("192.0.2.1", 9))  # a documentation address; connecting UDP sends nothing
+            one.connect((host, 9))  # of UDP: nothing is sent
         except OSError:
-            return _LOOPBACK
+            return ""
         return str(one.getsockname()[0])

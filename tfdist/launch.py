@@ -1,0 +1,103 @@
+"""`python -m tfdist.launch`: starts the workers of a run. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from tfdist import command_line
+from tfdist.clusters.networks import interface_towards
+from tfdist.launcher import group, kubernetes, options, others, plan, slurm, workers
+from tfdist.launcher.member import Failure, Streams
+from tfdist.launcher.options import Options
+from tfdist.launcher.plan import Process
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        The exit code: 0; that of the first worker that failed; 1 for an error; 130 for an
+        interrupt.
+    """
+    failed: list[Failure] = []
+
+    def command() -> None:
+        chosen = options.parse(sys.argv[1:] if arguments is None else arguments)
+        if failure := launch(chosen):
+            failed.append(failure)
+
+    code = command_line.run(command)
+    if failed:
+        print(f"error: {failed[0]}", file=sys.stderr)
+        return failed[0].code
+    return code
+
+
+def launch(chosen: Options) -> Failure | None:
+    """Starts what the options say, or prints it.
+
+    Returns:
+        The first failure, or None.
+
+    Raises:
+        TfdistError: It cannot be started.
+    """
+    if chosen.print_slurm:
+        print(slurm.script(chosen), end="")
+    elif chosen.print_k8s:
+        print(kubernetes.manifest(chosen), end="")
+    elif chosen.via != "processes":
+        return _run([others.process(chosen)], chosen, Streams(only=chosen.via))
+    elif chosen.num_ps:
+        servers = plan.with_servers(chosen.command, chosen.num_workers, chosen.num_ps)
+        return _run(servers, chosen)
+    elif chosen.hosts and chosen.on is None and not chosen.dry_run:
+        _print_for_each_host(chosen)
+    else:
+        return _run_workers(chosen)
+    return None
+
+
+def _run(
+    processes: Sequence[Process], chosen: Options, streams: Streams | None = None
+) -> Failure | None:
+    if chosen.dry_run:
+        for process in processes:
+            print(f"[{process.name}] {process.line()}")
+        return None
+    return group.run(processes, grace=chosen.grace, restarts=chosen.restarts, streams=streams)
+
+
+def _run_workers(chosen: Options) -> Failure | None:
+    """Runs the workers of this host, or of all hosts where they are only shown."""
+    slots = plan.slots(chosen.hosts or {plan.LOCAL: chosen.num_workers})
+    made = workers.plan(
+        chosen.command,
+        slots,
+        first_port=chosen.port if chosen.hosts else None,
+        interface=interface_towards(slots[0].host) if chosen.on else "",
+        gpus_per_worker=chosen.gpus_per_worker,
+    )
+    here = [process for process in made.processes if chosen.on in (None, process.host)]
+    if chosen.dry_run:
+        return _run(here, chosen)
+    with workers.meeting(made, slots) if chosen.on in (None, slots[0].host) else nullcontext():
+        return _run(here, chosen)
+
+
+def _print_for_each_host(chosen: Options) -> None:
+    """What the user has to type where."""
+    hosts = ",".join(f"{host}:{number}" for host, number in chosen.hosts.items())
+    flags = ["--hosts", hosts, "--port", str(chosen.port)]
+    if chosen.gpus_per_worker:
+        flags += ["--gpus-per-worker", str(chosen.gpus_per_worker)]
+    for host in chosen.hosts:
+        line = [sys.executable, "-m", "tfdist.launch", *flags, "--on", host, "--", *chosen.command]
+        print(f"# on {host}\n{shlex.join(line)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

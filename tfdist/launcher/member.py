@@ -1,0 +1,129 @@
+"""One process of a group: started, heard, signalled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TextIO
+
+from tfdist.errors import LaunchError
+from tfdist.launcher.output import Relay
+from tfdist.launcher.plan import Process
+
+
+class Failure(NamedTuple):
+    """A process that failed.
+
+    Attributes:
+        name: Its name.
+        code: Its exit code as a shell has it: 128 and the number, where a signal ended it.
+        last_words: Its traceback, or its last lines on standard error.
+    """
+
+    name: str
+    code: int
+    last_words: str
+
+    def __str__(self) -> str:
+        who = f"rank {self.name}" if self.name.isdecimal() else self.name
+        how = f"exit code {self.code}"
+        if self.code > 128 and self.code - 128 in set(signal.Signals):
+            how = f"signal {signal.Signals(self.code - 128).name}"
+        words = f":\n{self.last_words}" if self.last_words else "."
+        return f"{who} was the first to fail, with {how}{words}"
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Where output goes.
+
+    Attributes:
+        only: The name of the one process that is shown, without its name; None: all are.
+        out: For standard output; None: this process's.
+        err: For standard error; None: this process's.
+    """
+
+    only: str | None = None
+    out: TextIO | None = None
+    err: TextIO | None = None
+
+    def relay(self, name: str) -> Relay:
+        """Returns what passes on the output of the process of that name."""
+        if self.only not in (None, name):
+            return Relay(name, None, None)
+        return Relay("" if self.only else name, self.out or sys.stdout, self.err or sys.stderr)
+
+
+class Member:
+    """A process of a group.
+
+    Args:
+        process: What to start.
+        environ: Variables that all of the group have.
+        streams: Where its output goes.
+    """
+
+    def __init__(self, process: Process, environ: Mapping[str, str], streams: Streams) -> None:
+        self.process = process
+        self._environ = {**os.environ, "PYTHONUNBUFFERED": "1", **process.environ, **environ}
+        self._relay = streams.relay(process.name)
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self, ended: Callable[[Member], None]) -> None:
+        """Starts it; `ended` is called from a thread when it has ended.
+
+        Raises:
+            LaunchError: It cannot be started.
+        """
+        try:
+            child = subprocess.Popen(
+                self.process.command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # a terminal's signals come by way of the launcher
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"{self.process.command[0]!r} cannot be started ({error.strerror}): "
+                "expected a program and its arguments after --."
+            ) from None
+        self._child = child
+        self._relay.start(child)
+
+        def wait() -> None:
+            child.wait()
+            ended(self)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started, and has not ended."""
+        return self._child is not None and self._child.returncode is None
+
+    @property
+    def code(self) -> int:
+        """The exit code of one that has ended, as a shell has it."""
+        code = self._child.returncode if self._child else 0
+        return code if code >= 0 else 128 - code
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process and its children."""
+        if self._child and self.running:
+            os.killpg(self._child.pid, number)
+
+    def drain(self) -> None:
+        """Lets the rest of its output come."""
+        self._relay.join(1.0)
+
+    def failure(self) -> Failure:
+        """Returns how one failed that has ended."""
+        self.drain()
+        return Failure(self.process.name, self.code, self._relay.last_words())

@@ -1,0 +1,171 @@
+"""The flags of `python -m tfdist.launch`, and the command that they are for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from tfdist.errors import ConfigurationError
+from tfdist.launcher.plan import parse_hosts
+
+PROGRAM = "python -m tfdist.launch"
+_USAGE = f"{PROGRAM} [flags] -- COMMAND ...\n       {PROGRAM} [flags] [flags of tfdist.train]"
+_DESCRIPTION = "Starts the workers of a run, and ends them all when one fails."
+
+
+class Options(BaseModel):
+    """The flags, checked."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_workers: PositiveInt
+    num_ps: NonNegativeInt
+    hosts: dict[str, int]
+    on: str | None
+    port: PositiveInt
+    via: str
+    dry_run: bool
+    print_slurm: bool
+    print_k8s: str | None
+    grace: NonNegativeFloat
+    restarts: NonNegativeInt
+    gpus_per_worker: NonNegativeInt
+    cpus_per_worker: PositiveInt | None
+    image: str
+    name: str
+    command: tuple[str, ...]
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """The command as another machine or image finds it: by its own Python."""
+        program, *arguments = self.command
+        return ("python" if program == sys.executable else program, *arguments)
+
+    @property
+    def strategy(self) -> str:
+        """The strategy that the command names; empty where it names none."""
+        for word, following in zip(self.command, (*self.command[1:], ""), strict=True):
+            flag, _, value = word.partition("=")
+            if flag == "--strategy":
+                return value or following
+        return ""
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Returns the options of a command line; `--help` prints and exits.
+
+    Raises:
+        ConfigurationError: A flag that does not fit, or flags that do not fit each other.
+    """
+    arguments = list(arguments)
+    own, command = arguments, []
+    if "--" in arguments:
+        at = arguments.index("--")
+        own, command = arguments[:at], arguments[at + 1 :]
+    known, rest = _parser().parse_known_args(own)
+    if "--" in arguments and (rest or not command):
+        wrong = f"{' '.join(rest)!r} before --" if rest else "nothing after --"
+        raise ConfigurationError(f"{wrong}: expected {PROGRAM} [flags] -- COMMAND ...")
+    flags = vars(known)
+    flags["hosts"] = parse_hosts(known.hosts) if known.hosts else {}
+    flags["num_workers"] = known.num_workers or sum(flags["hosts"].values()) or 2
+    flags["command"] = tuple(command) or (sys.executable, "-m", "tfdist.train", *rest)
+    options = Options(**flags)
+    _check(options)
+    return options
+
+
+def _check(options: Options) -> None:
+    """Refuses flags that contradict each other."""
+    slots = sum(options.hosts.values())
+    if slots and slots != options.num_workers:
+        raise ConfigurationError(
+            f"--hosts has places for {slots} workers, --num-workers is {options.num_workers}: "
+            "leave --num-workers out."
+        )
+    if options.on is not None and options.on not in options.hosts:
+        raise ConfigurationError(
+            f"--on {options.on}: expected one of --hosts ({', '.join(options.hosts) or 'none'})."
+        )
+    if options.num_ps and (options.hosts or options.print_slurm or options.via != "processes"):
+        raise ConfigurationError(
+            "--num-ps is for processes of this host, and for --print-k8s: elsewhere set TF_CONFIG "
+            "of each process."
+        )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are ours: one line and the exit code 1, as of every command."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}\n{PROGRAM} --help lists what there is.")
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number from 0, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not _natural(text):
+        raise argparse.ArgumentTypeError("expected a number from 1, got '0'")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The flags. What follows -- is the command; without it, what is not here is train's."""
+    parser = _Parser(prog=PROGRAM, usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
+    add = parser.add_argument_group("Who runs").add_argument
+    add("--num-workers", type=_positive, metavar="N", help="workers; left out: 2, or as --hosts")
+    add(
+        "--num-ps",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="parameter servers; they and the workers serve one process more, the chief",
+    )
+    add(
+        "--via",
+        choices=("processes", "mpirun", "horovodrun"),
+        default="processes",
+        help="who starts them: this program (TF_CONFIG and Horovod's Gloo), or another's",
+    )
+    add("--gpus-per-worker", type=_natural, default=0, metavar="N", help="GPUs of its own; 0: all")
+    add = parser.add_argument_group("Where").add_argument
+    add("--hosts", metavar="a:2,b:2", help="hosts and workers; prints what each has to run")
+    add("--on", metavar="HOST", help="start the workers of this one of --hosts, here")
+    add("--port", type=_positive, default=12300, metavar="N", help="first port on each of --hosts")
+    add = parser.add_argument_group("How they end").add_argument
+    add(
+        "--grace",
+        type=_positive,
+        default=15,
+        metavar="SECONDS",
+        help="that they have to save and end after Ctrl-C (15)",
+    )
+    add(
+        "--restarts",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="how often a worker of parameter servers is started again",
+    )
+    add = parser.add_argument_group("Print, start nothing").add_argument
+    add("--dry-run", action="store_true", help="the commands and their variables")
+    add("--print-slurm", action="store_true", help="a script for sbatch")
+    add(
+        "--print-k8s",
+        nargs="?",
+        const="auto",
+        choices=("auto", "tfjob", "mpijob"),
+        help="a manifest; auto: mpijob for --strategy horovod or --via mpirun, else tfjob",
+    )
+    add("--name", default="tfdist", metavar="NAME", help="the job's (tfdist)")
+    add("--image", default="tfdist:latest", metavar="IMAGE", help="the pods' (tfdist:latest)")
+    add("--cpus-per-worker", type=_positive, metavar="N", help="for Slurm and Kubernetes")
+    return parser

@@ -1,0 +1,57 @@
+"""The command lines of mpirun and horovodrun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from tfdist import mpi
+from tfdist.errors import LaunchError
+from tfdist.launcher.options import Options
+from tfdist.launcher.plan import Process
+
+#: Variables that other hosts need to find the programs, where they are set.
+_EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+def process(options: Options) -> Process:
+    """Returns the one process that starts all the others.
+
+    Raises:
+        LaunchError: The launcher is not installed.
+    """
+    if options.via == "mpirun":
+        return _mpirun(options)
+    beside = Path(sys.executable).with_name("horovodrun")  # a venv need not be activated
+    program = str(beside) if beside.exists() else shutil.which("horovodrun")
+    if not program:
+        raise LaunchError("--via horovodrun: it is not installed; run make horovod.")
+    hosts = ["-H", _slots(options)] if options.hosts else []
+    command = (program, "-np", str(options.num_workers), *hosts, *options.command)
+    return Process("horovodrun", command)
+
+
+def _mpirun(options: Options) -> Process:
+    """Open MPI's options, or those of Hydra, which MPICH and Intel MPI have."""
+    found = mpi.find()
+    if found is None:
+        raise LaunchError("--via mpirun: no MPI is installed; python -m tfdist.doctor says how.")
+    head, number = found.mpirun, str(options.num_workers)
+    command = (sys.executable, "-m", "tfdist.launcher.tagged", *options.command)
+    if found.kind != "Open MPI":
+        hosts = ["-hosts", _slots(options)] if options.hosts else []
+        return Process("mpirun", (head, *hosts, "-n", number, *command))
+    hosts = ["-H", _slots(options)] if options.hosts else ["--oversubscribe"]
+    exported = [word for name in _EXPORTED if name in os.environ for word in ("-x", name)]
+    # Bound to one core each, the threads of a worker would share it.
+    flags = ["--bind-to", "none", *exported, *hosts, "-np", number]
+    # Open MPI wants root to say so twice.
+    names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+    environ = dict.fromkeys(names, "1") if os.geteuid() == 0 else {}
+    return Process("mpirun", (head, *flags, *command), environ)
+
+
+def _slots(options: Options) -> str:
+    return ",".join(f"{host}:{number}" for host, number in options.hosts.items())

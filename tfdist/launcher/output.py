@@ -1,0 +1,64 @@
+"""The workers' lines on this terminal, each with its worker's name, and what one said last."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections import deque
+from typing import IO, TextIO
+
+_TRACEBACK = "Traceback (most recent call last):"
+_KEPT_LINES = 400
+
+
+class Relay:
+    """Passes on what one process writes, in threads, line by line.
+
+    Args:
+        name: Put in brackets before each line; empty: nothing is.
+        out: Where standard output goes; None: nowhere.
+        err: Where standard error goes; None: nowhere.
+    """
+
+    #: One line at a time, whoever writes it.
+    _turn = threading.Lock()
+
+    def __init__(self, name: str, out: TextIO | None, err: TextIO | None) -> None:
+        self._prefix = f"[{name}] " if name else ""
+        self._out, self._err = out, err
+        self._errors: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._threads: list[threading.Thread] = []
+
+    def start(self, child: subprocess.Popen[bytes]) -> None:
+        """Reads the pipes of a process until they end."""
+        for pipe, to, kept in (
+            (child.stdout, self._out, None),
+            (child.stderr, self._err, self._errors),
+        ):
+            thread = threading.Thread(target=self._pass_on, args=(pipe, to, kept), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def join(self, seconds: float) -> None:
+        """Waits for the rest of the output; a pipe stays open while a child of a child has it."""
+        for thread in self._threads:
+            thread.join(seconds)
+
+    def last_words(self) -> str:
+        """Returns the last traceback that came, or else the last lines on standard error."""
+        lines = list(self._errors)
+        begins = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+        if not begins:
+            return "\n".join(lines[-10:])
+        tag = lines[begins[-1]].removesuffix(_TRACEBACK)  # of a rank, where mpirun is the process
+        return "\n".join(line for line in lines[begins[-1] :] if line.startswith(tag))
+
+    def _pass_on(self, pipe: IO[bytes], to: TextIO | None, kept: deque[str] | None) -> None:
+        # Progress lines rewrite themselves with carriage returns: the last state of each counts.
+        for raw in pipe:
+            line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
+            if kept is not None:
+                kept.append(line)
+            if to is not None:
+                with self._turn:
+                    print(f"{self._prefix}{line}", file=to, flush=True)

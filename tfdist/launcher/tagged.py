@@ -1,0 +1,34 @@
+"""Runs a command that mpirun starts, with its rank before each line.
+
+mpirun has a flag for it, but Open MPI puts the name before each piece of a line, and every kind of
+MPI writes it in its own way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tfdist.clusters import mpi
+from tfdist.launcher.output import Relay
+
+
+def main(command: Sequence[str]) -> int:
+    """Returns the command's exit code."""
+    me = mpi.read(os.environ)
+    relay = Relay(str(me.rank) if me else "", sys.stdout, sys.stderr)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        # An interrupt reaches the command as well: it decides when to end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
+        relay.start(child)
+        code = child.wait()
+        relay.join(1.0)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""The workers of a synchronous run: each is told of the others as TensorFlow and Horovod want it.
+
+Both are told to every worker, because the launcher does not know what its command will use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tfdist.clusters.ports import check_free, free_ports
+from tfdist.launcher import horovod
+from tfdist.launcher.plan import LOCAL, Process, Slot, tf_config
+
+
+class Plan(NamedTuple):
+    """What is to be started.
+
+    Attributes:
+        processes: The workers, by rank.
+        meeting: `"host:port"` where Horovod's workers meet.
+    """
+
+    processes: list[Process]
+    meeting: str
+
+
+def plan(
+    command: Sequence[str],
+    slots: Sequence[Slot],
+    *,
+    first_port: int | None = None,
+    interface: str = "",
+    gpus_per_worker: int = 0,
+) -> Plan:
+    """Returns the workers of a run.
+
+    Args:
+        command: What each of them runs.
+        slots: The place of each.
+        first_port: Where the ports of every host begin: one for the meeting, one for each worker.
+            None: free ports; all workers are on this host.
+        interface: The network interface by which they reach each other; empty: found out.
+        gpus_per_worker: How many GPUs of its host each worker sees; 0: all.
+    """
+    first = slots[0].host
+    if first_port is None:
+        ports = free_ports(1 + len(slots))
+    else:
+        ports = [first_port, *(first_port + 1 + slot.local_rank for slot in slots)]
+    meeting, *own = ports
+    tasks = {"worker": [f"{slot.host}:{port}" for slot, port in zip(slots, own, strict=True)]}
+    processes = []
+    for slot in slots:
+        told = tf_config(tasks, "worker", slot.rank)
+        if horovod.installed():
+            card = "lo" if first == LOCAL else interface
+            told |= horovod.environ(slot, first, meeting, card)
+        if gpus_per_worker:
+            begin = slot.local_rank * gpus_per_worker
+            visible = map(str, range(begin, begin + gpus_per_worker))
+            told["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+        processes.append(Process(str(slot.rank), tuple(command), told, slot.host))
+    return Plan(processes, f"{first}:{meeting}")
+
+
+@contextlib.contextmanager
+def meeting(made: Plan, slots: Sequence[Slot]) -> Iterator[None]:
+    """Lets Horovod's workers meet on this host within the block.
+
+    Raises:
+        ClusterError: The port is in use.
+    """
+    if not horovod.installed():
+        yield
+        return
+    check_free(made.meeting)
+    with horovod.serving(slots, int(made.meeting.rpartition(":")[2])):
+        yield
