@@ -35,7 +35,7 @@ class Feature(BaseModel):
         name: the key in the record and in the dictionaries that reading yields.
         dtype: NumPy's name of the array's dtype, the same after reading; `string` for bytes.
         shape: the array's shape, `()` for a scalar. A dim may be None where it differs between
-            records: the length of a `list` or of `bytes`, the height and width of an image.
+            records: the first of a `list` or of `bytes`, the height and width of an image.
         encoding: `raw` stores the array's little-endian bytes, for large arrays of numbers;
             `list` stores an Int64List or FloatList that other readers of TFRecords understand,
             for labels and short vectors; `bytes` stores byte strings, text or anything opaque, one
@@ -85,11 +85,11 @@ class Feature(BaseModel):
             )
         if self.encoding == "raw" and None in self.shape:
             self._refuse(
-                f"encoding 'raw' needs every dim, got {self.shape}; use 'list' for vectors whose "
-                "length differs"
+                f"encoding 'raw' needs every dim, got {self.shape}; use 'list' where the first "
+                "dim differs between records"
             )
-        if self.is_ragged and self.shape != (None,):
-            self._refuse(f"only vectors may differ in length: expected (None,), got {self.shape}")
+        if self.is_ragged and (self.shape[0] is not None or None in self.shape[1:]):
+            self._refuse(f"only the first dim may differ between records, got {self.shape}")
         return self
 
     def _refuse(self, message: str) -> None:

@@ -1,8 +1,12 @@
-"""What a folder of shards holds: the index written beside them, and the checks against it."""
+"""What a folder of shards holds: the index written beside them, and the checks against it.
+
+`python -m pipelines.index DIR` makes the index of shards that others wrote.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -75,8 +79,8 @@ def load_index(directory: str | Path) -> Index:
         return Index.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
-            f"{path}: expected the index of a folder of shards, found no such file; write the "
-            "shards with pipelines.write_shards, or check the path"
+            f"{path}: expected the index of a folder of shards, found no such file; check "
+            "the path, or make the index of shards that others wrote: python -m pipelines.index"
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -123,3 +127,9 @@ def sha256_of(path: Path) -> str:
 
 
 _CURE = "restore it, or delete the folder and write it again"
+
+
+if __name__ == "__main__":
+    from pipelines.index_command import main
+
+    sys.exit(main())

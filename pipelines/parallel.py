@@ -41,7 +41,7 @@ def run(
     *,
     num_workers: int,
     description: str,
-    num_records: int,
+    num_records: int | None,
 ) -> list[Result]:
     """Calls a function for each task and shows how many records are done.
 
@@ -51,7 +51,7 @@ def run(
         tasks: picklable.
         num_workers: processes; with one, or one task, all is done in this process.
         description: stands beside the bar.
-        num_records: of all tasks.
+        num_records: of all tasks, or None if nobody knows yet.
 
     Returns:
         The results in the order of the tasks.

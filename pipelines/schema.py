@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -59,7 +60,7 @@ def decode(
             maps that decode only the part they need.
 
     Returns:
-        By name, each feature in its dtype, of its shape behind `serialized`'s; a batch of vectors
+        By name, each feature in its dtype, of its shape behind `serialized`'s; a batch of arrays
         of different lengths is a `tf.RaggedTensor`.
 
     Raises:
@@ -75,7 +76,9 @@ def decode(
             # The number of bytes is checked by this as well: a record of other size stops here.
             shape = tf.concat([tf.shape(value), tf.constant(feature.shape, tf.int32)], axis=0)
             value = tf.reshape(tf.io.decode_raw(value, feature.dtype), shape)
-        elif feature.encoding == "list":
+        elif feature.is_ragged and len(feature.shape) > 1:
+            value = _rows(value, feature)
+        if feature.encoding == "list":
             value = tf.cast(value, feature.dtype)
         arrays[feature.name] = value
     return arrays
@@ -86,6 +89,22 @@ def _parser(feature: Feature) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
         return tf.io.RaggedFeature(stored_dtype(feature))
     shape = feature.shape if feature.encoding in ("list", "bytes") else ()
     return tf.io.FixedLenFeature(shape, stored_dtype(feature))
+
+
+def _rows(values: tf.Tensor | tf.RaggedTensor, feature: Feature) -> tf.Tensor | tf.RaggedTensor:
+    """The flat values of a record, or of each of a batch, as arrays of the feature's inner dims."""
+    inner = feature.shape[1:]
+    if not isinstance(values, tf.RaggedTensor):
+        return tf.reshape(values, (-1, *inner))
+    size = math.prod(dim for dim in inner if dim is not None)
+    whole = tf.debugging.assert_equal(
+        values.row_splits % size,
+        tf.zeros_like(values.row_splits),
+        f"feature {feature.name!r}: a record holds no whole rows of shape {inner}",
+    )
+    with tf.control_dependencies([whole] if whole is not None else []):
+        rows = tf.reshape(values.values, (-1, *inner))
+        return tf.RaggedTensor.from_row_splits(rows, values.row_splits // size, validate=False)
 
 
 def _pixels(encoded: tf.Tensor, feature: Feature) -> tf.Tensor:
@@ -174,6 +193,8 @@ def _checked_numbers(value: object, feature: Feature) -> np.ndarray:
 
 
 def _same_shape(shape: tuple[int, ...], feature: Feature) -> bool:
+    if feature.is_ragged and shape == (0,):  # [], whatever its elements would have looked like
+        return True
     return len(shape) == len(feature.shape) and all(
         dim in (None, came) for dim, came in zip(feature.shape, shape, strict=True)
     )

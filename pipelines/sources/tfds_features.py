@@ -94,8 +94,8 @@ def _feature(name: str, feature: Any, value: object) -> Feature:
         )
     except ValueError:
         raise DataError(
-            f"feature {name!r}: cannot store {dtype} of shape {shape} in a record; only vectors "
-            "and single images may differ in size"
+            f"feature {name!r}: cannot store {dtype} of shape {shape} in a record: only the "
+            "first dim and the size of single images may differ"
         ) from None
 
 

@@ -112,6 +112,20 @@ def test_vectors_of_any_length_and_strings_come_back(case: tuple[Feature, list[o
         np.testing.assert_array_equal(batch[i], value)
 
 
+def test_boxes_of_any_number_come_back() -> None:
+    feature = Feature(name="x", dtype="float32", shape=(None, 4), encoding="list")
+    values = [np.arange(4 * n, dtype=np.float32).reshape(n, 4) for n in (2, 0, 1)]
+    records = [encode({"x": value}, [feature]) for value in values]
+    batch = decode(tf.constant(records), [feature])["x"]
+    assert batch.shape.as_list() == [3, None, 4]
+    for i, value in enumerate(values):
+        np.testing.assert_array_equal(batch[i], value)
+        np.testing.assert_array_equal(decode(tf.constant(records[i]), [feature])["x"], value)
+    wider = Feature(name="x", dtype="float32", shape=(None, 3), encoding="list")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no whole rows"):
+        decode(tf.constant(records), [wider])
+
+
 def test_text_is_stored_as_utf8() -> None:
     feature = Feature(name="x", dtype="string", encoding="bytes")
     record = encode({"x": "größer"}, [feature])
@@ -174,7 +188,7 @@ def test_bytes_that_are_no_image_are_refused() -> None:
         ({"dtype": "float32", "encoding": "jpeg", "shape": (8, 8, 3)}, "expected dtype uint8"),
         ({"dtype": "uint8", "encoding": "jpeg", "shape": (8, 8)}, "height, width, channels"),
         ({"dtype": "uint8", "shape": (None,)}, "'raw' needs every dim"),
-        ({"dtype": "int64", "encoding": "list", "shape": (None, 2)}, "only vectors may differ"),
+        ({"dtype": "int64", "encoding": "list", "shape": (2, None)}, "only the first dim may"),
     ],
 )
 def test_features_that_cannot_be_stored(fields: dict[str, object], says: str) -> None:

@@ -1,0 +1,78 @@
+"""`python -m pipelines.index DIR`: makes the index of shards written by others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+from pydantic import TypeAdapter, ValidationError
+
+from pipelines import command_line, parallel, reports
+from pipelines.errors import DataError
+from pipelines.feature import Feature
+from pipelines.index import INDEX_NAME
+from pipelines.publish import write_index
+
+_DESCRIPTION = """Makes the index of TFRecord shards that tensorflow-datasets or others wrote: every
+record is read, its checksums are compared, and its features are found out."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return command_line.run(_parser(), _make, arguments)
+
+
+def _make(
+    directory: str, files: str, to: str | None, features: str | None, num_workers: int | None
+) -> None:
+    from pipelines.indexing import make_index
+
+    folder, target = Path(directory), Path(to or directory)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; check the path")
+    if (target / INDEX_NAME).exists():
+        raise DataError(f"{target / INDEX_NAME}: is there already; delete it to make it anew")
+    shards = sorted(p for p in folder.glob(files) if p.is_file() and not p.name.startswith("."))
+    if not shards:
+        raise DataError(f"{folder}: no file is named like {files!r}; choose with --files")
+    declared = _declared(Path(features)) if features else ()
+    index = make_index(
+        shards, target.resolve(), declared, num_workers or parallel.default_num_workers()
+    )
+    target.mkdir(parents=True, exist_ok=True)
+    write_index(target, index)
+    reports.summary(index, target)
+
+
+def _declared(path: Path) -> tuple[Feature, ...]:
+    try:
+        return TypeAdapter(tuple[Feature, ...]).validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(f"{path}: not a list of features: {where}: {first['msg']}") from None
+
+
+def _parser() -> ArgumentParser:
+    parser = command_line.parser("index", _DESCRIPTION)
+    parser.add_argument("directory", metavar="DIR", help="where the shards are")
+    parser.add_argument(
+        "--files",
+        metavar="PATTERN",
+        default="*.tfrec*",
+        help="names of the shards, if others lie beside them, say '*-train.tfrecord*'",
+    )
+    parser.add_argument(
+        "--to", metavar="FOLDER", help="where to put the index, if DIR holds several data sets"
+    )
+    parser.add_argument(
+        "--features",
+        metavar="FILE",
+        help="JSON list of features that the records cannot tell, as in an index",
+    )
+    parser.add_argument(
+        "--num-workers", type=PositiveInt | None, help="processes; by default one a core"
+    )
+    return parser

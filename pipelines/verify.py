@@ -1,0 +1,62 @@
+"""`python -m pipelines.verify DIR`: checks every record of a folder of shards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from pipelines import command_line, parallel, reports
+from pipelines.errors import DataError
+
+_DESCRIPTION = """Checks every record of a folder: the checksums of its length and of its data, that
+it parses to the features of the index and, with --decode, that its images decode. Each damaged one
+is named with its file and byte offset; then the exit code is 1."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return command_line.run(_parser(), _verify, arguments)
+
+
+def _verify(directory: str, decode: bool, num_workers: int | None) -> None:
+    from pipelines.verifying import verify
+
+    findings = verify(
+        Path(directory), decode=decode, num_workers=num_workers or parallel.default_num_workers()
+    )
+    problems = [f"{found.path}: {problem}" for found in findings for problem in found.problems]
+    for problem in problems:
+        print(problem)
+    reports.facts(
+        {
+            "folder": directory,
+            "shards": str(len(findings)),
+            "records read": f"{sum(found.num_records for found in findings):,}",
+            "checked": "checksums, features" + (", decoding" if decode else ""),
+            "problems": str(len(problems)),
+        }
+    )
+    if problems:
+        bad = sum(bool(found.problems) for found in findings)
+        raise DataError(
+            f"{directory}: {len(problems)} problems in {bad} of {len(findings)} shards; restore "
+            "these files or write them again"
+        )
+
+
+def _parser() -> ArgumentParser:
+    parser = command_line.parser("verify", _DESCRIPTION)
+    parser.add_argument("directory", metavar="DIR", help="folder with an index")
+    parser.add_argument("--decode", action="store_true", help="decode every record too")
+    parser.add_argument(
+        "--num-workers", type=PositiveInt | None, help="processes; by default one a core"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

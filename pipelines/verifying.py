@@ -1,0 +1,130 @@
+"""Finding every damaged record of a folder, shard by shard in parallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines import framing, parallel
+from pipelines.errors import DataError
+from pipelines.feature import Feature
+from pipelines.index import Compression, Index, Shard, load_index, sha256_of
+
+_NUM_BETWEEN_REPORTS = 100
+
+
+@dataclass
+class Findings:
+    """What was found in one shard.
+
+    Attributes:
+        path: of the file.
+        num_records: read, damaged ones among them.
+        problems: each with where it is, or of the file as a whole.
+    """
+
+    path: Path
+    num_records: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class _Task(NamedTuple):
+    """One shard to check."""
+
+    path: Path
+    shard: Shard
+    features: tuple[Feature, ...]
+    compression: Compression
+    decode: bool
+
+
+def verify(directory: Path, *, decode: bool, num_workers: int) -> list[Findings]:
+    """Checks the shards of a folder against its index and against themselves.
+
+    Args:
+        directory: a folder with an index.
+        decode: also decode every record, as reading does.
+        num_workers: processes that read.
+
+    Returns:
+        What was found, by shard, in the order of the index.
+
+    Raises:
+        DataError: the folder has no index.
+    """
+    index: Index = load_index(directory)
+    tasks = [
+        _Task(directory / shard.name, shard, index.features, index.compression, decode)
+        for shard in index.shards
+    ]
+    return parallel.run(
+        _check,
+        tasks,
+        num_workers=num_workers,
+        description=f"checking {len(tasks)} shards",
+        num_records=index.num_records,
+    )
+
+
+def _check(task: _Task, advance: parallel.Advance) -> Findings:
+    """Reads one shard. Whatever is wrong with it is found out, not raised."""
+    findings = Findings(task.path)
+    try:
+        num_bytes = task.path.stat().st_size
+        _check_records(task, findings, advance)
+        _check_whole(task, findings, num_bytes)
+    except OSError as error:
+        findings.problems.append(error.strerror or str(error))
+    return findings
+
+
+def _check_records(task: _Task, findings: Findings, advance: parallel.Advance) -> None:
+    # Imports TensorFlow, for which the process that only hands out the tasks need not wait.
+    from pipelines.examples import parsed, problem_of
+
+    for record in framing.records(task.path, task.compression):
+        problem = record.problem
+        if problem is None:
+            try:
+                problem = problem_of(parsed(record.data, "data"), task.features)
+            except DataError as error:
+                problem = str(error)
+        if problem is None and task.decode:
+            problem = _decoding_problem(record.data, task.features)
+        if problem is not None:
+            findings.problems.append(f"record at byte {record.offset}: {problem}")
+        findings.num_records += 1
+        if findings.num_records % _NUM_BETWEEN_REPORTS == 0:
+            advance(_NUM_BETWEEN_REPORTS)
+    advance(findings.num_records % _NUM_BETWEEN_REPORTS)
+
+
+def _decoding_problem(data: bytes, features: tuple[Feature, ...]) -> str | None:
+    import tensorflow as tf
+
+    from pipelines.schema import decode
+
+    try:
+        decode(tf.constant(data), features)
+    except tf.errors.InvalidArgumentError as error:
+        return f"cannot be decoded: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: Any) -> str:
+    return str(error.message).partition("\n")[0]
+
+
+def _check_whole(task: _Task, findings: Findings, num_bytes: int) -> None:
+    """Compares what only shows over the whole file: counts, size and checksum."""
+    shard = task.shard
+    if num_bytes != shard.num_bytes:
+        findings.problems.append(f"the index lists {shard.num_bytes} bytes, found {num_bytes}")
+    if findings.num_records != shard.num_records:
+        findings.problems.append(
+            f"the index lists {shard.num_records} records, read {findings.num_records}"
+        )
+    # Only where nothing else tells: the checksum says that something differs, and not what.
+    if not findings.problems and sha256_of(task.path) != shard.sha256:
+        findings.problems.append("its SHA-256 is not that of the index: another file of this name")
