@@ -16,20 +16,34 @@ if TYPE_CHECKING:
     from pipelines.index import Index as Index
     from pipelines.index import Shard as Shard
     from pipelines.index import load_index as load_index
+    from pipelines.position import Position as Position
     from pipelines.reader import read as read
+    from pipelines.tuning import Tuning as Tuning
     from pipelines.write import write_shards as write_shards
 
 _ATTRIBUTES = {
     "DataError": "pipelines.errors",
     "Feature": "pipelines.feature",
     "Index": "pipelines.index",
+    "Position": "pipelines.position",
     "Shard": "pipelines.index",
+    "Tuning": "pipelines.tuning",
     "load_index": "pipelines.index",
     "read": "pipelines.reader",
     "write_shards": "pipelines.write",
 }
 
-__all__ = ["DataError", "Feature", "Index", "Shard", "load_index", "read", "write_shards"]
+__all__ = [
+    "DataError",
+    "Feature",
+    "Index",
+    "Position",
+    "Shard",
+    "Tuning",
+    "load_index",
+    "read",
+    "write_shards",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
 """Which records are whose: a disjoint, complete, even division of shards among input pipelines.
 
 Files are dealt out whole while every pipeline gets equally many; the rest, fewer files than
-pipelines, are read by all and divided record by record. So files cost no pipeline a byte it does
-not need where there are enough of them, and no pipeline ends an epoch early where there are not.
+pipelines, are laid end to end and cut into one run of records for each pipeline. So a pipeline
+opens no file it does not need, and reads no byte of another's.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pipelines.index import Shard
 
 
 class FileShare(NamedTuple):
-    """Records `offset, offset + stride, ...` of one shard."""
+    """Records `start` to `stop` of one shard."""
 
     shard: Shard
-    stride: int
-    offset: int
+    start: int
+    stop: int
 
     @property
     def num_records(self) -> int:
         """Records of this share."""
-        return len(range(self.offset, self.shard.num_records, self.stride))
+        return self.stop - self.start
 
 
 def share_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list[FileShare]:
@@ -35,7 +35,7 @@ def share_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list
         pipeline: which one, from 0.
 
     Returns:
-        Disjoint shares whose union over all pipelines is every record, once.
+        Disjoint shares, none empty, whose union over all pipelines is every record, once.
 
     Raises:
         ValueError: `pipeline` is not one of `num_pipelines`.
@@ -43,14 +43,15 @@ def share_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list
     if not 0 <= pipeline < num_pipelines:
         raise ValueError(f"pipeline: expected 0 to {num_pipelines - 1}, got {pipeline}")
     num_whole = len(shards) - len(shards) % num_pipelines
-    whole = [FileShare(shard, 1, 0) for shard in shards[pipeline:num_whole:num_pipelines]]
-    # Record by record as if the files were one: starting anew in each would favour the first
-    # pipelines. What `write_shards` wrote is divided so that shares differ by one record at most.
-    divided, num_before = [], sum(shard.num_records for shard in shards[:num_whole])
-    for shard in shards[num_whole:]:
-        divided.append(FileShare(shard, num_pipelines, (pipeline - num_before) % num_pipelines))
-        num_before += shard.num_records
-    return whole + divided
+    whole, divided = shards[:num_whole], shards[num_whole:]
+    quotas = _quotas(
+        [sum(s.num_records for s in whole[i::num_pipelines]) for i in range(num_pipelines)],
+        sum(s.num_records for s in divided),
+    )
+    start = sum(quotas[:pipeline])
+    shares = [FileShare(shard, 0, shard.num_records) for shard in whole[pipeline::num_pipelines]]
+    shares += _run(divided, start, start + quotas[pipeline])
+    return [share for share in shares if share.num_records]
 
 
 def policy(num_shards: int, num_pipelines: int) -> str:
@@ -61,3 +62,30 @@ def policy(num_shards: int, num_pipelines: int) -> str:
     if divided == 0:
         return "by file"
     return "by record" if divided == num_shards else f"by file, {divided} files by record"
+
+
+def _quotas(held: Sequence[int], rest: int) -> list[int]:
+    """How many of `rest` records each gets, so that what all hold then differs least."""
+    for num_filled in range(len(held), 0, -1):
+        # Those who hold least are filled to one level; who already holds more gets nothing.
+        filled = sorted(range(len(held)), key=lambda i: held[i])[:num_filled]
+        level, extra = divmod(sum(held[i] for i in filled) + rest, num_filled)
+        if level >= held[filled[-1]]:
+            break
+    quotas = [0] * len(held)
+    for i in filled:
+        quotas[i] = level - held[i]
+    for i in sorted(filled)[:extra]:
+        quotas[i] += 1
+    return quotas
+
+
+def _run(shards: Sequence[Shard], start: int, stop: int) -> list[FileShare]:
+    """Records `start` to `stop` of shards laid end to end."""
+    shares, begin = [], 0
+    for shard in shards:
+        end = begin + shard.num_records
+        if begin < stop and start < end:
+            shares.append(FileShare(shard, max(start - begin, 0), min(stop, end) - begin))
+        begin = end
+    return shares

@@ -21,8 +21,8 @@ def test_every_record_is_in_one_share(counts: list[int], num_pipelines: int) -> 
     seen: Counter[tuple[str, int]] = Counter()
     for pipeline in range(num_pipelines):
         for share in share_of(shards_of(counts), num_pipelines, pipeline):
-            numbers = range(share.offset, share.shard.num_records, share.stride)
-            assert share.num_records == len(numbers)
+            numbers = range(share.start, share.stop)
+            assert 0 < share.num_records == len(numbers) <= share.shard.num_records
             seen.update((share.shard.name, i) for i in numbers)
     expected = {(str(f), i) for f, count in enumerate(counts) for i in range(count)}
     assert set(seen) == expected
@@ -37,6 +37,20 @@ def test_shares_of_even_shards_are_even(num_records: int, num_shards: int, worke
         for worker in range(workers)
     ]
     assert max(shares) - min(shares) <= 1
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 9))
+def test_divided_files_even_out_what_whole_ones_do_not(counts: list[int], workers: int) -> None:
+    """Nobody who got some of the rest holds more than one record above the poorest."""
+    shards = shards_of(counts)
+    num_whole = len(counts) - len(counts) % workers
+    whole = [sum(counts[worker:num_whole:workers]) for worker in range(workers)]
+    shares = [
+        sum(share.num_records for share in share_of(shards, workers, worker))
+        for worker in range(workers)
+    ]
+    for before, after in zip(whole, shares, strict=True):
+        assert after == before or after <= min(shares) + 1
 
 
 def test_policy_in_words() -> None:

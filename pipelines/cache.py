@@ -1,0 +1,57 @@
+"""Keeping what a map made of the examples, so that later epochs need not make it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from pipelines import order
+from pipelines.folder import Folder
+
+IN_MEMORY = "memory"
+
+
+def cached(
+    positions: tf.data.Dataset,
+    folder: Folder,
+    make: Callable[[tf.Tensor], Any],
+    place: str | Path,
+    shuffle_buffer: int,
+    num_maps: int,
+) -> tf.data.Dataset:
+    """What `make` makes of each record, made once and then kept, with its seed.
+
+    What is kept comes again as it came first, in the order of the files, so it is shuffled after.
+
+    Args:
+        positions: one element: the epoch, and records of it to leave out, int64 `(2,)`.
+        folder: reads in the order of its files.
+        make: from a serialized record.
+        place: `"memory"`, or a folder, which is made.
+        shuffle_buffer: examples to shuffle among; 0: none. The order follows from the seed and
+            from `tf.random.set_seed`, which `tf.data` mixes in.
+        num_maps: calls of `make` at once.
+
+    Returns:
+        A dataset of pairs: what was made, and the seed, int32 `(2,)`.
+    """
+    kept = folder.stream(tf.data.Dataset.from_tensors(tf.constant([0, 0], tf.int64))).unbatch()
+    kept = kept.map(lambda record: (make(record.serialized), record.numbers), num_maps)
+    if place == IN_MEMORY:
+        kept = kept.cache()
+    else:
+        Path(place).mkdir(parents=True, exist_ok=True)
+        kept = kept.cache(str(Path(place) / folder.fingerprint))
+
+    def of_epoch(position: tf.Tensor) -> tf.data.Dataset:
+        seed, dataset = order.of_epoch(folder.seed, position[0]), kept
+        if shuffle_buffer:
+            buffer = min(shuffle_buffer, folder.num_records)
+            dataset = kept.shuffle(buffer, tf.cast(seed[0], tf.int64), False)
+        dataset = dataset.skip(position[1])
+        return dataset.map(lambda made, number: (made, order.of_examples(seed, number)))
+
+    return positions.flat_map(of_epoch)

@@ -1,0 +1,83 @@
+"""Where each record begins: what lets reading start anywhere, without what lies before.
+
+The table is kept beside the shards, so that a folder is walked through once and not at each start.
+Compressed shards have none: nothing but unpacking finds a place in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from pipelines import framing
+from pipelines.errors import DataError
+from pipelines.index import Index, Shard
+
+OFFSETS_NAME = "offsets.npz"
+_NUM_FILES_AT_ONCE = 8  # walking waits for the disk more than it computes
+
+
+def load(directory: str | Path, index: Index) -> np.ndarray:
+    """The byte at which each record begins in its file, shard after shard, int64 `(num_records,)`.
+
+    Raises:
+        DataError: there is no table, and a file's framing is damaged or it holds another number of
+            records.
+    """
+    table = _load(Path(directory) / OFFSETS_NAME, index)
+    return save(directory, index) if table is None else table
+
+
+def save(directory: str | Path, index: Index) -> np.ndarray:
+    """Walks through the shards and keeps the table, where the folder can be written.
+
+    Returns:
+        What `load` does.
+
+    Raises:
+        DataError: a file's framing is damaged, or it holds another number of records.
+    """
+    directory = Path(directory)
+    with ThreadPoolExecutor(_NUM_FILES_AT_ONCE) as pool:
+        walked = list(pool.map(lambda shard: _walk(directory, shard), index.shards))
+    table = np.concatenate([np.empty(0, np.int64), *walked])
+    temporary = directory / f".{OFFSETS_NAME}.{uuid.uuid4().hex}"
+    with contextlib.suppress(OSError):  # a folder that cannot be written is walked each time
+        try:
+            with temporary.open("xb") as file:
+                np.savez(file, offsets=table, of=np.array(_fingerprint(index)))
+            temporary.replace(directory / OFFSETS_NAME)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return table
+
+
+def _load(path: Path, index: Index) -> np.ndarray | None:
+    """The table on disk, unless it is missing, damaged or of other shards."""
+    # What NumPy raises for a damaged archive is not listed anywhere: zip, pickle, key errors.
+    with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as archive:
+        if archive["of"].item() == _fingerprint(index):
+            return archive["offsets"]
+    return None
+
+
+def _walk(directory: Path, shard: Shard) -> np.ndarray:
+    path = directory / shard.name
+    found = np.fromiter(framing.offsets(path), np.int64)
+    if len(found) != shard.num_records:
+        raise DataError(
+            f"{path}: the index lists {shard.num_records} records, the file holds {len(found)}; "
+            "restore it, or make the index anew"
+        )
+    return found
+
+
+def _fingerprint(index: Index) -> str:
+    """Tells shards apart by what the index says of them."""
+    shards = "".join(shard.model_dump_json() for shard in index.shards)
+    return hashlib.sha256(shards.encode()).hexdigest()
