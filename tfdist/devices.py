@@ -25,7 +25,7 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
     Raises:
         DeviceError: TensorFlow has already started with fewer logical CPU devices.
     """
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = tf.config.get_visible_devices("GPU")
     for gpu in gpus:
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
@@ -37,13 +37,15 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
 
 
 def available() -> list[str]:
-    """Returns the names of the devices to compute on: all GPUs, or else all logical CPUs.
+    """Returns the names of the devices to compute on: all GPUs, or else all logical CPUs."""
+    return _logical("GPU") or _logical("CPU")
 
-    Starts TensorFlow: the number of logical devices is fixed from here on.
-    """
-    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
-    logical = tf.config.list_logical_devices(kind)
-    return [device.name.removeprefix("/device:") for device in logical]
+
+def _logical(kind: str) -> list[str]:
+    """Names of the logical devices of a kind. Does not start TensorFlow: a cluster does."""
+    visible = tf.config.get_visible_devices(kind)
+    made = [tf.config.get_logical_device_configuration(device) or [None] for device in visible]
+    return [f"{kind}:{i}" for i in range(sum(map(len, made)))]
 
 
 def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> list[str]:
@@ -72,7 +74,7 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
     ]
     if cpus:
         _split_cpu(max(cpus) + 1)
-    known = [d.name.removeprefix("/device:") for d in tf.config.list_logical_devices()]
+    known = _logical("CPU") + _logical("GPU")
     if unknown := [name for name in names if name not in known]:
         raise DeviceError(f"No device {', '.join(unknown)} here: there are {', '.join(known)}.")
     return names

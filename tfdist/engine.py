@@ -17,10 +17,12 @@ from tfdist.feed import Feed
 from tfdist.kinds import Kinds
 from tfdist.on_shares import as_on_one_device
 from tfdist.precision import LossScale, Scaling, policy
+from tfdist.replica import Replica
 from tfdist.state import ForwardState
 from tfdist.step import EvalStep, TrainStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.loop import Made
+from tfdist.strategies.shares import num_rows
 
 
 class Engine:
@@ -48,7 +50,7 @@ class Engine:
         self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
         self._precision, self._loss_scale = precision, loss_scale
         self._compiled_with: Any = None
-        self._calls: dict[tuple[bool, bool], Call] = {}
+        self._calls: dict[tuple[bool, bool, bool], Call] = {}
         self._predict: Any = None
 
     def train(self, feed: Feed) -> Call:
@@ -69,8 +71,11 @@ class Engine:
             model_scope.build_weights(model, strategy, feed.element_spec)
 
         def outputs(iterator: Any) -> list[Any]:
-            _, shares = strategy.unpack(next(iterator))
-            results = strategy.run(lambda i: model.predict_step(shares[i]))
+            rows, _, parts = strategy.unpack(next(iterator))
+            if strategy.num_workers > 1:
+                whole = strategy.run(lambda i: self._whole_outputs(i, rows, parts[i]))
+                return strategy.local_results(whole)[:1]
+            results = strategy.run(lambda i: model.predict_step(parts[i]))
             return strategy.local_results(results)
 
         if not model.run_eagerly:
@@ -86,6 +91,21 @@ class Engine:
                 return None
 
         return call
+
+    def _whole_outputs(self, index: int, rows: tf.Tensor, part: Any) -> Any:
+        """The outputs for the global batch, of which other workers compute parts."""
+        strategy = self._strategy
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(part)
+        replica = Replica(
+            index=strategy.first_replica + index,
+            num_replicas=strategy.num_replicas,
+            num_rounds=1,
+            round=0,
+            num_rows=num_rows(x),
+            total_rows=rows,
+            all_reduce=strategy.all_reduce,
+        )
+        return replica.gather(self._model.predict_step(part))
 
     def finalize(self) -> None:
         """Ends training: where the optimizer averages weights (EMA), the model gets them."""
@@ -107,7 +127,7 @@ class Engine:
             self._calls.clear()
             model_scope.adopt(model, self._strategy, self._precision, self._loss_scale)
             self._compiled_with = model._compile_config
-        key = (training, feed.may_end)
+        key = (training, feed.may_end, feed.own_rows)
         if key not in self._calls:
             with policy(self._precision):
                 model_scope.build(model, self._strategy, feed.element_spec)
@@ -120,7 +140,7 @@ class Engine:
     def _step(self, feed: Feed, training: bool) -> EvalStep:
         model = self._model
         scaling = Scaling(model.optimizer, self._loss_scale)
-        state = ForwardState(model, Kinds(model, feed.first_batch))
+        state = ForwardState(model, Kinds(model, feed.first_batch), self._strategy.writes_alone)
         if not training:
             return EvalStep(model, self._strategy, state, scaling)
         return TrainStep(
@@ -134,7 +154,7 @@ class Engine:
                 f"{self._strategy.name!r} keeps on another device.",
                 stacklevel=5,
             )
-        steps = self._strategy.compile(step, self._model.run_eagerly, feed.may_end)
+        steps = self._strategy.compile(step, self._model.run_eagerly, feed.may_end, feed.own_rows)
 
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, float]]:
             try:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import NonFiniteError
+from tfdist.errors import DataError, NonFiniteError
 from tfdist.feed import Feed
 from tfdist.pace import Pace
+from tfdist.strategies.base import Strategy
 from tfdist.strategies.loop import Logs, Made
 
 #: Makes up to that many steps: what was done, and the logs after them.
@@ -22,15 +24,17 @@ def run(
     call: Call,
     feed: Feed,
     pace: Pace,
+    gather: Callable[[Sequence[float]], np.ndarray],
     begin: Callable[[int], None],
     end: Callable[[int, Made, float, Logs], bool],
 ) -> Logs:
-    """Makes the steps of an epoch.
+    """Makes the steps of an epoch, the same on every worker.
 
     Args:
         call: The inner loop.
         feed: Where the batches come from.
         pace: Chooses how many steps go into a call.
+        gather: The strategy's.
         begin: Told of the first step of each call.
         end: Told of the last step of each call, what was made in how many seconds, and the logs;
             returns whether to stop.
@@ -50,8 +54,41 @@ def run(
         if made.num_steps:
             logs = results
             stopped = end(step - 1, made, seconds, logs)
+        # One worker's clock and one worker's callbacks decide for all: none may go on alone.
+        told = gather([pace.num_steps, stopped, made.checksum])
+        _check_alike(told[:, 2], step)
+        pace.num_steps, stopped = int(told[0, 0]), bool(told[:, 1].any())
     feed.end_epoch(step, exhausted)
     return logs
+
+
+def _check_alike(checksums: np.ndarray, step: int) -> None:
+    """Checks that all workers were fed the same global batches.
+
+    Raises:
+        DataError: They were not.
+    """
+    others = np.flatnonzero(checksums != checksums[0])
+    if len(others):
+        raise DataError(
+            f"Up to step {step} rank {others[0]} was fed other batches than rank 0, so rows were "
+            "lost or seen twice: seed what shuffles the data (keras.utils.set_random_seed before "
+            "they are made), or pass a function of a tf.distribute.InputContext."
+        )
+
+
+def agree(model: keras.Model, strategy: Strategy) -> None:
+    """Shares what callbacks decided, so that workers never part.
+
+    A worker that stops stops all; a learning rate that was set is rank 0's.
+    """
+    rate = model.optimizer._learning_rate
+    settable = isinstance(rate, keras.Variable)
+    mine = float(np.asarray(rate.value)) if settable else 0.0
+    told = strategy.gather([model.stop_training, mine])
+    model.stop_training = bool(told[:, 0].any())
+    if settable and told[0, 1] != mine:
+        model.optimizer.learning_rate = told[0, 1]
 
 
 def check_first_loss(feed: Feed, logs: Logs) -> None:

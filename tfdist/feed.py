@@ -34,6 +34,7 @@ class Feed:
         num_batches: Steps of an epoch; None while unknown.
         batch_size: Rows of a global batch; None if unknown.
         may_end: Whether the data may end before as many batches as are asked for.
+        own_rows: Whether each worker brings its own part of the global batches.
 
     Raises:
         DataError: No data, or training batches of fewer rows than there are replicas.
@@ -41,9 +42,11 @@ class Feed:
 
     def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
         if callable(x) and not isinstance(x, tf.data.Dataset):
-            dataset_fn, x = x, x(tf.distribute.InputContext(1, 0, strategy.num_replicas))
+            place = (strategy.num_workers, strategy.rank, strategy.num_replicas)
+            x = x(tf.distribute.InputContext(*place))
+            self.own_rows = True
         else:
-            dataset_fn = None
+            self.own_rows = False
         if isinstance(x, (tf.data.Dataset, types.GeneratorType)):
             options["shuffle"] = False  # they have an order of their own; Keras would warn
         try:
@@ -56,15 +59,23 @@ class Feed:
             ) from error
         self.batch_size = self._adapter.batch_size
         self._steps_per_epoch = options.get("steps_per_epoch")
+        self._size = self._num_batches_of_all(strategy)
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-        one_pass = self._adapter.num_batches is not None and self._steps_per_epoch is None
-        self.may_end = not (endless or one_pass)
-        self.num_batches = self._steps_per_epoch or self._adapter.num_batches
-        if training and self.batch_size is not None:
+        self.may_end = not endless and (self._size is None or self._steps_per_epoch is not None)
+        self.num_batches = self._steps_per_epoch or self._size
+        if training and self.batch_size is not None and not self.own_rows:
             check_batch_size(self.batch_size, strategy.num_replicas)
-        self._distributed = strategy.distribute(dataset_fn or (lambda context: self._dataset))
+        self._distributed = strategy.distribute(self._dataset, self.own_rows)
         self._iterator: Iterator[Any] | None = None
         self._taken = 0
+
+    def _num_batches_of_all(self, strategy: Strategy) -> int | None:
+        """Batches of an epoch, where each worker knows its own: as many as the longest has."""
+        own = self._adapter.num_batches
+        if not self.own_rows:
+            return own
+        sizes = strategy.gather([-1 if own is None else own])
+        return int(sizes.max()) if sizes.min() >= 0 else None
 
     @property
     def element_spec(self) -> Any:
@@ -109,8 +120,7 @@ class Feed:
                 "use .repeat() on the data set, or a smaller steps_per_epoch.",
                 stacklevel=3,
             )
-        size = self._adapter.num_batches
-        if exhausted or (size and self._taken >= size):
+        if exhausted or (self._size and self._taken >= self._size):
             self._iterator = None
         self._adapter.on_epoch_end()
 

@@ -43,7 +43,7 @@ class Replica:
     """A replica in one round of a step.
 
     Attributes:
-        index: Its number in this process, from 0; a Python int.
+        index: Its number among all replicas, from 0; a Python int.
         num_replicas: Over all workers.
         num_rounds: Rounds of accumulation in the step.
         round: Which of them this is: int32, or a Python int.

@@ -32,7 +32,7 @@ ALIKE = ("same", "whole_metrics")
 
 
 class EvalStep:
-    """Loss and metrics of a global batch, without training; see `strategies.base.Step`."""
+    """Loss and metrics of a global batch, without training; see `strategies.loop.Step`."""
 
     training = False
 
@@ -85,7 +85,7 @@ class EvalStep:
         """Forward and backward pass of one share; no variable changes."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(share)
         replica = Replica(
-            index=index,
+            index=self.strategy.first_replica + index,
             num_replicas=self.strategy.num_replicas,
             num_rounds=self.accumulate,
             round=number,

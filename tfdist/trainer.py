@@ -144,6 +144,7 @@ class Trainer:
                 results = self._evaluate(validation, listeners)
                 logs |= {f"val_{name}": value for name, value in results.items()}
             listeners.on_epoch_end(number, logs)
+            epoch.agree(self.model, self.strategy)
             if self.model.stop_training:
                 break
         self._engine.finalize()
@@ -233,7 +234,9 @@ class Trainer:
         self.model.reset_metrics()
         self.stats.begin()
         call = self._engine.train(feed)
-        return epoch.run(call, feed, pace, listeners.on_train_batch_begin, end)
+        return epoch.run(
+            call, feed, pace, self.strategy.gather, listeners.on_train_batch_begin, end
+        )
 
     def _evaluate(self, feed: Feed, listeners: keras.callbacks.CallbackList) -> dict[str, Any]:
         """Computes loss and metrics over a feed, from its beginning."""
@@ -248,7 +251,7 @@ class Trainer:
         listeners.on_test_begin()
         self.model.reset_metrics()
         feed.restart()
-        logs = epoch.run(call, feed, pace, listeners.on_test_batch_begin, end)
+        logs = epoch.run(call, feed, pace, self.strategy.gather, listeners.on_test_batch_begin, end)
         listeners.on_test_end(logs)
         return logs
 

@@ -164,7 +164,7 @@ def test_fusion_keeps_order_values_and_kinds() -> None:
 @pytest.mark.parametrize("num_shares", [1, 2, 3])
 def test_shares_hold_each_row_once_in_order(rows: int, num_shares: int) -> None:
     batch = ({"a": tf.range(rows), "b": None}, tf.reshape(tf.range(2 * rows), [rows, 2]))
-    parts = shares.split(batch, num_shares)
+    parts = shares.split(batch, num_shares, range(num_shares))
     assert len(parts) == num_shares
     np.testing.assert_array_equal(np.concatenate([part[0]["a"] for part in parts]), np.arange(rows))
     sizes = [len(part[1]) for part in parts]

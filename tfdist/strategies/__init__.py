@@ -20,6 +20,9 @@ STRATEGIES: dict[str, str] = {
     "mirrored": "tfdist.strategies.mirrored:Mirrored",
     "central_storage": "tfdist.strategies.central_storage:CentralStorage",
     "towers": "tfdist.strategies.towers:Towers",
+    "parameter_server": "tfdist.strategies.parameter_server:ParameterServer",
+    "multi_worker": "tfdist.strategies.multi_worker:MultiWorker",
+    "horovod": "tfdist.strategies.horovod:Horovod",
 }
 
 

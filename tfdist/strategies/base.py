@@ -8,32 +8,21 @@ inside one `tf.function` (`compile`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tfdist import cluster
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
-from tfdist.strategies import loop, shares
+from tfdist.strategies import agreement, loop, shares
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
-
-
-class Step(Protocol):
-    """What `compile` makes a loop of; called outside of the replicas."""
-
-    def __call__(self, total_rows: tf.Tensor, parts: Sequence[shares.Batch]) -> Any:
-        """Makes one step on the shares of one global batch of `total_rows` rows.
-
-        Returns tensors that are ready when the step has been made.
-        """
-
-    def logs(self) -> loop.Logs:
-        """Returns what is known after the steps: metrics over all of them."""
 
 
 class Strategy:
@@ -42,6 +31,8 @@ class Strategy:
     Attributes:
         name: What the command line calls it.
         devices: Names of the devices of this process, one a replica.
+        num_workers: Processes that train together.
+        rank: This process among them.
         num_replicas: Replicas over all workers.
         is_chief: Whether this process writes and talks.
 
@@ -55,10 +46,14 @@ class Strategy:
 
     name = "one_device"
     default_cpus = 1
+    num_workers = 1
+    rank = 0
     #: Whether a replica finds its variables on its own device, as XLA needs them.
     has_local_variables = True
+    #: Whether nobody else changes the variables between a step's reading and its writing.
+    writes_alone = True
     #: What this strategy cannot compute to the numbers of one device, and why.
-    inexact: ClassVar[dict[str, str]] = {}
+    inexact: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, devices: int | str | Sequence[str] | None = None) -> None:
         self.devices = resolve(1 if devices is None else devices, self.default_cpus)
@@ -71,12 +66,17 @@ class Strategy:
     @property
     def num_replicas(self) -> int:
         """Number of replicas over all workers."""
-        return len(self.devices)
+        return len(self.devices) * self.num_workers
+
+    @property
+    def first_replica(self) -> int:
+        """The number, among all replicas, of this process's first."""
+        return len(self.devices) * self.rank
 
     @property
     def is_chief(self) -> bool:
         """Whether this process is the one that writes and talks."""
-        return cluster.is_chief()
+        return self.rank == 0
 
     def describe(self) -> dict[str, str]:
         """Returns what the start-up table says of this strategy."""
@@ -88,6 +88,10 @@ class Strategy:
             "replicas": str(self.num_replicas),
         }
 
+    def summary(self) -> dict[str, str]:
+        """Returns what the table at the end of a training says of this strategy."""
+        return {}
+
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Model and optimizer are created inside: it places their variables."""
@@ -98,34 +102,44 @@ class Strategy:
         """Tells whether a variable was created in a scope of this strategy, or could have been."""
         return not isinstance(variable, tf.distribute.DistributedValues)
 
-    def distribute(
-        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset]
-    ) -> tf.data.Dataset:
-        """Turns a data set of global batches into one of `(num_rows, shares)`.
+    def distribute(self, dataset: tf.data.Dataset, own_rows: bool = False) -> Any:
+        """Turns a data set of batches into one of elements that `unpack` takes.
 
         Args:
-            dataset_fn: Returns the data set of this worker, given its place among the workers.
+            dataset: Of global batches, the same on every worker.
+            own_rows: Whether the batches are this worker's part of the global ones instead. Then
+                the data never end; where one worker's do, batches without rows follow.
         """
-        context = tf.distribute.InputContext(1, 0, self.num_replicas)
-        dataset = dataset_fn(context).map(self._shares_of, tf.data.AUTOTUNE, deterministic=True)
-        if self.num_replicas == 1 and self.devices[0].startswith("GPU"):
+        if own_rows and self.num_workers > 1:
+            dataset = dataset.concatenate(shares.without_rows(dataset.element_spec).repeat())
+        split = functools.partial(self._shares_of, own_rows)
+        dataset = dataset.map(split, tf.data.AUTOTUNE, deterministic=True)
+        if len(self.devices) == 1 and self.devices[0].startswith("GPU"):
             return dataset.apply(tf.data.experimental.prefetch_to_device(self.devices[0]))
         return dataset.prefetch(tf.data.AUTOTUNE)
 
-    def _shares_of(self, *batch: shares.Batch) -> tuple[tf.Tensor, tuple[shares.Batch, ...]]:
+    def _shares_of(self, own_rows: bool, *batch: shares.Batch) -> shares.Element:
         """One element of the distributed data set."""
         whole = shares.without_optionals(batch[0] if len(batch) == 1 else batch)
-        return shares.num_rows(whole), shares.split(whole, self.num_replicas)
+        num_shares = len(self.devices) if own_rows else self.num_replicas
+        first = 0 if own_rows else self.first_replica
+        parts = shares.split(whole, num_shares, range(first, first + len(self.devices)))
+        alike = self.num_workers > 1 and not own_rows
+        checksum = agreement.checksum(whole) if alike else tf.constant(0, tf.int64)
+        return shares.Element(shares.num_rows(whole), checksum, parts)
 
-    def unpack(self, element: Any) -> tuple[tf.Tensor, Sequence[shares.Batch]]:
-        """Returns the rows of the global batch and the shares by replica."""
-        return element
+    def unpack(self, element: Any) -> shares.Element:
+        """Returns an element of a distributed data set with its shares by replica."""
+        return shares.Element(*element)
 
     def prepare(self, model: Any, optimizer: Any) -> None:
-        """Makes the state of all workers the same before the first step."""
+        """Makes the state of all workers that of rank 0, before the first step."""
+        variables = [v.value for v in model.variables + optimizer.variables]
+        if self.num_workers > 1:
+            agreement.broadcast(self, variables)
 
     def run(self, fn: ReplicaFn) -> Any:
-        """Calls `fn(index)` on every replica.
+        """Calls `fn(index)` on every replica of this process; the index counts from 0 in each.
 
         Returns:
             The results, to be handed to `update` or to `local_results`.
@@ -158,22 +172,43 @@ class Strategy:
         del op
         return tensors
 
-    def compile(self, step: Step, eager: bool = False, may_end: bool = True) -> loop.Run:
+    def compile(
+        self, step: loop.Step, eager: bool = False, may_end: bool = True, own_rows: bool = False
+    ) -> loop.Run:
         """Returns a function that makes many steps in one call.
 
         Args:
             step: Called outside of the replicas, on each global batch.
             eager: Whether the loop runs in Python.
             may_end: Whether the data may end before the steps asked for.
+            own_rows: As in `distribute`.
         """
+        several = own_rows and self.num_workers > 1
 
-        def on_element(element: Any) -> tuple[tf.Tensor, Any]:
-            rows, parts = self.unpack(element)
-            return rows, step(rows, parts)
+        def receive(taken: Any) -> shares.Element:
+            element = self.unpack(taken)
+            if several:
+                element = element._replace(num_rows=agreement.total(self, element.num_rows))
+            return element
 
-        if eager:
-            return loop.eager(on_element, step.logs)
-        return loop.in_graph(on_element, step.logs, may_end)
+        end = loop.End.WITHOUT_ROWS if several else loop.End.OF_ITERATOR if may_end else None
+        return (loop.eager if eager else loop.in_graph)(receive, step, end)
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        """Returns numbers of all workers, in each of them; called outside of any graph.
+
+        Args:
+            numbers: As many on every worker.
+
+        Returns:
+            Shape `(num_workers, len(numbers))`, float64.
+        """
+        mine = np.asarray([numbers], np.float64)
+        return agreement.gather(self, mine) if self.num_workers > 1 else mine
+
+    def barrier(self) -> None:
+        """Waits until every worker has come here."""
+        self.gather([0.0])
 
     def join(self) -> None:
         """Waits for what is asynchronous; nothing here."""

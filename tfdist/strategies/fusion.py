@@ -50,6 +50,19 @@ def fused(reduce: Reduce, tensors: list) -> list:
     return [results[position] for position in range(len(tensors))]
 
 
+def by_dtype(reduce: Reduce, tensors: list) -> list:
+    """Applies `reduce` once for each dtype, where it takes tensors of one dtype only."""
+    places: dict[tf.DType, list[int]] = defaultdict(list)
+    for position, tensor in enumerate(tensors):
+        places[tensor.dtype].append(position)
+    results = {
+        position: result
+        for positions in places.values()
+        for position, result in zip(positions, reduce([tensors[i] for i in positions]), strict=True)
+    }
+    return [results[position] for position in range(len(tensors))]
+
+
 def _is_small(tensor: tf.Tensor | tf.IndexedSlices) -> bool:
     """Whether a tensor is dense, of known shape and worth packing."""
     if isinstance(tensor, tf.IndexedSlices) or not tensor.shape.is_fully_defined():

@@ -6,11 +6,15 @@ a step: `optimizer.iterations`, schedules and seeds count exactly the steps that
 
 from __future__ import annotations
 
+import enum
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
+
+from tfdist.strategies import agreement
+from tfdist.strategies.shares import Batch, Element
 
 
 class Made(NamedTuple):
@@ -19,6 +23,7 @@ class Made(NamedTuple):
     num_steps: Any  # int32 scalar
     num_rows: Any  # in those steps; int64 scalar
     seconds_waited: Any  # by the devices, for data; float64 scalar
+    checksum: Any = 0  # of their batches; int64 scalar
 
 
 Logs = dict[str, Any]
@@ -26,72 +31,117 @@ Logs = dict[str, Any]
 #: Takes an iterator and the number of steps to make at most, int32; returns the logs after them.
 Run = Callable[[Iterator[Any], tf.Tensor], tuple[Made, Logs]]
 
+#: Turns what an iterator yields into the batch of the next step, on every worker at once.
+Receive = Callable[[Any], Element]
 
-#: Makes a step on one element; returns its rows and tensors that are ready when it is made.
-StepOnElement = Callable[[Any], tuple[tf.Tensor, Any]]
+
+class Step(Protocol):
+    """What a loop repeats; called outside of the replicas."""
+
+    training: bool  # whether it changes weights
+
+    def __call__(self, total_rows: tf.Tensor, parts: Sequence[Batch]) -> Any:
+        """Makes one step on the shares of one global batch of `total_rows` rows.
+
+        Returns tensors that are ready when the step has been made.
+        """
+
+    def logs(self) -> Logs:
+        """Returns what is known after the steps: metrics over all of them."""
 
 
-def in_graph(step: StepOnElement, logs: Callable[[], Logs], may_end: bool = True) -> Run:
-    """Returns a loop of `step`, and `logs` after it, as one `tf.function`.
+class End(enum.Enum):
+    """How a loop finds that the data have ended."""
+
+    OF_ITERATOR = enum.auto()
+    WITHOUT_ROWS = enum.auto()  # a global batch has none: all workers' data have ended
+
+
+def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Run:
+    """Returns a loop of steps, and the logs after it, as one `tf.function`.
 
     Args:
-        step: Makes a step on one element.
-        logs: Called once, after the steps.
-        may_end: Whether the data may end before the steps asked for. To ask at each step costs a
-            tiny network a quarter of its time.
+        receive: Makes a global batch of what the iterator yields.
+        step: To repeat.
+        end: How to find the end of the data; None: they last for the steps asked for. To ask at
+            each step costs a tiny network a quarter of its time.
     """
 
     def run(iterator: Any, num_steps: tf.Tensor) -> tuple[Made, Logs]:
         def take(made: Made, done_at: tf.Tensor, _: tf.Tensor) -> tuple[Made, Any, Any]:
-            batch = iterator.get_next_as_optional() if may_end else iterator.get_next()
-            has_batch = batch.has_value() if may_end else tf.constant(True)
-            arrived = has_batch if may_end else next(t for t in _leaves(batch) if t is not None)
+            if end is End.OF_ITERATOR:
+                batch = iterator.get_next_as_optional()
+                arrived = has_batch = batch.has_value()
+            else:
+                batch = iterator.get_next()
+                arrived = next(t for t in _leaves(batch) if t is not None)
+                has_batch = tf.constant(True)
             with tf.control_dependencies([arrived]):
                 ready_at = tf.timestamp()
+            if end is End.WITHOUT_ROWS:
+                batch = receive(batch)
+                has_batch = batch.num_rows > 0
 
-            def make_step() -> tuple[tf.Tensor, tf.Tensor]:
-                rows, done = step(batch.get_value() if may_end else batch)
+            def make_step() -> tuple[Made, tf.Tensor]:
+                element = batch
+                if end is not End.WITHOUT_ROWS:
+                    element = receive(batch.get_value() if end else batch)
+                done = step(element.num_rows, element.parts)
+                # Data that were ready before the last step was done kept nobody waiting.
+                waited = made.seconds_waited + tf.maximum(ready_at - done_at, 0)
                 with tf.control_dependencies(_leaves(done)):
-                    return tf.cast(rows, tf.int64), tf.timestamp()
+                    return _after(made, element, waited), tf.timestamp()
 
-            def end() -> tuple[tf.Tensor, tf.Tensor]:
-                return tf.constant(0, tf.int64), ready_at
+            if end is None:
+                return *make_step(), has_batch
+            return *tf.cond(has_batch, make_step, lambda: (made, done_at)), has_batch
 
-            # Data that were ready before the last step was done kept nobody waiting.
-            waited = made.seconds_waited + tf.maximum(ready_at - done_at, 0)
-            rows, done_at = tf.cond(has_batch, make_step, end) if may_end else make_step()
-            num_steps = made.num_steps + tf.cast(has_batch, tf.int32)
-            return Made(num_steps, made.num_rows + rows, waited), done_at, has_batch
-
-        nothing = Made(tf.constant(0), tf.constant(0, tf.int64), tf.constant(0.0, tf.float64))
         made, _, _ = tf.while_loop(
             lambda made, _, more: tf.logical_and(made.num_steps < num_steps, more),
             take,
-            (nothing, tf.timestamp(), tf.constant(True)),
+            (_nothing(), tf.timestamp(), tf.constant(True)),
         )
-        return made, logs()
+        return made, step.logs()
 
     return tf.function(run, reduce_retracing=True, autograph=False)
 
 
-def _leaves(structure: Any) -> list[Any]:
-    return tf.nest.flatten(structure, expand_composites=True)
-
-
-def eager(step: StepOnElement, logs: Callable[[], Logs]) -> Run:
-    """Returns a loop of `step` in Python, for `run_eagerly=True`: slow, and open to a debugger."""
+def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Run:
+    """Returns `in_graph`'s loop in Python, for `run_eagerly=True`: slow, open to a debugger."""
 
     def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Made, Logs]:
-        made = Made(0, 0, 0.0)
+        made = _nothing()
         for _ in range(int(num_steps)):
             began = time.perf_counter()
             try:
-                element = next(iterator)
+                taken = next(iterator)
             except StopIteration:
                 break
             waited = made.seconds_waited + time.perf_counter() - began
-            rows, _ = step(element)
-            made = Made(made.num_steps + 1, made.num_rows + int(rows), waited)
-        return made, logs()
+            element = receive(taken)
+            if end is End.WITHOUT_ROWS and element.num_rows == 0:
+                break
+            step(element.num_rows, element.parts)
+            made = _after(made, element, waited)
+        return made, step.logs()
 
     return run
+
+
+def _nothing() -> Made:
+    zero = tf.constant(0, tf.int64)
+    return Made(tf.constant(0), zero, tf.constant(0.0, tf.float64), zero)
+
+
+def _after(made: Made, element: Element, waited: Any) -> Made:
+    """What has been done after one more step."""
+    return Made(
+        made.num_steps + 1,
+        made.num_rows + tf.cast(element.num_rows, tf.int64),
+        waited,
+        agreement.mixed(made.checksum, element.checksum),
+    )
+
+
+def _leaves(structure: Any) -> list[Any]:
+    return tf.nest.flatten(structure, expand_composites=True)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 Batch = Any  # nested tuples, lists and dicts of tensors with rows along axis 0
+
+
+class Element(NamedTuple):
+    """What a process gets of one global batch."""
+
+    num_rows: Any  # of the global batch; int32 scalar
+    checksum: Any  # of the global batch, which tells workers whose data differ; int64 scalar
+    parts: Sequence[Batch]  # one a replica of this process
 
 
 def num_rows(batch: Batch) -> tf.Tensor:
@@ -19,17 +28,21 @@ def num_rows(batch: Batch) -> tf.Tensor:
     return tf.shape(first)[0]
 
 
-def split(batch: Batch, num_shares: int) -> tuple[Batch, ...]:
+def split(batch: Batch, num_shares: int, wanted: Sequence[int]) -> tuple[Batch, ...]:
     """Splits a batch into consecutive shares whose sizes differ by one row at most.
 
     A batch of fewer rows than shares leaves some shares without rows. In order, so that what the
     replicas return can be laid end to end.
+
+    Args:
+        batch: To split.
+        num_shares: Into how many.
+        wanted: The numbers of the shares to return.
     """
     if num_shares == 1:
         return (batch,)
     rows = num_rows(batch)
-    cuts = [rows * i // num_shares for i in range(num_shares + 1)]
-    return tuple(take(batch, cuts[i], cuts[i + 1]) for i in range(num_shares))
+    return tuple(take(batch, rows * i // num_shares, rows * (i + 1) // num_shares) for i in wanted)
 
 
 def take(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:
@@ -46,6 +59,22 @@ def take(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:
         return tensor[begin:end]
 
     return tf.nest.map_structure(rows_of, batch)
+
+
+def without_rows(element_spec: Any) -> tf.data.Dataset:
+    """Returns a data set of one batch, of the shapes and dtypes given, that has no rows."""
+
+    def empty(spec: Any) -> Any:
+        if isinstance(spec, tf.RaggedTensorSpec):
+            values = tf.zeros([0, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype)
+            return tf.RaggedTensor.from_nested_row_lengths(
+                values, [tf.zeros([0], spec.row_splits_dtype)] * spec.ragged_rank
+            )
+        if isinstance(spec, tf.SparseTensorSpec):
+            return tf.sparse.from_dense(tf.zeros([0, *spec.shape[1:]], spec.dtype))
+        return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
+
+    return tf.data.Dataset.from_tensors(tf.nest.map_structure(empty, element_spec))
 
 
 def without_optionals(batch: Batch) -> Batch:

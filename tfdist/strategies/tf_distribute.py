@@ -57,34 +57,36 @@ class TFDistribute(Strategy):
     def owns(self, variable: tf.Variable) -> bool:
         return self.tf_strategy.extended.variable_created_in_scope(variable)
 
-    def distribute(
-        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset]
-    ) -> Any:
+    def distribute(self, dataset: tf.data.Dataset, own_rows: bool = False) -> Any:
         if not self._prefetch:
-            return super().distribute(dataset_fn)
+            return super().distribute(dataset, own_rows)
 
-        def one_by_one(*batch: shares.Batch) -> tf.data.Dataset:
-            rows, parts = self._shares_of(*batch)
-            stream = tf.data.Dataset.from_tensors((rows, parts[0]))
+        def one_by_one(element: shares.Element) -> tf.data.Dataset:
+            rows, checksum, parts = element
+            stream = tf.data.Dataset.from_tensors((rows, checksum, parts[0]))
             for part in parts[1:]:
-                stream = stream.concatenate(tf.data.Dataset.from_tensors((rows, part)))
+                more = tf.data.Dataset.from_tensors((rows, checksum, part))
+                stream = stream.concatenate(more)
             return stream
 
         # TensorFlow hands consecutive elements to consecutive replicas, each on its device.
+        whole = super().distribute(dataset, own_rows)
         return self.tf_strategy.distribute_datasets_from_function(
-            lambda context: dataset_fn(context).flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
+            lambda context: whole.flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
         )
 
-    def unpack(self, element: Any) -> tuple[tf.Tensor, Sequence[shares.Batch]]:
+    def unpack(self, element: Any) -> shares.Element:
         if not self._prefetch:
-            return element
+            return super().unpack(element)
         by_replica = self.local_results(element)
-        return by_replica[0][0], [share for _, share in by_replica]
+        rows, checksum, _ = by_replica[0]
+        return shares.Element(rows, checksum, [part for _, _, part in by_replica])
 
     def run(self, fn: ReplicaFn) -> Any:
         def on_replica() -> Any:
             context = tf.distribute.get_replica_context()
-            return fn(int(tf.get_static_value(context.replica_id_in_sync_group)))
+            number = int(tf.get_static_value(context.replica_id_in_sync_group))
+            return fn(number - self.first_replica)
 
         return self.tf_strategy.run(on_replica)
 
@@ -108,15 +110,20 @@ class TFDistribute(Strategy):
         context = tf.distribute.get_replica_context()
         # TensorFlow keeps int32 on the host and refuses it in one exchange with the rest.
         movable = [tf.cast(t, tf.int64) if t.dtype == tf.int32 else t for t in tensors]
-        reduced = fused(lambda packed: context.all_reduce(op, packed), movable)
+        reduced = fused(lambda packed: self._exchange(context, op, packed), movable)
         return [
             tf.cast(r, t.dtype) if r.dtype != t.dtype else r
             for r, t in zip(reduced, tensors, strict=True)
         ]
 
+    def _exchange(self, context: Any, op: str, packed: list) -> list:
+        """All-reduces few large tensors at once."""
+        return context.all_reduce(op, packed)
+
     def prepare(self, model: Any, optimizer: Any) -> None:
         # Any variable with a copy a device will do: `update` visits the devices through it.
         self._anchor = model.variables[0].value
+        super().prepare(model, optimizer)
 
 
 def _leaves(structure: Any) -> list[Any]:

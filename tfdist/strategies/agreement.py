@@ -1,0 +1,112 @@
+"""What the workers of a run settle among themselves, by sums over the replicas.
+
+Everything goes through `Strategy.all_reduce`, so that it holds for every way of crossing
+processes: what one worker says is a sum to which the others add zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.shares import Batch
+
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+
+_PRIME = 2_147_483_647
+
+
+def gather(strategy: Strategy, mine: np.ndarray) -> np.ndarray:
+    """Returns one row of numbers from each worker, in each of them.
+
+    Args:
+        strategy: Of several workers.
+        mine: This worker's row, shape `(1, n)`, float64; `n` the same on every worker.
+    """
+    place = np.zeros((strategy.num_workers, 1))
+    place[strategy.rank] = 1.0
+    return np.asarray(_adder(strategy)(tf.constant(place * mine)))
+
+
+@functools.cache
+def _adder(strategy: Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Sums what the first replica of each worker brings; compiled once a strategy."""
+
+    def add(table: tf.Tensor) -> tf.Tensor:
+        results = strategy.run(
+            lambda i: strategy.all_reduce([table if i == 0 else tf.zeros_like(table)])
+        )
+        return strategy.local_results(results)[0][0]
+
+    return tf.function(add, reduce_retracing=True, autograph=False)
+
+
+def total(strategy: Strategy, rows: tf.Tensor) -> tf.Tensor:
+    """Sums a number over the workers, in a graph."""
+    results = strategy.run(lambda i: strategy.all_reduce([rows if i == 0 else tf.zeros_like(rows)]))
+    return strategy.local_results(results)[0][0]
+
+
+def broadcast(strategy: Strategy, variables: Sequence[tf.Variable]) -> None:
+    """Gives variables the values that they have on rank 0."""
+    mine = strategy.rank == 0
+    movable = [v for v in variables if v.dtype != tf.string]
+
+    def value_on_rank_0(variable: tf.Variable) -> tf.Tensor:
+        value = _movable(tf.convert_to_tensor(variable))
+        return value if mine else tf.zeros_like(value)
+
+    def everywhere() -> None:
+        def on_replica(i: int) -> list[tf.Tensor]:
+            values = [value_on_rank_0(v) for v in movable]
+            return strategy.all_reduce(values if i == 0 else [tf.zeros_like(v) for v in values])
+
+        def on_copy(values: list[tf.Tensor]) -> tf.Tensor:
+            for variable, value in zip(movable, values, strict=True):
+                variable.assign(tf.cast(value, variable.dtype))
+            return tf.constant(0)
+
+        strategy.update(on_copy, strategy.run(on_replica))
+
+    tf.function(everywhere, autograph=False)()
+
+
+def _movable(tensor: tf.Tensor) -> tf.Tensor:
+    """The value in a dtype that every way of summing has, and that holds it to the bit."""
+    if tensor.dtype.is_floating:
+        return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+    return tf.cast(tensor, tf.int64)
+
+
+def checksum(batch: Batch) -> tf.Tensor:
+    """Returns a number, int32 from 0, that tells batches of different rows apart.
+
+    Made from the first and last row of each tensor: cheap, and rows shuffled otherwise change it.
+    """
+    result = tf.constant(0, tf.int64)
+    for leaf in tf.nest.flatten(batch, expand_composites=True):
+        if leaf is None:
+            continue
+        rows = tf.concat([leaf[:1], leaf[-1:]], 0) if leaf.shape.rank else leaf
+        bits = tf.cast(_bits(tf.reshape(rows, [-1])), tf.int64)
+        places = tf.range(1, tf.size(bits, tf.int64) + 1, dtype=tf.int64)
+        result = mixed(result, tf.reduce_sum(tf.math.floormod(bits * places, _PRIME)))
+    return result
+
+
+def mixed(checksum: tf.Tensor, other: Any) -> tf.Tensor:
+    """Returns the checksum of one thing after another, int64 from 0."""
+    return tf.math.floormod(checksum * 31 + tf.cast(other, tf.int64), _PRIME)
+
+
+def _bits(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype == tf.string:
+        return tf.strings.to_hash_bucket_fast(tensor, _PRIME)
+    if tensor.dtype.is_floating:
+        return tf.bitcast(tf.cast(tensor, tf.float32), tf.int32)
+    return tensor

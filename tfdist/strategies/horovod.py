@@ -1,0 +1,130 @@
+"""Horovod: one process a device, joined by MPI, Gloo or NCCL.
+
+On Horovod's operations alone (`grouped_allreduce`, `allgather`): its own Keras optimizer and
+callbacks do not know Keras 3.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import cluster, devices
+from tfdist.errors import ConfigurationError, MissingError
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.fusion import by_dtype, fused
+
+COMPRESSION = ("none", "fp16")
+
+
+class Horovod(Strategy):
+    """Synchronous replicas, one in each process that `mpirun` or `horovodrun` started.
+
+    Tensor fusion and cycle time stay with Horovod's own variables (`HOROVOD_FUSION_THRESHOLD`,
+    `HOROVOD_CYCLE_TIME`).
+
+    Args:
+        devices: The device of this process; None: the GPU of its rank on this host, or the CPU.
+        compression: `"fp16"` halves what crosses, and rounds it; `"none"` keeps the numbers of
+            one device.
+
+    Raises:
+        MissingError: Horovod is not installed.
+        ConfigurationError: Several devices, or an unknown compression.
+    """
+
+    name = "horovod"
+
+    def __init__(
+        self,
+        devices: int | str | Sequence[str] | None = None,
+        compression: str = "none",
+    ) -> None:
+        if compression not in COMPRESSION:
+            raise ConfigurationError(
+                f"compression={compression!r}: expected one of {', '.join(COMPRESSION)}."
+            )
+        self._hvd = started()
+        self.num_workers, self.rank = self._hvd.size(), self._hvd.rank()
+        super().__init__(_device(self._hvd.local_rank()) if devices is None else devices)
+        self._compression = getattr(self._hvd.Compression, compression)
+        if compression != "none":
+            self.inexact = {"compression": "gradients cross the workers as float16"}
+        cluster.on_barrier(self.barrier)
+
+    def describe(self) -> dict[str, str]:
+        rows = {"workers": f"{self.num_workers}, of which {self._hvd.local_size()} on this host"}
+        return super().describe() | rows | {"all-reduce": _operations(self._hvd)}
+
+    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+        sums = fused(functools.partial(by_dtype, self._sum), tensors)
+        return sums if op == "SUM" else [total / self.num_workers for total in sums]
+
+    def _sum(self, tensors: list) -> list:
+        """Sums tensors of one dtype over the processes; slices are laid end to end."""
+        dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
+        sums = iter(self._summed(dense) if dense else [])
+        return [
+            self._gathered(t) if isinstance(t, tf.IndexedSlices) else next(sums) for t in tensors
+        ]
+
+    def _summed(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        # Horovod knows no bfloat16.
+        known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
+        small, contexts = zip(*map(self._compression.compress, known), strict=True)
+        sums = self._hvd.grouped_allreduce(list(small), op=self._hvd.Sum)
+        whole = map(self._compression.decompress, sums, contexts)
+        return [tf.cast(total, t.dtype) for total, t in zip(whole, tensors, strict=True)]
+
+    def _gathered(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        return tf.IndexedSlices(
+            self._hvd.allgather(slices.values),
+            self._hvd.allgather(slices.indices),
+            slices.dense_shape,
+        )
+
+
+@functools.cache
+def started() -> Any:
+    """Returns `horovod.tensorflow`, started in this process, with its rank told to `cluster`.
+
+    Raises:
+        MissingError: Horovod is not installed.
+    """
+    # Several processes of a host wait for each other: a wait that spins starves who computes.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError as error:
+        raise MissingError(
+            f"strategy 'horovod' needs Horovod, which is not installed for this TensorFlow "
+            f"({error}): run make horovod, or see python -m tfdist.doctor."
+        ) from error
+    hvd.init()
+    atexit.register(hvd.shutdown)
+    source = "Horovod over MPI" if hvd.mpi_enabled() else "Horovod over Gloo"
+    place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
+    cluster.use(cluster.Cluster(source, *place))
+    return hvd
+
+
+def _device(local_rank: int) -> str:
+    """The GPU of this rank on its host, the only one that this process then sees; or the CPU."""
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return "CPU:0"
+    tf.config.set_visible_devices(gpus[local_rank % len(gpus)], "GPU")
+    devices.configure()
+    return "GPU:0"
+
+
+def _operations(hvd: Any) -> str:
+    """What carries the sums, as far as Horovod tells."""
+    if hvd.nccl_built() and tf.config.get_visible_devices("GPU"):
+        return "NCCL"
+    return "MPI" if hvd.mpi_enabled() else "Gloo"
