@@ -58,6 +58,11 @@ class ParameterServer(Strategy):
                     f"{found.size} workers and {len(found.ps)} servers: leave them out."
                 )
             tasks = _join(found)
+        elif found.size > 1:
+            raise ClusterError(
+                f"{found.source} starts {found.size} workers that are alike, but parameter_server "
+                "needs a chief, workers and ps: python -m tfdist.launch --num-workers N --num-ps M."
+            )
         else:
             tasks = ps_cluster.in_line(
                 _number("devices", devices, 2), _number("num_servers", num_servers, 1)

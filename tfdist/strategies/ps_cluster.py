@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import MEETING_SECONDS, Cluster
 from tfdist.clusters.base import split
 from tfdist.clusters.ports import check_free, free_ports
 from tfdist.errors import ClusterError, ConfigurationError
 
-#: How long a worker waits for a chief to appear, and how long for one that went silent.
-CHIEF_COMES_SECONDS, CHIEF_GONE_SECONDS = 600.0, 10.0
+#: How long a worker or server goes on looking for a chief that went silent.
+CHIEF_GONE_SECONDS = 10.0
 
 _connected: tuple[dict[str, list[str]], tf.distribute.ParameterServerStrategy] | None = None
 _servers: list[tf.distribute.Server] = []  # of this process; they end with it
@@ -31,9 +32,11 @@ def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrateg
 
     Raises:
         ConfigurationError: This process has another cluster.
+        ClusterError: A worker or server does not come.
     """
     global _connected
     if _connected is None:
+        _meet([*tasks["ps"], *tasks["worker"]])
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
         )
@@ -92,19 +95,30 @@ def serve(cluster: Cluster) -> None:
         gpu_options=tf.compat.v1.GPUOptions(allow_growth=True),
     )
     server = tf.distribute.Server(cluster.tasks(), cluster.task, cluster.index, "grpc", options)
-    chief = cluster.tasks()["chief"][0]
-    deadline = time.monotonic() + CHIEF_COMES_SECONDS
-    seen = False
-    while time.monotonic() < deadline:
+    (chief,) = cluster.tasks()["chief"]
+    _meet([chief])
+    silent_since = time.monotonic()
+    while time.monotonic() < silent_since + CHIEF_GONE_SECONDS:
         if _answers(chief):
-            seen, deadline = True, time.monotonic() + CHIEF_GONE_SECONDS
+            silent_since = time.monotonic()
         time.sleep(1.0)
-    del server
-    if not seen:
-        raise ClusterError(
-            f"No chief came to {chief} within {CHIEF_COMES_SECONDS:.0f} s: start it with the same "
-            "TF_CONFIG, but its own task."
-        )
+    del server  # held until here
+
+
+def _meet(addresses: Sequence[str]) -> None:
+    """Waits until a process listens at each address.
+
+    Raises:
+        ClusterError: One of them does not in time.
+    """
+    deadline = time.monotonic() + MEETING_SECONDS
+    while silent := [address for address in addresses if not _answers(address)]:
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"Nobody answers at {', '.join(silent)} after {MEETING_SECONDS:.0f} s: start every "
+                "task of the cluster, each with its own TF_CONFIG."
+            )
+        time.sleep(0.2)
 
 
 def _answers(address: str) -> bool:

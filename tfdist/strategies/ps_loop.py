@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import ClusterError
 from tfdist.strategies.loop import Logs, Made, Receive, Run, Step
 
 #: Staleness is counted one by one up to here, minus one; then as this.
@@ -101,17 +102,36 @@ def asynchronous(
         while left > 0 and not ended:  # again for steps that died with their worker
             ledger.begin_call()
             arguments = (iterator, tf.constant(left, tf.int64))
-            num_closures = min(num_workers, left)
-            sent = [coordinator.schedule(closure, args=arguments) for _ in range(num_closures)]
-            coordinator.join()
-            results = [value.fetch() for value in sent]
-            waited += sum(float(seconds) for seconds, _ in results) / num_closures
-            ended = any(bool(more) is False for _, more in results)
+            results = _on_workers(coordinator, closure, arguments, min(num_workers, left))
+            waited += sum(seconds for seconds, _ in results) / len(results)
+            ended = not all(more for _, more in results)
             steps, rows = ledger.totals()
             left = int(num_steps) - (steps - steps_before)
         return Made(steps - steps_before, rows - rows_before, waited), logs()
 
     return run
+
+
+def _on_workers(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator,
+    closure: Any,
+    arguments: tuple[Any, ...],
+    times: int,
+) -> list[Any]:
+    """Has a closure run so many times, each by a worker that is free; returns what came of it.
+
+    Raises:
+        ClusterError: A parameter server is gone.
+    """
+    try:
+        sent = [coordinator.schedule(closure, args=arguments) for _ in range(times)]
+        coordinator.join()
+        return [value.fetch() for value in sent]
+    except tf.errors.UnavailableError as error:  # of a worker the coordinator takes care itself
+        raise ClusterError(
+            f"A parameter server and its variables are gone ({str(error).splitlines()[0]}): "
+            "start the cluster again; a checkpoint goes on from the last one saved."
+        ) from error
 
 
 def _closure(receive: Receive, step: Step, ledger: Ledger) -> Any:
