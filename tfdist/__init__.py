@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tfdist.cluster import is_chief as is_chief
     from tfdist.cluster import rank as rank
     from tfdist.cluster import size as size
+    from tfdist.launcher.notebook import notebook_launch as notebook_launch
     from tfdist.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ _ATTRIBUTES = {
     "Trainer": "tfdist.trainer",
     "barrier": "tfdist.cluster",
     "is_chief": "tfdist.cluster",
+    "notebook_launch": "tfdist.launcher.notebook",
     "rank": "tfdist.cluster",
     "size": "tfdist.cluster",
 }
@@ -34,6 +36,7 @@ __all__ = [
     "__version__",
     "barrier",
     "is_chief",
+    "notebook_launch",
     "precision",
     "rank",
     "size",

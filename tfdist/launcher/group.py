@@ -16,7 +16,7 @@ from tfdist.launcher.member import Failure, Member, Streams
 from tfdist.launcher.plan import Process
 from tfdist.launcher.watcher import marked, watching
 
-#: Between SIGTERM and SIGKILL.
+#: Between SIGTERM and SIGKILL, at most.
 _LAST_SECONDS = 5.0
 
 
@@ -41,10 +41,14 @@ def run(
         LaunchError: A program cannot be started.
     """
     mark = uuid.uuid4().hex
-    with watching(mark), _signals_raise():
-        members = [Member(process, marked(mark), streams or Streams()) for process in processes]
-        with _Group(members, grace, restarts) as group:
-            return group.wait()
+    members = [Member(process, marked(mark), streams or Streams()) for process in processes]
+    try:
+        with _signals_raise(), watching(mark), _Group(members, grace, restarts) as group:
+            failed = group.wait()
+    finally:  # now that nobody holds a pipe open any more
+        for member in members:
+            member.drain()
+    return failed.failure() if failed else None
 
 
 class _Group:
@@ -52,6 +56,7 @@ class _Group:
 
     def __init__(self, members: Sequence[Member], grace: float, restarts: int) -> None:
         self._members, self._grace, self._restarts = members, grace, restarts
+        self._last = min(grace, _LAST_SECONDS)
         self._ended: queue.SimpleQueue[Member] = queue.SimpleQueue()  # in the order of their ends
         self._returns: Counter[str] = Counter()
 
@@ -64,14 +69,12 @@ class _Group:
         try:
             if kind is KeyboardInterrupt:  # they may want to save what they have
                 self._end(signal.SIGINT, self._grace)
-            self._end(signal.SIGTERM, _LAST_SECONDS)
+            self._end(signal.SIGTERM, self._last)
         finally:  # a second Ctrl-C comes here at once
             self._end(signal.SIGKILL, _LAST_SECONDS)
-            for member in self._members:
-                member.drain()
 
-    def wait(self) -> Failure | None:
-        """Starts all and waits for the end of the run."""
+    def wait(self) -> Member | None:
+        """Starts all, waits for the end of the run, and returns the one that failed."""
         for member in self._members:
             member.start(self._ended.put)
         num_left = len(self._members)
@@ -80,7 +83,7 @@ class _Group:
             if member.code and self._starts_again(member):
                 continue
             if member.code:
-                return member.failure()
+                return member
             if member.process.leads:
                 self._wait(self._grace)
                 return None

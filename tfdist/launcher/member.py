@@ -125,5 +125,4 @@ class Member:
 
     def failure(self) -> Failure:
         """Returns how one failed that has ended."""
-        self.drain()
         return Failure(self.process.name, self.code, self._relay.last_words())

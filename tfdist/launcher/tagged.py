@@ -15,12 +15,20 @@ from collections.abc import Sequence
 from tfdist.clusters import mpi
 from tfdist.launcher.output import Relay
 
+#: What shells return for a program that is not there.
+_NOT_FOUND = 127
+
 
 def main(command: Sequence[str]) -> int:
     """Returns the command's exit code."""
     me = mpi.read(os.environ)
     relay = Relay(str(me.rank) if me else "", sys.stdout, sys.stderr)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        print(f"error: {command[0]!r} cannot be started ({error.strerror}).", file=sys.stderr)
+        return _NOT_FOUND
+    with child:
         # An interrupt reaches the command as well: it decides when to end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))

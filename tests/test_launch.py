@@ -1,0 +1,278 @@
+"""The launch command as a user runs it; its workers are plain Python."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launcher.starting import (
+    ENVIRON,
+    SECONDS,
+    command,
+    launch,
+    launch_program,
+    program,
+)
+from tfdist.launch import main
+
+#: Starts a child in a session of its own, tells both process ids, and waits for ever.
+LINGERS = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                         start_new_session=True)
+print("ids", os.getpid(), child.pid)
+"""
+
+
+def ids_of(process: subprocess.Popen[str], num_workers: int) -> list[int]:
+    """The process ids that workers tell, which then run."""
+    found: list[int] = []
+    assert process.stdout is not None
+    while len(found) < 2 * num_workers:
+        words = process.stdout.readline().split()
+        assert words, "the workers ended before they told"
+        if "ids" in words:
+            found += [int(word) for word in words[-2:]]
+    return found
+
+
+def gone(ids: list[int]) -> bool:
+    """Whether all have ended, within the time that a kill takes to arrive."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        if not any(psutil.pid_exists(one) and _runs(one) for one in ids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _runs(process_id: int) -> bool:
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    done = launch("--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--num-workers N" in done.stdout
+
+
+def test_lines_begin_with_the_rank(tmp_path: Path) -> None:
+    body = 'print("out", rank); print("err", rank, file=sys.stderr); print("end", end="")'
+    done = launch_program(tmp_path, body, "--num-workers", "3")
+    assert done.returncode == 0
+    wanted = [line for rank in range(3) for line in (f"[{rank}] end", f"[{rank}] out {rank}")]
+    assert sorted(done.stdout.splitlines()) == wanted
+    assert sorted(done.stderr.splitlines()) == [f"[{rank}] err {rank}" for rank in range(3)]
+
+
+def test_workers_know_each_other(tmp_path: Path) -> None:
+    body = """
+from tfdist import cluster
+me = cluster.exchange_addresses(cluster.discover())
+print(me.source, me.rank, me.size, me.local_rank, me.local_size)
+"""
+    done = launch_program(tmp_path, body)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["[0] TF_CONFIG 0 2 0 2", "[1] TF_CONFIG 1 2 1 2"]
+
+
+def test_first_failure_ends_all_and_is_named_with_its_traceback(tmp_path: Path) -> None:
+    body = f"{LINGERS}\nif rank == 1: raise SystemExit(7)\ntime.sleep(600)"
+    began = time.monotonic()
+    done = launch_program(tmp_path, body, "--num-workers", "3")
+    assert done.returncode == 7
+    assert "error: rank 1 was the first to fail, with exit code 7." in done.stderr
+    words = " ".join(line for line in done.stdout.splitlines() if "ids" in line).split()
+    assert gone([int(word) for word in words if word.isdecimal()])
+    assert time.monotonic() - began < SECONDS / 2
+
+
+def test_traceback_of_the_first_failure_stands_at_the_end(tmp_path: Path) -> None:
+    body = """
+if rank == 0:
+    time.sleep(600)
+try:
+    {}["first"]
+except KeyError:
+    raise ValueError("no such share") from None
+"""
+    done = launch_program(tmp_path, body)
+    assert done.returncode == 1
+    end = done.stderr.partition("error: ")[2]
+    assert end.startswith("rank 1 was the first to fail, with exit code 1:\nTraceback (most")
+    assert end.endswith("ValueError: no such share\n")
+
+
+def test_signal_that_ends_a_worker_is_named(tmp_path: Path) -> None:
+    done = launch_program(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", "--num-workers", "1")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "rank 0 was the first to fail, with signal SIGKILL" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_nothing_outlives_the_launcher(tmp_path: Path, number: int, code: int) -> None:
+    path = program(tmp_path, f"{LINGERS}\ntime.sleep(600)")
+    with subprocess.Popen(
+        command("--", sys.executable, path),
+        env=ENVIRON,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        ids = ids_of(process, num_workers=2)
+        process.send_signal(number)
+        assert process.wait(SECONDS) == code
+        assert gone(ids)
+
+
+def test_children_of_a_worker_that_ended_well_are_ended(tmp_path: Path) -> None:
+    done = launch_program(tmp_path, LINGERS, "--num-workers", "1")
+    assert done.returncode == 0
+    assert gone([int(word) for word in done.stdout.split()[-2:]])
+
+
+def test_interrupt_lets_workers_save(tmp_path: Path) -> None:
+    body = f"""
+{LINGERS}
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    pathlib.Path(f"saved-{{rank}}").touch()
+    raise
+"""
+    with subprocess.Popen(
+        command("--", sys.executable, program(tmp_path, body)),
+        env=ENVIRON,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        ids_of(process, num_workers=2)
+        time.sleep(0.2)  # from the line to the try
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130
+    assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
+
+
+@pytest.mark.parametrize("ignored", ["SIGINT", "SIGTERM"])
+def test_worker_that_ignores_a_signal_gets_the_next(tmp_path: Path, ignored: str) -> None:
+    body = f"""
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.{ignored}, signal.SIG_IGN)
+{LINGERS}
+time.sleep(600)
+"""
+    with subprocess.Popen(
+        command(
+            "--grace", "1", "--num-workers", "1", "--", sys.executable, program(tmp_path, body)
+        ),
+        env=ENVIRON,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        ids = ids_of(process, num_workers=1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130
+        assert gone(ids)
+
+
+def test_run_with_servers_ends_with_its_chief(tmp_path: Path) -> None:
+    body = 'print(task["type"]); time.sleep(600 if task["type"] != "chief" else 0)'
+    done = launch_program(tmp_path, body, "--num-ps", "1", "--num-workers", "2", "--grace", "1")
+    assert done.returncode == 0, done.stderr
+    assert "[chief] chief" in done.stdout.splitlines()
+
+
+def test_worker_of_servers_is_started_again(tmp_path: Path) -> None:
+    body = """
+tried = pathlib.Path("tried")
+if task["type"] == "worker" and not tried.exists():
+    tried.touch()
+    raise SystemExit(3)
+if task["type"] == "worker":
+    pathlib.Path("came back").touch()
+while task["type"] == "chief" and not pathlib.Path("came back").exists():
+    time.sleep(0.05)
+time.sleep(600 if task["type"] != "chief" else 0)
+"""
+    path = program(tmp_path, body)
+    flags = ["--num-ps", "1", "--num-workers", "1", "--grace", "1"]
+    done = launch(*flags, "--restarts", "1", "--", sys.executable, path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for left in ("tried", "came back"):
+        (tmp_path / left).unlink()
+    done = launch(*flags, "--", sys.executable, path, cwd=tmp_path)
+    assert done.returncode == 3
+    assert "error: worker 0 was the first to fail" in done.stderr
+
+
+def test_dry_run_prints_what_it_would_start() -> None:
+    done = launch("--dry-run", "--strategy", "multi_worker", "--epochs", "2")
+    assert done.returncode == 0
+    for rank, line in enumerate(done.stdout.splitlines()):
+        prefix, *words = shlex.split(line)
+        assert prefix == f"[{rank}]"
+        assert words[-6:] == ["-m", "tfdist.train", "--strategy", "multi_worker", "--epochs", "2"]
+        variables = dict(word.split("=", 1) for word in words if word.split("=")[0].isupper())
+        assert json.loads(variables["TF_CONFIG"])["task"] == {"type": "worker", "index": rank}
+    assert rank == 1
+
+
+def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
+    path = program(tmp_path, 'print("on", rank)')
+    hosts = "127.0.0.1:2,127.0.0.2:1"
+    port = "23170"
+    done = launch("--hosts", hosts, "--port", port, "--", sys.executable, path)
+    lines = done.stdout.splitlines()
+    assert lines[::2] == ["# on 127.0.0.1", "# on 127.0.0.2"]
+    said = []
+    for line in lines[1::2]:  # both are this host
+        run = subprocess.run(
+            shlex.split(line), env=ENVIRON, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert run.returncode == 0, run.stderr
+        said.append(sorted(run.stdout.splitlines()))
+    assert said == [["[0] on 0", "[1] on 1"], ["[2] on 2"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--num-workers", "0"], "--num-workers: expected a number from 1"),
+        (["--num-workers", "two"], "expected a number from 0, got 'two'"),
+        (["--bogus", "--", "true"], "'--bogus' before --: expected"),
+        (["--"], "nothing after --"),
+        (["--hosts", "a:x"], "expected host:workers"),
+        (["--hosts", "a:1,a:1"], "expected host:workers"),
+        (["--hosts", "a:2", "--num-workers", "3"], "places for 2 workers, --num-workers is 3"),
+        (["--on", "a"], "--on a: expected one of --hosts (none)"),
+        (["--via", "magic"], "invalid choice: 'magic'"),
+        (["--num-ps", "1", "--via", "mpirun"], "--num-ps is for processes of this host"),
+        (["--", "/not/there"], "'/not/there' cannot be started (No such file or directory)"),
+    ],
+)
+def test_errors_are_two_lines_at_most(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    said = capsys.readouterr()
+    assert says in said.err
+    assert said.err.startswith("error: ")
+    assert len(said.err.splitlines()) <= 2
+    assert said.out == ""
