@@ -1,5 +1,7 @@
-"""Parameter servers in line. A process that joined a cluster is no longer good for other tests:
-the tests run in one of their own.
+"""Parameter servers in line.
+
+A process that is connected to a cluster has lost what it made before, so these tests run in a
+process of their own, which connects once for all of them.
 """
 
 from __future__ import annotations
@@ -16,20 +18,23 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
-from tests.training import FIT, X, Y, build, copies, steps
+from tests.training import FIT, assert_close, build, reference, steps
+from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.strategies.atomic import atomic_adds
 from tfdist.strategies.parameter_server import ParameterServer
 
-ROWS = np.random.default_rng(0).normal(size=(320, 4)).astype("float32")
-LABELS = (ROWS[:, :1] > 0).astype("float32")
 SECONDS = 120.0
+EPOCHS, BATCHES = 3, 40
+ROWS = np.random.default_rng(0).normal(size=(8 * BATCHES, 4)).astype("float32")
+LABELS = (ROWS[:, :1] > 0).astype("float32")
 
 Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
 def in_cluster() -> Iterator[Run]:
-    """Calls a function in the process of a cluster of two workers and two servers."""
+    """Calls a function of this module in the process that has the cluster."""
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     try:
         yield lambda fn, *arguments: pool.submit(fn, *arguments).result(SECONDS)
@@ -39,67 +44,173 @@ def in_cluster() -> Iterator[Run]:
         pool.shutdown()
 
 
-def trainer(build_model: Any = build, **options: Any) -> tfdist.Trainer:
+def trainer(build_model: Any, **options: Any) -> tfdist.Trainer:
     return tfdist.Trainer(build_model, ParameterServer(2, num_servers=2), **options)
 
 
 def classifier() -> keras.Model:
+    """A network whose learning rate falls to zero with the first step of the second epoch."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(8, "relu"),
-            layers.BatchNormalization(),
-            layers.Dropout(0.1),
-            layers.Dense(1, "sigmoid"),
-        ]
+        [keras.Input((4,)), layers.Dense(8, "relu"), layers.Dense(1, "sigmoid")]
     )
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([39], [0.05, 0.0])
-    metrics = ["accuracy", keras.metrics.AUC(), keras.metrics.TruePositives(name="tp")]
-    model.compile(keras.optimizers.Adam(schedule), "binary_crossentropy", metrics=metrics)
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([BATCHES - 1], [0.5, 0.0])
+    metrics = ["accuracy", keras.metrics.AUC(name="auc")]
+    model.compile(keras.optimizers.SGD(rate), "binary_crossentropy", metrics=metrics)
     return model
 
 
-def trained() -> dict[str, Any]:
+def trained_by_two() -> dict[str, Any]:
     one = trainer(classifier)
-    history = one.fit(
-        ROWS, LABELS, batch_size=8, epochs=3, verbose=0, validation_data=(ROWS, LABELS)
-    ).history
-    model = one.model
-    evaluated = one.evaluate(ROWS, LABELS, batch_size=33, verbose=0, return_dict=True)
-    predicted = one.predict(ROWS, batch_size=33, verbose=0)
-    restored = keras.models.model_from_json(model.to_json())
+    weights: list[Any] = []
+    keep = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: weights.append(one.model.get_weights())
+    )
+    history = one.fit(ROWS, LABELS, batch_size=8, epochs=EPOCHS, verbose=0, callbacks=[keep])
+    counters = [v for v in one.model.metrics_variables if v.path.endswith("count")]
     return {
-        "history": history,
-        "steps": steps(model),
-        "counts": [float(m.count.numpy()) for m in model.metrics if hasattr(m, "count")],
-        "devices": {w.value.device for w in model.trainable_variables},
-        "weights": model.get_weights(),
-        "evaluated": evaluated,
-        "predicted": predicted,
+        "history": history.history,
+        "steps": steps(one.model),
+        "rows": [float(v.numpy()) for v in counters],
+        "servers": {v.value.device for v in one.model.trainable_variables},
+        "weights": weights,
+        "evaluated": one.evaluate(ROWS, LABELS, batch_size=33, verbose=0, return_dict=True),
+        "predicted": one.predict(ROWS, batch_size=33, verbose=0),
         "summary": one.strategy.summary(),
         "described": one.describe(),
-        "json": restored.to_json(),
     }
 
 
 @pytest.fixture(scope="module")
 def result(in_cluster: Run) -> dict[str, Any]:
-    return in_cluster(trained)
+    return in_cluster(trained_by_two)
 
 
-def test_two_workers_train(result: dict[str, Any]) -> None:
-    losses = result["history"]["val_loss"]
-    assert losses[-1] < 0.7 * losses[0] or losses[-1] < 0.1
+def test_two_workers_count_exactly(result: dict[str, Any]) -> None:
+    assert result["steps"] == EPOCHS * BATCHES
+    assert result["rows"] == [len(ROWS)] * 2  # of loss and accuracy, in the last epoch
+
+
+def test_two_workers_learn(result: dict[str, Any]) -> None:
     assert result["evaluated"]["accuracy"] > 0.9
+    assert result["history"]["loss"][-1] < result["history"]["loss"][0]
 
 
-def test_counts_are_exact(result: dict[str, Any]) -> None:
-    assert result["steps"] == 3 * 40
-    assert all(count == 320 for count in result["counts"])
+def test_schedules_go_by_the_updates_of_all(result: dict[str, Any]) -> None:
+    first, *later = result["weights"]
+    assert not np.array_equal(first[0], classifier().get_weights()[0])
+    for weights in later:
+        for one, other in zip(weights, first, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
-def test_schedule_goes_by_the_updates(result: dict[str, Any]) -> None:
-    # The learning rate falls to zero with the first step of the second epoch.
-    accuracy = result["history"]["val_loss"]
-    assert accuracy[0] != accuracy[1]
+def test_evaluates_and_predicts_each_row_once(result: dict[str, Any]) -> None:
+    model = classifier()
+    model.set_weights(result["weights"][-1])
+    wanted = model.evaluate(ROWS, LABELS, batch_size=33, verbose=0, return_dict=True)
+    assert_close(dict(sorted(result["evaluated"].items())), wanted)
+    assert_close(result["predicted"], model.predict(ROWS, batch_size=33, verbose=0))
+
+
+def test_variables_go_round_the_servers(result: dict[str, Any]) -> None:
+    assert len(result["servers"]) == 2
+    assert all("/job:ps/" in device for device in result["servers"])
+
+
+def test_says_what_is_not_exact_and_how_stale(result: dict[str, Any]) -> None:
+    assert "asynchronous" in result["described"]["not exact"]
+    assert "updates on average" in result["summary"]["staleness"]
+
+
+def stepwise() -> list[np.ndarray]:
+    one = trainer(build, steps_per_call=1)
+    one.fit(**FIT, epochs=2)
+    return one.model.get_weights()
+
+
+def test_steps_one_by_one_are_those_of_one_device(in_cluster: Run) -> None:
+    assert_close(in_cluster(stepwise), reference().get_weights())
+
+
+def from_generator() -> tuple[int, list[int]]:
+    """Batches that only the chief's Python can make, and of which nobody knows how many come."""
+    one = trainer(build)
+    taken = []
+
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for number in range(13):
+            taken.append(number)
+            yield ROWS[:7], LABELS[:7]
+
+    one.fit(batches(), verbose=0)
+    return steps(one.model), taken
+
+
+def test_each_batch_of_a_generator_goes_to_one_worker(in_cluster: Run) -> None:
+    assert in_cluster(from_generator) == (13, list(range(13)))
+
+
+def refusals() -> list[str]:
+    ParameterServer(2, num_servers=2)
+    said = []
+    for attempt in (
+        lambda: ParameterServer(3, num_servers=2),
+        lambda: trainer(
+            lambda: build(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+        ).fit(**FIT),
+    ):
+        try:
+            attempt()
+        except ConfigurationError as error:
+            said.append(str(error))
+    return said
+
+
+def test_refuses_what_workers_would_mix_up(in_cluster: Run) -> None:
+    another_cluster, accumulation = in_cluster(refusals)
+    assert "connects one once" in another_cluster
+    assert "use accumulate in the Trainer" in accumulation
+
+
+@pytest.mark.parametrize("devices", [0, "CPU:0", ["CPU:0", "CPU:1"]])
+def test_devices_are_a_number_of_workers(devices: Any) -> None:
+    with pytest.raises(ConfigurationError, match="how many"):
+        ParameterServer(devices)
+
+
+ADDRESSES = ("a:1", "b:1")
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (cluster.Cluster("mpirun", 0, 2), "needs a chief, workers and ps"),
+        (cluster.Cluster("TF_CONFIG", 0, 2, addresses=ADDRESSES, ps=("c:1",)), "no task 'chief'"),
+        (
+            cluster.Cluster("TF_CONFIG", 0, 1, addresses=("a:1",), ps=("c:1",), has_chief=True),
+            "no task 'worker'",
+        ),
+    ],
+)
+def test_a_cluster_that_lacks_a_task(
+    found: cluster.Cluster, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "current", lambda: found)
+    with pytest.raises(ClusterError, match=says):
+        ParameterServer()
+
+
+def test_additions_are_one_operation() -> None:
+    variable = keras.Variable(1.0)
+
+    @tf.function
+    def change() -> None:
+        variable.assign_add(2.0)
+        variable.assign_sub(0.5)
+
+    with atomic_adds():
+        change()
+    kinds = {op.type for op in change.get_concrete_function().graph.get_operations()}
+    assert {"AssignAddVariableOp", "AssignSubVariableOp"} <= kinds
+    assert "ReadVariableOp" not in kinds
+    assert float(variable.numpy()) == 2.5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -42,7 +42,6 @@ class ParameterServer(Strategy):
 
     name = "parameter_server"
     has_local_variables = False
-    inexact: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self,
@@ -72,12 +71,23 @@ class ParameterServer(Strategy):
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
         self._ledger = ps_loop.Ledger()
         self.writes_alone = self.num_trainers == 1
+        if not self.writes_alone:
+            self.inexact = {
+                "asynchronous workers": "a gradient is of weights that others may have changed "
+                "since; what is no sum (moving statistics) is that of the last to write"
+            }
+
+    @property
+    def first_replica(self) -> Any:
+        """A number of its own for each step, so that no two workers draw the same mask."""
+        return 0 if self.writes_alone else self._ledger.ticket
 
     def describe(self) -> dict[str, str]:
         return {
             "strategy": self.name,
             "workers": f"{self.num_trainers}, asynchronous",
             "parameter servers": str(self.num_servers),
+            "shard policy": "each global batch goes to one worker",
         }
 
     def summary(self) -> dict[str, str]:

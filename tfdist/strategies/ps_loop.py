@@ -8,6 +8,7 @@ more, and a fast worker makes more steps than a slow one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,22 +30,35 @@ class Ledger:
     Staleness is how many updates others made between a worker's reading of the weights and its
     own update (Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel
     Parameter Server").
+
+    Attributes:
+        ticket: The number of the step that is being traced, int32; 0 outside of one.
     """
 
     def __init__(self) -> None:
+        self.ticket: Any = 0
         with tf.device("/job:chief/task:0/device:CPU:0"):
-            self._tickets = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._tickets = tf.Variable(-1, trainable=False, dtype=tf.int64)
             self._updates = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._rows = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._staleness = tf.Variable(tf.zeros([MOST_STALENESS + 1], tf.int64), trainable=False)
 
-    def begin_call(self) -> None:
-        """Lays the tickets of a call out."""
-        self._tickets.assign(0)
+    def last_ticket(self) -> int:
+        """Returns the number that was given out last; -1 before the first."""
+        return int(self._tickets)
 
     def take_ticket(self) -> tf.Tensor:
-        """Returns the next number from 0, which nobody else gets."""
-        return _count(self._tickets)
+        """Returns the next number, which nobody else ever gets; int64."""
+        return _count(self._tickets) + 1
+
+    @contextmanager
+    def holding(self, ticket: tf.Tensor) -> Iterator[None]:
+        """Traces a step, of which `ticket` is the number meanwhile."""
+        self.ticket = tf.cast(ticket, tf.int32)
+        try:
+            yield
+        finally:
+            self.ticket = 0
 
     def num_updates(self) -> tf.Tensor:
         """Returns the updates made so far, int64."""
@@ -100,8 +114,7 @@ def asynchronous(
         (steps_before, rows_before), waited = ledger.totals(), 0.0
         left, ended = int(num_steps), False
         while left > 0 and not ended:  # again for steps that died with their worker
-            ledger.begin_call()
-            arguments = (iterator, tf.constant(left, tf.int64))
+            arguments = (iterator, tf.constant(ledger.last_ticket() + left, tf.int64))
             results = _on_workers(coordinator, closure, arguments, min(num_workers, left))
             waited += sum(seconds for seconds, _ in results) / len(results)
             ended = not all(more for _, more in results)
@@ -137,21 +150,22 @@ def _on_workers(
 def _closure(receive: Receive, step: Step, ledger: Ledger) -> Any:
     """Returns what one worker does in one call, to be traced."""
 
-    def steps(iterator: Any, num_tickets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Makes steps for as long as there are tickets and batches.
+    def steps(iterator: Any, last_ticket: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Makes steps for as long as there are batches, and tickets up to the last.
 
         Returns the seconds waited for data, and whether there were batches to the end.
         """
 
-        def make(batch: Any, seen: tf.Tensor) -> tf.Tensor:
+        def make(ticket: tf.Tensor, batch: Any, seen: tf.Tensor) -> tf.Tensor:
             element = receive(batch.get_value())
-            done = step(element.num_rows, element.parts)
+            with ledger.holding(ticket):
+                done = step(element.num_rows, element.parts)
             with tf.control_dependencies(tf.nest.flatten(done, expand_composites=True)):
                 noted = ledger.note(element.num_rows, seen)
             with tf.control_dependencies([noted]):
                 return tf.timestamp()
 
-        def take(waited: tf.Tensor, done_at: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def take(ticket: tf.Tensor, waited: tf.Tensor, done_at: tf.Tensor) -> tuple[tf.Tensor, ...]:
             batch = iterator.get_next_as_optional()
             has_batch = batch.has_value()
             with tf.control_dependencies([has_batch]):
@@ -159,15 +173,16 @@ def _closure(receive: Receive, step: Step, ledger: Ledger) -> Any:
             waited += tf.maximum(ready_at - done_at, 0)
             with tf.control_dependencies([seen]):  # before any weight is read
                 has_batch = tf.identity(has_batch)
-            done_at = tf.cond(has_batch, lambda: make(batch, seen), lambda: ready_at)
+            done_at = tf.cond(has_batch, lambda: make(ticket, batch, seen), lambda: ready_at)
             return waited, done_at, has_batch, has_batch
 
         def repeat(
             waited: tf.Tensor, done_at: tf.Tensor, _: tf.Tensor, more: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
+            ticket = ledger.take_ticket()
             return tf.cond(
-                ledger.take_ticket() < num_tickets,
-                lambda: take(waited, done_at),
+                ticket <= last_ticket,
+                lambda: take(ticket, waited, done_at),
                 lambda: (waited, done_at, tf.constant(False), more),
             )
 
