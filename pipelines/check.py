@@ -1,0 +1,68 @@
+"""`python -m pipelines.check DIR`: proves that each record is read once an epoch over workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+
+from pipelines import command_line, reports
+from pipelines.errors import DataError
+
+_DESCRIPTION = """Reads a folder as so many workers would, and compares what they got with what the
+files hold: over all workers each record has to come once an epoch. Otherwise the exit code is 1."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return command_line.run(_parser(), _check, arguments)
+
+
+def _check(
+    directory: str, num_workers: int, batch_size: int, num_epochs: int, shuffle_buffer: int
+) -> None:
+    from pipelines.checking import check
+
+    epochs = check(
+        Path(directory),
+        num_workers=num_workers,
+        batch_size=batch_size,
+        num_epochs=num_epochs,
+        shuffle_buffer=shuffle_buffer,
+    )
+    reports.table(
+        ("epoch", "worker", "records", "batches"),
+        (
+            (str(number), str(worker), f"{records:,}", f"{batches:,}")
+            for number, epoch in enumerate(epochs, start=1)
+            for worker, (records, batches) in enumerate(epoch.workers)
+        ),
+    )
+    for epoch in epochs:
+        if not epoch.is_right:
+            first = next(iter([*epoch.never_read, *epoch.read_again]))
+            raise DataError(
+                f"{directory}: {len(epoch.never_read)} records were never read and "
+                f"{len(epoch.read_again)} read again, {first} the first"
+            )
+    num_records = sum(records for records, _ in epochs[0].workers)
+    print(f"Each of {num_records:,} records was read exactly once in each of {num_epochs} epochs.")
+
+
+def _parser() -> ArgumentParser:
+    parser = command_line.parser("check", _DESCRIPTION)
+    parser.add_argument("directory", metavar="DIR", help="folder with an index")
+    parser.add_argument("--num-workers", type=PositiveInt, default=1, help="that share the data")
+    parser.add_argument("--batch-size", type=PositiveInt, default=32, help="of each worker")
+    parser.add_argument("--num-epochs", type=PositiveInt, default=2, help="to read")
+    parser.add_argument(
+        "--shuffle-buffer", type=NonNegativeInt, default=1000, help="examples; 0 does not shuffle"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
