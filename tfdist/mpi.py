@@ -49,6 +49,8 @@ def find(path: str | None = None) -> Mpi | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
+    if answer.returncode:
+        return None
     compiler = shutil.which("mpicxx", path=path)
     for pattern, kind in _KINDS.items():
         if match := re.search(pattern, answer.stdout):

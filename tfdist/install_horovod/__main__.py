@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Literal
 
 from jsonargparse import ArgumentParser
 
@@ -21,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--mpi",
-        type=Literal["auto", "system", "pypi", "none"],
+        choices=["auto", "system", "pypi", "none"],
         default="auto",
         help="the MPI on PATH, Open MPI from PyPI, either (auto), or Gloo alone (none)",
     )

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections import deque
 from pathlib import Path
 
 import psutil
@@ -24,7 +23,7 @@ _BUILD_TOOLS = ("setuptools<70", "wheel", "packaging", "cloudpickle", "psutil", 
 #: Memory that one compiler takes on TensorFlow's headers, in bytes.
 _COMPILER_BYTES = 2 * 1024**3
 
-_LINES_SHOWN = 15
+_ERRORS_SHOWN = 6
 
 
 def wheel(folder: Path, with_mpi: bool) -> None:
@@ -98,7 +97,7 @@ def _joined(first: str, rest: str | None) -> str:
 
 def _run(command: list[str], environ: dict[str, str], log: Path) -> None:
     """Runs the build; make tells how far it is, everything goes to the log."""
-    last: deque[str] = deque(maxlen=_LINES_SHOWN)
+    errors: list[str] = []
     with (
         log.open("w") as file,
         Progress(transient=True) as progress,
@@ -115,8 +114,8 @@ def _run(command: list[str], environ: dict[str, str], log: Path) -> None:
             file.write(line)
             if match := re.match(r"\s*\[\s*(\d+)%\]", line):
                 progress.update(task, completed=int(match[1]))
-            elif re.search(r"\berror\b|CMake Error|No space left", line, re.IGNORECASE):
-                last.append(line.strip()[:300])
+            elif re.search(r"error: |CMake Error|No space left", line, re.IGNORECASE):
+                errors.append(line.strip()[:300])
     if process.returncode:
-        told = "\n".join(last)
+        told = "\n".join(errors[:_ERRORS_SHOWN])  # the first ones are the cause of the rest
         raise InstallError(f"Horovod's build failed; {log} holds all of it:\n{told}")

@@ -1,0 +1,93 @@
+"""How long a sum over the replicas takes, by size: a first look at what joins them.
+
+`python -m tfdist.bench` measures it in full.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tfdist import cluster, strategies
+from tfdist.doctor.check import Check
+from tfdist.errors import TfdistError
+from tfdist.install_horovod import versions
+
+if TYPE_CHECKING:
+    from tfdist.strategies import Strategy
+
+#: Sizes of the gradient, in MB of 10^6 bytes.
+SIZES = (1, 4, 16, 64, 256)
+
+_REPEATS = 5
+
+#: Copies of the gradient that a sum over the replicas of a process holds at once, for each.
+_COPIES = 4
+
+
+def checks() -> list[Check]:
+    """Returns a line for each size, over what joins the replicas here.
+
+    That is Horovod where `mpirun` or `horovodrun` started this process, and else `mirrored` over
+    the GPUs of the host, or over two logical CPU devices.
+    """
+    name = "horovod" if started_by_horovod() else "mirrored"
+    try:
+        strategy = strategies.create(name)
+    except TfdistError as error:
+        return [Check("all-reduce", str(error), "wrong", "see the lines above")]
+    if strategy.num_replicas == 1:
+        return [Check("all-reduce", f"{name} has one replica here: nothing to add up")]
+    room = psutil.virtual_memory().available / (_COPIES * len(strategy.devices))
+    sizes = [size for size in SIZES if size * 1e6 * strategy.num_workers < room]
+    return [_line(strategy, size) for size in sizes]
+
+
+def started_by_horovod() -> bool:
+    """Tells whether several processes run this, which Horovod can join."""
+    if versions.horovod() is None:
+        return False
+    by_gloo = int(os.environ.get("HOROVOD_SIZE", "1")) > 1  # set by horovodrun
+    try:
+        return by_gloo or cluster.discover().size > 1
+    except TfdistError:
+        return False
+
+
+def _line(strategy: Strategy, megabytes: int) -> Check:
+    name = f"{strategy.name} x{strategy.num_replicas}, {megabytes} MB"
+    seconds, total = measure(strategy, int(megabytes * 1e6))
+    if total != strategy.num_replicas:
+        value = f"{strategy.num_replicas} ones add up to {total}"
+        return Check(name, value, "wrong", "train with another --strategy or --all-reduce")
+    return Check(name, f"{seconds * 1e3:.1f} ms, {megabytes / 1e3 / seconds:.2f} GB/s")
+
+
+def measure(strategy: Strategy, num_bytes: int) -> tuple[float, float]:
+    """Adds up ones of float32 over all replicas; every rank calls it alike.
+
+    Returns:
+        The median time in seconds, and the sum of the ones.
+    """
+    import tensorflow as tf
+
+    ones = tf.ones([num_bytes // 4])
+
+    def on_replica(_: int) -> list:
+        # One tensor a replica: TensorFlow takes what all of them share for summed already.
+        return strategy.all_reduce([tf.identity(ones)])
+
+    @tf.function
+    def reduce() -> list:
+        return strategy.local_results(strategy.run(on_replica))  # whole: the rest is not computed
+
+    total, times = float(reduce()[0][0][0]), []  # traces, and makes the ranks meet
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        total = float(reduce()[0][0][0])  # waits for the sum
+        times.append(time.perf_counter() - began)
+    return statistics.median(times), total

