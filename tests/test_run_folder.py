@@ -15,7 +15,7 @@ from tfdist.run_folder import RunFolder
 
 def test_holds_configuration_and_versions(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path / "a" / "b"), epochs=3)
-    folder = RunFolder(config)
+    folder = RunFolder.create(config)
     assert folder.path == tmp_path / "a" / "b"
     assert TrainConfig(**yaml.safe_load((folder.path / "config.yaml").read_text())) == config
     versions = json.loads((folder.path / "versions.json").read_text())
@@ -26,32 +26,32 @@ def test_holds_configuration_and_versions(tmp_path: Path) -> None:
 def test_new_folders_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = TrainConfig(recipe="digits", strategy="mirrored")
-    paths = [RunFolder(config).path for _ in range(3)]
+    paths = [RunFolder.create(config).path for _ in range(3)]
     assert len(set(paths)) == 3
     assert all(path.match("runs/digits-mirrored-*") for path in paths)
 
 
 def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path))
-    RunFolder(config).metrics.write_text("{}\n")
+    RunFolder.create(config).metrics.write_text("{}\n")
     with pytest.raises(ConfigurationError, match="name another folder with --run-dir"):
-        RunFolder(config)
+        RunFolder.create(config)
 
 
 def test_run_that_failed_at_its_start_is_not_in_the_way(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path))
-    RunFolder(config)
-    RunFolder(config)
+    RunFolder.create(config)
+    RunFolder.create(config)
 
 
 def test_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(ConfigurationError, match="cannot be made"):
-        RunFolder(TrainConfig(run_dir=str(tmp_path / "a")))
+        RunFolder.create(TrainConfig(run_dir=str(tmp_path / "a")))
 
 
 def test_model_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
-    folder = RunFolder(TrainConfig(run_dir=str(tmp_path)))
+    folder = RunFolder.create(TrainConfig(run_dir=str(tmp_path)))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     folder.save_model(model)
     again = keras.saving.load_model(folder.model)

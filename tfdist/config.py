@@ -64,6 +64,22 @@ class Spread(BaseModel):
     parameter_device: str | None = Field(
         None, description="central_storage and towers: who holds the variables; left out: CPU:0"
     )
+    communication: Literal["auto", "ring", "nccl"] | None = Field(
+        None, description="multi_worker: how gradients are summed over workers; left out: auto"
+    )
+    compression: Literal["none", "fp16"] | None = Field(
+        None, description="horovod: in what format gradients cross; left out: none"
+    )
+    num_servers: PositiveInt | None = Field(
+        None, description="parameter_server without a launcher: its servers; left out: 1"
+    )
+    workers: list[str] | None = Field(
+        None, description="host:port of each worker, by rank, where no launcher tells"
+    )
+    rank: NonNegativeInt | None = Field(None, description="this worker's number among --workers")
+    watchdog_seconds: NonNegativeFloat = Field(
+        300.0, description="silence after which a worker is given up; 0: wait for ever"
+    )
     sync_batch_norm: bool = Field(False, description="BatchNorm statistics over all replicas")
 
 
@@ -119,7 +135,7 @@ class TrainConfig(Precision, Optimisation, Spread, Run):
         extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True
     )
 
-    @field_validator("devices", mode="before")
+    @field_validator("devices", "workers", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
         """`GPU:0,GPU:1` on a command line is a list of names; `2` is a number."""

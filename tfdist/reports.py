@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -43,7 +44,14 @@ def start(trainer: Trainer, config: TrainConfig, data: Any, run_dir: Path) -> No
     _show(rows)
 
 
-def summary(history: History, seconds: float, stats: Any, run_dir: Path, interrupted: bool) -> None:
+def summary(
+    history: History,
+    seconds: float,
+    stats: Any,
+    run_dir: Path,
+    interrupted: bool,
+    of_strategy: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Shows what came out.
 
     Args:
@@ -52,6 +60,7 @@ def summary(history: History, seconds: float, stats: Any, run_dir: Path, interru
         stats: The trainer's, with `examples_per_second` and `data_wait_share`.
         run_dir: Where the run's files are.
         interrupted: Whether the user stopped it.
+        of_strategy: What the strategy has to say.
     """
     rows = {}
     if interrupted:
@@ -65,8 +74,7 @@ def summary(history: History, seconds: float, stats: Any, run_dir: Path, interru
     rows["speed of the last epoch"] = (
         f"{stats.examples_per_second:.0f} images/s, {stats.data_wait_share:.0%} waiting for data"
     )
-    rows["run folder"] = str(run_dir)
-    _show(rows)
+    _show({**rows, **of_strategy, "run folder": str(run_dir)})
 
 
 def _metrics(history: History, epoch: int) -> str:

@@ -6,6 +6,7 @@ metrics.jsonl   one line per epoch
 curves.png      the same as a picture
 tensorboard/    the same as TensorBoard events
 model.keras     the trained model, for plain Keras
+logs/           what the workers other than rank 0 would have printed
 """
 
 from __future__ import annotations
@@ -27,25 +28,35 @@ _PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 class RunFolder:
-    """A folder for one run, made when the object is; it never overwrites another run's.
+    """A folder for one run.
 
     Args:
-        config: Names the folder (`run_dir`), or the recipe and strategy that a new folder under
-            `runs/` is called after.
-
-    Raises:
-        ConfigurationError: The folder holds another run, or cannot be made.
+        path: Of a folder that `create` made, in this process or in another worker.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, config: TrainConfig) -> RunFolder:
+        """Makes a folder that never overwrites another run's.
+
+        Args:
+            config: Names the folder (`run_dir`), or the recipe and strategy that a new folder
+                under `runs/` is called after.
+
+        Raises:
+            ConfigurationError: The folder holds another run, or cannot be made.
+        """
         try:
-            self.path = _named(Path(config.run_dir)) if config.run_dir else _new(config)
-            self._write("config.yaml", config.to_yaml())
-            self._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
+            folder = cls(_named(Path(config.run_dir)) if config.run_dir else _new(config))
+            folder._write("config.yaml", config.to_yaml())
+            folder._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
         except OSError as error:
             raise ConfigurationError(
                 f"The run folder cannot be made: {error}. Name another one with --run-dir."
             ) from error
+        return folder
 
     @property
     def metrics(self) -> Path:
@@ -66,6 +77,10 @@ class RunFolder:
     def model(self) -> Path:
         """The trained model."""
         return self.path / "model.keras"
+
+    def log(self, rank: int) -> Path:
+        """What a worker other than rank 0 prints."""
+        return self.path / "logs" / f"rank-{rank}.log"
 
     def save_model(self, model: Any) -> None:
         """Saves a Keras model so that a kill leaves the file whole or as it was."""

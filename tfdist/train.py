@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist import command_line, recipe
 from tfdist.config import TrainConfig
+from tfdist.coordination import in_turns, once, printing_to
 from tfdist.errors import DataError
 
 if TYPE_CHECKING:
@@ -50,31 +51,38 @@ def train(config: TrainConfig) -> keras.callbacks.History:
 
     workload = recipe.find(config.recipe)
     keras.utils.set_random_seed(config.seed)
+    trainer = make_trainer(config, workload)  # makes devices: before any TensorFlow operation
+    strategy = trainer.strategy
     try:
-        trainer = make_trainer(config, workload)  # makes devices: before any TensorFlow operation
-        data, validation = workload.train_data(config), workload.validation_data(config)
+        with in_turns(strategy):
+            data, validation = workload.train_data(config), workload.validation_data(config)
     except pipelines.DataError as error:
         raise DataError(str(error)) from error
-    folder = RunFolder(config)
-    reports.start(trainer, config, data, folder.path)
+    folder = RunFolder(once(strategy, lambda: str(RunFolder.create(config).path)))
+    if strategy.is_chief:
+        reports.start(trainer, config, data, folder.path)
 
     history, curves = keras.callbacks.History(), Curves(folder.curves)
     log = MetricsLog(folder.metrics, trainer.stats)
     events = keras.callbacks.TensorBoard(str(folder.tensorboard), write_graph=False)
     began, interrupted = time.perf_counter(), False
-    try:
-        trainer.fit(
-            data,
-            validation_data=validation,
-            callbacks=[history, log, curves, events],
-            **_fit_arguments(config),
-        )
-    except KeyboardInterrupt:
-        interrupted = True
-        curves.on_train_end()
+    with printing_to(None if strategy.is_chief else folder.log(strategy.rank)):
+        try:
+            trainer.fit(
+                data,
+                validation_data=validation,
+                callbacks=[history, log, curves, events] if strategy.is_chief else [history],
+                **_fit_arguments(config),
+            )
+        except KeyboardInterrupt:
+            interrupted = True
     seconds = time.perf_counter() - began
-    folder.save_model(trainer.model)
-    reports.summary(history.history, seconds, trainer.stats, folder.path, interrupted)
+    if strategy.is_chief:
+        if interrupted:
+            curves.on_train_end()
+        folder.save_model(trainer.model)
+        summary = strategy.summary()
+        reports.summary(history.history, seconds, trainer.stats, folder.path, interrupted, summary)
     if interrupted:
         raise KeyboardInterrupt
     return history
@@ -87,14 +95,20 @@ def make_trainer(config: TrainConfig, workload: recipe.Recipe) -> Trainer:
         TfdistError: The strategy, its devices or options, the batch or the precision cannot be had.
     """
     import tfdist
+    from tfdist import cluster
     from tfdist.feed import check_batch_size
 
+    if config.workers or config.rank is not None:
+        cluster.use(cluster.discover(workers=config.workers or (), rank=config.rank))
     strategy = tfdist.strategies.create(
         config.strategy,
         devices=config.devices,
         all_reduce=config.all_reduce,
         merge_on=config.merge_on,
         parameter_device=config.parameter_device,
+        communication=config.communication,
+        compression=config.compression,
+        num_servers=config.num_servers,
     )
     check_batch_size(config.batch_size, strategy.num_replicas)  # data sets do not tell theirs
     return tfdist.Trainer(

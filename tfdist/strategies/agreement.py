@@ -33,6 +33,16 @@ def gather(strategy: Strategy, mine: np.ndarray) -> np.ndarray:
     return np.asarray(_adder(strategy)(tf.constant(place * mine)))
 
 
+def share(strategy: Strategy, text: str) -> str:
+    """Returns the text of rank 0, in each worker; called outside of any graph."""
+    data = text.encode()
+    size = int(strategy.gather([len(data)])[0, 0])
+    row = np.zeros(size)
+    if strategy.rank == 0:
+        row[:] = list(data)
+    return bytes(strategy.gather(row)[0].astype(np.uint8)).decode()
+
+
 @functools.cache
 def _adder(strategy: Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
     """Sums what the first replica of each worker brings; compiled once a strategy."""

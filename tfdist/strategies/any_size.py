@@ -15,8 +15,10 @@ from tensorflow.python.ops import collective_ops
 
 #: Beyond the keys that `tf.distribute` gives to groups of devices; it counts from 1.
 _GROUP_KEY = 1 << 20
-#: Keys are int32: so many operations, then their numbers begin anew, each with so many sizes.
-_OPERATIONS, _SIZES = (1 << 9) - 1, 1 << 22
+#: What the key of an operation is made of, an int32: its number, which tells those of one step
+#: apart and begins anew after so many; its dtype; its size, modulo this.
+_OPERATIONS, _SIZES = 100, 1 << 22
+_DTYPES = (tf.float32, tf.int32, tf.int64, tf.float64, tf.float16)
 
 
 class AnySize:
@@ -60,12 +62,13 @@ class AnySize:
 
     def _sum(self, tensor: tf.Tensor, index: int) -> tf.Tensor:
         number = next(self._operations.setdefault(index, itertools.count()))
+        kind = number % _OPERATIONS * len(_DTYPES) + _DTYPES.index(tensor.dtype)
         size = tf.math.floormod(tf.size(tensor), _SIZES)
         flat = collective_ops.all_reduce_v2(
             tf.reshape(tensor, [-1]),
             group_size=self._num_replicas,
             group_key=_GROUP_KEY,
-            instance_key=number % _OPERATIONS * _SIZES + size,
+            instance_key=kind * _SIZES + size,
             communication_hint=self._communication,
         )
         return tf.reshape(flat, tf.shape(tensor))

@@ -86,6 +86,7 @@ class Strategy:
             "strategy": self.name,
             "devices": ", ".join(self.devices) + stand_in,
             "replicas": str(self.num_replicas),
+            "shard policy": "each global batch is split over the replicas",
         }
 
     def summary(self) -> dict[str, str]:

@@ -70,6 +70,7 @@ class ParameterServer(Strategy):
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
         self._ledger = ps_loop.Ledger()
+        cluster.on_barrier(self.barrier)
         self.writes_alone = self.num_trainers == 1
         if not self.writes_alone:
             self.inexact = {

@@ -1,0 +1,74 @@
+"""What the workers of a command do once for all, or one after the other, and who of them talks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfdist import cluster
+from tfdist.errors import ConfigurationError, TfdistError
+
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+
+_FAILED, _DONE = "!", "="
+
+
+def once(strategy: Strategy, make: Callable[[], str]) -> str:
+    """Calls `make` on rank 0 and returns its text on every worker.
+
+    Raises:
+        TfdistError: `make` raised it: the same one on rank 0, its message on the others.
+    """
+    from tfdist.strategies.agreement import share
+
+    error, text = None, ""
+    if strategy.rank == 0:
+        try:
+            text = _DONE + make()
+        except TfdistError as raised:
+            error, text = raised, _FAILED + str(raised)
+    told = share(strategy, text)
+    if error is not None:
+        raise error
+    if told.startswith(_FAILED):
+        raise ConfigurationError(told.removeprefix(_FAILED))
+    return told.removeprefix(_DONE)
+
+
+@contextmanager
+def in_turns(strategy: Strategy) -> Iterator[None]:
+    """Lets the workers of a host in one after the other: the first writes what the next find."""
+    mine = cluster.current().local_rank if strategy.num_workers > 1 else 0
+    turns = int(strategy.gather([mine]).max()) + 1
+    for _ in range(mine):
+        strategy.barrier()
+    yield
+    for _ in range(turns - mine):
+        strategy.barrier()
+
+
+@contextmanager
+def printing_to(path: Path | None) -> Iterator[None]:
+    """Sends what this process prints, libraries included, to a file; None: leaves it alone."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    streams = (sys.stdout, sys.stderr)
+    before = [os.dup(stream.fileno()) for stream in streams]
+    with path.open("a") as file:
+        for stream in streams:
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+    try:
+        yield
+    finally:
+        for stream, descriptor in zip(streams, before, strict=True):
+            stream.flush()
+            os.dup2(descriptor, stream.fileno())
+            os.close(descriptor)
