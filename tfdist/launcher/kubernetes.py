@@ -1,4 +1,4 @@
-"""Manifests for Kubernetes: a TFJob of the training operator, or an MPIJob of the MPI operator."""
+"""Manifests for Kubernetes: jobs of the training operator and of the MPI operator."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ from typing import Any
 
 import yaml
 
+from tfdist.errors import ConfigurationError
 from tfdist.launcher.options import Options
-
-_API = {"TFJob": "kubeflow.org/v1", "MPIJob": "kubeflow.org/v2beta1"}
 
 
 def manifest(options: Options) -> str:
-    """Returns the manifest as YAML for `kubectl apply -f -`."""
-    with_mpi = options.strategy == "horovod" or options.via == "mpirun"
-    kind = options.print_k8s if options.print_k8s != "auto" else "mpijob" if with_mpi else "tfjob"
-    spec = _mpi_job(options) if kind == "mpijob" else _tf_job(options)
-    name = "MPIJob" if kind == "mpijob" else "TFJob"
+    """Returns the manifest as YAML, for `kubectl apply -f -`.
+
+    Raises:
+        ConfigurationError: Parameter servers for a kind of job that has none.
+    """
+    kind = options.print_k8s
+    if kind == "auto":
+        with_mpi = options.strategy == "horovod" or options.via == "mpirun"
+        kind = "mpijob" if with_mpi else "tfjob"
+    if options.num_ps and kind != "tfjob":
+        raise ConfigurationError(f"--num-ps {options.num_ps}: only a tfjob has them, not {kind}.")
+    version, name, spec = {
+        "tfjob": ("kubeflow.org/v1", "TFJob", _tf_job),
+        "mpijob": ("kubeflow.org/v2beta1", "MPIJob", _mpi_job),
+        "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob", _train_job),
+    }[str(kind)]
     whole = {
-        "apiVersion": _API[name],
+        "apiVersion": version,
         "kind": name,
         "metadata": {"name": options.name},
-        "spec": spec,
+        "spec": spec(options),
     }
     return yaml.safe_dump(whole, sort_keys=False)
 
@@ -32,10 +42,12 @@ def _tf_job(options: Options) -> dict[str, Any]:
     if options.num_ps:
         counts = {"Chief": 1, **counts, "PS": options.num_ps}
     return {
-        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
+        "runPolicy": _run_policy(),
+        # With a chief the job is done when the chief is.
+        **({} if options.num_ps else {"successPolicy": "AllWorkers"}),
         "tfReplicaSpecs": {
             # The operator knows the container by this name.
-            task: _replicas(number, _container("tensorflow", options, task != "PS"))
+            task: _replicas(number, _container("tensorflow", options, task == "Worker"))
             for task, number in counts.items()
         },
     }
@@ -43,26 +55,40 @@ def _tf_job(options: Options) -> dict[str, Any]:
 
 def _mpi_job(options: Options) -> dict[str, Any]:
     """One pod a worker, with sshd, and one that runs mpirun, which the operator gives the hosts."""
-    launcher = _container("mpi-launcher", options, with_gpus=False)
+    launcher = _container("mpi-launcher", options, computes=False)
     launcher["command"] = [
-        "mpirun",
-        "--allow-run-as-root",
-        *("-np", str(options.num_workers)),
-        *("--bind-to", "none"),
-        *("-x", "PATH", "-x", "LD_LIBRARY_PATH"),
-        *launcher["command"],
+        *("mpirun", "--allow-run-as-root", "-np", str(options.num_workers)),
+        # Bound to one core each, the threads of a worker would share it.
+        *("--bind-to", "none", "-x", "PATH", "-x", "LD_LIBRARY_PATH"),
+        *options.elsewhere,
     ]
-    launcher.pop("resources", None)  # it computes nothing
     worker = _container("mpi-worker", options) | {"command": ["/usr/sbin/sshd", "-De"]}
     return {
         "slotsPerWorker": 1,
-        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
+        "runPolicy": _run_policy(),
         "launcherCreationPolicy": "WaitForWorkersReady",
         "mpiReplicaSpecs": {
             "Launcher": _replicas(1, launcher),
             "Worker": _replicas(options.num_workers, worker),
         },
     }
+
+
+def _train_job(options: Options) -> dict[str, Any]:
+    """Version 2 of the training operator: its runtime tells ranks and the address of rank 0."""
+    trainer: dict[str, Any] = {
+        "image": options.image,
+        "command": list(options.elsewhere),
+        "numNodes": options.num_workers,
+        "numProcPerNode": 1,
+    }
+    if resources := _resources(options):
+        trainer["resourcesPerNode"] = resources
+    return {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
+
+
+def _run_policy() -> dict[str, Any]:
+    return {"cleanPodPolicy": "Running", "backoffLimit": 0}
 
 
 def _replicas(number: int, container: dict[str, Any]) -> dict[str, Any]:
@@ -74,15 +100,20 @@ def _replicas(number: int, container: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _container(name: str, options: Options, with_gpus: bool = True) -> dict[str, Any]:
+def _container(name: str, options: Options, computes: bool = True) -> dict[str, Any]:
+    """A container that runs the command, with a worker's resources if it is one."""
     container: dict[str, Any] = {
         "name": name,
         "image": options.image,
         "command": list(options.elsewhere),
     }
-    limits: dict[str, int] = {}
-    if options.cpus_per_worker:
-        limits["cpu"] = options.cpus_per_worker
-    if options.gpus_per_worker and with_gpus:
-        limits["nvidia.com/gpu"] = options.gpus_per_worker
-    return container | ({"resources": {"limits": limits}} if limits else {})
+    if computes and (resources := _resources(options)):
+        container["resources"] = resources
+    return container
+
+
+def _resources(options: Options) -> dict[str, Any]:
+    """What the flags give each worker; empty where they do not say."""
+    limits = {"cpu": options.cpus_per_worker, "nvidia.com/gpu": options.gpus_per_worker}
+    given = {resource: number for resource, number in limits.items() if number}
+    return {"limits": given} if given else {}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
-
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from tfdist.errors import ConfigurationError
 from tfdist.launcher.plan import parse_hosts
@@ -17,27 +16,26 @@ _USAGE = f"{PROGRAM} [flags] -- COMMAND ...\n       {PROGRAM} [flags] [flags of 
 _DESCRIPTION = "Starts the workers of a run, and ends them all when one fails."
 
 
-class Options(BaseModel):
-    """The flags, checked."""
+@dataclass(frozen=True)
+class Options:
+    """The flags, as their help describes them, and the command."""
 
-    model_config = ConfigDict(frozen=True)
-
-    num_workers: PositiveInt
-    num_ps: NonNegativeInt
+    command: tuple[str, ...]
+    num_workers: int
+    num_ps: int
+    via: str
+    gpus_per_worker: int
     hosts: dict[str, int]
     on: str | None
-    port: PositiveInt
-    via: str
+    port: int
+    grace: int
+    restarts: int
     dry_run: bool
     print_slurm: bool
     print_k8s: str | None
-    grace: NonNegativeFloat
-    restarts: NonNegativeInt
-    gpus_per_worker: NonNegativeInt
-    cpus_per_worker: PositiveInt | None
-    image: str
     name: str
-    command: tuple[str, ...]
+    image: str
+    cpus_per_worker: int | None
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
@@ -162,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         "--print-k8s",
         nargs="?",
         const="auto",
-        choices=("auto", "tfjob", "mpijob"),
+        choices=("auto", "tfjob", "mpijob", "trainjob"),
         help="a manifest; auto: mpijob for --strategy horovod or --via mpirun, else tfjob",
     )
     add("--name", default="tfdist", metavar="NAME", help="the job's (tfdist)")

@@ -1,0 +1,96 @@
+"""What the operators' resource definitions say of the fields that manifests use, written down anew.
+
+From kubeflow's training operator 1.9 (TFJob v1), its trainer 2.0 (TrainJob v1alpha1) and its MPI
+operator 0.7 (MPIJob v2beta1). A field that is not here is not in those, or is not used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string", "minLength": 1}
+NUMBER: Schema = {"type": "integer", "minimum": 0}
+WORDS: Schema = {"type": "array", "items": {"type": "string"}}
+
+
+def record(required: str, **fields: Schema) -> Schema:
+    """An object of these fields and no others."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": required.split(),
+        "additionalProperties": False,
+    }
+
+
+QUANTITIES: Schema = {
+    "type": "object",
+    "additionalProperties": {"type": ["integer", "string"], "minimum": 1},
+}
+RESOURCES = record("", limits=QUANTITIES, requests=QUANTITIES)
+CONTAINER = record("name", name=TEXT, image=TEXT, command=WORDS, resources=RESOURCES)
+CONTAINERS: Schema = {"type": "array", "items": CONTAINER, "minItems": 1}
+POD = record("spec", spec=record("containers", containers=CONTAINERS))
+REPLICAS = record(
+    "replicas template",
+    replicas=NUMBER,
+    restartPolicy={"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+    template=POD,
+)
+RUN_POLICY = record("", cleanPodPolicy={"enum": ["All", "Running", "None"]}, backoffLimit=NUMBER)
+
+
+def job(kind: str, version: str, spec: Schema) -> Schema:
+    """A whole resource."""
+    # A name becomes part of host names.
+    name: Schema = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
+    return record(
+        "apiVersion kind metadata spec",
+        apiVersion={"const": version},
+        kind={"const": kind},
+        metadata=record("name", name=name),
+        spec=spec,
+    )
+
+
+JOBS = {
+    "tfjob": job(
+        "TFJob",
+        "kubeflow.org/v1",
+        record(
+            "tfReplicaSpecs",
+            runPolicy=RUN_POLICY,
+            successPolicy={"enum": ["", "AllWorkers"]},
+            tfReplicaSpecs=record("Worker", Chief=REPLICAS, Worker=REPLICAS, PS=REPLICAS),
+        ),
+    ),
+    "mpijob": job(
+        "MPIJob",
+        "kubeflow.org/v2beta1",
+        record(
+            "mpiReplicaSpecs",
+            slotsPerWorker=NUMBER,
+            runPolicy=RUN_POLICY,
+            launcherCreationPolicy={"enum": ["AtStartup", "WaitForWorkersReady"]},
+            mpiReplicaSpecs=record("Launcher Worker", Launcher=REPLICAS, Worker=REPLICAS),
+        ),
+    ),
+    "trainjob": job(
+        "TrainJob",
+        "trainer.kubeflow.org/v1alpha1",
+        record(
+            "runtimeRef",
+            runtimeRef=record("name", name=TEXT),
+            trainer=record(
+                "",
+                image=TEXT,
+                command=WORDS,
+                numNodes=NUMBER,
+                numProcPerNode={"type": ["integer", "string"]},
+                resourcesPerNode=RESOURCES,
+            ),
+        ),
+    ),
+}

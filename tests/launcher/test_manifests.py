@@ -1,0 +1,115 @@
+"""The manifests for Kubernetes against the operators' schemas, and the script for Slurm."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.launcher.schemas import JOBS
+from tfdist.errors import ConfigurationError
+from tfdist.launcher import kubernetes, options, slurm
+
+COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
+
+
+def manifest(*flags: str) -> dict[str, Any]:
+    return yaml.safe_load(kubernetes.manifest(options.parse([*flags, *COMMAND])))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--num-workers", "5", "--name", "digits", "--image", "hub/tfdist:1"],
+        ["--gpus-per-worker", "2", "--cpus-per-worker", "8"],
+    ],
+)
+@pytest.mark.parametrize("kind", list(JOBS))
+def test_manifest_is_what_the_operator_takes(kind: str, flags: list[str]) -> None:
+    jsonschema.validate(manifest("--print-k8s", kind, *flags), JOBS[kind])
+
+
+def test_schema_refuses_what_the_operator_does_not_know() -> None:
+    made = manifest("--print-k8s", "tfjob")
+    made["spec"]["replicas"] = 2
+    with pytest.raises(jsonschema.ValidationError, match="replicas"):
+        jsonschema.validate(made, JOBS["tfjob"])
+
+
+def test_tf_job_with_servers() -> None:
+    made = manifest("--print-k8s", "--num-workers", "3", "--num-ps", "2", "--gpus-per-worker", "1")
+    jsonschema.validate(made, JOBS["tfjob"])
+    tasks = made["spec"]["tfReplicaSpecs"]
+    assert {task: one["replicas"] for task, one in tasks.items()} == {
+        "Chief": 1,
+        "Worker": 3,
+        "PS": 2,
+    }
+    with_gpus = [task for task, one in tasks.items() if "nvidia.com/gpu" in str(one)]
+    assert with_gpus == ["Worker"]
+    container = tasks["Worker"]["template"]["spec"]["containers"][0]
+    assert container["name"] == "tensorflow"  # the operator looks for it
+    assert container["command"] == ["python", "train.py", "--name", "it's"]
+
+
+def test_mpi_job_runs_the_command_on_all_workers() -> None:
+    made = manifest("--print-k8s", "mpijob", "--num-workers", "3", "--gpus-per-worker", "1")
+    pods = made["spec"]["mpiReplicaSpecs"]
+    command = pods["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    assert command[0] == "mpirun"
+    assert command[command.index("-np") + 1] == "3"
+    assert command[-4:] == ["python", "train.py", "--name", "it's"]
+    assert "nvidia.com/gpu" not in str(pods["Launcher"])
+    assert "nvidia.com/gpu" in str(pods["Worker"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        (["--strategy", "multi_worker"], "TFJob"),
+        (["--strategy", "horovod"], "MPIJob"),
+        (["--strategy=horovod"], "MPIJob"),
+        (["--via", "mpirun"], "MPIJob"),
+    ],
+)
+def test_kind_follows_the_strategy(flags: list[str], kind: str) -> None:
+    made = yaml.safe_load(kubernetes.manifest(options.parse(["--print-k8s", *flags])))
+    assert made["kind"] == kind
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+def test_servers_where_there_are_none(kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"only a tfjob has them, not {kind}"):
+        manifest("--print-k8s", kind, "--num-ps", "1")
+
+
+def test_slurm_script() -> None:
+    flags = ["--print-slurm", "--hosts", "n1:2,n2:2", "--gpus-per-worker", "1", "--name", "digits"]
+    script = slurm.script(options.parse([*flags, *COMMAND]))
+    directives = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
+    for wanted in ("ntasks=4", "nodes=2", "nodelist=n1,n2", "gpus-per-task=1", "job-name=digits"):
+        assert f"#SBATCH --{wanted}" in directives
+    assert script.startswith("#!/bin/bash\n#SBATCH ")  # Slurm reads them up to the first command
+
+
+def test_slurm_script_runs_the_command(tmp_path: Any) -> None:
+    bash = shutil.which("bash")
+    assert bash
+    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    done = subprocess.run(
+        [bash, "-s"],
+        input=slurm.script(options.parse(["--print-slurm", *COMMAND])),
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout.split("|")[-5:] == ["python", "train.py", "--name", "it's", ""]

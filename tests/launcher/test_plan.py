@@ -1,0 +1,116 @@
+"""Places of workers, what they are told, and what mpirun and horovodrun are called with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.starting import launch
+from tfdist import cluster, mpi
+from tfdist.errors import LaunchError
+from tfdist.launcher import horovod, options, others, plan, workers
+
+
+def test_places_are_those_that_horovod_computes() -> None:
+    hosts = pytest.importorskip("horovod.runner.common.util.hosts")
+    wanted = hosts.get_host_assignments(hosts.parse_hosts("a:3,b:1,c:2"), 6)
+    for slot, other in zip(plan.slots({"a": 3, "b": 1, "c": 2}), wanted, strict=True):
+        mine = dict(vars(slot))
+        assert vars(other) == {"hostname": mine.pop("host"), **mine}
+
+
+def test_every_worker_is_told_the_same_cluster() -> None:
+    slots = plan.slots({"a": 2, "b": 1})
+    made = workers.plan(["run"], slots, first_port=5000, interface="eth0")
+    seen = [cluster.discover(process.environ) for process in made.processes]
+    assert [found.rank for found in seen] == [0, 1, 2]
+    assert [found.local_rank for found in seen] == [0, 1, 0]
+    assert {found.addresses for found in seen} == {("a:5001", "a:5002", "b:5001")}
+    assert made.meeting == "a:5000"
+    assert [process.host for process in made.processes] == ["a", "a", "b"]
+
+
+def test_each_worker_sees_gpus_of_its_own() -> None:
+    made = workers.plan(["run"], plan.slots({"a": 2, "b": 1}), first_port=5000, gpus_per_worker=2)
+    visible = [process.environ["CUDA_VISIBLE_DEVICES"] for process in made.processes]
+    assert visible == ["0,1", "2,3", "0,1"]
+
+
+def test_servers_and_workers_are_told_the_same_cluster() -> None:
+    made = plan.with_servers(["run"], num_workers=2, num_ps=1)
+    seen = [cluster.discover(process.environ) for process in made]
+    assert [found.task for found in seen] == ["chief", "worker", "worker", "ps"]
+    assert [process.name for process in made] == ["chief", "worker 0", "worker 1", "ps 0"]
+    assert len({*seen[0].addresses, *seen[0].ps}) == 4
+    assert [process.leads for process in made] == [True, False, False, False]
+
+
+def parsed(*flags: str) -> options.Options:
+    return options.parse([*flags, "--", "program", "--flag"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "words"),
+    [
+        ("Open MPI", [], "--oversubscribe -np 2 "),
+        ("Open MPI", ["--hosts", "a:2,b:1"], "-H a:2,b:1 -np 3 "),
+        ("MPICH", ["--num-workers", "3"], "mpirun -n 3 "),
+        ("Intel MPI", ["--hosts", "a:2,b:1"], "-hosts a:2,b:1 -n 3 "),
+    ],
+)
+def test_mpirun(kind: str, flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "find", lambda: mpi.Mpi(kind, "1", "/bin/mpirun", None))
+    process = others.process(parsed("--via", "mpirun", *flags))
+    line = " ".join(process.command)
+    assert words in line
+    assert line.endswith("-m tfdist.launcher.tagged program --flag")
+    assert ("OMPI_ALLOW_RUN_AS_ROOT" in process.environ) == (
+        kind == "Open MPI" and os.geteuid() == 0
+    )
+
+
+def test_horovodrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(LaunchError, match="make horovod"):
+        others.process(parsed("--via", "horovodrun"))
+    (tmp_path / "horovodrun").touch()
+    process = others.process(parsed("--via", "horovodrun", "--hosts", "a:2,b:1"))
+    assert process.command[1:] == ("-np", "3", "-H", "a:2,b:1", "program", "--flag")
+
+
+def test_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "find", lambda: None)
+    with pytest.raises(LaunchError, match="no MPI is installed"):
+        others.process(parsed("--via", "mpirun"))
+
+
+@pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
+def test_lines_under_mpirun_begin_with_the_rank(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, sys\n"
+        "from tfdist import cluster\n"
+        "print('out', cluster.rank())\n"
+        "sys.exit(5 if cluster.rank() == 1 else 0)\n"
+    )
+    done = launch("--via", "mpirun", "--", sys.executable, str(tmp_path / "program.py"))
+    assert sorted(done.stdout.splitlines())[:2] == ["[0] out 0", "[1] out 1"]
+    assert done.returncode == 5
+
+
+@pytest.mark.skipif(not horovod.installed(), reason="no Horovod")
+def test_workers_meet_at_horovod_s_server() -> None:
+    import urllib.request
+
+    slots = plan.slots({plan.LOCAL: 2})
+    made = workers.plan(["run"], slots)
+    with workers.meeting(made, slots):
+        url = f"http://{made.meeting}/scope/key"
+        put = urllib.request.Request(url, data=b"value", method="PUT")
+        urllib.request.urlopen(put, timeout=10).close()
+        with urllib.request.urlopen(url, timeout=10) as got:
+            assert got.read() == b"value"
