@@ -71,12 +71,17 @@ def _operations(hvd: Any) -> Check:
 
 def _mismatch(found: mpi.Mpi | None) -> list[Check]:
     """Ranks that another MPI's mpirun starts would each train alone, as rank 0 of 1."""
-    loaded = Path("/proc/self/maps").read_text()
+    loaded = _loaded_libraries()
     for library, kinds in _FAMILIES.items():
         if found and library in loaded and found.kind not in (*kinds, "MPI"):
             value = f"built with {' or '.join(kinds)}, but mpirun is {found.kind}'s"
             return [Check("Horovod's MPI", value, "wrong", f"{_INSTALL} --rebuild")]
     return []
+
+
+def _loaded_libraries() -> str:
+    """What this process has mapped, as Linux tells."""
+    return Path("/proc/self/maps").read_text()
 
 
 def _cluster() -> list[Check]:

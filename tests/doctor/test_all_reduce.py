@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfdist import strategies
+from tfdist.doctor import all_reduce
+from tfdist.install_horovod import versions
+
+
+def test_ones_add_up_to_the_number_of_replicas() -> None:
+    seconds, total = all_reduce.measure(strategies.create("mirrored", devices=3), 4000)
+    assert total == 3
+    assert seconds > 0
+
+
+def test_each_size_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_reduce, "SIZES", (1, 2))
+    names = [check.name for check in all_reduce.checks()]
+    assert names == ["mirrored x2, 1 MB", "mirrored x2, 2 MB"]
+
+
+def test_wrong_sum_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_reduce, "SIZES", (1,))
+    monkeypatch.setattr(all_reduce, "measure", lambda *_: (1.0, 1.0))
+    (check,) = all_reduce.checks()
+    assert check.state == "wrong"
+    assert check.value == "2 ones add up to 1.0"
+
+
+def test_size_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory: Any = all_reduce.psutil.virtual_memory()._replace(available=10**8)
+    monkeypatch.setattr(all_reduce.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(all_reduce, "measure", lambda *_: (1.0, 2.0))
+    assert [check.name for check in all_reduce.checks()] == [
+        "mirrored x2, 1 MB",
+        "mirrored x2, 4 MB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "horovod", "started"),
+    [
+        ({}, "0.28.1", False),
+        ({"HOROVOD_SIZE": "2"}, "0.28.1", True),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "0.28.1", True),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, None, False),
+        ({"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "2"}, "0.28.1", False),
+    ],
+)
+def test_who_is_asked(
+    variables: dict[str, str],
+    horovod: str | None,
+    started: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(versions, "horovod", lambda: horovod)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert all_reduce.started_by_horovod() == started

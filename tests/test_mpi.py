@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfdist import mpi
+
+
+def program(folder: Path, name: str, says: str = "", code: int = 0) -> None:
+    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\nexit {code}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("says", "kind", "version"),
+    [
+        ("mpirun (Open MPI) 4.1.4", "Open MPI", "4.1.4"),
+        ("HYDRA build details:\n    Version:      4.2.0", "MPICH", "4.2.0"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 1", "Intel MPI", "2021.13"),
+        ("something else", "MPI", ""),
+    ],
+)
+def test_mpirun_tells_what_it_is(says: str, kind: str, version: str, tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", says)
+    found = mpi.find(str(tmp_path))
+    assert found == mpi.Mpi(kind, version, str(tmp_path / "mpirun"), compiler=None)
+    assert str(found) == f"{kind} {version}".strip()
+
+
+def test_compiler_is_that_of_the_same_path(tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", "mpirun (Open MPI) 5.0.11")
+    program(tmp_path, "mpicxx")
+    found = mpi.find(str(tmp_path))
+    assert found is not None
+    assert found.compiler == str(tmp_path / "mpicxx")
+
+
+def test_none_without_an_mpirun_that_runs(tmp_path: Path) -> None:
+    assert mpi.find(str(tmp_path)) is None
+    program(tmp_path, "mpirun", "mpirun (Open MPI) 4.1.4", code=1)
+    assert mpi.find(str(tmp_path)) is None
