@@ -20,6 +20,12 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+HOROVODRUN = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+}
 SLURM = {
     "SLURM_PROCID": "1",
     "SLURM_LOCALID": "0",
@@ -59,6 +65,7 @@ def _fresh() -> Iterator[None]:
         (SLURM, ("Slurm", 1, 2, 0, 1)),
         (OPEN_MPI, ("Open MPI", 1, 4, 1, 2)),
         (HYDRA, ("MPICH / Hydra", 2, 3, 0, 1)),
+        (HOROVODRUN, ("Horovod", 1, 2, 1, 2)),
         (PYTORCH_JOB, ("Kubernetes", 1, 2, 0, 1)),
         (PYTORCH_JOB | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, ("Kubernetes", 1, 2, 1, 2)),
         (TRAIN_JOB, ("Kubernetes", 1, 2, 0, 1)),

@@ -1,4 +1,4 @@
-"""The variables of mpirun: they tell ranks, and never addresses."""
+"""The variables of mpirun and horovodrun: they tell ranks, and never addresses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _VARIABLES = (
         "MV2_COMM_WORLD_LOCAL_RANK",
         "MV2_COMM_WORLD_LOCAL_SIZE",
     ),
+    ("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
 )
 
 
 def read(environ: Environ) -> Cluster | None:
-    """Returns the cluster of an `mpirun`.
+    """Returns the cluster of an `mpirun`, or of a `horovodrun` without MPI.
 
     Raises:
         ClusterError: Its variables are incomplete or contradict each other.
@@ -44,7 +45,7 @@ def read(environ: Environ) -> Cluster | None:
 
 
 def started_here(environ: Environ) -> bool:
-    """Tells whether it was mpirun itself that started this process.
+    """Tells whether it was one of these itself that started this process.
 
     Slurm's srun sets PMI_RANK too, for programs that speak MPICH's protocol, but no local ranks.
     """
