@@ -19,7 +19,7 @@ train: .venv/installed$(addprefix -,$(EXTRAS))
 horovod: .venv/installed-horovod
 
 test: lint $(HOROVOD)
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -127,8 +127,13 @@ class EvalStep:
     def exchange(self, sums: Sums) -> Sums:
         """Adds up the contributions of all replicas; called on a replica."""
         crossing = {name: tensors for name, tensors in sums.items() if name not in ALIKE}
+        wire = self.strategy.wire_dtype
+        if wire is not None:
+            crossing["gradients"] = [tf.cast(g, wire) for g in sums["gradients"]]
         reduced = iter(self.strategy.all_reduce([t for own in crossing.values() for t in own]))
-        return sums | {name: [next(reduced) for _ in own] for name, own in crossing.items()}
+        return sums | {
+            name: [tf.cast(next(reduced), own.dtype) for own in sums[name]] for name in crossing
+        }
 
     def apply(self, sums: Sums) -> tf.Tensor:
         """Changes one copy of the variables by the sums."""

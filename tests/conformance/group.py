@@ -16,9 +16,11 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from tests.conformance.results import Result
+from tfdist.errors import TfdistError
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS, CASE_SECONDS = 120.0, 120.0
@@ -41,17 +43,34 @@ class Layout:
     via: str = "TF_CONFIG"
 
     def __str__(self) -> str:
-        devices = f"x{self.num_devices}" if self.strategy == "multi_worker" else f"-{self.via}"
-        return f"{self.strategy}-{self.num_workers}{devices}"
+        devices = f"x{self.num_devices}" if self.num_devices > 1 else ""
+        return f"{self.strategy}-{self.via}-{self.num_workers}{devices}"
+
+
+#: Those that train every case: by strategy.
+LAYOUTS = {
+    "horovod": [Layout("horovod", 2, via="mpi"), Layout("horovod", 3, via="gloo")],
+    "multi_worker": [
+        Layout("multi_worker", 2),
+        Layout("multi_worker", 3),
+        Layout("multi_worker", 2, num_devices=2),
+    ],
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one worker made of a case: its result, or the error, and whether it may be one."""
+    """What one worker made of a case: its result, or what it raised.
+
+    Attributes:
+        result: None where it raised something.
+        error: the traceback of that.
+        declined: the message of it, where it was a TfdistError.
+    """
 
     result: Result | None
     error: str = ""
-    declined: bool = False
+    declined: str = ""
 
 
 class Group:
@@ -67,6 +86,24 @@ class Group:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+    def train(self, case: str) -> Result:
+        """Returns what all workers came to.
+
+        Raises:
+            TfdistError: All of them decline the case.
+            AssertionError: A worker failed, or they differ, be it by a bit.
+            TimeoutError: As `ask`.
+        """
+        answers = self.ask(case)
+        if all(answer.declined for answer in answers):
+            raise TfdistError(answers[0].declined)
+        if failed := [answer.error for answer in answers if answer.error]:
+            raise AssertionError("\n".join(failed))
+        first, *others = [dataclasses.asdict(answer.result) for answer in answers]
+        for rank, other in enumerate(others, 1):
+            np.testing.assert_equal(other, first, f"rank {rank} against rank 0")
+        return answers[0].result
 
     def ask(self, case: str) -> list[Answer]:
         """Returns every worker's answer, by rank.

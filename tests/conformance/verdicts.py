@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import multiprocessing
 import threading
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 from tests import start_tensorflow
+from tests.conformance.group import LAYOUTS, Group
 
 TIMEOUT_SECONDS = 120.0
 # Processes are forked from one that has imported TensorFlow, which takes seconds, but has not
@@ -72,6 +74,8 @@ def judge(question: Question) -> Verdict:
     try:
         if plain:
             result = engines.keras_mirrored(case, num_replicas)
+        elif question.engine in LAYOUTS:
+            result = _group(question.engine, num_replicas).train(case.name)
         else:
             result = engines.tfdist(case, question.engine, num_replicas)
     except Exception as error:
@@ -83,6 +87,12 @@ def judge(question: Question) -> Verdict:
     if not differences:
         return Verdict("exact")
     return Verdict("wrong", max(d.size for d in differences), tuple(map(str, differences)))
+
+
+@functools.cache
+def _group(strategy: str, num_workers: int) -> Group:
+    """The processes that this one asks; they end when it does."""
+    return Group(next(o for o in LAYOUTS[strategy] if o.num_workers == num_workers))
 
 
 def _serve(connection: Connection) -> None:

@@ -34,7 +34,7 @@ def main(port: int, strategy: str, num_devices: int) -> None:
             try:
                 answer = Answer(engines.tfdist(case, strategy, num_devices))
             except Exception as error:
-                declined = case.may_refuse and isinstance(error, TfdistError)
+                declined = str(error) if isinstance(error, TfdistError) else ""
                 answer = Answer(None, traceback.format_exc(), declined)
             connection.send(answer)
 

@@ -7,18 +7,44 @@ processes: what one worker says is a sum to which the others add zeros.
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.context import context
 
+from tfdist.errors import ConfigurationError
 from tfdist.strategies.shares import Batch
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
 
 _PRIME = 2_147_483_647
+
+
+def meet(strategy: Strategy) -> None:
+    """Settles what all workers have to have alike before a model is made.
+
+    A seed, unless the user set one: shuffles and initial weights are to be the same everywhere.
+
+    Raises:
+        ConfigurationError: The workers have different numbers of devices.
+    """
+    if strategy.num_workers == 1:
+        return
+    seeded = context().global_seed() is not None  # TensorFlow tells it nowhere else
+    told = strategy.gather([len(strategy.devices), seeded, random.randrange(2**31)])
+    counts = told[:, 0].astype(int)
+    if counts.min() < counts.max():
+        raise ConfigurationError(
+            f"The workers have {', '.join(map(str, counts))} devices, by rank: "
+            "expected as many on each; name them with devices."
+        )
+    if not told[:, 1].any():
+        keras.utils.set_random_seed(int(told[0, 2]))
 
 
 def gather(strategy: Strategy, mine: np.ndarray) -> np.ndarray:

@@ -52,6 +52,8 @@ class Strategy:
     has_local_variables = True
     #: Whether nobody else changes the variables between a step's reading and its writing.
     writes_alone = True
+    #: In what format gradients cross the replicas; None: in their own.
+    wire_dtype: tf.DType | None = None
     #: What this strategy cannot compute to the numbers of one device, and why.
     inexact: Mapping[str, str] = MappingProxyType({})
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import cluster, devices
 from tfdist.errors import ConfigurationError, MissingError
+from tfdist.strategies import agreement
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.fusion import by_dtype, fused
 
@@ -52,9 +53,10 @@ class Horovod(Strategy):
         self._hvd = started()
         self.num_workers, self.rank = self._hvd.size(), self._hvd.rank()
         super().__init__(_device(self._hvd.local_rank()) if devices is None else devices)
-        self._compression = getattr(self._hvd.Compression, compression)
-        if compression != "none":
+        if compression == "fp16":
+            self.wire_dtype = tf.float16
             self.inexact = {"compression": "gradients cross the workers as float16"}
+        agreement.meet(self)
         cluster.on_barrier(self.barrier)
 
     def describe(self) -> dict[str, str]:
@@ -76,10 +78,8 @@ class Horovod(Strategy):
     def _summed(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         # Horovod knows no bfloat16.
         known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
-        small, contexts = zip(*map(self._compression.compress, known), strict=True)
-        sums = self._hvd.grouped_allreduce(list(small), op=self._hvd.Sum)
-        whole = map(self._compression.decompress, sums, contexts)
-        return [tf.cast(total, t.dtype) for total, t in zip(whole, tensors, strict=True)]
+        sums = self._hvd.grouped_allreduce(known, op=self._hvd.Sum)
+        return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
 
     def _gathered(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         return tf.IndexedSlices(

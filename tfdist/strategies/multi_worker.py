@@ -21,6 +21,7 @@ from tfdist import cluster
 from tfdist.cluster import Cluster
 from tfdist.devices import resolve
 from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.strategies import agreement
 from tfdist.strategies.any_size import AnySize
 from tfdist.strategies.fusion import by_dtype
 from tfdist.strategies.tf_distribute import TFDistribute
@@ -62,12 +63,7 @@ class MultiWorker(TFDistribute):
         self.num_workers, self.rank = self.cluster.size, self.cluster.rank
         super().__init__(names, _tf_strategy(tuple(names), self.communication, self.cluster))
         self._any_size = AnySize(self.num_replicas, self.communication)
-        counts = self.gather([len(names)])[:, 0]
-        if counts.min() < counts.max():
-            raise ConfigurationError(
-                f"The workers have {', '.join(f'{n:.0f}' for n in counts)} devices, by rank: "
-                "expected as many on each; give --devices."
-            )
+        agreement.meet(self)
         cluster.on_barrier(self.barrier)
 
     def describe(self) -> dict[str, str]:
