@@ -1,0 +1,83 @@
+"""Keras's augmentation layers with a seed for each example, so that an epoch can be repeated.
+
+A layer draws from a generator of its own, which moves on with each call: in a parallel map the
+examples would get their draws in the order of chance. Here each call draws from the seed it is
+given. `RandAugment`, `RandomFlip`, `RandomColorJitter`, `MixUp`, `CutMix` and all other layers of
+`keras.layers` that are random in this way will do, and a `keras.Sequential` of them not: call one
+after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def seeded(layer: keras.layers.Layer) -> Callable[[Any, tf.Tensor], Any]:
+    """Makes a function of an input and a seed out of a random layer.
+
+    Args:
+        layer: of Keras, for images and what belongs to them. Its inputs are a dictionary where
+            several things change together: `images` with `segmentation_masks` (each class keeps
+            its number: masks are not blended), `bounding_boxes` or, for `MixUp` and `CutMix`, which
+            take a batch, `labels` (one-hot).
+
+    Returns:
+        A function of an input, one example's or a batch's, and a seed, int32 `(2,)`. It returns
+        what the layer would, in the dtypes that came in; images are rounded and cut to 0..255 where
+        these are uint8.
+
+    Raises:
+        ValueError: `AugMix`, which chooses its operations once, by Python's own generator.
+    """
+    if isinstance(layer, keras.layers.AugMix):
+        raise ValueError(
+            "layer: expected one whose draws follow from a seed, got AugMix, which chooses its "
+            "operations when it is traced; use RandAugment"
+        )
+
+    def apply(inputs: Any, seed: tf.Tensor) -> Any:
+        before = tf.nest.map_structure(tf.convert_to_tensor, inputs)
+        with _drawing_from(layer, seed):
+            # A copy: layers write into the dictionary that they are given.
+            after = layer(dict(before) if isinstance(before, dict) else before, training=True)
+        return tf.nest.map_structure(_as_before, after, before)
+
+    return apply
+
+
+def _as_before(after: Any, before: tf.Tensor) -> tf.Tensor:
+    if before.dtype.is_integer and after.dtype.is_floating:
+        after = tf.round(after)
+    return tf.saturate_cast(after, before.dtype)
+
+
+class _Seeds(keras.random.SeedGenerator):
+    """Numbers drawn from a tensor: the i-th draw while tracing folds the seed with i."""
+
+    def __init__(self, seed: tf.Tensor) -> None:
+        self._seed, self._drawn = seed, 0
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        """The next seed, as Keras hands it to stateless operations."""
+        self._drawn += 1
+        return tf.random.experimental.stateless_fold_in(self._seed, self._drawn)
+
+
+@contextmanager
+def _drawing_from(layer: keras.layers.Layer, seed: tf.Tensor) -> Iterator[None]:
+    """Has a layer, and those inside it, draw from a seed for a while."""
+    seeds = _Seeds(seed)
+    random = [part for part in layer._flatten_layers() if hasattr(part, "generator")]
+    before = [vars(part)["generator"] for part in random]
+    for part in random:
+        vars(part)["generator"] = seeds  # past Keras's tracking, which would keep it
+    try:
+        yield
+    finally:
+        for part, generator in zip(random, before, strict=True):
+            vars(part)["generator"] = generator

@@ -1,0 +1,71 @@
+"""The same seed makes the same of an image; parts are what the whole image has there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.maps import images
+
+quick = settings(deadline=None, max_examples=20)
+
+
+def gradient(height: int, width: int) -> np.ndarray:
+    """An image whose red tells the row and whose green the column."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    channels = (rows * 255 / max(height - 1, 1), columns * 255 / max(width - 1, 1), 0 * rows)
+    return np.stack(channels, -1).astype(np.uint8)
+
+
+def encoded(pixels: np.ndarray, kind: str) -> tf.Tensor:
+    return tf.io.encode_png(pixels) if kind == "png" else tf.io.encode_jpeg(pixels, quality=100)
+
+
+@quick
+@given(
+    height=st.integers(1, 80),
+    width=st.integers(1, 80),
+    kind=st.sampled_from(["jpeg", "png"]),
+    seed=st.integers(-(2**31), 2**31 - 1),
+)
+def test_random_parts_have_the_size_and_repeat(
+    height: int, width: int, kind: str, seed: int
+) -> None:
+    image, seeds = encoded(gradient(height, width), kind), tf.constant([seed, 1])
+    first, again = (images.random_crop(image, seeds, (9, 7)) for _ in range(2))
+    assert first.shape == (9, 7, 3)
+    assert first.dtype == tf.uint8
+    np.testing.assert_array_equal(first, again)
+
+
+def test_seeds_draw_different_parts() -> None:
+    image = encoded(gradient(60, 90), "png")
+    parts = [images.random_crop(image, tf.constant([1, i]), (8, 8)).numpy() for i in range(30)]
+    assert len({part.tobytes() for part in parts}) == 30
+    shares = [(np.ptp(p[..., 0] / 255) + 0.1) * (np.ptp(p[..., 1] / 255) + 0.1) for p in parts]
+    assert min(shares) < 0.4 < 0.6 < max(shares)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_middle_and_whole(kind: str) -> None:
+    image = encoded(gradient(64, 128), kind)
+    middle = images.center_crop(image, (32, 32), share=0.5).numpy().astype(int)
+    assert middle[16, 16, 0] == pytest.approx(128, abs=6)
+    assert np.ptp(middle[..., 0]) == pytest.approx(127, abs=8)  # half of the height
+    assert np.ptp(middle[..., 1]) == pytest.approx(64, abs=8)  # a quarter of the width: a square
+    whole = images.resize(image, (16, 16)).numpy().astype(int)
+    assert np.ptp(whole[..., 0]) > 230
+    assert np.ptp(whole[..., 1]) > 230
+
+
+def test_flip_turns_half_of_them_and_the_mask_too() -> None:
+    image = tf.constant(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
+    turned = 0
+    for i in range(40):
+        flipped = images.flip(image, tf.constant([i, 0])).numpy()
+        turned += (flipped == image.numpy()[:, ::-1]).all()
+        assert (flipped == image.numpy()).all() or (flipped == image.numpy()[:, ::-1]).all()
+    assert 8 < turned < 32
