@@ -12,6 +12,7 @@ import pytest
 
 from tfdist import rendezvous
 from tfdist.cluster import Cluster, exchange_addresses
+from tfdist.clusters import visit
 from tfdist.clusters.ports import free_ports
 from tfdist.errors import ClusterError
 
@@ -21,7 +22,7 @@ SHORT = 0.3
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(visit, "_RETRY_SECONDS", 0.02)
 
 
 def with_master(size: int) -> list[Cluster]:
@@ -148,6 +149,18 @@ def test_strangers_are_sent_away() -> None:
         pool.submit(strangers).result()
         met = [*meet([clusters[1]]), *first.result()]
     assert not errors(met)
+
+
+def test_meeting_again_is_not_needed() -> None:
+    (one,) = meet(with_master(1))
+    assert isinstance(one, Cluster)
+    with socket.create_server(("", int(one.address.rpartition(":")[2]))):  # as TensorFlow's does
+        assert exchange_addresses(one) is one
+
+
+def test_parameter_servers_do_not_come() -> None:
+    with pytest.raises(ClusterError, match="use --strategy parameter_server"):
+        exchange_addresses(Cluster("TF_CONFIG", 0, 1, addresses=("a:1",), ps=("b:1",)))
 
 
 def test_within_a_notebook_s_loop() -> None:

@@ -24,6 +24,7 @@ _READERS = (tf_config.read, slurm.read, mpi.read, kubernetes.read)
 #: Pods and jobs start one by one, and pull their images first.
 MEETING_SECONDS = 300.0
 
+_met: set[Cluster] = set()  # TensorFlow listens there now
 _in_use: Cluster | None = None
 _hook: Callable[[], None] | None = None
 
@@ -65,9 +66,10 @@ def discover(
 def exchange_addresses(cluster: Cluster, seconds: float = MEETING_SECONDS) -> Cluster:
     """Returns the cluster with the address of every worker, after all workers have come together.
 
-    Called by every worker of a cluster of workers, before TensorFlow starts its servers. Under
-    mpirun the addresses cross over MPI; elsewhere the workers meet at rank 0's address, which also
-    shows that all are there and agree about who they are.
+    Called by every worker of a cluster of workers, before TensorFlow starts its servers; after that
+    it returns what it has returned before. Under mpirun the addresses cross over MPI; elsewhere the
+    workers meet at rank 0's address, which also shows that all are there and agree about who they
+    are.
 
     Args:
         cluster: As `discover` returned it.
@@ -75,8 +77,15 @@ def exchange_addresses(cluster: Cluster, seconds: float = MEETING_SECONDS) -> Cl
 
     Raises:
         ClusterError: Workers did not come in time, claim one rank, disagree about the cluster, or
-            cannot listen at their own address.
+            cannot listen at their own address; or not all are workers.
     """
+    if cluster in _met:
+        return cluster
+    if cluster.ps or cluster.task == "evaluator":
+        raise ClusterError(
+            f"{cluster.source} has parameter servers or an evaluator, and all are to train alike: "
+            "leave them out, or use --strategy parameter_server."
+        )
     if cluster.addresses or cluster.master:
         found = rendezvous.meet(cluster, seconds)
     elif cluster.size == 1:
@@ -84,9 +93,11 @@ def exchange_addresses(cluster: Cluster, seconds: float = MEETING_SECONDS) -> Cl
     else:
         found = mpi_exchange.addresses(cluster)
     local_rank, local_size = local_place(found, cluster.rank)
-    return dataclasses.replace(
+    whole = dataclasses.replace(
         cluster, addresses=found, local_rank=local_rank, local_size=local_size
     )
+    _met.add(whole)
+    return whole
 
 
 def current() -> Cluster:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import os
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +17,11 @@ from typing import Any
 
 from tfdist.clusters.base import Cluster, split
 from tfdist.clusters.ports import check_free, free_ports
+from tfdist.clusters.visit import Line, receive, result, send, visit
 from tfdist.errors import ClusterError
 
-_RETRY_SECONDS = 0.2
 #: For one line to cross the wire; who takes longer is no worker.
 _LINE_SECONDS = 10.0
-
-Line = dict[str, Any]
 
 
 def meet(cluster: Cluster, seconds: float) -> tuple[str, ...]:
@@ -54,7 +51,7 @@ def meet(cluster: Cluster, seconds: float) -> tuple[str, ...]:
         except ClusterError as error:  # the others want to know, too
             me["problem"] = str(error)
     # A little longer than rank 0 waits, who can tell which others are missing.
-    return _run(_visit(place, me, seconds + _LINE_SECONDS))
+    return _run(visit(place, me, seconds + _LINE_SECONDS))
 
 
 class _Host:
@@ -96,14 +93,14 @@ class _Host:
         addresses = tuple(self._addresses.get(rank, "") for rank in range(self._size))
         answer = {"problem": self._problem, "addresses": addresses}
         await asyncio.gather(*(_answer(*guest, answer) for guest in self._guests))
-        return _result(answer)
+        return result(answer)
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hears one worker out."""
         guest = None
         with contextlib.suppress(OSError):
             async with asyncio.timeout(_LINE_SECONDS):
-                guest = await _receive(reader)
+                guest = await receive(reader)
         if guest is None or guest.keys() != self._me.keys():
             writer.close()  # a stranger: port scanners come to every open port
             return
@@ -126,73 +123,19 @@ class _Host:
     async def _ask_who_listens(self) -> None:
         """Tells both where it is another worker who claims to be rank 0."""
         try:
-            await _visit(self._place, self._me, _LINE_SECONDS)
+            await visit(self._place, self._me, _LINE_SECONDS)
         except ClusterError as error:
             if "Two workers" in str(error):
                 raise
 
 
-async def _visit(place: str, me: Line, seconds: float) -> tuple[str, ...]:
-    """Comes to rank 0, tries again while it is not there, and waits for what it says."""
-    reason = "it does not answer"
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                try:
-                    return _result(await _ask(place, me))
-                except OSError as error:  # not there yet, or its name is not known yet
-                    reason = error.strerror or str(error)
-                await asyncio.sleep(_RETRY_SECONDS)
-    except TimeoutError:
-        raise ClusterError(
-            f"Rank {me['rank']} waited {seconds:.0f} s for rank 0 at {place} ({reason}): see "
-            "whether it was started, and whether this host reaches that address."
-        ) from None
-
-
-async def _ask(place: str, me: Line) -> Line:
-    """One visit; raises an OSError where rank 0 is not, or goes away."""
-    host, port = split(place)
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        own = writer.get_extra_info("sockname")[0]
-        own = f"[{own}]" if ":" in own else own
-        _send(writer, me | {"address": me["address"] or f"{own}:{free_ports(1)[0]}"})
-        answer = await _receive(reader)
-    finally:
-        writer.close()
-    if answer is None:
-        raise ConnectionError("it is not a worker of tfdist, or ended")
-    return answer
-
-
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Line) -> None:
     """Tells one worker what came out, if it is still there."""
-    _send(writer, answer)
+    send(writer, answer)
     with contextlib.suppress(OSError):
         async with asyncio.timeout(_LINE_SECONDS):
             await reader.read()  # who closes first blocks its port for a while: not rank 0's
     writer.close()
-
-
-def _send(writer: asyncio.StreamWriter, line: Line) -> None:
-    writer.write(json.dumps(line).encode() + b"\n")
-
-
-async def _receive(reader: asyncio.StreamReader) -> Line | None:
-    """Returns a line; None where what comes is none."""
-    try:
-        line = json.loads(await reader.readline())
-    except ValueError:  # no JSON, or more than a line may hold
-        return None
-    return line if isinstance(line, dict) else None
-
-
-def _result(answer: Line) -> tuple[str, ...]:
-    """The addresses, or the problem that all were told, raised."""
-    if answer.get("problem"):
-        raise ClusterError(answer["problem"])
-    return tuple(answer["addresses"])
 
 
 def _run(coroutine: Coroutine[Any, Any, tuple[str, ...]]) -> tuple[str, ...]:
