@@ -1,0 +1,21 @@
+"""What the tests of several processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.two_hosts import NotAllowedError, TwoHosts
+from tests.processes.two_hosts import two_hosts as make
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[TwoHosts]:
+    """Two hosts with nothing but a wire between them; skips where the machine forbids them."""
+    try:
+        with make(tmp_path) as hosts:
+            yield hosts
+    except NotAllowedError as error:
+        pytest.skip(f"no network namespaces here: {error}")
