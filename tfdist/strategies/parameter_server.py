@@ -29,6 +29,9 @@ class ParameterServer(Strategy):
     The cluster is TF_CONFIG's. In a process that none started it is made in line: workers and
     servers are threads of the process.
 
+    Attributes:
+        ledger: What the workers have done.
+
     Args:
         devices: How many workers an in-line cluster has; None: 2.
         num_servers: How many parameter servers it has; None: 1.
@@ -69,7 +72,7 @@ class ParameterServer(Strategy):
         self.tf_strategy = ps_cluster.connect(tasks)
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
-        self._ledger = ps_loop.Ledger()
+        self.ledger = ps_loop.Ledger()
         cluster.on_barrier(self.barrier)
         self.writes_alone = self.num_trainers == 1
         if not self.writes_alone:
@@ -81,7 +84,7 @@ class ParameterServer(Strategy):
     @property
     def first_replica(self) -> Any:
         """A number of its own for each step, so that no two workers draw the same mask."""
-        return 0 if self.writes_alone else self._ledger.ticket
+        return 0 if self.writes_alone else self.ledger.ticket
 
     def describe(self) -> dict[str, str]:
         return {
@@ -92,7 +95,7 @@ class ParameterServer(Strategy):
         }
 
     def summary(self) -> dict[str, str]:
-        return self._ledger.summary()
+        return self.ledger.summary()
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -123,7 +126,7 @@ class ParameterServer(Strategy):
         if eager or not step.training:
             return super().compile(step, eager, may_end, own_rows)
         return ps_loop.asynchronous(
-            self.unpack, step, self._ledger, self._coordinator, self.num_trainers
+            self.unpack, step, self.ledger, self._coordinator, self.num_trainers
         )
 
     def join(self) -> None:

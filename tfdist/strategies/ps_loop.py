@@ -76,13 +76,17 @@ class Ledger:
         with tf.control_dependencies([self._rows.assign_add(tf.cast(rows, tf.int64))]):
             return self._staleness.scatter_add(one)[0]
 
+    def staleness(self) -> np.ndarray:
+        """Returns how many updates were made with 0, 1, 2, ... others in between; int64."""
+        return self._staleness.numpy()
+
     def totals(self) -> tuple[int, int]:
         """Returns the steps made so far, and their rows."""
-        return int(self._staleness.numpy().sum()), int(self._rows)
+        return int(self.staleness().sum()), int(self._rows)
 
     def summary(self) -> dict[str, str]:
         """Returns rows for the table at the end of a training."""
-        counts = self._staleness.numpy()
+        counts = self.staleness()
         if not counts.any():
             return {}
         mean = float(np.average(np.arange(len(counts)), weights=counts))

@@ -1,0 +1,42 @@
+"""Any task of a parameter-server cluster; the chief trains until a file is there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import tests  # noqa: F401 - quietens TensorFlow
+from tests.training import build, steps
+from tfdist import Trainer, command_line
+from tfdist.strategies.parameter_server import ParameterServer
+
+BATCHES, BATCH_SIZE = 25, 8
+
+
+def main(stop: Path) -> None:
+    """Trains; tells of each epoch, and at the end of the counts, in lines of JSON."""
+    strategy = ParameterServer()
+    trainer = Trainer(lambda: build(metrics=["mae"]), strategy=strategy)
+    x = np.random.default_rng(0).normal(size=(BATCHES * BATCH_SIZE, 4)).astype("float32")
+
+    class Tell(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            told = {
+                "epoch": epoch,
+                "steps": steps(self.model),
+                "rows": float(self.model.metrics[0].count.numpy()),
+                "overlapping": int(strategy.ledger.staleness()[1:].sum()),
+            }
+            print(json.dumps(told), flush=True)
+            self.model.stop_training = stop.exists()
+
+    trainer.fit(x, x[:, :1], batch_size=BATCH_SIZE, epochs=10**6, verbose=0, callbacks=[Tell()])
+    print(json.dumps(strategy.summary()), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(lambda: main(Path(sys.argv[1]))))
