@@ -8,6 +8,7 @@ are there, they are published together.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import json
@@ -73,12 +74,10 @@ class Plan:
 
 
 class _ShardTask(NamedTuple):
-    """One shard to write: its file, and the examples that belong into it."""
+    """One shard to write: its file, and the numbers of the examples that belong into it."""
 
-    source: Source
     path: Path
     numbers: np.ndarray
-    compression: Compression
 
 
 def pack(plan: Plan, directory: Path, num_workers: int) -> Index:
@@ -93,9 +92,9 @@ def pack(plan: Plan, directory: Path, num_workers: int) -> Index:
         The index of the folder.
 
     Raises:
-        DataError: an example cannot be read or does not fit, the folder holds something else, or
-            another process is packing it.
-        OSError: the disk is full. What is finished is kept, nothing torn is ever visible.
+        DataError: an example cannot be read or does not fit, the folder holds something else,
+            another process is packing it, or the disk is full. What is finished is kept, nothing
+            torn is ever visible.
     """
     if plan.num_shards > len(plan.source):
         raise DataError(
@@ -106,7 +105,7 @@ def pack(plan: Plan, directory: Path, num_workers: int) -> Index:
     if found := found_in(directory, plan.wanted()):
         return found
     work = directory.with_name(f".{directory.name}.packing")
-    with _sole_use_of(work):
+    with _full_disk_explained(directory), _sole_use_of(work):
         shards = _shards(plan, _prepared(work, plan), num_workers)
         index = Index(
             source=plan.description,
@@ -123,13 +122,13 @@ def _shards(plan: Plan, work: Path, num_workers: int) -> tuple[Shard, ...]:
     """Writes the shards that are missing, and returns what all of them hold."""
     paths = [work / "shards" / shard_name(i, plan.num_shards) for i in range(plan.num_shards)]
     tasks = [
-        _ShardTask(plan.source, path, plan.order[i :: plan.num_shards], plan.compression)
+        _ShardTask(path, plan.order[i :: plan.num_shards])
         for i, path in enumerate(paths)
         if _finished(path) is None
     ]
     written = iter(
         parallel.run(
-            _write_shard,
+            functools.partial(_write_shard, plan.source, plan.compression),
             tasks,
             num_workers=num_workers,
             description=f"packing {len(tasks)} of {len(paths)} shards",
@@ -143,16 +142,18 @@ def _shards(plan: Plan, work: Path, num_workers: int) -> tuple[Shard, ...]:
     )
 
 
-def _write_shard(task: _ShardTask, advance: parallel.Advance) -> Shard:
+def _write_shard(
+    source: Source, compression: Compression, task: _ShardTask, advance: parallel.Advance
+) -> Shard:
     """Writes one shard; its final name appears when it is whole and on the disk."""
     # Imports TensorFlow, for which the process that only hands out the tasks need not wait.
     from pipelines.schema import encode
 
     partial = task.path.with_suffix(".partial")
     num_since_report = 0
-    with ShardWriter(partial, task.compression) as writer:
-        for example in task.source.examples(task.numbers.tolist()):
-            writer.write(encode(example, task.source.features))
+    with ShardWriter(partial, compression) as writer:
+        for example in source.examples(task.numbers.tolist()):
+            writer.write(encode(example, source.features))
             num_since_report += 1
             if num_since_report == _NUM_BETWEEN_REPORTS:
                 advance(num_since_report)
@@ -191,6 +192,19 @@ def _prepared(work: Path, plan: Plan) -> Path:
     for partial in shards.glob("*.partial"):
         partial.unlink()
     return work
+
+
+@contextlib.contextmanager
+def _full_disk_explained(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise DataError(
+            f"{directory}: {error.strerror}; make room and start again with the same options: "
+            "finished shards are kept"
+        ) from None
 
 
 @contextlib.contextmanager

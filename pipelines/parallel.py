@@ -21,8 +21,9 @@ Result = TypeVar("Result")
 Advance = Callable[[int], None]
 
 _SECONDS_BETWEEN_LOOKS = 0.1
-#: Shared by the processes of a pool: records done so far, and whether to stop. In a worker the
-#: pool's initializer sets it; there it cannot come as an argument, for it cannot be pickled.
+#: Of a worker process: the function that it calls, and what all processes share: the records done
+#: so far, and whether to stop. The pool's initializer sets it, for neither can come with a task:
+#: a function may carry a whole data set with it.
 _shared: dict[str, Any] = {}
 
 
@@ -46,8 +47,8 @@ def run(
     """Calls a function for each task and shows how many records are done.
 
     Args:
-        function: importable by name, since other processes find it so. It calls its second
-            argument now and then, which is also where an interrupt ends it.
+        function: picklable; sent once to each process, where its tasks share what it carries. It
+            calls its second argument now and then, which is also where an interrupt ends it.
         tasks: picklable.
         num_workers: processes; with one, or one task, all is done in this process.
         description: stands beside the bar.
@@ -79,8 +80,9 @@ def _in_processes(
     # Not forked: a fork of a process with TensorFlow's threads can hang.
     context = multiprocessing.get_context("spawn")
     done, stop = context.Value("q", 0), context.Value("b", 0)
-    with futures.ProcessPoolExecutor(num_workers, context, _start, (done, stop)) as pool:
-        running = [pool.submit(_call, function, task) for task in tasks]
+    arguments = (done, stop, function)
+    with futures.ProcessPoolExecutor(num_workers, context, _start, arguments) as pool:
+        running = [pool.submit(_call, task) for task in tasks]
         try:
             waiting: set[Any] = set(running)
             while waiting:
@@ -99,15 +101,15 @@ def _in_processes(
             pool.shutdown(cancel_futures=True)
 
 
-def _start(done: Any, stop: Any) -> None:
+def _start(done: Any, stop: Any, function: Any) -> None:
     """Prepares a worker process."""
     # Ctrl-C reaches every process of the terminal; the first process is who decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _shared.update(done=done, stop=stop)
+    _shared.update(done=done, stop=stop, function=function)
 
 
-def _call(function: Callable[[Task, Advance], Result], task: Task) -> Result:
-    return function(task, _advance)
+def _call(task: Any) -> Any:
+    return _shared["function"](task, _advance)
 
 
 def _advance(num_records: int) -> None:

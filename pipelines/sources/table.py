@@ -5,7 +5,7 @@ The table is held in memory by every worker, in Arrow's compact form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Table(Source):
         self._files, self._label = list(files), label
         self._table: Any = None
         self._length = self._loaded().num_rows
+        if self._length == 0:  # its columns have no types
+            raise DataError(f"{files[0]}: expected rows, found none")
         self._classes = _classes(self._loaded(), label) if label else ()
         self.features = tuple(self._feature(field) for field in self._loaded().schema)
         mark = fingerprint(files, files[0].parent, contents=True)
@@ -102,6 +104,8 @@ def open_source(location: str, options: Options) -> Source:
     """
     path = Path(location)
     files = files_below(path, _SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{location}: expected {', '.join(_SUFFIXES)} files, found none")
     return Table(files, options.label)
 
 
@@ -112,14 +116,15 @@ def _load(files: Sequence[Path]) -> Any:
         from pyarrow import csv, parquet
     except ImportError:
         raise DataError("tables need pyarrow: pip install 'tfdist[tables]'") from None
-    readers: dict[str, Callable[[Path], Any]] = {
-        ".parquet": parquet.read_table,
-        ".tsv": lambda file: csv.read_csv(file, parse_options=csv.ParseOptions(delimiter="\t")),
-    }
     tables = []
     for file in files:
+        delimiter = "\t" if file.suffix == ".tsv" else ","
         try:
-            tables.append(readers.get(file.suffix, csv.read_csv)(file))
+            if _is_parquet(file):
+                tables.append(parquet.read_table(file))
+            else:
+                options = csv.ParseOptions(delimiter=delimiter)
+                tables.append(csv.read_csv(file, parse_options=options))
         except pa.ArrowException as error:
             raise DataError(f"{file}: not a table that can be read: {error}") from None
     try:
@@ -127,6 +132,11 @@ def _load(files: Sequence[Path]) -> Any:
         return table.cast(pa.schema([_plain(pa, field) for field in table.schema]))
     except pa.ArrowException as error:
         raise DataError(f"{files[0].parent}: files of other columns: {error}") from None
+
+
+def _is_parquet(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(4) == b"PAR1"
 
 
 def _plain(pa: Any, field: Any) -> Any:

@@ -32,7 +32,8 @@ class TfdsSource(Source):
     def __init__(self, name: str, data_dir: str | None, split: str) -> None:
         self._name, self._data_dir, self._split = name, data_dir, split
         self._records: Any = _open(_prepared(name, data_dir), split)
-        if len(self._records) == 0:
+        self._length = len(self._records)
+        if self._length == 0:  # the first tells how images are encoded
             raise DataError(f"tfds:{name}: split {split!r} is empty")
         self.features = tfds_features.flat_features(
             self._records.features, tfds_features.flat_example(self._records[0])
@@ -40,7 +41,7 @@ class TfdsSource(Source):
         self.description = f"tfds {self._records.full_name}, {split}, {len(self)} examples"
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self._length
 
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
         if self._records is None:

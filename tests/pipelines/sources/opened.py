@@ -1,0 +1,35 @@
+"""Sources through their whole way: opened, pickled as for a worker, encoded and decoded again."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from pipelines.schema import decode, encode
+from pipelines.sources import open_source
+from pipelines.sources.source import Options, Source
+
+
+def source(location: Path | str, kind: str = "auto", **options: Any) -> Source:
+    """A source as a worker process gets it."""
+    opened = open_source(str(location), kind, Options(**options))
+    again: Source = pickle.loads(pickle.dumps(opened))
+    return again
+
+
+def examples(opened: Source, numbers: list[int] | None = None) -> list[dict[str, Any]]:
+    """Examples as they come out of their records: NumPy values by feature."""
+    wanted = range(len(opened)) if numbers is None else numbers
+    records = [encode(example, opened.features) for example in opened.examples(list(wanted))]
+    return [
+        {name: value.numpy() for name, value in decode(tf.constant(r), opened.features).items()}
+        for r in records
+    ]
+
+
+def features(opened: Source) -> dict[str, tuple[object, ...]]:
+    """dtype, shape and encoding by name."""
+    return {f.name: (f.dtype, f.shape, f.encoding) for f in opened.features}

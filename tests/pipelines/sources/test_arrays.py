@@ -1,0 +1,74 @@
+"""Arrays come back value for value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines import DataError
+from tests.pipelines.sources import opened
+
+ARRAYS = {
+    "image": np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3),
+    "label": np.arange(5),
+    "weight": np.linspace(0, 1, 5),
+    "name": np.array(["a", "bc", "", "größer", "e"]),
+    "flag": np.arange(5) > 2,
+}
+
+
+def check(location: Path) -> None:
+    source = opened.source(location)
+    assert opened.features(source) == {
+        "image": ("uint8", (4, 3), "raw"),
+        "label": ("int64", (), "list"),
+        "weight": ("float64", (), "raw"),
+        "name": ("string", (), "bytes"),
+        "flag": ("bool", (), "list"),
+    }
+    for number, example in zip([3, 1], opened.examples(source, [3, 1]), strict=True):
+        for name, array in ARRAYS.items():
+            expected = array[number].encode() if name == "name" else array[number]
+            np.testing.assert_array_equal(example[name], expected)
+
+
+def test_archive(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", **ARRAYS)
+    check(tmp_path / "data.npz")
+
+
+def test_folder_of_arrays(tmp_path: Path) -> None:
+    for name, array in ARRAYS.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    check(tmp_path)
+
+
+def test_one_array(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", ARRAYS["image"])
+    assert set(opened.features(opened.source(tmp_path / "x.npy"))) == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"a": np.zeros(3), "b": np.zeros(4)}, "arrays of as many rows each, got"),
+        ({"a": np.zeros(3, np.complex64)}, "array 'a': cannot store complex64"),
+        ({"a": np.array([{}])}, "not NumPy arrays of numbers or text"),
+        ({"a": np.zeros(0)}, "found none"),
+    ],
+)
+def test_arrays_that_make_no_examples(
+    tmp_path: Path, arrays: dict[str, np.ndarray], says: str
+) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(DataError, match=f"data.npz: .*{says}"):
+        opened.source(tmp_path / "data.npz")
+
+
+@pytest.mark.parametrize("name", ["data.npz", "data.npy"])
+def test_file_that_is_no_array(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK\x03\x04 no array")
+    with pytest.raises(DataError, match="not NumPy arrays"):
+        opened.source(tmp_path / name)

@@ -1,0 +1,77 @@
+"""CelebA in the layout in which it is published, made small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines import DataError
+from tests.pipelines import pictures
+from tests.pipelines.sources import opened
+
+NAMES = ("Bald", "Smiling", "Young")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lines, partition = ["6", " ".join(NAMES) + " "], []
+    (tmp_path / "img_align_celeba").mkdir()
+    for number in range(6):
+        name = f"{number + 1:06d}.jpg"
+        image = pictures.encoded(number * 10, "jpeg", height=218, width=178)
+        (tmp_path / "img_align_celeba" / name).write_bytes(image)
+        values = ["1" if number >> bit & 1 else "-1" for bit in range(3)]
+        lines.append(f"{name}  {'  '.join(values)}")
+        partition.append(f"{name} {max(0, number - 3)}")
+    (tmp_path / "list_attr_celeba.txt").write_text("\n".join(lines) + "\n")
+    (tmp_path / "list_eval_partition.txt").write_text("\n".join(partition) + "\n")
+    return tmp_path
+
+
+def test_splits_and_attributes(folder: Path) -> None:
+    for split, numbers in (
+        ("train", [0, 1, 2, 3]),
+        ("validation", [4]),
+        ("test", [5]),
+        ("all", [*range(6)]),
+    ):
+        source = opened.source(folder, split=split)
+        assert opened.features(source)["attributes"] == ("bool", (3,), "list")
+        assert source.features[1].label_names == NAMES
+        for number, example in zip(numbers, opened.examples(source), strict=True):
+            assert example["file"] == b"%06d.jpg" % (number + 1)
+            np.testing.assert_array_equal(
+                example["attributes"], [number >> bit & 1 for bit in range(3)]
+            )
+            assert example["image"].shape == (218, 178, 3)
+            assert abs(int(example["image"][0, 0, 0]) - number * 10) < 4
+
+
+def test_unknown_split(folder: Path) -> None:
+    with pytest.raises(DataError, match="--split: expected train, validation, test or all"):
+        opened.source(folder, split="val")
+
+
+def test_missing_image(folder: Path) -> None:
+    (folder / "img_align_celeba" / "000002.jpg").unlink()
+    with pytest.raises(DataError, match=r"000002\.jpg: listed in list_attr_celeba\.txt, but"):
+        opened.examples(opened.source(folder))
+
+
+def test_missing_partition(folder: Path) -> None:
+    (folder / "list_eval_partition.txt").unlink()
+    with pytest.raises(DataError, match="says which images are of which split"):
+        opened.source(folder)
+
+
+def test_damaged_lists(folder: Path) -> None:
+    path = folder / "list_attr_celeba.txt"
+    whole = path.read_text()
+    path.write_text(whole.replace("000003.jpg  -1", "000003.jpg  0"))
+    with pytest.raises(DataError, match="line 5: expected a file and 3 times 1 or -1"):
+        opened.source(folder)
+    path.write_text("\n".join(whole.splitlines()[:-1]))
+    with pytest.raises(DataError, match="should count its images, 5; cut off"):
+        opened.source(folder)

@@ -1,0 +1,129 @@
+"""Image folders: files as they are, or encoded again as asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines import DataError
+from tests.pipelines import pictures
+from tests.pipelines.sources import opened
+
+
+def test_files_are_stored_as_they_are(tmp_path: Path) -> None:
+    pictures.write_classes(tmp_path, 4, "jpeg")
+    source = opened.source(tmp_path)
+    assert opened.features(source) == {
+        "image": ("uint8", (None, None, 3), "jpeg"),
+        "label": ("int64", (), "list"),
+        "file": ("string", (), "bytes"),
+    }
+    for example in source.examples([3, 0]):
+        assert example["image"] == (tmp_path / str(example["file"])).read_bytes()
+
+
+def test_without_class_folders_there_is_no_label(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(pictures.encoded(7))
+    source = opened.source(tmp_path)
+    assert set(opened.features(source)) == {"image", "file"}
+    (example,) = opened.examples(source)
+    np.testing.assert_array_equal(example["image"], pictures.pixels(7))
+
+
+def test_grey_images_have_one_channel(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 9, np.uint8)).save(tmp_path / "a.png")
+    source = opened.source(tmp_path)
+    assert opened.features(source)["image"] == ("uint8", (None, None, 1), "png")
+    assert opened.examples(source)[0]["image"].tolist() == [[[9]] * 4] * 4
+
+
+def test_colours_are_not_lost_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(pictures.encoded(7))
+    with pytest.raises(DataError, match=r"a\.png: has colours \(RGB\).* pass --channels 3"):
+        opened.examples(opened.source(tmp_path, channels=1))
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "first"),
+    [
+        ("10", (None, None, 3), (10, 12, 3)),
+        ("8x6", (8, 6, 3), (8, 6, 3)),
+        ("40", (None, None, 3), (40, 48, 3)),
+    ],
+)
+def test_sizes(tmp_path: Path, size: str, shape: object, first: tuple[int, ...]) -> None:
+    (tmp_path / "a.png").write_bytes(pictures.encoded(7))
+    source = opened.source(tmp_path, image_size=size)
+    assert opened.features(source)["image"][1] == shape
+    (example,) = opened.examples(source)
+    assert example["image"].shape == first
+    assert (example["image"] == pictures.pixels(7)[0, 0]).all()
+
+
+def test_mixed_formats_need_a_choice(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(pictures.encoded(1))
+    (tmp_path / "b.bmp").write_bytes(pictures.encoded(2, "bmp"))
+    with pytest.raises(DataError, match=r"found 1 \.png, 1 \.bmp; pass --image-format"):
+        opened.source(tmp_path)
+    images = [e["image"] for e in opened.examples(opened.source(tmp_path, image_format="png"))]
+    np.testing.assert_array_equal(images, [pictures.pixels(1), pictures.pixels(2)])
+
+
+def test_lying_suffix_is_encoded_again(tmp_path: Path) -> None:
+    (tmp_path / "a.jpeg").write_bytes(pictures.encoded(7, "png"))
+    source = opened.source(tmp_path)
+    (example,) = opened.examples(source)
+    assert opened.features(source)["image"][2] == "jpeg"
+    assert np.abs(example["image"].astype(int) - pictures.pixels(7)).max() < 4
+
+
+def test_quality_makes_files_smaller(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.jpg", quality=95)
+    sizes = [
+        len(next(opened.source(tmp_path, quality=quality).examples([0]))["image"])
+        for quality in (20, 80)
+    ]
+    assert sizes[0] < sizes[1] < (tmp_path / "a.jpg").stat().st_size
+
+
+def test_turned_photographs_are_turned_where_they_are_encoded_again(tmp_path: Path) -> None:
+    picture = Image.fromarray(pictures.pixels(7))
+    exif = picture.getexif()
+    exif[0x0112] = 6  # orientation: to be turned by 90 degrees
+    picture.save(tmp_path / "a.jpg", exif=exif)
+    (example,) = opened.examples(opened.source(tmp_path, quality=90))
+    assert example["image"].shape == (24, 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"image_size": "10x"}, "--image-size: expected pixels as 256"),
+        ({"image_size": "0"}, "--image-size"),
+        ({"quality": 50}, "--quality: expected 1 to 100, for jpeg, got 50 for png"),
+        ({"channels": 2}, "--channels: expected 1, 3"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, options: dict[str, object], says: str) -> None:
+    (tmp_path / "a.png").write_bytes(pictures.encoded(7))
+    with pytest.raises(DataError, match=says):
+        opened.source(tmp_path, **options)
+
+
+def test_file_beside_class_folders_has_no_class(tmp_path: Path) -> None:
+    pictures.write_classes(tmp_path, 2)
+    (tmp_path / "stray.png").write_bytes(pictures.encoded(7))
+    with pytest.raises(DataError, match=r"stray\.png: lies beside class folders"):
+        opened.source(tmp_path)
+
+
+def test_several_kinds_need_a_choice(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(pictures.encoded(7))
+    (tmp_path / "a.txt").write_text("a line")
+    with pytest.raises(DataError, match="found images and text here; say what it is with --from"):
+        opened.source(tmp_path)
+    assert "text" in opened.features(opened.source(tmp_path, "text"))

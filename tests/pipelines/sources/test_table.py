@@ -1,0 +1,110 @@
+"""Rows of tables come back value for value."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from pipelines import DataError
+from tests.pipelines.sources import opened
+
+CSV = "age,height,species,seen\n3,1.5,cat,2020-01-02\n4,2.25,dog,2021-01-02\n5,0.1,cat,\n"
+
+
+def test_csv_with_class_names(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(CSV.replace(",\n", ",2022-01-02\n"))
+    source = opened.source(tmp_path / "a.csv", label="species")
+    assert opened.features(source) == {
+        "age": ("int64", (), "list"),
+        "height": ("float64", (), "raw"),
+        "species": ("int64", (), "list"),
+        "seen": ("string", (), "bytes"),
+    }
+    assert source.features[2].label_names == ("cat", "dog")
+    found = opened.examples(source, [2, 1])
+    assert [e["height"] for e in found] == [0.1, 2.25]
+    assert [e["species"] for e in found] == [0, 1]
+    assert found[1]["seen"] == b"2021-01-02"
+
+
+def test_folder_of_tables_and_tabs(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / f"{i}.tsv").write_text(f"x\ty\n{i}\tname {i}\n")
+    found = opened.examples(opened.source(tmp_path))
+    assert [(e["x"], e["y"]) for e in found] == [(i, b"name %d" % i) for i in range(3)]
+
+
+def test_parquet_types(tmp_path: Path) -> None:
+    columns = {
+        "f32": pa.array([0.5, 1.5], pa.float32()),
+        "u8": pa.array([1, 255], pa.uint8()),
+        "u32": pa.array([1, 2**32 - 1], pa.uint32()),
+        "flag": pa.array([True, False]),
+        "blob": pa.array([b"\x00\x01", b""], pa.large_binary()),
+        "words": pa.array([["a", "b"], []], pa.list_(pa.string())),
+        "ints": pa.array([[1], [2, 3]], pa.list_(pa.int32())),
+        "pair": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float64(), 2)),
+        "kind": pa.array(["x", "y"]).dictionary_encode(),
+        "day": pa.array([datetime.date(2020, 1, 2)] * 2),
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    source = opened.source(tmp_path / "a.parquet")
+    assert opened.features(source) == {
+        "f32": ("float32", (), "list"),
+        "u8": ("uint8", (), "list"),
+        "u32": ("int64", (), "list"),
+        "flag": ("bool", (), "list"),
+        "blob": ("string", (), "bytes"),
+        "words": ("string", (None,), "bytes"),
+        "ints": ("int32", (None,), "list"),
+        "pair": ("float64", (2,), "raw"),
+        "kind": ("string", (), "bytes"),
+        "day": ("string", (), "bytes"),
+    }
+    first, second = opened.examples(source)
+    assert (first["f32"], second["u8"], second["u32"]) == (0.5, 255, 2**32 - 1)
+    assert (first["blob"], first["words"].tolist()) == (b"\x00\x01", [b"a", b"b"])
+    assert (second["ints"].tolist(), second["words"].tolist()) == ([2, 3], [])
+    assert (second["pair"].tolist(), second["kind"], first["day"]) == ([3, 4], b"y", b"2020-01-02")
+
+
+def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"x": [1, 2]}), tmp_path / "data.bin")
+    source = opened.source(tmp_path / "data.bin", "parquet")
+    assert [e["x"] for e in opened.examples(source)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        (CSV, {}, r"row 2, column 'seen': no value; fill it"),
+        ("a,b\n1,2\n3\n", {}, "not a table that can be read"),
+        ("a\n1\n", {"label": "b"}, r"--label: expected one of \['a'\], got 'b'"),
+        ("a\n1\n", {"label": "a"}, "--label: column 'a' holds int64, not names"),
+        ("a\n", {}, "expected rows, found none"),
+    ],
+)
+def test_tables_that_make_no_examples(
+    tmp_path: Path, text: str, options: dict[str, str], says: str
+) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(DataError, match=says):
+        opened.examples(opened.source(tmp_path / "a.csv", **options))
+
+
+def test_other_columns_in_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    (tmp_path / "b.csv").write_text("b\n1\n")
+    with pytest.raises(DataError, match="files of other columns"):
+        opened.source(tmp_path)
+
+
+def test_columns_that_no_record_holds(tmp_path: Path) -> None:
+    table = pa.table({"x": pa.array([[[1]]], pa.list_(pa.list_(pa.int64())))})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="column 'x': cannot store list"):
+        opened.source(tmp_path / "a.parquet")

@@ -1,0 +1,42 @@
+"""Lines and files of text, byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pipelines.sources import opened
+
+
+def test_lines_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("eins\r\n\n  zwei größer\n \nno end".encode())
+    source = opened.source(tmp_path / "a.txt")
+    texts = [e["text"].decode() for e in opened.examples(source, [2, 0, 1])]
+    assert texts == ["no end", "eins", "  zwei größer"]
+
+
+def test_classes_and_whole_files(tmp_path: Path) -> None:
+    for name in ("pos/a.txt", "neg/b.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(f"of {name}\nsecond\n")
+    by_line = opened.examples(opened.source(tmp_path))
+    assert [(e["text"], e["label"]) for e in by_line] == [
+        (b"of neg/b.txt", 0),
+        (b"second", 0),
+        (b"of pos/a.txt", 1),
+        (b"second", 1),
+    ]
+    whole = opened.examples(opened.source(tmp_path, whole_files=True))
+    assert [(e["text"], e["file"]) for e in whole] == [
+        (b"of neg/b.txt\nsecond\n", b"neg/b.txt"),
+        (b"of pos/a.txt\nsecond\n", b"pos/a.txt"),
+    ]
+
+
+@given(st.lists(st.text("ab é\t", min_size=1).filter(str.strip), min_size=1, max_size=9))
+def test_every_line_comes_back(tmp_path_factory: object, lines: list[str]) -> None:
+    path = tmp_path_factory.mktemp("text") / "a.txt"  # type: ignore[attr-defined]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert [e["text"].decode() for e in opened.examples(opened.source(path))] == lines

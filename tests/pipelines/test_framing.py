@@ -1,0 +1,140 @@
+"""Records come back as TensorFlow wrote them; whatever happened to a file is noticed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipelines import DataError, framing
+from pipelines.index import Compression
+from pipelines.shard_file import ShardWriter
+
+COMPRESSIONS = ("", "GZIP", "ZLIB")
+DATA = [bytes([i]) * 10 * i for i in range(6)]
+STARTS = [sum(16 + len(data) for data in DATA[:i]) for i in range(len(DATA))]
+
+
+def write(path: Path, data: list[bytes], compression: Compression = "") -> Path:
+    with ShardWriter(path, compression) as writer:
+        for record in data:
+            writer.write(record)
+    return path
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.lists(st.binary(max_size=100), max_size=5))
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_tensorflow_and_we_read_each_other(
+    tmp_path: Path, compression: Compression, data: list[bytes]
+) -> None:
+    ours, theirs = write(tmp_path / "ours", data, compression), tmp_path / "theirs"
+    with tf.io.TFRecordWriter(str(theirs), compression) as writer:
+        for record in data:
+            writer.write(record)
+    dataset = tf.data.TFRecordDataset(str(ours), compression)
+    assert list(dataset.as_numpy_iterator()) == data
+    for path in (ours, theirs):
+        found = list(framing.records(path, compression))
+        assert [record.data for record in found] == data
+        assert all(record.problem is None for record in found)
+        if data:
+            assert framing.compression_of(path) == compression
+
+
+def test_shard_describes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    with ShardWriter(path) as writer:
+        for record in DATA:
+            writer.write(record)
+    assert writer.shard.name == "shard"
+    assert writer.shard.num_records == len(DATA)
+    assert writer.shard.num_bytes == path.stat().st_size == STARTS[-1] + 16 + len(DATA[-1])
+
+
+def test_records_are_found_by_their_offsets(tmp_path: Path) -> None:
+    path = write(tmp_path / "shard", DATA)
+    assert list(framing.offsets(path)) == STARTS
+    with path.open("rb") as file:
+        assert [framing.read_at(file, offset) for offset in reversed(STARTS)] == DATA[::-1]
+
+
+@pytest.mark.parametrize(
+    ("byte", "problem"),
+    [
+        (STARTS[3], "checksum of its length is wrong"),
+        (STARTS[3] + 9, "checksum of its length is wrong"),
+        (STARTS[3] + 15, "checksum of its 30 bytes of data is wrong"),
+        (STARTS[3] + 12 + 31, "checksum of its 30 bytes of data is wrong"),
+    ],
+)
+def test_flipped_bit_is_found_at_its_record(tmp_path: Path, byte: int, problem: str) -> None:
+    path = write(tmp_path / "shard", DATA)
+    changed = bytearray(path.read_bytes())
+    changed[byte] ^= 16
+    path.write_bytes(changed)
+    bad = [record for record in framing.records(path) if record.problem]
+    assert [record.offset for record in bad] == [STARTS[3]]
+    assert problem in str(bad[0].problem)
+    with path.open("rb") as file, pytest.raises(DataError, match=f"byte {STARTS[3]}: {problem}"):
+        framing.read_at(file, STARTS[3])
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_files_cut_off_anywhere(tmp_path: Path, compression: Compression) -> None:
+    path = write(tmp_path / "shard", DATA, compression)
+    whole = path.read_bytes()
+    for num_bytes in range(1, len(whole)):
+        path.write_bytes(whole[:num_bytes])
+        found = list(framing.records(path, compression))
+        sound = [record.data for record in found if record.problem is None]
+        assert sound == DATA[: len(sound)]
+        at_boundary = compression == "" and num_bytes in STARTS
+        assert (found[-1].problem is None) == at_boundary
+
+
+def test_length_beyond_the_file_asks_for_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    header = (2**62).to_bytes(8, "little")
+    path.write_bytes(header + framing.frame(header)[-4:] + b"data")
+    (record,) = framing.records(path)
+    assert f"where {2**62} should be" in str(record.problem)
+    with pytest.raises(DataError, match="byte 0: cut off"):
+        list(framing.offsets(path))
+
+
+def test_foreign_files_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    for foreign in (b"hello", b"\x1f\x8b" + bytes(30), b"x" * 100, b"\x78\x9c" + b"q" * 30):
+        path.write_bytes(foreign)
+        with pytest.raises(DataError, match="shard: not a TFRecord file"):
+            framing.compression_of(path)
+
+
+def test_ten_thousand_fuzzed_files(tmp_path: Path) -> None:
+    """What reads as sound was written; what was written and is not read is noticed."""
+    path = write(tmp_path / "shard", DATA)
+    whole, draw = path.read_bytes(), random.Random(0)
+    for _ in range(10_000):
+        changed = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(len(changed))
+            match draw.randrange(4):
+                case 0:
+                    changed[at] ^= 1 << draw.randrange(8)
+                case 1:
+                    del changed[at : at + draw.randrange(1, 40)]
+                case 2:
+                    changed[at:at] = draw.randbytes(draw.randrange(1, 40))
+                case _:
+                    changed[at : at + 20] = changed[:20]
+        path.write_bytes(changed)
+        found = list(framing.records(path))
+        sound = [record.data for record in found if record.problem is None]
+        assert set(sound) <= set(DATA)
+        noticed = any(record.problem for record in found) or len(sound) != len(DATA)
+        assert noticed or sound == DATA

@@ -1,0 +1,231 @@
+"""Packing: every example once, the same bytes however it is done, and nothing torn."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pipelines
+from pipelines import framing, pack, packing
+from pipelines.schema import decode
+from pipelines.sources import open_source
+from pipelines.sources.source import Options
+from tests.pipelines import pictures
+
+NUM_IMAGES = 30
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return pictures.write_classes(tmp_path / "source", NUM_IMAGES)
+
+
+def run(*arguments: object) -> int:
+    return pack.main([*map(str, arguments), "--num-workers", "1", "--num-shards", "4"])
+
+
+def examples(folder: Path) -> list[dict[str, object]]:
+    index = pipelines.load_index(folder)
+    return [
+        {name: value.numpy() for name, value in decode(record.data, index.features).items()}
+        for shard in index.shards
+        for record in framing.records(folder / shard.name, index.compression)
+    ]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("compression", ["none", "GZIP", "ZLIB"])
+def test_every_image_is_packed_once(source: Path, tmp_path: Path, compression: str) -> None:
+    assert run(source, tmp_path / "packed", "--compression", compression) == 0
+    index = pipelines.load_index(tmp_path / "packed")
+    assert [shard.num_records for shard in index.shards] == [8, 8, 7, 7]
+    assert {f.name: f.label_names for f in index.features}["label"] == ("cat", "dog")
+    found = sorted(examples(tmp_path / "packed"), key=lambda example: example["file"][-7:])
+    for number, example in enumerate(found):
+        assert example["label"] == number % 2
+        expected = pictures.pixels(number, width=24 + number % 3)
+        assert (example["image"] == expected).all()
+    assert len(found) == NUM_IMAGES
+
+
+def test_same_bytes_from_several_processes(source: Path, tmp_path: Path) -> None:
+    for workers in (1, 2):
+        arguments = [source, tmp_path / str(workers), "--num-shards", 4, "--num-workers", workers]
+        assert pack.main([*map(str, arguments)]) == 0
+    assert files(tmp_path / "1") == files(tmp_path / "2")
+
+
+def test_seed_decides_the_order(source: Path, tmp_path: Path) -> None:
+    orders = []
+    for flags in (["--seed", 1], ["--seed", 2], ["--no-shuffle"]):
+        assert run(source, tmp_path / str(len(orders)), *flags) == 0
+        orders.append([example["file"] for example in examples(tmp_path / str(len(orders)))])
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert orders[0] != orders[1]
+    in_order = sorted(orders[2])
+    assert orders[2] == [name for i in range(4) for name in in_order[i::4]]
+
+
+def test_packed_folder_is_kept(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(source, tmp_path / "packed") == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "packed").iterdir()}
+    assert run(source, tmp_path / "packed") == 0
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "packed").iterdir()}
+    assert run(source, tmp_path / "packed", "--seed", 1) == 1
+    assert "holds other data: source" in capsys.readouterr().err
+
+
+def test_finished_shards_are_kept_after_an_error(source: Path, tmp_path: Path) -> None:
+    last = sorted(source.rglob("*.png"))[-1]
+    sound = last.read_bytes()
+    damaged, times = sound[:-30], last.stat()
+    last.write_bytes(damaged + bytes(30))  # of the same size and time: the same source
+    os.utime(last, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert run(source, tmp_path / "packed", "--no-shuffle") == 1
+    assert not (tmp_path / "packed").exists()
+    finished = {p: p.stat().st_ino for p in (tmp_path / ".packed.packing/shards").iterdir()}
+    assert 0 < len(finished) < 4
+    last.write_bytes(sound)
+    os.utime(last, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert run(source, tmp_path / "packed", "--no-shuffle") == 0
+    now = {path.name: path.stat().st_ino for path in (tmp_path / "packed").iterdir()}
+    for path, inode in finished.items():
+        assert path.suffix == ".partial" or now[path.name] == inode
+    assert run(source, tmp_path / "anew", "--no-shuffle") == 0
+    assert files(tmp_path / "packed") == files(tmp_path / "anew")
+    assert not (tmp_path / ".packed.packing").exists()
+
+
+def test_other_options_begin_anew(source: Path, tmp_path: Path) -> None:
+    bad = source / "dog" / "zzz.png"
+    bad.write_bytes(b"no image")
+    assert run(source, tmp_path / "packed", "--no-shuffle", "--channels", 3) == 1
+    bad.unlink()
+    assert run(source, tmp_path / "packed", "--seed", 3) == 0
+    assert run(source, tmp_path / "anew", "--seed", 3) == 0
+    assert files(tmp_path / "packed") == files(tmp_path / "anew")
+
+
+def test_unreadable_image_is_named(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = source / "cat" / "004.png"
+    bad.write_bytes(bad.read_bytes()[:-40])
+    assert run(source, tmp_path / "packed") == 1
+    assert f"error: {bad}: not an image that can be read" in capsys.readouterr().err
+
+
+def test_full_disk(source: Path, tmp_path: Path) -> None:
+    """A file-size limit stands for the disk: the system refuses to write more."""
+    script = (
+        "import resource, signal, sys; from pipelines import pack;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000));"
+        "sys.exit(pack.main(sys.argv[1:]))"
+    )
+    flags = ["--num-shards", "2", "--num-workers", "1", "--image-size", "300"]
+    flags += ["--image-format", "jpeg"]
+    command = [sys.executable, "-c", script, str(source), str(tmp_path / "packed"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert f"error: {tmp_path / 'packed'}: File too large; make room and start" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "packed").exists()
+
+
+def test_interrupt_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
+    """Ctrl-C reaches all processes of the group, and none stays behind."""
+    pictures.write_classes(source, 1500)
+    command = [sys.executable, "-m", "pipelines.pack", str(source), str(tmp_path / "packed")]
+    with subprocess.Popen(
+        [*command, "--num-shards", "64", "--num-workers", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            wait_for(lambda: any(tmp_path.glob(".packed.packing/data-*.json")))
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert not (tmp_path / "packed").exists()
+    wait_for(lambda: not group_exists(process.pid))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def group_exists(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_second_packer_is_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".packed.packing").mkdir()
+    descriptor = os.open(tmp_path / ".packed.packing", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert run(source, tmp_path / "packed") == 1
+    assert "another process is packing here" in capsys.readouterr().err
+    os.close(descriptor)
+    assert run(source, tmp_path / "packed") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["/nothing"], "/nothing: no such file or folder"),
+        (["."], "found nothing that can be packed here; say what it is with --from"),
+        (["source", "--num-shards", "31"], "--num-shards: expected at most the 30 examples"),
+        (["source", "--num-shards", "0"], "num_shards"),
+        (["source", "--split", "train"], "--split: does not apply to images"),
+        (["source", "--shards", "3"], "--shards"),
+        (["source", "--from", "csv"], "source: expected .csv, .tsv, .parquet files, found none"),
+    ],
+)
+def test_what_cannot_be_packed(
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source.rename(tmp_path / "source" if arguments[0] == "source" else tmp_path / ".hidden")
+    assert pack.main([arguments[0], "packed", "--num-workers", "1", *arguments[1:]]) == 1
+    errors = capsys.readouterr().err
+    assert "error: " in errors
+    assert says in errors
+    assert not (tmp_path / "packed").exists()
+
+
+def test_plan_deals_out_every_example_once(source: Path) -> None:
+    opened = open_source(str(source), "auto", Options())
+    plan = packing.Plan(opened, num_shards=7, seed=5, compression="")
+    dealt = [number for i in range(7) for number in plan.order[i::7]]
+    assert sorted(dealt) == list(range(NUM_IMAGES))
