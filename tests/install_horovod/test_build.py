@@ -10,7 +10,7 @@ import pytest
 from tfdist.errors import InstallError
 from tfdist.install_horovod import build
 
-#: What xla_mpi_ops.cc of Horovod 0.28.1 includes, of what TensorFlow's wheel cannot provide.
+#: What Horovod 0.28.1 includes, and TensorFlow's wheel cannot provide as it is wanted.
 INCLUDED = [
     "tf2xla/xla_op_kernel.h",
     "tf2xla/xla_op_registry.h",
@@ -18,6 +18,7 @@ INCLUDED = [
     "xla/service/custom_call_target_registry.h",
     "xla/service/hlo.pb.h",
     "xla/shape.h",
+    "xla/stream_executor/stream.h",
     "xla/xla_data.pb.h",
 ]
 
