@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager.context import context
+from tensorflow.python.eager.context import global_seed
 
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.shares import Batch
@@ -35,7 +35,7 @@ def meet(strategy: Strategy) -> None:
     """
     if strategy.num_workers == 1:
         return
-    seeded = context().global_seed() is not None  # TensorFlow tells it nowhere else
+    seeded = global_seed() is not None  # TensorFlow tells it nowhere else
     told = strategy.gather([len(strategy.devices), seeded, random.randrange(2**31)])
     counts = told[:, 0].astype(int)
     if counts.min() < counts.max():
@@ -88,18 +88,18 @@ def total(strategy: Strategy, rows: tf.Tensor) -> tf.Tensor:
     return strategy.local_results(results)[0][0]
 
 
-def broadcast(strategy: Strategy, variables: Sequence[tf.Variable]) -> None:
-    """Gives variables the values that they have on rank 0."""
-    mine = strategy.rank == 0
+def broadcast(strategy: Strategy, variables: Sequence[tf.Variable], root: int = 0) -> None:
+    """Gives variables the values that they have on the rank `root`."""
+    mine = strategy.rank == root
     movable = [v for v in variables if v.dtype != tf.string]
 
-    def value_on_rank_0(variable: tf.Variable) -> tf.Tensor:
+    def value_on_root(variable: tf.Variable) -> tf.Tensor:
         value = _movable(tf.convert_to_tensor(variable))
         return value if mine else tf.zeros_like(value)
 
     def everywhere() -> None:
         def on_replica(i: int) -> list[tf.Tensor]:
-            values = [value_on_rank_0(v) for v in movable]
+            values = [value_on_root(v) for v in movable]
             return strategy.all_reduce(values if i == 0 else [tf.zeros_like(v) for v in values])
 
         def on_copy(values: list[tf.Tensor]) -> tf.Tensor:
