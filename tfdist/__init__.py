@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("precision", "strategies")
+_MODULES = ("horovod", "precision", "strategies")
 _ATTRIBUTES = {
     "Trainer": "tfdist.trainer",
     "barrier": "tfdist.cluster",

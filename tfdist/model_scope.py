@@ -74,7 +74,7 @@ def adopt(
     An optimizer or metrics that were created outside the scope are created again in it.
 
     Raises:
-        ConfigurationError: The optimizer is another model's.
+        ConfigurationError: The optimizer is another model's, or exchanges gradients by itself.
     """
     if not model.compiled or model.optimizer is None:
         return
@@ -94,6 +94,11 @@ def adopt(
 def _claim_optimizer(model: keras.Model) -> None:
     """Refuses an optimizer that another model has: its state is about one set of weights."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if "_tfdist_exchange" in vars(optimizer):
+        raise ConfigurationError(
+            "The optimizer is a tfdist.horovod.DistributedOptimizer, but the Trainer exchanges "
+            "gradients itself: compile the model with the plain optimizer."
+        )
     owner = optimizer.__dict__.get("_tfdist_owner", lambda: None)()
     known = {id(v) for v in optimizer._trainable_variables} if optimizer.built else None
     fits = known is None or all(id(v) in known for v in model.trainable_variables)

@@ -33,9 +33,7 @@ class ForwardState:
 
     def __init__(self, model: keras.Model, kinds: Kinds, writes_alone: bool = True) -> None:
         self.kinds, self._writes_alone = kinds, writes_alone
-        self._seeds = [
-            generator.state for layer in model._flatten_layers() for generator in _seeds(layer)
-        ]
+        self._seeds = seeds_of(model)
         self._metrics = model.metrics_variables
         others = {id(v) for v in self._seeds + self._metrics}
         self._states = [v for v in model.variables if id(v) not in others]
@@ -58,7 +56,7 @@ class ForwardState:
         whole = frozenset() if alone else self.kinds.whole_metrics()
         self._whole = [v for v in self._metrics if alone or id(v) in whole]
         self._added = [v for v in self._metrics if not alone and id(v) not in whole]
-        seeds = [(v, v + _offset(v, replica)) for v in self._seeds]
+        seeds = [(v, v + offset(v, replica.part)) for v in self._seeds]
         metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._added]
         return keras.StatelessScope(seeds + metrics, collect_losses=True)
 
@@ -70,7 +68,7 @@ class ForwardState:
         summed = [(v, new, kind) for v, new, kind in moved if not _is_counter(v, kind)]
         self._same = self._seeds + [v for v, _ in same]
         self._summed = [(v, kind) for v, _, kind in summed]
-        seeds = [scope.get_current_value(v) - _offset(v, replica) for v in self._seeds]
+        seeds = [scope.get_current_value(v) - offset(v, replica.part) for v in self._seeds]
         return {
             "metrics": [scope.get_current_value(v) for v in self._added],
             "whole_metrics": [scope.get_current_value(v) for v in self._whole],
@@ -101,13 +99,15 @@ class ForwardState:
         return self.kinds.of_state(variable)
 
 
-def _seeds(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
-    return getattr(layer, "_seed_generators", [])
+def seeds_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns the seeds of the random layers of a model, nested ones too."""
+    generators = (getattr(layer, "_seed_generators", []) for layer in model._flatten_layers())
+    return [generator.state for own in generators for generator in own]
 
 
-def _offset(seed: keras.Variable, replica: Replica) -> tf.Tensor:
-    """What a part adds to a seed's state, `[seed, count]`."""
-    part = tf.cast(replica.part, seed.dtype)
+def offset(seed: keras.Variable, part: int | tf.Tensor) -> tf.Tensor:
+    """What a part adds to a seed's state, `[seed, count]`, to draw numbers of its own."""
+    part = tf.cast(part, seed.dtype)
     return tf.stack([part * tf.cast(SEED_STRIDE, seed.dtype), tf.zeros((), seed.dtype)])
 
 

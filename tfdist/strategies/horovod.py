@@ -56,7 +56,7 @@ class Horovod(Strategy):
         if compression == "fp16":
             self.wire_dtype = tf.float16
             self.inexact = {"compression": "gradients cross the workers as float16"}
-        agreement.meet(self)
+        self._meet()
         cluster.on_barrier(self.barrier)
 
     def describe(self) -> dict[str, str]:
@@ -66,6 +66,9 @@ class Horovod(Strategy):
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         sums = fused(functools.partial(by_dtype, self._sum), tensors)
         return sums if op == "SUM" else [total / self.num_workers for total in sums]
+
+    def _meet(self) -> None:
+        agreement.meet(self)
 
     def _sum(self, tensors: list) -> list:
         """Sums tensors of one dtype over the processes; slices are laid end to end."""
@@ -89,6 +92,22 @@ class Horovod(Strategy):
         )
 
 
+def installed() -> Any:
+    """Returns `horovod.tensorflow`.
+
+    Raises:
+        MissingError: Horovod is not installed.
+    """
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError as error:
+        raise MissingError(
+            f"strategy 'horovod' needs Horovod, which is not installed for this TensorFlow "
+            f"({error}): run make horovod, or see python -m tfdist.doctor."
+        ) from error
+    return hvd
+
+
 @functools.cache
 def started() -> Any:
     """Returns `horovod.tensorflow`, started in this process, with its rank told to `cluster`.
@@ -98,13 +117,7 @@ def started() -> Any:
     """
     # Several processes of a host wait for each other: a wait that spins starves who computes.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    try:
-        import horovod.tensorflow as hvd
-    except ImportError as error:
-        raise MissingError(
-            f"strategy 'horovod' needs Horovod, which is not installed for this TensorFlow "
-            f"({error}): run make horovod, or see python -m tfdist.doctor."
-        ) from error
+    hvd = installed()
     hvd.init()
     atexit.register(hvd.shutdown)
     source = "Horovod over MPI" if hvd.mpi_enabled() else "Horovod over Gloo"

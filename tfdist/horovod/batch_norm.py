@@ -1,0 +1,36 @@
+"""BatchNormalization over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.batch_norm import global_moments
+from tfdist.horovod.ranks import rank, size, strategy
+from tfdist.replica import Replica, current
+
+
+def SyncBatchNormalization(**options: Any) -> keras.layers.BatchNormalization:  # noqa: N802
+    """Returns a `BatchNormalization` that takes its moments from the batches of all ranks.
+
+    It saves and loads as Keras's own with `synchronized=True`; loaded again, a rank is alone. Its
+    gradients need a `DistributedOptimizer` with `op=Average`. A model with it leaves XLA alone.
+
+    Args:
+        **options: Of `keras.layers.BatchNormalization`.
+    """
+    layer = keras.layers.BatchNormalization(**(options | {"synchronized": True}))
+
+    def moments(inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        if current() is not None:  # the Trainer's, which exchanges by itself
+            return global_moments(layer, inputs, mask)
+        rows = tf.shape(inputs)[0]
+        alone = Replica(rank(), size(), 1, 0, rows, rows, strategy().all_reduce)
+        with alone:
+            return global_moments(layer, inputs, mask)
+
+    vars(layer)["_moments"] = moments
+    layer.supports_jit = False
+    return layer

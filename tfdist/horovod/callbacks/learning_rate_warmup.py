@@ -1,0 +1,54 @@
+"""A learning rate that rises to that of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist.horovod.callbacks.learning_rate_schedule import LearningRateScheduleCallback
+from tfdist.horovod.ranks import rank, size
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the rate batch by batch, from `initial_lr / size()` to `initial_lr`.
+
+    Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.2.
+
+    Args:
+        initial_lr: The rate to end at, scaled to the number of ranks.
+        warmup_epochs: How long it takes.
+        momentum_correction: As in `LearningRateScheduleCallback`.
+        steps_per_epoch: As in `LearningRateScheduleCallback`.
+        verbose: Whether rank 0 says when it is over.
+
+    Raises:
+        ConfigurationError: As in `LearningRateScheduleCallback`.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            initial_lr,
+            self._rise,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.warmup_epochs, self.verbose = warmup_epochs, verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.verbose and rank() == 0 and epoch == self.warmup_epochs - 1:
+            rate = float(self._optimizer.learning_rate)
+            print(f"\nEpoch {epoch + 1}: the learning rate has risen to {rate:g}.")
+
+    def _rise(self, epoch: float) -> float:
+        # By the end of the batch, so that the last one of the warmup reaches the whole rate.
+        done = (epoch + 1 / self.steps_per_epoch) / self.warmup_epochs
+        return (1 + done * (size() - 1)) / size()

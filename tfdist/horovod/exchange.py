@@ -1,0 +1,79 @@
+"""What crosses the ranks in a step of an optimizer: gradients, and whether they overflowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.horovod.ranks import Compression, Sum, size, strategy
+
+
+class Exchange:
+    """Averages or sums gradients over the ranks, all in one grouped all-reduce.
+
+    Args:
+        compression: Out of `Compression`.
+        op: `Average` or `Sum`.
+        sparse_as_dense: Whether the gradients of embeddings cross as dense tensors.
+        times: What the result is multiplied by.
+    """
+
+    def __init__(self, compression: Any, op: Any, sparse_as_dense: bool, times: int) -> None:
+        self._compression, self._sparse_as_dense = compression, sparse_as_dense
+        self._divisor = (1 if op == Sum else size()) / times
+        #: The scale by which a `LossScaleOptimizer` just divided the gradients, or None.
+        self.loss_scale: Any = None
+
+    def __call__(self, gradients: list) -> list:
+        """Returns the gradients of all ranks; called where they are clipped next."""
+        if self._sparse_as_dense:
+            gradients = [tf.convert_to_tensor(g) for g in gradients]
+        # Divided first: what is finite on every rank stays so in float16.
+        parts = [_divided(g, self._divisor / self._scale_of(g)) for g in gradients]
+        small, contexts = zip(*map(self._compress, parts), strict=True)
+        sums = map(self._decompress, strategy().all_reduce(list(small)), contexts)
+        return [_divided(total, self._scale_of(total)) for total in sums]
+
+    def are_finite(self, gradients: list) -> tf.Tensor:
+        """Returns whether gradients are finite on every rank, as they cross."""
+        values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        finite = [tf.math.is_finite(self._compress(v)[0]) for v in values if v is not None]
+        failed = tf.reduce_any([~tf.reduce_all(f) for f in finite])
+        return strategy().all_reduce([tf.cast(failed, tf.int32)])[0] == 0
+
+    def _compress(self, gradient: Any) -> tuple[Any, Any]:
+        if isinstance(gradient, tf.IndexedSlices):
+            values, context = self._compression.compress(gradient.values)
+            return _with_values(gradient, values), context
+        return self._compression.compress(gradient)
+
+    def _decompress(self, gradient: Any, context: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            values = self._compression.decompress(gradient.values, context)
+            return _with_values(gradient, values)
+        return self._compression.decompress(gradient, context)
+
+    def _scale_of(self, gradient: Any) -> Any:
+        """By how much a gradient crosses enlarged, so that float16 keeps the small ones."""
+        narrows = self._compression is not Compression.none and gradient.dtype.size > 2
+        return 1.0 if self.loss_scale is None or not narrows else self.loss_scale
+
+
+def _with_values(slices: tf.IndexedSlices, values: tf.Tensor) -> tf.IndexedSlices:
+    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+
+
+def _divided(gradient: Any, divisor: Any) -> Any:
+    if isinstance(divisor, float) and divisor == 1.0:
+        return gradient
+    return keras.ops.divide(gradient, tf.cast(divisor, gradient.dtype))
+
+
+def exchanges_of(optimizer: keras.optimizers.Optimizer) -> list[Exchange]:
+    """Returns the exchanges that `DistributedOptimizer` gave an optimizer and those in it."""
+    inside = getattr(optimizer, "optimizers", None) or [getattr(optimizer, "inner_optimizer", None)]
+    own = vars(optimizer).get("_tfdist_exchange")
+    found = [e for other in inside if other is not None for e in exchanges_of(other)]
+    return found if own is None else [own, *found]

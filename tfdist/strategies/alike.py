@@ -1,0 +1,66 @@
+"""Proofs that all workers hold the same variables, to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+
+from tfdist.errors import ClusterError
+
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+
+
+def check_shapes(strategy: Strategy, variables: Sequence[keras.Variable]) -> None:
+    """Checks that all workers have as many variables, of the same shapes and dtypes.
+
+    Raises:
+        ClusterError: They have not; nothing else could be exchanged then, or it would hang.
+    """
+    layout = [(tuple(v.shape), str(v.dtype)) for v in variables]
+    rows = strategy.gather([len(layout), _digest(repr(layout).encode())])
+    if _ranks_apart(rows):
+        raise ClusterError(
+            f"The ranks built different models: {', '.join(f'{n:.0f}' for n in rows[:, 0])} "
+            f"variables by rank, and other shapes on {_named(rows)} than on rank 0. "
+            "Build and compile the same model on every rank."
+        )
+
+
+def check_values(strategy: Strategy, variables: Sequence[keras.Variable], cure: str) -> None:
+    """Checks that variables have the same values on all workers.
+
+    Args:
+        strategy: Of one copy of the variables a worker.
+        variables: As many on every worker.
+        cure: What to do if not.
+
+    Raises:
+        ClusterError: They have not.
+    """
+    rows = strategy.gather([_digest(np.asarray(v.value).tobytes()) for v in variables])
+    if _ranks_apart(rows):
+        unequal = np.flatnonzero((rows != rows[0]).any(0))
+        raise ClusterError(
+            f"{len(unequal)} of {len(variables)} variables are not the same on all ranks, the "
+            f"first is {variables[unequal[0]].path!r} on {_named(rows)}: {cure}"
+        )
+
+
+def _digest(data: bytes) -> float:
+    """A number that tells data apart; 48 bits, which a float64 holds exactly."""
+    return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
+
+
+def _ranks_apart(rows: np.ndarray) -> list[int]:
+    """The ranks whose row is not that of rank 0."""
+    return [int(rank) for rank in np.flatnonzero((rows != rows[0]).any(1))]
+
+
+def _named(rows: np.ndarray) -> str:
+    ranks = _ranks_apart(rows)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
