@@ -21,6 +21,7 @@ import tfdist
 from tests.training import FIT, assert_close, build, reference, steps
 from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.strategies import rows
 from tfdist.strategies.atomic import atomic_adds
 from tfdist.strategies.parameter_server import ParameterServer
 
@@ -178,6 +179,11 @@ def test_devices_are_a_number_of_workers(devices: Any) -> None:
         ParameterServer(devices)
 
 
+def test_no_variable_is_cut() -> None:
+    with pytest.raises(ConfigurationError, match="several Embedding layers"):
+        ParameterServer(partitioner=lambda shape, dtype: [2])
+
+
 ADDRESSES = ("a:1", "b:1")
 
 
@@ -200,6 +206,32 @@ def test_a_cluster_that_lacks_a_task(
         ParameterServer()
 
 
+def operations(function: Any, *arguments: Any) -> set[str]:
+    """Types of the operations that a function is traced to."""
+    graph = function.get_concrete_function(*arguments).graph
+    return {operation.type for operation in graph.get_operations()}
+
+
+def test_only_rows_of_a_table_are_read() -> None:
+    table = layers.Embedding(6, 2)
+    table.build(None)
+
+    @tf.function(autograph=False)
+    def look_up(indices: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        with tf.GradientTape() as tape:
+            found = table(indices)
+        return found, tape.gradient(found, table.weights[0].value)
+
+    indices = tf.constant([[1, -1], [4, 1]])
+    with rows.sent_alone():
+        kinds = operations(look_up, indices)
+    assert "ResourceGather" in kinds
+    assert "ReadVariableOp" not in kinds
+    found, gradient = look_up(indices)
+    np.testing.assert_array_equal(found, table(indices))
+    np.testing.assert_array_equal(gradient.indices, [1, 5, 4, 1])
+
+
 def test_additions_are_one_operation() -> None:
     variable = keras.Variable(1.0)
 
@@ -210,7 +242,7 @@ def test_additions_are_one_operation() -> None:
 
     with atomic_adds():
         change()
-    kinds = {op.type for op in change.get_concrete_function().graph.get_operations()}
+    kinds = operations(change)
     assert {"AssignAddVariableOp", "AssignSubVariableOp"} <= kinds
     assert "ReadVariableOp" not in kinds
     assert float(variable.numpy()) == 2.5

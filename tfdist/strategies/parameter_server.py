@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError
-from tfdist.strategies import loop, ps_cluster, ps_loop
+from tfdist.strategies import loop, ps_cluster, ps_loop, rows
 from tfdist.strategies.atomic import atomic_adds
 from tfdist.strategies.base import ReplicaFn, Strategy
 
@@ -34,7 +34,9 @@ class ParameterServer(Strategy):
 
     Args:
         devices: How many workers an in-line cluster has; None: 2.
-        num_servers: How many parameter servers it has; None: 1.
+        num_servers: How many parameter servers it has; None: 1. Variables go round the servers,
+            each to one.
+        partitioner: Refused, if any: Keras trains no variable that is cut into several.
 
     Raises:
         ConfigurationError: Not a number, a number where TF_CONFIG has it, or another cluster than
@@ -50,7 +52,14 @@ class ParameterServer(Strategy):
         self,
         devices: int | str | Sequence[str] | None = None,
         num_servers: int | None = None,
+        partitioner: Any = None,
     ) -> None:
+        if partitioner is not None:
+            raise ConfigurationError(
+                "partitioner: Keras takes no gradient of a variable that is cut over servers. "
+                "Leave it out: of an Embedding only a batch's rows are sent; cut a table that no "
+                "server can hold into several Embedding layers."
+            )
         self.devices = ["CPU:0"]  # of a step: each worker makes whole ones by itself
         found = cluster.current()
         if found.ps:
@@ -114,7 +123,8 @@ class ParameterServer(Strategy):
             )
 
     def run(self, fn: ReplicaFn) -> Any:
-        return fn(0)
+        with rows.sent_alone():
+            return fn(0)
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
         with atomic_adds():
