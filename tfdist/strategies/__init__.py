@@ -25,6 +25,11 @@ STRATEGIES: dict[str, str] = {
     "horovod": "tfdist.strategies.horovod:Horovod",
 }
 
+#: Those whose replicas may be in several processes that all run the script.
+ACROSS_PROCESSES = ("multi_worker", "horovod")
+#: Those whose numbers are one device's with one worker only.
+ASYNCHRONOUS = ("parameter_server",)
+
 
 def create(name: str, devices: int | str | Sequence[str] | None = None, **options: Any) -> Strategy:
     """Returns the strategy called `name`.

@@ -1,0 +1,151 @@
+"""The verify command: it passes what is right, and says where and by how much the rest is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist import strategies
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.verify import report
+from tfdist.verify.__main__ import main
+from tfdist.verify.results import Difference
+from tfdist.verify.trial import judge
+from tfdist.verify.verdict import Verdict
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 240
+
+
+class ByCount(Mirrored):
+    """Takes the mean of the replicas' sums, as if all had as many rows: the usual mistake."""
+
+    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+        return super().all_reduce(tensors, "MEAN")
+
+
+class Drifting(Mirrored):
+    """Lets the copy of one replica go its own way, too little to be seen in the numbers."""
+
+    def gather(self, numbers: list[float]) -> object:
+        variable = self.weight.value.values[1]
+        variable.assign(variable + 1e-6)
+        return super().gather(numbers)
+
+    def prepare(self, model: object, optimizer: object) -> None:
+        super().prepare(model, optimizer)
+        self.weight = model.weights[0]
+
+
+def run(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist.verify", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_right_strategy_passes(num_replicas: int) -> None:
+    verdict = judge(strategies.create("mirrored", num_replicas))
+    assert verdict.passed
+    assert verdict.num_replicas == num_replicas
+    assert 0 < verdict.differences[0].times < 1
+    whats = " ".join(d.what for d in verdict.differences)
+    for number in ("weight", "gamma", "history loss", "evaluation accuracy", "optimizer steps"):
+        assert number in whats
+
+
+def test_wrong_strategy_fails_and_says_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(strategies.STRATEGIES, "wrong", f"{__name__}:ByCount")
+    assert main(["--strategy", "wrong", "--devices", "2"]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("FAIL wrong, 2 replicas\n")
+    assert "on rank 0" in told
+    assert "times what is tolerated" in told
+
+
+def test_copies_that_part_fail() -> None:
+    verdict = judge(Drifting(2))
+    assert verdict.apart == [0]
+    assert not verdict.off
+    assert "not rank 0's to the bit on rank 0" in report.as_text("drifting", verdict)
+
+
+def test_json_has_every_number_and_no_infinity(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--strategy", "towers", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["passed"] is True
+    assert document["strategies"]["towers"]["num_replicas"] == 2
+    absent = Verdict("s", 1, 1, [Difference("weight", float("inf"), float("inf"))], [0], [])
+    told = json.loads(report.as_json({"s": absent}))
+    assert told["passed"] is False
+    assert told["strategies"]["s"]["differences"][0]["size"] is None
+
+
+def test_what_promises_other_numbers_is_not_judged() -> None:
+    strategy = strategies.create("one_device")
+    strategy.inexact = {"rounding": "it is coarse"}
+    with pytest.raises(ConfigurationError, match=r"rounding: it is coarse.*--devices 1"):
+        judge(strategy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--strategy", "mirored"], "'mirrored'"),
+        (["--strategy", "towers", "--num-workers", "2"], "--devices"),
+        (["--num-workers", "0"], "num_workers"),
+    ],
+)
+def test_errors_are_short(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert says in told
+    assert len(told.splitlines()) <= 2
+
+
+def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    (tmp_path / "keras.py").write_text("raise SystemExit('Keras was imported')")
+    done = run(tmp_path, "--help")
+    assert done.returncode == 0, done.stderr
+
+
+def test_worker_among_others_starts_none(tmp_path: Path) -> None:
+    tasks = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    done = run(tmp_path, "--strategy", "horovod", "--num-workers", "2", TF_CONFIG=json.dumps(tasks))
+    assert done.returncode == 1
+    assert "one of 2 processes already" in done.stderr
+
+
+@pytest.mark.processes
+def test_starts_workers_and_all_of_them_compare(tmp_path: Path) -> None:
+    done = run(tmp_path, "--strategy", "multi_worker", "--num-workers", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(done.stdout)["strategies"]["multi_worker"]
+    assert (verdict["num_workers"], verdict["num_replicas"]) == (2, 2)
+
+
+@pytest.mark.processes
+def test_time_is_bounded(tmp_path: Path) -> None:
+    done = run(tmp_path, "--strategy", "multi_worker", "--num-workers", "2", "--timeout", "1")
+    assert done.returncode == 1
+    assert "gave no answer within 1 s" in done.stderr

@@ -1,0 +1,108 @@
+"""`python -m tfdist.verify`: whether a strategy gives the numbers of one device on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from tfdist import cluster, command_line
+from tfdist.errors import ConfigurationError, TfdistError
+from tfdist.strategies import ACROSS_PROCESSES, ASYNCHRONOUS, STRATEGIES
+from tfdist.verify import report
+from tfdist.verify.attempt import attempt
+from tfdist.verify.verdict import Verdict
+
+ALL = "all"
+_PROGRAM = "python -m tfdist.verify"
+_DESCRIPTION = "Trains a small network under a strategy and compares it with plain Keras's."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 0 where all passed, else 1; 130: interrupted."""
+    # What matters is raised as well; the rest are pages about drivers that a machine lacks.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    passed = False
+
+    def command() -> None:
+        nonlocal passed
+        passed = _verify(_parse(arguments))
+
+    return command_line.run(command) or int(not passed)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = ArgumentParser(
+        prog=_PROGRAM, description=_DESCRIPTION, exit_on_error=False, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--strategy", choices=[*STRATEGIES, ALL], default=ALL, help="which; left out: all, in turns"
+    )
+    parser.add_argument(
+        "--num-workers",
+        type=PositiveInt,
+        metavar="N",
+        help="start that many processes; left out: this one, or those that mpirun or srun started",
+    )
+    parser.add_argument(
+        "--devices", type=PositiveInt, metavar="N", help="of each process; left out: the strategy's"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--timeout", type=PositiveInt, default=300, metavar="SECONDS", help="for each strategy"
+    )
+    try:
+        chosen = parser.parse_args(arguments)
+    except argparse.ArgumentError as error:
+        message = " ".join(str(error).split())
+        raise ConfigurationError(f"{message}\n{_PROGRAM} --help lists what there is.") from None
+    if cluster.discover().size > 1 and (chosen.num_workers or chosen.strategy == ALL):
+        raise ConfigurationError(
+            f"this is one of {cluster.discover().size} processes already: name one --strategy, "
+            "and leave --num-workers out."
+        )
+    return chosen
+
+
+def _verify(chosen: argparse.Namespace) -> bool:
+    """Makes the trials, prints what came of them, and tells whether nothing is wrong."""
+    outcomes: dict[str, Verdict | TfdistError] = {}
+    for name in STRATEGIES if chosen.strategy == ALL else [chosen.strategy]:
+        outcomes[name] = outcome = _outcome(name, chosen)
+        if chosen.strategy != ALL and isinstance(outcome, TfdistError):
+            raise outcome
+        if cluster.is_chief() and not chosen.json:
+            print(report.as_text(name, outcome), flush=True)
+    if cluster.is_chief() and chosen.json:
+        print(report.as_json(outcomes))
+    return all(map(report.healthy, outcomes.values()))
+
+
+def _outcome(name: str, chosen: argparse.Namespace) -> Verdict | TfdistError:
+    """Makes a trial, in this process or in others."""
+    from tfdist.launcher.notebook import notebook_launch
+
+    devices = chosen.devices or (1 if name in ASYNCHRONOUS else None)
+    if chosen.strategy != ALL and not chosen.num_workers:
+        return attempt(name, devices, chosen.timeout)
+    num_workers = chosen.num_workers or 2
+    if name not in ACROSS_PROCESSES:
+        if chosen.strategy != ALL and num_workers > 1:
+            return ConfigurationError(
+                f"strategy {name!r} is of one process: leave --num-workers out, or give --devices."
+            )
+        num_workers = 1
+    try:
+        make = functools.partial(attempt, name, devices, chosen.timeout)
+        return notebook_launch(make, num_workers)
+    except TfdistError as error:
+        return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

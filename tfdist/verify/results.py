@@ -1,0 +1,97 @@
+"""What a training run leaves behind, and how two of them compare. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import keras
+
+#: The difference that rounding may make, absolute and relative.
+BOUND = 4e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a training run left behind: everything that a strategy has to get right."""
+
+    weights: dict[str, np.ndarray]
+    history: dict[str, list[float]]
+    evaluation: dict[str, float]
+    iterations: int
+    loss_scale: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One number of a result, beside the reference's.
+
+    Attributes:
+        what: Which number.
+        size: By how much it is off; infinite where there is no such number.
+        times: How many times the tolerated difference that is.
+    """
+
+    what: str
+    size: float
+    times: float
+
+    def __str__(self) -> str:
+        return f"{self.what}: off by {self.size:.2g}, {self.times:.3g} times what is tolerated"
+
+
+def differences(result: Result, reference: Result, tolerance: float = 1.0) -> list[Difference]:
+    """Returns by how much each number of a result is off, the worst first.
+
+    Weights, history, evaluation and loss scale may be off by `BOUND * (1 + |reference|)`, times
+    the tolerance. Counts of steps may not be off.
+    """
+    found = [
+        _difference(f"weight {path}", result.weights.get(path), value, tolerance)
+        for path, value in reference.weights.items()
+    ]
+    for kind in ("history", "evaluation"):
+        ours, theirs = getattr(result, kind), getattr(reference, kind)
+        found += [
+            _difference(f"{kind} {name}", ours.get(name), theirs.get(name), tolerance)
+            for name in sorted(ours.keys() | theirs.keys())
+        ]
+    if reference.loss_scale is not None:
+        found.append(_difference("loss scale", result.loss_scale, reference.loss_scale, 1.0))
+    steps = abs(result.iterations - reference.iterations)
+    found.append(Difference("optimizer steps", steps, np.inf if steps else 0.0))
+    return sorted(found, key=lambda d: -d.times)
+
+
+def _difference(what: str, found: Any, wanted: Any, tolerance: float) -> Difference:
+    if found is None or wanted is None or np.shape(found) != np.shape(wanted):
+        return Difference(f"{what}: {np.shape(found)} for {np.shape(wanted)}", np.inf, np.inf)
+    a, b = np.asarray(found, "float64"), np.asarray(wanted, "float64")
+    # A NaN is right where the reference has one, and infinitely wrong anywhere else.
+    error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    error = np.nan_to_num(error, nan=np.inf)
+    times = error / (tolerance * BOUND * (1.0 + np.abs(np.nan_to_num(b))))
+    return Difference(what, float(np.max(error, initial=0)), float(np.max(times, initial=0)))
+
+
+def collect(model: keras.Model, history: keras.callbacks.History, evaluation: dict) -> Result:
+    """Reads a trained model and its logs."""
+    scale = getattr(model.optimizer, "dynamic_scale", None)
+    # Keras numbers the names of layers through a process: the position tells weights apart.
+    weights = {f"{i} {w.name}": copies(w)[0] for i, w in enumerate(model.weights)}
+    return Result(
+        weights,
+        {name: [float(v) for v in values] for name, values in history.history.items()},
+        {name: float(value) for name, value in evaluation.items()},
+        int(copies(model.optimizer.iterations)[0]),
+        None if scale is None else float(copies(scale)[0]),
+    )
+
+
+def copies(variable: Any) -> list[np.ndarray]:
+    """Returns the value of a variable, or tensor, once for each device that has its own."""
+    value = getattr(variable, "value", variable)  # `iterations` is a tensor under accumulation
+    return [np.asarray(copy) for copy in getattr(value, "values", (value,))]
