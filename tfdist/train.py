@@ -119,6 +119,7 @@ def make_trainer(config: TrainConfig, workload: recipe.Recipe) -> Trainer:
         steps_per_call=config.steps_per_call,
         precision=config.precision,
         loss_scale=_loss_scale(config),
+        watchdog_seconds=config.watchdog_seconds,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import keras
 from keras.src.backend.tensorflow.trainer import (
@@ -22,6 +23,20 @@ from tfdist.pace import Pace, Stats
 from tfdist.precision import LossScale
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.loop import Logs, Made
+from tfdist.watchdog.watch import Watchdog
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _watched(method: Method) -> Method:
+    """A method that all workers call together: none waits for ever for one that died."""
+
+    @functools.wraps(method)
+    def call(self: Trainer, *args: Any, **options: Any) -> Any:
+        with self._watchdog.watching(method.__name__):
+            return method(self, *args, **options)
+
+    return cast(Method, call)
 
 
 class Trainer:
@@ -39,6 +54,8 @@ class Trainer:
         steps_per_call: Steps in one call of the inner loop; `"auto"`: see `Pace`.
         precision: A dtype policy to build the model with, out of `precision.POLICIES`.
         loss_scale: How the loss is scaled; None: dynamically for the float16 policies.
+        watchdog_seconds: Of several workers: for which nobody may make a step before the run is
+            ended; 0: for ever.
 
     Attributes:
         model: A plain Keras model, which saves to `.keras` and loads without tfdist.
@@ -59,6 +76,7 @@ class Trainer:
         steps_per_call: int | str = "auto",
         precision: str | None = None,
         loss_scale: LossScale | None = None,
+        watchdog_seconds: float = 300.0,
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(f"accumulate={accumulate!r}: expected a number from 1.")
@@ -79,6 +97,7 @@ class Trainer:
         self.strategy = strategy
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.stats = Stats()
+        self._watchdog = Watchdog(strategy, watchdog_seconds)
         self._steps_per_call = steps_per_call
         self.model = model_scope.create(build_model, strategy, precision, loss_scale)
         self._engine = Engine(
@@ -86,6 +105,7 @@ class Trainer:
         )
         self._started = False
 
+    @_watched
     def fit(
         self,
         x: Any = None,
@@ -139,11 +159,12 @@ class Trainer:
         logs: dict[str, float] = {}
         for number in range(self.model._initial_epoch or initial_epoch, epochs):
             listeners.on_epoch_begin(number)
-            logs = self._train_epoch(feed, listeners, pace)
+            logs = self._train_epoch(number, feed, listeners, pace)
             if validation is not None and self.model._should_eval(number, validation_freq):
                 results = self._evaluate(validation, listeners)
                 logs |= {f"val_{name}": value for name, value in results.items()}
             listeners.on_epoch_end(number, logs)
+            self._watchdog.passed(f"the end of epoch {number + 1}")
             epoch.agree(self.model, self.strategy)
             if self.model.stop_training:
                 break
@@ -151,6 +172,7 @@ class Trainer:
         listeners.on_train_end(logs)
         return self.model.history
 
+    @_watched
     def evaluate(
         self,
         x: Any = None,
@@ -173,6 +195,7 @@ class Trainer:
         logs = self._evaluate(feed, listeners)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
+    @_watched
     def predict(
         self,
         x: Any,
@@ -193,6 +216,7 @@ class Trainer:
             listeners.on_predict_batch_begin(step)
             if (shares := predict(iterator)) is None:
                 break
+            self._watchdog.passed(f"batch {step + 1} of a prediction")
             outputs += shares
             listeners.on_predict_batch_end(
                 step, {"outputs": keras.tree.map_structure(_lay_end_to_end, *shares)}
@@ -214,21 +238,23 @@ class Trainer:
             "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
             "precision": self.model.dtype_policy.name,
             "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
-            "shard policy": "each global batch is split over the replicas",
             "not exact": "; ".join(f"{name}: {why}" for name, why in inexact.items()) or "nothing",
         }
 
     def _train_epoch(
-        self, feed: Feed, listeners: keras.callbacks.CallbackList, pace: Pace
+        self, number: int, feed: Feed, listeners: keras.callbacks.CallbackList, pace: Pace
     ) -> dict[str, Any]:
         """Makes the steps of one epoch and returns the logs after the last."""
 
         def end(step: int, made: Made, seconds: float, logs: Logs) -> bool:
+            place = f"step {step + 1} of epoch {number + 1}"
+            self._watchdog.passed(place)
             self.stats.add(made, seconds)
             listeners.on_train_batch_end(step, logs)
             if not (self._started or self.model.stop_training):
                 epoch.check_first_loss(feed, logs)
             self._started = True
+            self._watchdog.passed(f"the callbacks after {place}")
             return self.model.stop_training
 
         self.model.reset_metrics()
@@ -242,7 +268,9 @@ class Trainer:
         """Computes loss and metrics over a feed, from its beginning."""
 
         def end(step: int, made: Made, seconds: float, logs: Logs) -> bool:
+            self._watchdog.passed(f"step {step + 1} of an evaluation")
             listeners.on_test_batch_end(step, logs)
+            self._watchdog.passed(f"the callbacks after step {step + 1} of an evaluation")
             return self.model.stop_evaluating
 
         pace = Pace(self._steps_per_call, self.model, listeners.callbacks, "test")

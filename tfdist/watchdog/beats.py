@@ -1,0 +1,81 @@
+"""The thread that beats: it lives from the first call of the trainer to the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import secrets
+import socket
+import threading
+
+from tfdist.clusters.base import Cluster, split
+from tfdist.clusters.networks import this_host
+from tfdist.strategies.agreement import share
+from tfdist.strategies.base import Strategy
+from tfdist.watchdog.ending import end
+from tfdist.watchdog.guest import Guest
+from tfdist.watchdog.hub import Hub
+from tfdist.watchdog.pulse import Pulse
+from tfdist.watchdog.verdict import Row
+
+_TELL_SECONDS = 1.0
+
+
+class Beats:
+    """Joins the watchdogs of all workers; made by all of them at the same place.
+
+    Args:
+        strategy: Of several workers.
+        cluster: As it is known, for the name by which others reach rank 0.
+
+    Attributes:
+        pulse: What this worker tells of itself.
+    """
+
+    def __init__(self, strategy: Strategy, cluster: Cluster) -> None:
+        self.pulse = Pulse(strategy.rank)
+        if strategy.rank == 0:
+            listener, token = _listener(), secrets.token_hex(8)
+            place = " ".join([token, str(listener.getsockname()[1]), *_own_hosts(cluster)])
+            share(strategy, place)
+            self._node: Hub | Guest = Hub(
+                self.pulse, strategy.num_workers, listener, token, self._obey
+            )
+        else:
+            token, port, *hosts = share(strategy, "").split()
+            self._node = Guest(self.pulse, hosts, int(port), token, self._obey)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._beat, name="watchdog", daemon=True).start()
+
+    def tell(self) -> None:
+        """Tells the others now; what is said last must have left before the process may end."""
+        telling = asyncio.run_coroutine_threadsafe(self._node.tell(), self._loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            telling.result(_TELL_SECONDS)
+
+    def rows(self) -> list[Row]:
+        """Returns what is known of each worker now, by rank."""
+        return self._node.rows()
+
+    def _beat(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.create_task(self._node.run())
+        self._loop.run_forever()
+
+    def _obey(self, reason: str) -> None:
+        if self.pulse.at_work:
+            end(reason)
+
+
+def _listener() -> socket.socket:
+    """A socket at a free port of all interfaces."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _own_hosts(cluster: Cluster) -> list[str]:
+    """Where others may find this host: the name that they use for it, or any of its addresses."""
+    named = [split(cluster.addresses[0])[0]] if cluster.addresses else []
+    return [*named, *(address for address, _ in this_host().interfaces), "127.0.0.1"]

@@ -1,0 +1,63 @@
+"""What this worker tells of itself: written by the trainer, read by the thread that beats."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from tfdist.watchdog.verdict import Row, State
+
+
+class Pulse:
+    """How far this worker is.
+
+    Args:
+        rank: Its number.
+
+    Attributes:
+        seconds: For which nobody may have passed a mark.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.seconds = rank, 0.0
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._visit = self._count = 0
+        self._place, self._state, self._error = "nothing", State.OUTSIDE, ""
+        self._moved = time.monotonic()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it is in a call of the trainer."""
+        return self._state is State.AT_WORK
+
+    def enter(self, task: str, seconds: float) -> None:
+        """Begins a call of the trainer."""
+        self.seconds = seconds
+        self._visit, self._count = self._visit + 1, 0
+        self._state, self._error = State.AT_WORK, ""
+        self.move(f"the start of {task}")
+
+    def move(self, place: str) -> None:
+        """Passes a mark; the trainers of all workers pass the same ones in the same order."""
+        self._place, self._moved = place, time.monotonic()
+        self._count += 1
+
+    def leave(self, state: State, error: str = "") -> None:
+        """Ends a call of the trainer."""
+        self._state, self._error, self._moved = state, error, time.monotonic()
+
+    def row(self) -> Row:
+        """Returns what to tell the others now."""
+        return Row(
+            rank=self.rank,
+            host=self._host,
+            pid=self._pid,
+            visit=self._visit,
+            count=self._count,
+            place=self._place,
+            state=self._state,
+            error=self._error,
+            idle=time.monotonic() - self._moved,
+            silent=0.0,
+        )
