@@ -10,7 +10,9 @@ import pytest
 import tfdist
 
 
-@pytest.mark.parametrize("module", ["tfdist", "tfdist.train", "tfdist.strategies"])
+@pytest.mark.parametrize(
+    "module", ["tfdist", "tfdist.train", "tfdist.launch", "tfdist.cluster", "tfdist.strategies"]
+)
 def test_importing_pulls_in_no_tensorflow(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'tensorflow', 'keras'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

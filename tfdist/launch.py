@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from tfdist import command_line
 from tfdist.clusters.networks import interface_towards
-from tfdist.launcher import group, kubernetes, options, others, plan, slurm, workers
+from tfdist.launcher import group, horovod, kubernetes, options, others, plan, slurm, workers
 from tfdist.launcher.member import Failure, Streams
 from tfdist.launcher.options import Options
 from tfdist.launcher.plan import Process
@@ -73,6 +73,8 @@ def _run(
 
 def _run_workers(chosen: Options) -> Failure | None:
     """Runs the workers of this host, or of all hosts where they are only shown."""
+    if chosen.on and chosen.strategy == "horovod" and not chosen.dry_run:
+        horovod.check_host_name()
     slots = plan.slots(chosen.hosts or {plan.LOCAL: chosen.num_workers})
     made = workers.plan(
         chosen.command,

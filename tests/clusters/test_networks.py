@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tfdist.clusters.networks import Host, reachable, this_host
+import pytest
+
+from tfdist.clusters.networks import Host, interface_towards, reachable, this_host
+from tfdist.errors import ClusterError
 
 BRIDGE = ("172.17.0.1", "172.17.0.0/16")
 
@@ -29,3 +32,9 @@ def test_without_a_shared_network_the_routers_know() -> None:
 def test_this_host() -> None:
     assert all(not address.startswith("127.") for address, _ in this_host().interfaces)
     assert this_host() == this_host()
+
+
+def test_interface_towards_a_host() -> None:
+    assert interface_towards("127.0.0.1") == "lo"
+    with pytest.raises(ClusterError, match="does not reach 'no such host'"):
+        interface_towards("no such host")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
+import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -102,10 +105,15 @@ def test_lines_under_mpirun_begin_with_the_rank(tmp_path: Path) -> None:
     assert done.returncode == 5
 
 
+@pytest.mark.parametrize(("address", "fits"), [("10.0.0.1", True), ("127.0.1.1", False)])
+def test_host_s_own_name(address: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: address)
+    with nullcontext() if fits else pytest.raises(LaunchError, match="which Horovod's Gloo"):
+        horovod.check_host_name()
+
+
 @pytest.mark.skipif(not horovod.installed(), reason="no Horovod")
 def test_workers_meet_at_horovod_s_server() -> None:
-    import urllib.request
-
     slots = plan.slots({plan.LOCAL: 2})
     made = workers.plan(["run"], slots)
     with workers.meeting(made, slots):

@@ -6,11 +6,13 @@ As `horovod.runner.gloo_run` sets them, without its own way of starting and endi
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 
+from tfdist.errors import LaunchError
 from tfdist.launcher.plan import Slot
 
 
@@ -43,6 +45,27 @@ def environ(slot: Slot, server: str, port: int, interface: str) -> dict[str, str
         "HOROVOD_CPU_OPERATIONS": "gloo",
         **({"HOROVOD_GLOO_IFACE": interface} if interface else {}),
     }
+
+
+def check_host_name() -> None:
+    """Makes sure that Gloo tells other hosts an address of this one that they reach.
+
+    Horovod 0.28.1 hands the interface it is given to its first connections only; those of its sets
+    of processes (`GlooContext::InitializeForProcessSet`) look the host's own name up.
+
+    Raises:
+        LaunchError: The name is that of the loopback.
+    """
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = "nothing"
+    if address == "nothing" or address.startswith("127."):
+        raise LaunchError(
+            f"This host's name {name!r} stands for {address}, which Horovod's Gloo would tell the "
+            "other hosts: give it the host's address in /etc/hosts, or use --via mpirun."
+        )
 
 
 @contextlib.contextmanager
