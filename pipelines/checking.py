@@ -6,6 +6,7 @@ are told apart by a hash of 63 bits over all their features; equal ones have to 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from pipelines.reader import read
 from pipelines.schema import decode
 
 _NUM_HASHES = 2**63 - 1
-_HASHES_AT_ONCE = 1024
+_HASHES_AT_ONCE = 256
 _SEED = 0
 
 
@@ -101,33 +102,32 @@ def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
 def _places(directory: Path, index: Index) -> dict[int, list[str]]:
     """Where the files hold each record, by its hash."""
 
-    def data() -> Iterator[bytes]:
-        for path, record in _records(directory, index):
-            found.append(f"{path}: record at byte {record.offset}")
-            yield record.data
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
+    def hashes(serialized: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(
+            lambda record: _hash(decode(record, index.features, decode_images=False)),
+            serialized,
+            fn_output_signature=tf.int64,
+        )
 
-    def hashed(record: tf.Tensor) -> tf.Tensor:
-        return _hash(decode(record, index.features, decode_images=False))
-
-    found: list[str] = []
-    dataset = tf.data.Dataset.from_generator(
-        data, output_signature=tf.TensorSpec((), tf.string)
-    ).map(hashed, tf.data.AUTOTUNE)
-    hashes = [h for batch in _batches(dataset.batch(_HASHES_AT_ONCE)) for h in batch]
     places: dict[int, list[str]] = {}
-    for place, of_record in zip(found, hashes, strict=True):
-        places.setdefault(of_record, []).append(place)
+    records = _records(directory, index)
+    while chunk := list(itertools.islice(records, _HASHES_AT_ONCE)):
+        hashed = hashes([data for _, data in chunk]).numpy().tolist()
+        for (place, _), of_record in zip(chunk, hashed, strict=True):
+            places.setdefault(of_record, []).append(place)
     return places
 
 
-def _records(directory: Path, index: Index) -> Iterator[tuple[Path, framing.Record]]:
-    """All records, each with its file; a damaged one is an error."""
+def _records(directory: Path, index: Index) -> Iterator[tuple[str, bytes]]:
+    """All records, each with where it is; a damaged one is an error."""
     for shard in index.shards:
         path = directory / shard.name
         for record in framing.records(path, index.compression):
+            place = f"{path}: record at byte {record.offset}"
             if record.problem:
-                raise DataError(f"{path}: record at byte {record.offset}: {record.problem}")
-            yield path, record
+                raise DataError(f"{place}: {record.problem}")
+            yield place, record.data
 
 
 def _hash(example: dict[str, tf.Tensor]) -> tf.Tensor:

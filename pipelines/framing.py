@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import mmap
 import os
 import struct
 import zlib
@@ -49,9 +50,10 @@ def frame(data: bytes) -> bytes:
 
 
 def records(path: Path, compression: Compression = "") -> Iterator[Record]:
-    """Reads a file from end to end, past records with damaged data.
+    """Reads a file from end to end, past damaged records.
 
-    Behind a damaged length nothing can be found any more: that record is the last.
+    Behind a damaged length the next record is searched for; in a compressed file, and where none
+    is found, the damaged one is the last.
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_to_read(path, compression))
@@ -65,9 +67,14 @@ def records(path: Path, compression: Compression = "") -> Iterator[Record]:
                 return
             if record is not None:
                 yield record
-            if length is None:
+            if length is not None:
+                offset += _HEADER.size + length + _FOOTER.size
+                continue
+            found = _next_sound(file, offset) if record and num_bytes else None
+            if found is None:
                 return
-            offset += _HEADER.size + length + _FOOTER.size
+            offset = found
+            file.seek(offset)
 
 
 def read_at(file: BinaryIO, offset: int) -> bytes:
@@ -150,13 +157,28 @@ def _next(file: BinaryIO, offset: int, num_bytes: int | None) -> tuple[Record | 
     return Record(offset, data, None), length
 
 
+def _next_sound(file: BinaryIO, offset: int) -> int | None:
+    """Where behind `offset` a record begins whose length is sound and fits into the file."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        # Lengths below 2^40 end in three zero bytes, which are found much faster than checksums
+        # are computed at every byte.
+        at = data.find(bytes(3), offset + 6)
+        while at >= 0:
+            start = at - 5
+            length, problem = _length(data[start : start + _HEADER.size])
+            if not problem and start + _HEADER.size + length + _FOOTER.size <= len(data):
+                return start
+            at = data.find(bytes(3), at + 1)
+    return None
+
+
 def _length(header: bytes) -> tuple[int, str | None]:
     """The length that a header tells, and what is wrong with it."""
     if len(header) < _HEADER.size:
         return 0, f"cut off: {len(header)} bytes where a record's first {_HEADER.size} should be"
     length, checksum = _HEADER.unpack(header)
     if checksum != _checksum(header[:8]):
-        return 0, "checksum of its length is wrong, the rest of the file cannot be read"
+        return 0, "checksum of its length is wrong, so its end is not known"
     return length, None
 
 

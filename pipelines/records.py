@@ -82,7 +82,9 @@ def sequential_reader(compression: Compression, num_together: int) -> Reader:
         found = tf.data.TFRecordDataset(block.path, compression, buffer_size=_READ_BYTES)
         failed = tf.data.Dataset.from_tensors(block).map(lambda block: _fail(block).serialized[0])
         found = _opened(block.path).concatenate(found.ignore_errors()).concatenate(failed)
-        return _numbered(found.skip(block.offset + block.skip), block).batch(num_together)
+        # Taking no more than there are: zipping asks for one more record before it sees the end.
+        found = found.skip(block.offset + block.skip).take(block.count - block.skip)
+        return _numbered(found, block).batch(num_together)
 
     return read
 

@@ -26,7 +26,9 @@ def write(path: Path, data: list[bytes], compression: Compression = "") -> Path:
     return path
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.lists(st.binary(max_size=100), max_size=5))
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_tensorflow_and_we_read_each_other(
@@ -82,6 +84,22 @@ def test_flipped_bit_is_found_at_its_record(tmp_path: Path, byte: int, problem: 
     assert problem in str(bad[0].problem)
     with path.open("rb") as file, pytest.raises(DataError, match=f"byte {STARTS[3]}: {problem}"):
         framing.read_at(file, STARTS[3])
+
+
+def test_one_changed_byte_costs_one_record(tmp_path: Path) -> None:
+    """An empty record is left out: searching may find its own end in what it was."""
+    path = write(tmp_path / "shard", DATA[1:])
+    whole = path.read_bytes()
+    for byte in range(len(whole)):
+        changed = bytearray(whole)
+        changed[byte] ^= 255
+        path.write_bytes(changed)
+        found = list(framing.records(path))
+        number = next(i for i in reversed(range(1, 6)) if byte >= STARTS[i] - STARTS[1])
+        bad = [record.offset for record in found if record.problem]
+        assert bad == [STARTS[number] - STARTS[1]]
+        sound = [record.data for record in found if not record.problem]
+        assert sound == [data for i, data in enumerate(DATA) if i not in (0, number)]
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

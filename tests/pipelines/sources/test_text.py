@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipelines.sources import opened
@@ -35,8 +36,9 @@ def test_classes_and_whole_files(tmp_path: Path) -> None:
     ]
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.text("ab é\t", min_size=1).filter(str.strip), min_size=1, max_size=9))
-def test_every_line_comes_back(tmp_path_factory: object, lines: list[str]) -> None:
-    path = tmp_path_factory.mktemp("text") / "a.txt"  # type: ignore[attr-defined]
+def test_every_line_comes_back(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+    path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_text("\n".join(lines), encoding="utf-8")
     assert [e["text"].decode() for e in opened.examples(opened.source(path))] == lines

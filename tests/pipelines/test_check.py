@@ -1,0 +1,77 @@
+"""The proof of reading once: it holds for what is right and fails for what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from pipelines import checking, pack, reader
+from pipelines.check import main
+from tests.pipelines import numbers
+
+
+@pytest.mark.parametrize(("num_workers", "shuffle_buffer"), [(1, 0), (3, 10), (4, 1000)])
+def test_each_record_is_read_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_workers: int, shuffle_buffer: int
+) -> None:
+    numbers.write(tmp_path / "data", num_records=50, num_shards=3)
+    flags = [f"--num-workers={num_workers}", f"--shuffle-buffer={shuffle_buffer}"]
+    assert main([str(tmp_path / "data"), *flags, "--batch-size=4"]) == 0
+    assert "Each of 50 records was read exactly once" in capsys.readouterr().out
+
+
+def test_equal_records_count_as_often_as_they_are_there(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("same\n" * 9 + "other\n")
+    command = [str(tmp_path / "a.txt"), str(tmp_path / "data"), "--num-shards=2"]
+    assert pack.main([*command, "--num-workers=1"]) == 0
+    assert main([str(tmp_path / "data"), "--num-workers=2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda data: data.skip(1), "1 records were never read and 0 read again"),
+        (lambda data: data.concatenate(data.take(2)), "0 records were never read and 2 read again"),
+        (
+            lambda data: data.skip(1).concatenate(tf.data.Dataset.from_tensors([7]).map(long)),
+            "1 records were never read and 1 read again",
+        ),
+    ],
+)
+def test_wrong_reading_is_found_out(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Any,
+    says: str,
+) -> None:
+    def wrong(*arguments: Any, **options: Any) -> tf.data.Dataset:
+        return change(reader.read(*arguments, **options).unbatch()).batch(4)
+
+    numbers.write(tmp_path / "data", num_records=10, num_shards=2)
+    monkeypatch.setattr(checking, "read", wrong)
+    assert main([str(tmp_path / "data"), "--num-epochs=1"]) == 1
+    assert says in capsys.readouterr().err
+
+
+def long(number: tf.Tensor) -> tf.Tensor:
+    return tf.cast(number[0], tf.int64)
+
+
+def test_damaged_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = numbers.write(tmp_path / "data", num_records=4, num_shards=1)
+    path = tmp_path / "data" / index.shards[0].name
+    data = bytearray(path.read_bytes())
+    data[14] ^= 1
+    path.write_bytes(data)
+    assert main([str(tmp_path / "data")]) == 1
+    assert f"error: {path}: record at byte 0: checksum" in capsys.readouterr().err
+
+
+def test_more_workers_than_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers.write(tmp_path / "data", num_records=2, num_shards=1)
+    assert main([str(tmp_path / "data"), "--num-workers=3"]) == 1
+    assert "error: " in capsys.readouterr().err

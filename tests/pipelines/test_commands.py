@@ -1,0 +1,58 @@
+"""The manner of the commands: help at once, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pipelines import DataError, command_line
+
+COMMANDS = ("check", "index", "pack", "show", "verify")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_needs_no_tensorflow(command: str) -> None:
+    script = (
+        "import runpy, sys; sys.argv[1:] = ['--help']\n"
+        f"try: runpy.run_module('pipelines.{command}', run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'tensorflow' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"python -m pipelines.{command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (DataError("what and why"), "error: what and why", 1),
+        (PermissionError(13, "Permission denied", "/data"), "error: /data: Permission denied", 1),
+        (OSError("no words"), "error: no words", 1),
+        (KeyboardInterrupt(), "", 130),
+    ],
+)
+def test_errors_are_one_line(
+    capsys: pytest.CaptureFixture[str], error: BaseException, line: str, code: int
+) -> None:
+    def command() -> None:
+        raise error
+
+    assert command_line.run(command_line.parser("test", "Tests."), command, []) == code
+    assert capsys.readouterr().err.strip() == line
+
+
+def test_unknown_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = command_line.parser("test", "Tests.")
+    assert command_line.run(parser, lambda: None, ["--wrong"]) == 1
+    errors = capsys.readouterr().err
+    assert "--wrong" in errors
+    assert "python -m pipelines.test --help lists what there is." in errors

@@ -1,0 +1,170 @@
+"""Shards that others wrote get an index that says what they hold, or an error that says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import pipelines
+from pipelines.index_command import main
+from tests.pipelines import by_hand, numbers, pictures
+
+
+def index(folder: Path, *flags: str) -> int:
+    return main([str(folder), "--num-workers", "1", *flags])
+
+
+def features(folder: Path) -> dict[str, tuple[object, ...]]:
+    found = pipelines.load_index(folder).features
+    return {f.name: (f.dtype, f.shape, f.encoding) for f in found}
+
+
+RECORDS = [
+    by_hand.example(
+        label=[i], pair=[0.5, 1.5], vector=[*range(i % 3)], text=[b"t"], image=[pictures.encoded(i)]
+    )
+    for i in range(6)
+]
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+def test_features_are_found_out(tmp_path: Path, compression: str) -> None:
+    by_hand.write(tmp_path / "a-0.tfrecord", RECORDS[:4], compression)
+    by_hand.write(tmp_path / "a-1.tfrecord", RECORDS[4:], compression)
+    assert index(tmp_path) == 0
+    assert features(tmp_path) == {
+        "image": ("uint8", (20, 24, 3), "png"),
+        "label": ("int64", (), "list"),
+        "pair": ("float32", (2,), "list"),
+        "text": ("string", (), "bytes"),
+        "vector": ("int64", (None,), "list"),
+    }
+    found = pipelines.load_index(tmp_path)
+    assert [shard.num_records for shard in found.shards] == [4, 2]
+    labels = [int(i) for batch in pipelines.read(tmp_path, 4) for i in batch["label"]]
+    assert sorted(labels) == list(range(6))
+
+
+def test_images_of_several_sizes_and_kinds(tmp_path: Path) -> None:
+    images = [pictures.encoded(1), pictures.encoded(2, width=9)]
+    by_hand.write(tmp_path / "a.tfrecord", [by_hand.example(image=[i]) for i in images])
+    assert index(tmp_path) == 0
+    assert features(tmp_path)["image"] == ("uint8", (None, None, 3), "png")
+    (tmp_path / "b").mkdir()
+    images.append(pictures.encoded(3, "jpeg"))
+    by_hand.write(tmp_path / "b/a.tfrecord", [by_hand.example(image=[i]) for i in images])
+    assert index(tmp_path / "b") == 0
+    assert features(tmp_path / "b")["image"] == ("string", (), "bytes")
+
+
+def test_feature_that_some_records_lack(tmp_path: Path) -> None:
+    by_hand.write(tmp_path / "a.tfrecord", [by_hand.example(x=[1], y=[2]), by_hand.example(x=[3])])
+    assert index(tmp_path) == 0
+    assert features(tmp_path) == {"x": ("int64", (), "list"), "y": ("int64", (None,), "list")}
+    (batch,) = pipelines.read(tmp_path, 2)
+    assert batch["y"].to_list() == [[2], []]
+
+
+def test_declared_features_win(tmp_path: Path) -> None:
+    by_hand.write(tmp_path / "a.tfrecord", [by_hand.example(x=[bytes(range(6))], label=[1])])
+    declared = [
+        {"name": "x", "dtype": "uint8", "shape": [2, 3]},
+        {"name": "label", "dtype": "int32", "encoding": "list", "label_names": ["a", "b"]},
+    ]
+    (tmp_path / "features.txt").write_text(json.dumps(declared))
+    assert index(tmp_path, "--features", str(tmp_path / "features.txt")) == 0
+    (batch,) = pipelines.read(tmp_path, 1)
+    assert batch["x"].numpy().tolist() == [[[0, 1, 2], [3, 4, 5]]]
+    assert pipelines.load_index(tmp_path).features[0].label_names == ("a", "b")
+
+
+def test_sets_in_one_folder_get_an_index_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split, records in (("train", RECORDS), ("test", RECORDS[:2])):
+        by_hand.write(tmp_path / f"x-{split}.tfrecord-00000-of-00001", records)
+    assert index(tmp_path) == 1
+    assert "found x-test.tfrecord-*-of-*, x-train.tfrecord" in capsys.readouterr().err
+    for split in ("train", "test"):
+        flags = ("--files", f"*-{split}*", "--to", str(tmp_path / split))
+        assert index(tmp_path, *flags) == 0
+    assert pipelines.load_index(tmp_path / "train").num_records == 6
+    assert len(list(pipelines.read(tmp_path / "test", 1))) == 2
+
+
+def test_empty_shards_hold_nothing(tmp_path: Path) -> None:
+    by_hand.write(tmp_path / "a-0.tfrecord", RECORDS, "GZIP")
+    (tmp_path / "a-1.tfrecord").touch()
+    assert index(tmp_path) == 0
+    found = pipelines.load_index(tmp_path)
+    assert [shard.num_records for shard in found.shards] == [6, 0]
+    assert found.compression == "GZIP"
+
+
+def foreign(folder: Path) -> None:
+    (folder / "a.tfrecord").write_bytes(b"no records at all")
+
+
+def no_example(folder: Path) -> None:
+    by_hand.write(folder / "a.tfrecord", [RECORDS[0], b"\xff\xff"])
+
+
+def flipped(folder: Path) -> None:
+    data = bytearray(by_hand.write(folder / "a.tfrecord", RECORDS).read_bytes())
+    data[20] ^= 1
+    (folder / "a.tfrecord").write_bytes(data)
+
+
+def other_types(folder: Path) -> None:
+    records = [by_hand.example(x=[1]), by_hand.example(x=[1.5])]
+    by_hand.write(folder / "a.tfrecord", records)
+
+
+def incomplete(folder: Path) -> None:
+    by_hand.write(folder / "a-00000-of-00002.tfrecord", RECORDS)
+
+
+def mixed(folder: Path) -> None:
+    by_hand.write(folder / "a-0.tfrecord", RECORDS)
+    by_hand.write(folder / "a-1.tfrecord", RECORDS, "GZIP")
+
+
+def ours(folder: Path) -> None:
+    folder.rmdir()
+    numbers.write(folder, num_records=4, num_shards=1)
+
+
+def nothing(folder: Path) -> None:
+    (folder / "readme.txt").touch()
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (foreign, "a.tfrecord: not a TFRecord file"),
+        (no_example, "a.tfrecord: record at byte 189: not a tf.train.Example"),
+        (flipped, "a.tfrecord: record at byte 0: checksum of its"),
+        (other_types, "feature 'x' is float_list and int64_list in different records"),
+        (incomplete, "a-00000-of-00002.tfrecord: one of 2 shards by its name, found 1"),
+        (mixed, "files of several compressions"),
+        (ours, "index.json: is there already; delete it"),
+        (nothing, "no file is named like '*.tfrec*'; choose with --files"),
+    ],
+)
+def test_what_has_no_index(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], write: object, says: str
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder)  # type: ignore[operator]
+    assert index(folder) == 1
+    errors = capsys.readouterr().err
+    assert says in errors
+    assert "Traceback" not in errors
+
+
+def test_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert index(tmp_path / "nothing") == 1
+    assert "no such folder; check the path" in capsys.readouterr().err

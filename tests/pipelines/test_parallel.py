@@ -1,0 +1,53 @@
+"""Tasks in processes: results in order, errors as they are, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines import DataError, parallel
+
+
+def square(task: int, advance: parallel.Advance) -> tuple[int, int]:
+    advance(1)
+    return task * task, os.getpid()
+
+
+def fail_at_three(task: int, advance: parallel.Advance) -> None:
+    if task == 3:
+        raise DataError("three")
+    while True:  # until asked to stop
+        advance(1)
+
+
+def die(task: int, advance: parallel.Advance) -> None:
+    os._exit(9)
+
+
+def run(function: object, num_tasks: int, num_workers: int) -> list[object]:
+    return parallel.run(
+        function,  # type: ignore[arg-type]
+        range(num_tasks),
+        num_workers=num_workers,
+        description="testing",
+        num_records=num_tasks,
+    )
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_results_are_in_the_order_of_the_tasks(num_workers: int) -> None:
+    results = run(square, 9, num_workers)
+    assert [result for result, _ in results] == [i * i for i in range(9)]
+    assert ({process for _, process in results} == {os.getpid()}) == (num_workers == 1)
+
+
+def test_first_error_ends_all(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="three"):
+        run(fail_at_three, 4, 4)
+
+
+def test_dead_worker_is_reported() -> None:
+    with pytest.raises(DataError, match=r"a worker process died.* fewer --num-workers"):
+        run(die, 2, 2)
