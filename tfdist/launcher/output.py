@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 from collections import deque
@@ -54,11 +56,19 @@ class Relay:
         return "\n".join(line for line in lines[begins[-1] :] if line.startswith(tag))
 
     def _pass_on(self, pipe: IO[bytes], to: TextIO | None, kept: deque[str] | None) -> None:
-        # Progress lines rewrite themselves with carriage returns: the last state of each counts.
+        # Whatever comes is read to its end: a process whose pipe is full stands still.
         for raw in pipe:
+            # A progress line rewrites itself after a carriage return: its last state counts.
             line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
             if kept is not None:
                 kept.append(line)
-            if to is not None:
+            if to is None:
+                continue
+            encoding = to.encoding or "utf-8"
+            shown = line.encode(encoding, "replace").decode(encoding)
+            try:
                 with self._turn:
-                    print(f"{self._prefix}{line}", file=to, flush=True)
+                    print(f"{self._prefix}{shown}", file=to, flush=True)
+            except BrokenPipeError:  # as in `... | head`: nobody wants more, so the run is over
+                to = None
+                os.kill(os.getpid(), signal.SIGTERM)

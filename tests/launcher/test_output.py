@@ -1,0 +1,92 @@
+"""What a process writes: passed on line by line, and what it said last."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from tests.launcher.starting import ENVIRON, command
+from tfdist.launcher.output import Relay
+
+FOR_EVER = "while True: print('line', flush=True)"
+
+
+def relayed(code: str, name: str = "3") -> tuple[str, str, Relay]:
+    """What arrives of a program's output and errors."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "ascii") for _ in range(2))
+    relay = Relay(name, out, err)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with child:
+        relay.start(child)
+        child.wait(60)
+        relay.join(60)
+    said = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return said[0], said[1], relay
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"one\ntwo", "[3] one\n[3] two\n"),
+        (b"", ""),
+        (b"10%\r50%\r100%\n", "[3] 100%\n"),
+        (b"windows\r\n", "[3] windows\n"),
+        ("\u2502".encode(), "[3] ?\n"),  # on a terminal that has no such character
+        (b"\xff\n", "[3] ?\n"),
+    ],
+)
+def test_lines(written: bytes, shown: str) -> None:
+    out, err, _ = relayed(f"import sys; sys.stdout.buffer.write({written!r})")
+    assert (out, err) == (shown, "")
+
+
+def test_without_a_name_nothing_is_put_before_lines() -> None:
+    assert relayed("print('a')", name="")[0] == "a\n"
+
+
+def test_last_words_are_the_last_traceback() -> None:
+    code = """
+import sys, traceback
+for text in ("first", "second"):
+    try:
+        raise ValueError(text)
+    except ValueError:
+        traceback.print_exc()
+"""
+    words = relayed(code)[2].last_words()
+    assert words.startswith("Traceback")
+    assert words.endswith("ValueError: second")
+    assert "first" not in words
+
+
+def test_last_words_of_one_rank_among_several() -> None:
+    code = """
+import sys
+lines = ["[0] noise", "[1] Traceback (most recent call last):", "[0] noise", "[1] Error: x"]
+print(*lines, sep="\\n", file=sys.stderr)
+"""
+    words = relayed(code)[2].last_words()
+    assert words.splitlines() == ["[1] Traceback (most recent call last):", "[1] Error: x"]
+
+
+def test_last_words_without_a_traceback_are_the_last_lines() -> None:
+    words = relayed("import sys\nfor i in range(30): print(i, file=sys.stderr)")[2].last_words()
+    assert words.splitlines() == [str(number) for number in range(20, 30)]
+
+
+def test_run_ends_when_nobody_reads_any_more() -> None:
+    with subprocess.Popen(
+        command("--", sys.executable, "-c", FOR_EVER),
+        env=ENVIRON,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() in (b"[0] line\n", b"[1] line\n")
+        process.stdout.close()  # as head does
+        assert process.wait(60) != 0
