@@ -74,10 +74,15 @@ class Answer:
 
 
 class Group:
-    """Processes of one layout; use as a context."""
+    """Processes of one layout; use as a context.
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    Args:
+        layout: of the processes.
+        worker: the module that each runs.
+    """
+
+    def __init__(self, layout: Layout, worker: str = "tests.conformance.worker") -> None:
+        self.layout, self._worker = layout, worker
         self._processes: list[subprocess.Popen] = []
         self._connections: list[Connection] = []
 
@@ -131,7 +136,7 @@ class Group:
     def _start(self) -> None:
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # read when something failed
         with Listener(("127.0.0.1", 0)) as listener:
-            worker = [sys.executable, "-m", "tests.conformance.worker", str(listener.address[1])]
+            worker = [sys.executable, "-m", self._worker, str(listener.address[1])]
             worker += [self.layout.strategy, str(self.layout.num_devices)]
             for command, variables in _commands(self.layout, worker):
                 environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | variables

@@ -1,0 +1,34 @@
+"""One group of two ranks, started once, that runs the programs of all tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.conformance.group import Group, Layout
+
+Run = Callable[[str], list[Any]]
+
+
+@pytest.fixture(scope="session")
+def run() -> Iterator[Run]:
+    """Runs a program of `tests.horovod.programs`; returns what it returned, by rank."""
+    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
+    with Group(Layout("horovod", 2, via="mpi"), worker="tests.horovod.worker") as group:
+
+        def on_all_ranks(program: str) -> list[Any]:
+            answers = group.ask(program)
+            failed = [answer.error for answer in answers if answer.error]
+            assert not failed, "\n".join(failed)
+            return [answer.result for answer in answers]
+
+        yield on_all_ranks
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "run" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("horovod"))
+            item.add_marker(pytest.mark.processes)

@@ -1,0 +1,62 @@
+"""The callbacks in plain `fit` over two ranks."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from tests.horovod.conftest import Run
+from tests.horovod.training import X, Y, dense
+
+
+def test_all_ranks_start_from_the_root_rank(run: Run) -> None:
+    first, second = run("start_from_rank_1")
+    assert first["kernel"] == second["kernel"] == [[1.0]] * 4
+    assert first["steps"] == second["steps"] == 11
+    assert second["seeds"] == [1]
+    assert first["seeds"] != [1], "both ranks would draw the same masks"
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("without_the_optimizer", "compile the model with tfdist.horovod.DistributedOptimizer"),
+        ("of_other_shapes", "The ranks built different models: "),
+        ("on_other_numbers_of_batches", "The ranks have 2, 3 batches an epoch"),
+        ("without_weights", "give it a keras.Input, or call it once"),
+        ("scheduled_twice", "the optimizer's is a schedule of its own"),
+    ],
+)
+def test_refuses(program: str, says: str, run: Run) -> None:
+    for message in run(program):
+        assert says in message
+
+
+def test_metrics_are_those_of_all_rows(run: Run) -> None:
+    first, second = run("metrics_of_uneven_shards")
+    assert first == second
+    model = dense()
+    auc = keras.metrics.AUC(num_thresholds=20, from_logits=True)
+    model.compile("sgd", "mse", metrics=["mae", auc])
+    shards = [(X[:36], Y[:36] > 0), (X[36:], Y[36:] > 0)]
+    validation = [[rows[::-1][:-3] for rows in shard] for shard in shards]
+    for prefix, parts in (("", shards), ("val_", validation)):
+        x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+        for name, value in model.evaluate(x, y, verbose=0, return_dict=True).items():
+            name = name.replace(auc.name, "auc")
+            found = next(v for k, v in first.items() if k.startswith(prefix + name))
+            np.testing.assert_allclose(found, [value, value], 1e-5)
+
+
+def test_learning_rate_rises_and_falls(run: Run) -> None:
+    rise = [0.4 * (0.5 + 0.5 * batch / 8) for batch in range(1, 9)]
+    for answer in run("learning_rates"):
+        np.testing.assert_allclose(answer["batches"], rise + [0.4] * 4 + [0.04] * 4, 1e-6)
+        np.testing.assert_allclose(answer["epochs"], [0.3, 0.4, 0.4, 0.04], 1e-6)
+
+
+def test_velocity_follows_the_learning_rate(run: Run) -> None:
+    # Steps: 0.1, and then 0.9 of that at twice the rate, and 0.2.
+    for (weights,) in run("velocity"):
+        np.testing.assert_allclose(weights, 50.0 - 0.1 - (0.9 * 0.2 + 0.2), 1e-6)
