@@ -24,7 +24,12 @@ def main(command: Sequence[str]) -> int:
     me = mpi.read(os.environ)
     relay = Relay(str(me.rank) if me else "", sys.stdout, sys.stderr)
     try:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        child = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            close_fds=False,  # Hydra's processes talk to it through a file that it left open
+        )
     except OSError as error:
         print(f"error: {command[0]!r} cannot be started ({error.strerror}).", file=sys.stderr)
         return _NOT_FOUND

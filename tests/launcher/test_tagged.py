@@ -1,0 +1,56 @@
+"""What mpirun starts in a worker's place: the worker, with its rank before each line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.launcher.starting import ENVIRON
+
+HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "5"}
+
+
+def tagged(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist.launcher.tagged", *program],
+        env=ENVIRON | HYDRA,
+        pass_fds=fds,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
+    ],
+)
+def test_exit_code_is_the_command_s(code: str, exit_code: int) -> None:
+    done = tagged(sys.executable, "-c", f"print('a', flush=True); {code}")
+    assert done.stdout == "[4] a\n"
+    assert done.returncode == exit_code
+
+
+def test_files_that_mpirun_left_open_stay_open() -> None:
+    reader, writer = os.pipe()
+    try:
+        code = f"import os; os.write({writer}, b'x')"
+        assert tagged(sys.executable, "-c", code, fds=(writer,)).returncode == 0
+        assert os.read(reader, 1) == b"x"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_program_that_is_not_there() -> None:
+    done = tagged("/not/there")
+    assert done.returncode == 127
+    assert done.stderr == "error: '/not/there' cannot be started (No such file or directory).\n"
