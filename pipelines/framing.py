@@ -8,25 +8,21 @@ CRC-32C of the data, little-endian
 from __future__ import annotations
 
 import contextlib
-import gzip
-import io
 import mmap
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
+from pipelines.compression import INFLATE_ERRORS, open_to_read
 from pipelines.errors import DataError
 from pipelines.index import Compression
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
-#: Damage of a compressed file, as the standard library reports it.
-_INFLATE_ERRORS = (zlib.error, gzip.BadGzipFile, EOFError)
 
 
 class Record(NamedTuple):
@@ -62,7 +58,7 @@ def records(path: Path, compression: Compression = "") -> Iterator[Record]:
         while True:
             try:
                 record, length = _next(file, offset, num_bytes)
-            except _INFLATE_ERRORS as error:
+            except INFLATE_ERRORS as error:
                 yield Record(offset, b"", f"{compression} data damaged or cut off ({error})")
                 return
             if record is not None:
@@ -119,22 +115,13 @@ def compression_of(path: Path) -> Compression:
     """
     kinds: tuple[Compression, ...] = ("", "GZIP", "ZLIB")
     for kind in kinds:
-        with contextlib.suppress(*_INFLATE_ERRORS), open_to_read(path, kind) as file:
+        with contextlib.suppress(*INFLATE_ERRORS), open_to_read(path, kind) as file:
             header = file.read(_HEADER.size)
             if not header or not _length(header)[1]:
                 return kind
     raise DataError(
         f"{path}: not a TFRecord file: its first bytes are no record's; name the files with --files"
     )
-
-
-def open_to_read(path: Path, compression: Compression) -> BinaryIO:
-    """Opens a file; what is read is uncompressed."""
-    if compression == "GZIP":
-        return cast(BinaryIO, gzip.open(path))
-    if compression == "ZLIB":
-        return io.BufferedReader(_Inflated(path))
-    return path.open("rb")
 
 
 def _next(file: BinaryIO, offset: int, num_bytes: int | None) -> tuple[Record | None, int | None]:
@@ -190,31 +177,3 @@ def _checksum(data: bytes) -> int:
     """CRC-32C, rotated and shifted so that data which hold their own checksums are checked too."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-class _Inflated(io.RawIOBase):
-    """A zlib stream, unpacked; the standard library has one for gzip only."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
-        self._inflate = zlib.decompressobj()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fills the buffer as far as the next piece of the file goes; 0 at the end."""
-        while not self._inflate.eof:
-            packed = self._inflate.unconsumed_tail or self._file.read(io.DEFAULT_BUFFER_SIZE)
-            if not packed:
-                if self._file.tell() == 0:
-                    return 0
-                raise EOFError("the file ends before the stream does")
-            if data := self._inflate.decompress(packed, len(buffer)):
-                buffer[: len(data)] = data
-                return len(data)
-        return 0
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()

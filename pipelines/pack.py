@@ -52,7 +52,11 @@ def _pack(
         seed=seed if shuffle else None,
         compression="" if compression == "none" else compression,
     )
-    index = pack(plan, Path(dest), num_workers or parallel.default_num_workers())
+    try:
+        index = pack(plan, Path(dest), num_workers or parallel.default_num_workers())
+    except KeyboardInterrupt:
+        print("stopped: started again with the same options, it goes on from here", file=sys.stderr)
+        raise
     reports.summary(index, Path(dest))
 
 

@@ -6,6 +6,7 @@ import concurrent.futures as futures
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -105,7 +106,16 @@ def _start(done: Any, stop: Any, function: Any) -> None:
     """Prepares a worker process."""
     # Ctrl-C reaches every process of the terminal; the first process is who decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A killed first process asks nobody to stop.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _shared.update(done=done, stop=stop, function=function)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
 
 
 def _call(task: Any) -> Any:

@@ -163,6 +163,7 @@ def test_interrupt_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
         finally:
             process.kill()
     assert process.returncode == 130
+    assert "stopped: started again with the same options" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "packed").exists()
     wait_for(lambda: not group_exists(process.pid))
