@@ -144,7 +144,7 @@ def _write_shard(
 ) -> Shard:
     """Writes one shard; its final name appears when it is whole and on the disk."""
     # Imports TensorFlow, for which the process that only hands out the tasks need not wait.
-    from pipelines.schema import encode
+    from pipelines.encode import encode
 
     partial = task.path.with_suffix(".partial")
     num_since_report = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,11 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from pipelines import command_line, reports
-from pipelines.index import Index, load_index
+from pipelines.index import load_index
 
 _DESCRIPTION = """Shows what a folder holds: its features, its first record, how often each label
 comes, and a PNG of its images."""
+_NUM_AT_ONCE = 256
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,28 +29,26 @@ def _show(directory: str, to: str | None, num_images: int, num_records: int) -> 
     reports.summary(index, folder)
     from pipelines import showing  # imports TensorFlow, so after the first table
 
-    sample = showing.sample(folder, index, num_records)
-    if not sample:
+    counts, first = showing.LabelCounts(index), list[bytes]()
+    found = showing.records(folder, index, num_records)
+    while chunk := list(itertools.islice(found, _NUM_AT_ONCE)):
+        counts.add(chunk)
+        first += chunk[: max(num_images, 1) - len(first)]
+    if not first:
         return
-    reports.facts({"first record": "", **showing.in_words(sample[0], index)})
-    _show_labels(sample, index)
-    path = Path(to or f"{folder.resolve().name}.png")
-    num_shown = showing.contact_sheet(sample[:num_images], index, path)
-    if num_shown:
-        print(f"{num_shown} images: {path}")
-    else:
-        print("No feature holds images that can be shown.")
-
-
-def _show_labels(sample: Sequence[bytes], index: Index) -> None:
-    from pipelines import showing
-
-    share = "all" if len(sample) == index.num_records else f"{len(sample):,} sampled"
-    for feature, counts in showing.label_counts(sample, index).items():
+    reports.facts({"first record": "", **showing.in_words(first[0], index)})
+    of = "all" if counts.num_records == index.num_records else f"{counts.num_records:,} sampled"
+    for feature, of_label in counts.by_feature().items():
         reports.table(
-            (feature, f"of {share} records", "share"),
-            ((name, f"{count:,}", f"{count / len(sample):.1%}") for name, count in counts.items()),
+            (feature, f"of {of} records", "share"),
+            (
+                (name, f"{count:,}", f"{count / counts.num_records:.1%}")
+                for name, count in of_label.items()
+            ),
         )
+    path = Path(to or f"{folder.resolve().name}.png")
+    num_shown = showing.contact_sheet(first[:num_images], index, path)
+    print(f"{num_shown} images: {path}" if num_shown else "No feature holds images to be shown.")
 
 
 def _parser() -> ArgumentParser:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,30 +13,30 @@ from pipelines import framing
 from pipelines.contact_sheet import save_sheet
 from pipelines.errors import DataError
 from pipelines.feature import Feature
-from pipelines.index import Index
+from pipelines.index import Index, Shard
 from pipelines.schema import decode
 
 _MOST_CHARACTERS = 60
-_PARSED_AT_ONCE = 1000
 
 
-def sample(directory: Path, index: Index, num_records: int) -> list[bytes]:
+def records(directory: Path, index: Index, num_records: int) -> Iterator[bytes]:
     """Serialized records, as many from the beginning of each shard, shards taking turns.
 
     Raises:
         DataError: one of them is damaged.
     """
-    per_shard = -(-num_records // max(index.num_shards, 1))
-    by_shard = []
-    for shard in index.shards:
-        path, found = directory / shard.name, []
+
+    def of(shard: Shard) -> Iterator[bytes]:
+        path = directory / shard.name
         for record in itertools.islice(framing.records(path, index.compression), per_shard):
             if record.problem:
                 raise DataError(f"{path}: record at byte {record.offset}: {record.problem}")
-            found.append(record.data)
-        by_shard.append(found)
-    turns = itertools.zip_longest(*by_shard)
-    return [data for turn in turns for data in turn if data is not None][:num_records]
+            yield record.data
+
+    per_shard = -(-num_records // max(index.num_shards, 1))
+    turns = itertools.zip_longest(*map(of, index.shards))
+    found = (data for turn in turns for data in turn if data is not None)
+    return itertools.islice(found, num_records)
 
 
 def in_words(record: bytes, index: Index) -> dict[str, str]:
@@ -45,23 +45,41 @@ def in_words(record: bytes, index: Index) -> dict[str, str]:
     return {f.name: _words(example[f.name].numpy(), f) for f in index.features}
 
 
-def label_counts(records: Sequence[bytes], index: Index) -> dict[str, dict[str, int]]:
-    """How many of the records have each label, by feature and label, most frequent first."""
-    labels = [f for f in index.features if f.label_names and None not in f.shape]
-    counts = {f.name: np.zeros(len(f.label_names), np.int64) for f in labels}
-    for begin in range(0, len(records), _PARSED_AT_ONCE) if labels else ():
-        batch = decode(tf.constant(records[begin : begin + _PARSED_AT_ONCE]), labels)
-        for feature in labels:
-            values = batch[feature.name].numpy()
+class LabelCounts:
+    """How many records have each label.
+
+    Attributes:
+        num_records: counted so far.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.num_records = 0
+        self._features = [f for f in index.features if f.label_names and None not in f.shape]
+        self._counts = {f.name: np.zeros(len(f.label_names), np.int64) for f in self._features}
+
+    def add(self, serialized: Sequence[bytes]) -> None:
+        """Counts records."""
+        self.num_records += len(serialized)
+        if not self._features:
+            return
+        batch = decode(tf.constant(serialized), self._features)
+        for feature in self._features:
+            values, counts = batch[feature.name].numpy(), self._counts[feature.name]
             if feature.shape:  # a vector of attributes, each there or not
-                counts[feature.name] += (values != 0).sum(axis=0)
+                counts += (values != 0).sum(axis=0)
             else:
                 known = values[(values >= 0) & (values < len(feature.label_names))]
-                counts[feature.name] += np.bincount(known, minlength=len(feature.label_names))
-    return {
-        f.name: {f.label_names[i]: int(counts[f.name][i]) for i in np.argsort(-counts[f.name])}
-        for f in labels
-    }
+                counts += np.bincount(known, minlength=len(feature.label_names))
+
+    def by_feature(self) -> dict[str, dict[str, int]]:
+        """The counts by feature and label, most frequent first."""
+        return {
+            f.name: {
+                f.label_names[i]: int(self._counts[f.name][i])
+                for i in np.argsort(-self._counts[f.name], kind="stable")
+            }
+            for f in self._features
+        }
 
 
 def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:

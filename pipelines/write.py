@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pipelines.encode import encode
 from pipelines.feature import Feature
 from pipelines.index import Index, Shard
 from pipelines.publish import found_in, publish
-from pipelines.schema import encode
 from pipelines.shard_file import ShardWriter, shard_name
 
 

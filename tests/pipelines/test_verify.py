@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from pipelines import Feature, framing, load_index, write_shards
-from pipelines.schema import decode, encode
+from pipelines.encode import encode
+from pipelines.schema import decode
 from pipelines.shard_file import ShardWriter
 from pipelines.verify import main
 from pipelines.verifying import verify as verify_folder

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipelines.schema import decode, encode
+from pipelines.encode import encode
+from pipelines.schema import decode
 from pipelines.sources import open_source
 from pipelines.sources.source import Options, Source
 
