@@ -258,6 +258,7 @@ def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
         (["--num-workers", "two"], "expected a number from 0, got 'two'"),
         (["--bogus", "--", "true"], "'--bogus' before --: expected"),
         (["--"], "nothing after --"),
+        (["--num-workers", "2", "python", "a.py"], "'python a.py': a command stands after --"),
         (["--hosts", "a:x"], "expected host:workers"),
         (["--hosts", "a:1,a:1"], "expected host:workers"),
         (["--hosts", "a:2", "--num-workers", "3"], "places for 2 workers, --num-workers is 3"),

@@ -68,6 +68,8 @@ def parse(arguments: Sequence[str]) -> Options:
     if "--" in arguments and (rest or not command):
         wrong = f"{' '.join(rest)!r} before --" if rest else "nothing after --"
         raise ConfigurationError(f"{wrong}: expected {PROGRAM} [flags] -- COMMAND ...")
+    if rest and not rest[0].startswith("-"):
+        raise ConfigurationError(f"{' '.join(rest)!r}: a command stands after --.")
     flags = vars(known)
     flags["hosts"] = parse_hosts(known.hosts) if known.hosts else {}
     flags["num_workers"] = known.num_workers or sum(flags["hosts"].values()) or 2
