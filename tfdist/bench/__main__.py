@@ -16,6 +16,8 @@ from tfdist.errors import ConfigurationError
 #: Subcommands: the module that adds its flags (`add_arguments`) and runs it (`run`). These import
 #: no TensorFlow until they run.
 COMMANDS = {
+    "allreduce": "tfdist.bench.allreduce.command",
+    "input": "tfdist.bench.input.command",
     "step": "tfdist.bench.step.command",
 }
 

@@ -1,0 +1,57 @@
+"""The input benchmark as a user runs it: that it runs and what it writes, never how fast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.bench.test_step import run
+from tfdist.bench.input import measure, photographs
+from tfdist.bench.input.contenders import LIMIT, OURS, available
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data")
+    photographs.make(directory / "bench", 96)
+    return directory
+
+
+def test_photographs_are_made_once(data_dir: Path) -> None:
+    made = photographs.make(data_dir / "bench", 96)
+    sizes = [len(image) for image in photographs.encoded(made)]
+    assert len(sizes) == made.num_images
+    assert min(sizes) >= 30_000
+    assert max(sizes) <= 100_000
+    assert len(set(sizes)) > 90  # no two alike
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in available() if n not in ("PyTorch DataLoader", "grain")]
+)
+def test_contender_reads_on_and_on(name: str, data_dir: Path) -> None:
+    steps = available()[name](photographs.make(data_dir / "bench", 96))
+    counts = [next(steps) for _ in range(4)]
+    assert set(counts) <= {64, 32}
+
+
+def test_ratios_are_of_the_same_round(data_dir: Path) -> None:
+    contenders = {name: available()[name] for name in (LIMIT, OURS)}
+    results = measure.compare(contenders, photographs.make(data_dir / "bench", 96), 64, 2)
+    ratios = [
+        a / b for a, b in zip(results[OURS]["samples"], results[LIMIT]["samples"], strict=True)
+    ]
+    assert results[LIMIT]["ratio"]["median"] == pytest.approx(sum(ratios) / 2)
+    assert "ratio" not in results[OURS]
+
+
+def test_command_with_a_model(data_dir: Path, tmp_path: Path) -> None:
+    arguments = ["--with-model", "--num-images", "96", "--data-dir", str(data_dir)]
+    done = run(tmp_path, "input", *arguments, "--json", "input.json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "input.json").read_text())
+    assert document["benchmark"] == "input"
+    assert 0 <= document["with_model"]["data_wait"] <= 1
+    assert "waited for data" in done.stdout

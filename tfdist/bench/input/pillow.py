@@ -1,0 +1,47 @@
+"""The photographs as a source of examples in Python, decoded by Pillow: for PyTorch and grain.
+
+Worker processes import this module, so it imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+class Source:
+    """Images by number: a random part, scaled, mirrored at random.
+
+    Args:
+        files: a folder with a folder for each class.
+        size: height and width.
+    """
+
+    def __init__(self, files: Path, size: tuple[int, int]) -> None:
+        self._paths = sorted(files.glob("*/*.jpg"))
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+        path, random = self._paths[number], np.random.default_rng()
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+        area = image.width * image.height * random.uniform(0.08, 1)
+        aspect = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        width = min(image.width, int(math.sqrt(area * aspect)))
+        height = min(image.height, int(math.sqrt(area / aspect)))
+        left = int(random.integers(image.width - width + 1))
+        top = int(random.integers(image.height - height + 1))
+        part = image.resize(
+            self._size[::-1],
+            Image.Resampling.BILINEAR,
+            (left, top, left + width, top + height),
+        )
+        if random.integers(2):
+            part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.array(part), int(path.parent.name)
