@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -52,7 +53,9 @@ def as_on_one_device() -> Iterator[None]:
 
     def update_each(self: Any, gradients: list, variables: list, learning_rate: Any) -> None:
         for gradient, variable in zip(gradients, variables, strict=True):
-            self.update_step(gradient, variable.value, learning_rate)
+            # Where it is: a server sends none of the moments that an update needs.
+            with tf.device(variable.value.device):
+                self.update_step(gradient, variable.value, learning_rate)
 
     plain = {"_backend_update_step": update_each} | {
         name: getattr(BaseOptimizer, name)
