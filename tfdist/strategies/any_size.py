@@ -8,7 +8,7 @@ operation's key, so that each size is an operation of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
@@ -25,12 +25,22 @@ class AnySize:
     """All-reduces on the replicas of a strategy, in a graph.
 
     Args:
+        devices: TensorFlow's names of those of this process.
+        first_replica: The number, among all replicas, of the one on the first device.
         num_replicas: Over all workers.
         communication: `"ring"` or `"nccl"`.
     """
 
-    def __init__(self, num_replicas: int, communication: str) -> None:
+    def __init__(
+        self, devices: Sequence[str], first_replica: int, num_replicas: int, communication: str
+    ) -> None:
         self._num_replicas, self._communication = num_replicas, communication
+        # What a function's operations on a device have in common: without one they run in any
+        # order, or not at all where only another replica's sum is used.
+        self._tokens: dict[int, tf.Variable] = {}
+        for index, device in enumerate(devices, first_replica):
+            with tf.device(device):
+                self._tokens[index] = tf.Variable(0.0, trainable=False)
         # Counted on each replica by itself: all workers build the same graphs in the same order.
         self._operations: dict[int, Iterator[int]] = {}
 
@@ -70,5 +80,6 @@ class AnySize:
             group_key=_GROUP_KEY,
             instance_key=kind * _SIZES + size,
             communication_hint=self._communication,
+            ordering_token=self._tokens[index].handle,
         )
         return tf.reshape(flat, tf.shape(tensor))
