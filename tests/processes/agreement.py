@@ -1,0 +1,132 @@
+"""What two workers do that differ in their clocks, callbacks, data and seeds; run on each of them.
+
+Every scenario returns numbers of both workers, one row each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tests.training import X, Y, build
+from tfdist.strategies.base import Strategy
+from tfdist.trainer import Trainer
+
+#: Batches of each rank's own data set: rank 1 has one less, and they differ in size.
+OWN_BATCHES = ([4, 3, 2], [2, 3])
+
+
+def run(strategy_name: str) -> dict[str, Any]:
+    """Runs all scenarios, and returns what came of them by their names."""
+    strategy = tfdist.strategies.create(strategy_name)
+    return {scenario.__name__: scenario(strategy) for scenario in SCENARIOS}
+
+
+def own_rows(rank: int) -> list[slice]:
+    """Which rows each of a rank's batches has."""
+    before = 0 if rank == 0 else sum(OWN_BATCHES[0])
+    ends = before + np.cumsum(OWN_BATCHES[rank])
+    return [slice(e - n, e) for e, n in zip(ends, OWN_BATCHES[rank], strict=True)]
+
+
+def stops_on_one_rank(strategy: Strategy) -> np.ndarray:
+    """Epochs made, where a callback of rank 1 alone stops after the first."""
+
+    def stop(epoch: int, logs: Any) -> None:
+        trainer.model.stop_training = strategy.rank == 1
+
+    trainer = Trainer(build, strategy)
+    history = trainer.fit(
+        X, Y, epochs=3, verbose=0, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    )
+    return strategy.gather([len(history.epoch)])
+
+
+def learning_rate_of_rank_0(strategy: Strategy) -> np.ndarray:
+    """Learning rates, where each rank's callback sets another."""
+
+    def set_rate(epoch: int, logs: Any) -> None:
+        trainer.model.optimizer.learning_rate = 0.25 + strategy.rank
+
+    trainer = Trainer(build, strategy)
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=set_rate)
+    trainer.fit(X, Y, epochs=2, verbose=0, callbacks=callback)
+    return strategy.gather([float(trainer.model.optimizer.learning_rate.numpy())])
+
+
+def other_data_are_refused(strategy: Strategy) -> str:
+    """The error of a rank whose rows are in another order."""
+    order = slice(None, None, -1 if strategy.rank else 1)
+    try:
+        Trainer(build, strategy).fit(X[order], Y[order], batch_size=4, shuffle=False, verbose=0)
+    except tfdist.errors.DataError as error:
+        return str(error)
+    return "no error"
+
+
+def unseeded_shuffles_are_alike(strategy: Strategy) -> np.ndarray:
+    """Losses of data that Keras shuffles, with no seed set by anybody."""
+    history = Trainer(build, strategy).fit(X, Y, batch_size=4, epochs=3, verbose=0)
+    return strategy.gather(history.history["loss"])
+
+
+def weights_of_rank_0(strategy: Strategy) -> np.ndarray:
+    """Weights of an untrained model that each rank builds from another seed."""
+
+    def build_model() -> keras.Model:
+        model = build()
+        model.set_weights([w + strategy.rank for w in model.get_weights()])
+        return model
+
+    trainer = Trainer(build_model, strategy)
+    trainer.evaluate(X, Y, verbose=0)
+    return strategy.gather(np.concatenate([w.ravel() for w in trainer.model.get_weights()]))
+
+
+def own_data_of_uneven_length(strategy: Strategy) -> list[np.ndarray]:
+    """Weights, where each rank brings data of its own, of which rank 1 has fewer batches."""
+
+    def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        rows = own_rows(context.input_pipeline_id)
+
+        def batches() -> Any:
+            yield from ((X[own], Y[own]) for own in rows)
+
+        spec = tf.TensorSpec([None, X.shape[1]]), tf.TensorSpec([None, Y.shape[1]])
+        return tf.data.Dataset.from_generator(batches, output_signature=spec)
+
+    trainer = Trainer(build, strategy)
+    trainer.fit(dataset_fn, epochs=2, verbose=0)
+    return trainer.model.get_weights()
+
+
+def predicts_every_row(strategy: Strategy) -> float:
+    """The largest difference between what a worker predicts and its model's own outputs."""
+    trainer = Trainer(build, strategy)
+    predicted = trainer.predict(X, batch_size=4, verbose=0)
+    differences = np.abs(predicted - np.asarray(trainer.model(X)))
+    return float(strategy.gather([differences.max()]).max())
+
+
+def public_names(strategy: Strategy) -> np.ndarray:
+    """Rank and size as a script asks for them, before and after a barrier."""
+    before = [tfdist.rank(), tfdist.size(), tfdist.is_chief()]
+    tfdist.barrier()
+    return strategy.gather([*before, tfdist.rank()])
+
+
+SCENARIOS: list[Callable[[Strategy], Any]] = [
+    unseeded_shuffles_are_alike,  # first: the others seed
+    stops_on_one_rank,
+    learning_rate_of_rank_0,
+    other_data_are_refused,
+    weights_of_rank_0,
+    own_data_of_uneven_length,
+    predicts_every_row,
+    public_names,
+]

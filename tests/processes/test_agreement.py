@@ -1,0 +1,77 @@
+"""Workers that differ stay together: decisions are shared, differing data refused."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tfdist
+from tests.processes import agreement
+from tests.training import BOUND, X, Y, build
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.xdist_group(f"agreement-{name}"))
+        for name in ("multi_worker", "horovod")
+    ],
+)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Both workers' answers to all scenarios, from one start of two processes."""
+    if request.param == "horovod":
+        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
+    return tfdist.notebook_launch(functools.partial(agreement.run, request.param), num_workers=2)
+
+
+def test_one_rank_stops_all(outcomes: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(outcomes["stops_on_one_rank"], [[1], [1]])
+
+
+def test_a_learning_rate_is_rank_0s(outcomes: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(outcomes["learning_rate_of_rank_0"], [[0.25], [0.25]])
+
+
+def test_other_data_on_a_rank_are_refused(outcomes: dict[str, Any]) -> None:
+    said = outcomes["other_data_are_refused"]
+    assert "rank 1 was fed other batches than rank 0" in said
+    assert "InputContext" in said
+
+
+def test_unseeded_shuffles_are_alike(outcomes: dict[str, Any]) -> None:
+    rank_0, rank_1 = outcomes["unseeded_shuffles_are_alike"]
+    assert len(rank_0) == 3
+    np.testing.assert_array_equal(rank_0, rank_1)
+
+
+def test_weights_are_rank_0s(outcomes: dict[str, Any]) -> None:
+    wanted = np.concatenate([w.ravel() for w in build().get_weights()])
+    np.testing.assert_array_equal(outcomes["weights_of_rank_0"], [wanted, wanted])
+
+
+def test_own_data_of_uneven_length_are_all_trained_on(outcomes: dict[str, Any]) -> None:
+    """As one device on global batches: what both ranks bring, then what rank 0 has left."""
+    model = build()
+    rows = [np.arange(len(X))[own] for own in agreement.own_rows(0)]
+    for i, own in enumerate(agreement.own_rows(1)):
+        rows[i] = np.concatenate([rows[i], np.arange(len(X))[own]])
+    for _ in range(2):
+        for batch in rows:
+            model.train_on_batch(X[batch], Y[batch])
+    for found, wanted in zip(
+        outcomes["own_data_of_uneven_length"], model.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=BOUND, atol=BOUND)
+
+
+def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
+    assert outcomes["predicts_every_row"] < BOUND
+
+
+def test_public_names(outcomes: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(outcomes["public_names"], [[0, 2, 1, 0], [1, 2, 0, 1]])
