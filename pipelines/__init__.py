@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pipelines.index import Index as Index
     from pipelines.index import Shard as Shard
     from pipelines.index import load_index as load_index
+    from pipelines.mixture import Source as Source
+    from pipelines.mixture import mix as mix
     from pipelines.position import Position as Position
     from pipelines.reader import read as read
     from pipelines.tuning import Tuning as Tuning
@@ -27,8 +29,10 @@ _ATTRIBUTES = {
     "Index": "pipelines.index",
     "Position": "pipelines.position",
     "Shard": "pipelines.index",
+    "Source": "pipelines.mixture",
     "Tuning": "pipelines.tuning",
     "load_index": "pipelines.index",
+    "mix": "pipelines.mixture",
     "read": "pipelines.reader",
     "write_shards": "pipelines.write",
 }
@@ -39,8 +43,10 @@ __all__ = [
     "Index",
     "Position",
     "Shard",
+    "Source",
     "Tuning",
     "load_index",
+    "mix",
     "read",
     "write_shards",
 ]

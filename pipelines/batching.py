@@ -10,6 +10,21 @@ import tensorflow as tf
 LastBatch = Literal["keep", "drop", "pad"]
 
 
+def share(batch_size: int, context: tf.distribute.InputContext | None) -> int:
+    """One pipeline's part of a global batch.
+
+    Raises:
+        ValueError: the batch cannot be divided among the pipelines.
+    """
+    num_pipelines = context.num_input_pipelines if context else 1
+    if batch_size < 1 or batch_size % num_pipelines:
+        raise ValueError(
+            f"batch_size: expected a positive multiple of the {num_pipelines} input pipelines, "
+            f"got {batch_size}"
+        )
+    return batch_size // num_pipelines
+
+
 def num_batches(num_examples: int, batch_size: int, last_batch: LastBatch) -> int:
     """How many batches the examples make."""
     full, rest = divmod(num_examples, batch_size)

@@ -101,3 +101,8 @@ class Folder:
             seed=self.seed,
             window=self._window,
         )
+
+    def seeded(self, records: order.Records) -> tuple[tf.Tensor, tf.Tensor]:
+        """The serialized records `(n,)`, and a seed for each, int32 `(n, 2)`."""
+        seed = order.of_epoch(self.seed, records.epoch)
+        return records.serialized, order.of_examples(seed, records.numbers)

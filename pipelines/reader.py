@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from pipelines import batching, order, schema
+from pipelines import batching, schema
 from pipelines.batching import LastBatch
 from pipelines.cache import cached
 from pipelines.folder import Folder
@@ -79,12 +79,7 @@ def read(
         ValueError: the batch cannot be divided among the pipelines; a start in an order that
             cannot be repeated.
     """
-    num_pipelines = context.num_input_pipelines if context else 1
-    if batch_size < 1 or batch_size % num_pipelines:
-        raise ValueError(
-            f"batch_size: expected a positive multiple of the {num_pipelines} input pipelines, "
-            f"got {batch_size}"
-        )
+    batch_size = batching.share(batch_size, context)
     repeatable = not shuffle_buffer or seed is not None
     ordered = repeatable if deterministic is None else deterministic
     if start != BEGINNING and not (repeatable and ordered):
@@ -92,7 +87,6 @@ def read(
             "start: expected an order that can be repeated; give a seed, and leave deterministic "
             "out"
         )
-    batch_size //= num_pipelines
     folder = Folder(
         directory,
         context=context,
@@ -106,10 +100,6 @@ def read(
         example = schema.decode(record, folder.features, decode_images=decode_images)
         return map_fn(example) if map_fn else example
 
-    def with_seeds(records: order.Records) -> tuple[tf.Tensor, tf.Tensor]:
-        seed = order.of_epoch(folder.seed, records.epoch)
-        return records.serialized, order.of_examples(seed, records.numbers)
-
     def augmented(made: Any, seed: tf.Tensor) -> Any:
         made = made if cache else example(made)
         return augment_fn(made, seed) if augment_fn else made
@@ -121,7 +111,7 @@ def read(
         dataset = folder.stream(dataset)
     if map_fn or augment_fn or cache:
         if not cache:
-            dataset = dataset.map(with_seeds).unbatch()
+            dataset = dataset.map(folder.seeded).unbatch()
         dataset = dataset.map(augmented, tuning.num_maps)
         dataset = dataset.batch(batch_size, last_batch == "drop")
     else:
