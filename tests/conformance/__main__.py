@@ -32,8 +32,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def _questions(arguments: argparse.Namespace) -> list[Question]:
-    """Plain Keras is asked for 2 replicas: it can have but one strategy in a process."""
-    counts = {KERAS: [2], KERAS_EVEN: [2], "one_device": [1]}
+    """Plain Keras is asked for 2 replicas: it can have but one strategy in a process.
+
+    Parameter servers have the numbers of one device with one worker.
+    """
+    counts = {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
     return [
         Question(case, engine, num_replicas)
         for case in arguments.case or CASES

@@ -33,8 +33,8 @@ class Layout:
     Attributes:
         strategy: tfdist's name of it.
         num_workers: processes.
-        num_devices: logical CPU devices of each.
-        via: what starts and joins the processes: "TF_CONFIG", "mpi" or "gloo".
+        num_devices: logical CPU devices of each; workers of a parameter server's in-line cluster.
+        via: what starts and joins the processes: "TF_CONFIG", "mpi", "gloo"; or "nothing".
     """
 
     strategy: str
@@ -55,6 +55,7 @@ LAYOUTS = {
         Layout("multi_worker", 3),
         Layout("multi_worker", 2, num_devices=2),
     ],
+    "parameter_server": [Layout("parameter_server", 1, via="nothing")],
 }
 
 
@@ -185,6 +186,8 @@ def _commands(layout: Layout, worker: list[str]) -> list[tuple[list[str], dict[s
         return [([_found("mpirun"), "-np", number, "--oversubscribe", *root, *worker], {})]
     if layout.via == "gloo":
         return [([_found("horovodrun"), "--gloo", "-np", number, *worker], {})]
+    if layout.via == "nothing":
+        return [(worker, {})]
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(layout.num_workers)]
     return [
         (worker, {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses},
