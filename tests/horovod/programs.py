@@ -17,6 +17,7 @@ import tfdist
 import tfdist.horovod as hvd
 from tests.horovod.training import CASES, X, Y, dense, fit, sgd, share
 from tfdist.errors import TfdistError
+from tfdist.strategies.fusion import FUSION_LIMIT
 
 
 def train(name: str) -> list[np.ndarray]:
@@ -219,13 +220,14 @@ def operations() -> dict[str, Any]:
     mine = float(hvd.rank())
     seed = keras.Variable([hvd.rank(), 2**32 - 1 - hvd.rank()], dtype="uint32")
     plain = tf.Variable([mine])
-    hvd.broadcast_variables([seed, plain], root_rank=1)
+    large = tf.Variable(tf.fill([FUSION_LIMIT], mine))  # crosses by itself
+    hvd.broadcast_variables([large, seed, plain], root_rank=1)
     return {
         "average": float(hvd.allreduce(mine)),
         "sum": float(hvd.allreduce(mine, op=hvd.Sum)),
         "gathered": hvd.allgather([mine, 7.0]).numpy().tolist(),
         "broadcast": float(hvd.broadcast(mine, root_rank=1)),
-        "variables": [seed.numpy().tolist(), plain.numpy().tolist()],
+        "variables": [seed.numpy().tolist(), plain.numpy().tolist(), float(large[-1])],
         "places": [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()],
         "tfdist": [tfdist.rank(), tfdist.size()],
     }

@@ -85,7 +85,7 @@ def test_operations(run: Run) -> None:
             "sum": 1.0,
             "gathered": [0.0, 7.0, 1.0, 7.0],
             "broadcast": 1.0,
-            "variables": [[1, 2**32 - 2], [1.0]],
+            "variables": [[1, 2**32 - 2], [1.0], 1.0],
             "places": [rank, 2, rank, 2],
             "tfdist": [rank, 2],
         }

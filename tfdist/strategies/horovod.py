@@ -79,8 +79,10 @@ class Horovod(Strategy):
         ]
 
     def _summed(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        # Horovod knows no bfloat16.
+        # Horovod knows no bfloat16. It brings tensors together by their names in the graph, which
+        # are others where a rank computes something else, as the root of a broadcast does.
         known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
+        known = [tf.identity(t, name="sum") for t in known]
         sums = self._hvd.grouped_allreduce(known, op=self._hvd.Sum)
         return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
 
