@@ -96,7 +96,7 @@ def _add_source_flags(parser: ArgumentParser) -> None:
     """The flags that only some sources take; `sources.source.Options` has their names."""
     group = parser.add_argument_group("of some sources")
     group.add_argument("--split", help="of tfds, cifar, celeba, imagenet: which part")
-    group.add_argument("--data-dir", help="of tfds: where its prepared data sets are")
+    group.add_argument("--data-dir", help="of tfds: where its data sets are; none is downloaded")
     group.add_argument("--label", help="of tables: the column of class names")
     group.add_argument(
         "--whole-files",

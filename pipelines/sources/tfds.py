@@ -1,4 +1,6 @@
-"""A data set of tensorflow-datasets: `tfds:NAME` or `tfds:NAME/CONFIG`, prepared if it is not yet.
+"""A data set of tensorflow-datasets: `tfds:NAME` or `tfds:NAME/CONFIG`.
+
+With `--data-dir` it has to be prepared there; without, it is downloaded and prepared if need be.
 
 Features, splits and records are read with tensorflow-datasets itself; images stay the encoded files
 that it stores. Records of its TFRecord files are found by their offsets, so that shards can be
@@ -134,8 +136,13 @@ def _builder(name: str, data_dir: str | None) -> Any:
 
 
 def _prepared(name: str, data_dir: str | None) -> Any:
-    """The builder of a data set that is on this disk, downloaded if need be."""
+    """The builder of a data set that is on this disk; downloaded if no folder for it was named."""
     builder = _builder(name, data_dir)
+    if data_dir and not builder.is_prepared():
+        raise DataError(
+            f"tfds:{name}: not prepared in {builder.data_dir}; prepare it there with "
+            "tensorflow-datasets, or leave --data-dir out to have it downloaded"
+        )
     try:
         builder.download_and_prepare()
     except Exception as error:  # of the network, of a web page, of a builder: any

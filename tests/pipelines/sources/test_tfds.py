@@ -139,6 +139,7 @@ def test_own_shards_are_indexed_and_read_where_they_are(data_dir: Path, tmp_path
     [
         ("tiny_digits", {"split": "validation"}, "--split: expected one of .*'test', 'train'"),
         ("tiny_digitz", {}, "tfds:tiny_digitz: no data set of this name"),
+        ("mnist", {}, "tfds:mnist: not prepared in .*/mnist/.*; prepare it there"),
     ],
 )
 def test_what_is_not_there(data_dir: Path, name: str, options: dict[str, str], says: str) -> None:
