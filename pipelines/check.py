@@ -45,8 +45,8 @@ def _check(
         if not epoch.is_right:
             first = next(iter([*epoch.never_read, *epoch.read_again]))
             raise DataError(
-                f"{directory}: {len(epoch.never_read)} records were never read and "
-                f"{len(epoch.read_again)} read again, {first} the first"
+                f"{directory}: records never read: {len(epoch.never_read)}, read again: "
+                f"{len(epoch.read_again)}; the first: {first}"
             )
     num_records = sum(records for records, _ in epochs[0].workers)
     print(f"Each of {num_records:,} records was read exactly once in each of {num_epochs} epochs.")

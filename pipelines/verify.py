@@ -43,7 +43,7 @@ def _verify(directory: str, decode: bool, num_workers: int | None) -> None:
     if problems:
         bad = sum(bool(found.problems) for found in findings)
         raise DataError(
-            f"{directory}: {len(problems)} problems in {bad} of {len(findings)} shards; restore "
+            f"{directory}: problems: {len(problems)}, in {bad} of {len(findings)} shards; restore "
             "these files or write them again"
         )
 

@@ -33,11 +33,11 @@ def test_equal_records_count_as_often_as_they_are_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda data: data.skip(1), "1 records were never read and 0 read again"),
-        (lambda data: data.concatenate(data.take(2)), "0 records were never read and 2 read again"),
+        (lambda data: data.skip(1), "records never read: 1, read again: 0"),
+        (lambda data: data.concatenate(data.take(2)), "records never read: 0, read again: 2"),
         (
             lambda data: data.skip(1).concatenate(tf.data.Dataset.from_tensors([7]).map(long)),
-            "1 records were never read and 1 read again",
+            "records never read: 1, read again: 1",
         ),
     ],
 )

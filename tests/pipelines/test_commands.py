@@ -24,7 +24,7 @@ def test_help_needs_no_tensorflow(command: str) -> None:
         [sys.executable, "-W", "error", "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -139,7 +139,7 @@ def test_full_disk(source: Path, tmp_path: Path) -> None:
     flags = ["--num-shards", "2", "--num-workers", "1", "--image-size", "300"]
     flags += ["--image-format", "jpeg"]
     command = [sys.executable, "-c", script, str(source), str(tmp_path / "packed"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert f"error: {tmp_path / 'packed'}: File too large; make room and start" in done.stderr
     assert "Traceback" not in done.stderr
@@ -159,7 +159,7 @@ def test_interrupt_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
         try:
             wait_for(lambda: any(tmp_path.glob(".packed.packing/data-*.json")))
             os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -169,7 +169,7 @@ def test_interrupt_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
     wait_for(lambda: not group_exists(process.pid))
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

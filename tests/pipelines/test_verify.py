@@ -83,7 +83,7 @@ def test_damaged_records_are_named_and_others_read(
         f"{path}: record at byte {starts[1]}: checksum of its",
         f"{path}: record at byte {starts[3]}: checksum of its",
     ]
-    assert f"error: {folder}: 2 problems in 1 of 3 shards" in err
+    assert f"error: {folder}: problems: 2, in 1 of 3 shards" in err
 
 
 @pytest.mark.parametrize(
