@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import interrupts
 from tfdist.errors import DataError, NonFiniteError
 from tfdist.feed import Feed
 from tfdist.pace import Pace
@@ -41,6 +42,9 @@ def run(
 
     Returns:
         The logs after the last step.
+
+    Raises:
+        KeyboardInterrupt: On all workers, after the same step, where one of them was interrupted.
     """
     iterator, step, exhausted, stopped = feed.begin_epoch(), 0, False, False
     logs: Logs = {}
@@ -54,9 +58,11 @@ def run(
         if made.num_steps:
             logs = results
             stopped = end(step - 1, made, seconds, logs)
-        # One worker's clock and one worker's callbacks decide for all: none may go on alone.
-        told = gather([pace.num_steps, stopped, made.checksum])
+        # One worker's clock, callbacks and Ctrl-C decide for all: none may go on alone.
+        told = gather([pace.num_steps, stopped, made.checksum, interrupts.pending()])
         _check_alike(told[:, 2], step)
+        if told[:, 3].any():
+            raise KeyboardInterrupt
         pace.num_steps, stopped = int(told[0, 0]), bool(told[:, 1].any())
     feed.end_epoch(step, exhausted)
     return logs

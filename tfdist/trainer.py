@@ -13,7 +13,7 @@ from keras.src.backend.tensorflow.trainer import (
 )
 from keras.src.trainers.data_adapters import array_slicing
 
-from tfdist import epoch, model_scope, strategies
+from tfdist import epoch, interrupts, model_scope, strategies
 from tfdist.batch_norm import layers_of
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.engine import Engine
@@ -28,12 +28,13 @@ from tfdist.watchdog.watch import Watchdog
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _watched(method: Method) -> Method:
-    """A method that all workers call together: none waits for ever for one that died."""
+def _together(method: Method) -> Method:
+    """A method that all workers call together: none waits for ever, and all stop together."""
 
     @functools.wraps(method)
     def call(self: Trainer, *args: Any, **options: Any) -> Any:
-        with self._watchdog.watching(method.__name__):
+        together = self._watchdog.watching(method.__name__)
+        with together, interrupts.held_back(self.strategy.num_workers):
             return method(self, *args, **options)
 
     return cast(Method, call)
@@ -105,7 +106,7 @@ class Trainer:
         )
         self._started = False
 
-    @_watched
+    @_together
     def fit(
         self,
         x: Any = None,
@@ -172,7 +173,7 @@ class Trainer:
         listeners.on_train_end(logs)
         return self.model.history
 
-    @_watched
+    @_together
     def evaluate(
         self,
         x: Any = None,
@@ -195,7 +196,7 @@ class Trainer:
         logs = self._evaluate(feed, listeners)
         return logs if return_dict else self.model._flatten_metrics_in_order(logs)
 
-    @_watched
+    @_together
     def predict(
         self,
         x: Any,
@@ -254,7 +255,7 @@ class Trainer:
             if not (self._started or self.model.stop_training):
                 epoch.check_first_loss(feed, logs)
             self._started = True
-            self._watchdog.passed(f"the callbacks after {place}")
+            self._watchdog.passed(f"{place} and its callbacks")
             return self.model.stop_training
 
         self.model.reset_metrics()
@@ -268,9 +269,10 @@ class Trainer:
         """Computes loss and metrics over a feed, from its beginning."""
 
         def end(step: int, made: Made, seconds: float, logs: Logs) -> bool:
-            self._watchdog.passed(f"step {step + 1} of an evaluation")
+            place = f"step {step + 1} of an evaluation"
+            self._watchdog.passed(place)
             listeners.on_test_batch_end(step, logs)
-            self._watchdog.passed(f"the callbacks after step {step + 1} of an evaluation")
+            self._watchdog.passed(f"{place} and its callbacks")
             return self.model.stop_evaluating
 
         pace = Pace(self._steps_per_call, self.model, listeners.callbacks, "test")

@@ -8,11 +8,10 @@ import contextlib
 import secrets
 import socket
 import threading
+from collections.abc import Callable, Sequence
 
 from tfdist.clusters.base import Cluster, split
 from tfdist.clusters.networks import this_host
-from tfdist.strategies.agreement import share
-from tfdist.strategies.base import Strategy
 from tfdist.watchdog.ending import end
 from tfdist.watchdog.guest import Guest
 from tfdist.watchdog.hub import Hub
@@ -26,25 +25,27 @@ class Beats:
     """Joins the watchdogs of all workers; made by all of them at the same place.
 
     Args:
-        strategy: Of several workers.
-        cluster: As it is known, for the name by which others reach rank 0.
+        rank: Of this worker.
+        size: Number of workers.
+        share: Gives the text of rank 0 to all.
+        hosts: Where the others may find this host.
 
     Attributes:
         pulse: What this worker tells of itself.
     """
 
-    def __init__(self, strategy: Strategy, cluster: Cluster) -> None:
-        self.pulse = Pulse(strategy.rank)
-        if strategy.rank == 0:
+    def __init__(
+        self, rank: int, size: int, share: Callable[[str], str], hosts: Sequence[str]
+    ) -> None:
+        self.pulse = Pulse(rank)
+        self._node: Hub | Guest
+        if rank == 0:
             listener, token = _listener(), secrets.token_hex(8)
-            place = " ".join([token, str(listener.getsockname()[1]), *_own_hosts(cluster)])
-            share(strategy, place)
-            self._node: Hub | Guest = Hub(
-                self.pulse, strategy.num_workers, listener, token, self._obey
-            )
+            share(" ".join([token, str(listener.getsockname()[1]), *hosts]))
+            self._node = Hub(self.pulse, size, listener, token, self._obey)
         else:
-            token, port, *hosts = share(strategy, "").split()
-            self._node = Guest(self.pulse, hosts, int(port), token, self._obey)
+            token, port, *places = share("").split()
+            self._node = Guest(self.pulse, places, int(port), token, self._obey)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._beat, name="watchdog", daemon=True).start()
 
@@ -75,7 +76,7 @@ def _listener() -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def _own_hosts(cluster: Cluster) -> list[str]:
-    """Where others may find this host: the name that they use for it, or any of its addresses."""
+def own_hosts(cluster: Cluster) -> list[str]:
+    """Returns where others may find this host: the name that they know, or any address of it."""
     named = [split(cluster.addresses[0])[0]] if cluster.addresses else []
     return [*named, *(address for address, _ in this_host().interfaces), "127.0.0.1"]

@@ -105,6 +105,5 @@ class Guest:
 
     def _watch_rank_0(self) -> None:
         """Judges rank 0, which can tell of the others but not of its own end."""
-        zero, me = self.rows()[0], self._pulse.row()
-        if self._pulse.seconds and (reason := verdict([zero, me], self._pulse.seconds)):
+        if self._pulse.seconds and (reason := verdict(self.rows(), self._pulse.seconds)):
             self._obey(reason)

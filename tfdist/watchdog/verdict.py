@@ -81,8 +81,8 @@ def verdict(rows: Sequence[Row], seconds: float) -> str | None:
     awaited = [row for row in rows if row.state is State.AT_WORK or row.visit < visit]
     reason = (
         _failed([row for row in rows if row.visit == visit], min(seconds, GRACE_SECONDS))
-        or _gone(awaited, min(seconds, GRACE_SECONDS))
-        or _silent(awaited, min(seconds, SILENCE_SECONDS))
+        or _gone(awaited, rows[-1], min(seconds, GRACE_SECONDS))
+        or _silent(awaited, rows[-1], min(seconds, SILENCE_SECONDS))
         or _stuck(awaited, rows[-1], seconds)
     )
     return reason and "\n".join([reason, *map(_line, sorted(rows, key=lambda row: row.rank))])
@@ -107,34 +107,41 @@ def _failed(rows: Sequence[Row], grace: float) -> str | None:
     return None
 
 
-def _gone(awaited: Sequence[Row], grace: float) -> str | None:
+def _gone(awaited: Sequence[Row], first: Row, grace: float) -> str | None:
     for row in awaited:
         if not row.connected and row.silent >= grace:
             if row.state is State.AT_WORK:
-                return f"{row} died: it went without a word after {row.place}."
-            return f"{row} has ended, and the others wait for it."
+                return f"{row} died: its connection closed without a word. {_reached(row, first)}"
+            return f"{row} has ended. {_reached(row, first)}"
     return None
 
 
-def _silent(awaited: Sequence[Row], limit: float) -> str | None:
+def _silent(awaited: Sequence[Row], first: Row, limit: float) -> str | None:
     for row in awaited:
         if row.connected and row.state is not State.UNHEARD and row.silent >= limit:
             return (
                 f"{row} has given no sign of life for {row.silent:.0f} s: it was stopped, or the "
-                f"network to it broke, after {row.place}."
+                f"network to it broke. {_reached(row, first)}"
             )
     return None
 
 
 def _stuck(awaited: Sequence[Row], first: Row, seconds: float) -> str | None:
-    """Who is alive, but keeps the others waiting; `first` is the furthest of all."""
+    """Who is alive, but keeps the others waiting."""
     if len(awaited) < 2 or min(row.idle for row in awaited) < seconds:
         return None
-    behind = [row for row in awaited if row.progress < first.progress]
-    if not behind:
-        return f"No rank has gone on from {first.place} for {seconds:.0f} s, though all are alive."
-    names = ", ".join(map(str, behind))
-    return f"{names} did not reach {first.place} within {seconds:.0f} s, though alive."
+    for row in awaited:
+        if row.progress < first.progress:
+            return f"{row} is alive, but has held up the others for {seconds:.0f} s. " + _reached(
+                row, first
+            )
+    return f"No rank has gone on from {first.place} for {seconds:.0f} s, though all are alive."
+
+
+def _reached(row: Row, first: Row) -> str:
+    """How far a worker came, and how far another; `first` is the furthest of all."""
+    missed = f", not {first.place}" if row.progress < first.progress else ""
+    return f"It reached {row.place}{missed}."
 
 
 def _line(row: Row) -> str:

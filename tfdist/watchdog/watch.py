@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
+from tfdist.strategies.agreement import share
 from tfdist.strategies.base import Strategy
-from tfdist.watchdog.beats import Beats
+from tfdist.watchdog.beats import Beats, own_hosts
 from tfdist.watchdog.verdict import GRACE_SECONDS, SILENCE_SECONDS, State, may_explain
 
 #: For the news of a worker's end to come, after its end broke an exchange.
@@ -28,6 +30,9 @@ class Watchdog:
         seconds: For which nobody may make a step, however busy; 0: never ends a run. A worker that
             has died or fallen silent is noticed sooner. The same on every worker.
 
+    Attributes:
+        seconds: As given; it may be changed between two calls of the trainer.
+
     Raises:
         ConfigurationError: Negative seconds.
     """
@@ -35,7 +40,7 @@ class Watchdog:
     def __init__(self, strategy: Strategy, seconds: float) -> None:
         if seconds < 0:
             raise ConfigurationError(f"watchdog_seconds={seconds!r}: expected 0 or more.")
-        self._strategy, self._seconds = strategy, seconds
+        self._strategy, self.seconds = strategy, seconds
         self._watched = strategy.num_workers > 1 and seconds > 0
 
     def passed(self, place: str) -> None:
@@ -50,7 +55,7 @@ class Watchdog:
             yield
             return
         beats = _joined(self._strategy)
-        beats.pulse.enter(task, self._seconds)
+        beats.pulse.enter(task, self.seconds)
         left, error = State.OUTSIDE, ""
         try:
             yield
@@ -71,7 +76,8 @@ def _joined(strategy: Strategy) -> Beats:
     """Returns the beats of this process, which are made once, by all workers together."""
     global _beats
     if _beats is None:
-        _beats = Beats(strategy, cluster.current())
+        tell_all, hosts = functools.partial(share, strategy), own_hosts(cluster.current())
+        _beats = Beats(strategy.rank, strategy.num_workers, tell_all, hosts)
     return _beats
 
 

@@ -1,0 +1,66 @@
+"""A worker to which something happens in the middle of training: STRATEGY FAULT RANK."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import keras
+import numpy as np
+
+import tests  # noqa: F401 - quietens TensorFlow
+import tfdist
+from tests.training import build
+from tfdist import command_line
+
+#: For which nobody may make a step, once everything is compiled.
+SECONDS = 6.0
+
+
+def _fail() -> None:
+    raise ValueError("this batch is cursed\nand more about it")
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "interrupted": lambda: os.kill(os.getpid(), signal.SIGINT),
+    "asleep": lambda: time.sleep(3600),
+    "failing": _fail,
+    "none": lambda: None,
+}
+
+
+class Fault(keras.callbacks.Callback):
+    """Lets it happen after the second epoch on one rank."""
+
+    def __init__(self, name: str, rank: int) -> None:
+        super().__init__()
+        self._name, self._rank = name, rank
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        del logs
+        if epoch == 1:
+            print("training", flush=True)
+            if tfdist.rank() == self._rank:
+                FAULTS[self._name]()
+
+
+def main(strategy: str, fault: str, rank: int) -> None:
+    """Trains for ever, if nothing happens; rank 0 saves the model when it is interrupted."""
+    trainer = tfdist.Trainer(build, strategy)
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    rows = {"x": x, "y": x[:, :1], "batch_size": 8, "shuffle": False, "verbose": 0}
+    trainer.fit(**rows)  # compiles, which takes as long as it takes
+    trainer._watchdog.seconds = SECONDS
+    try:
+        trainer.fit(**rows, epochs=10**6, callbacks=[Fault(fault, rank)])
+    finally:
+        print(f"left with {len(trainer.model.history.epoch)} epochs", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(lambda: main(sys.argv[1], sys.argv[2], int(sys.argv[3]))))

@@ -1,0 +1,70 @@
+"""Workers that nobody else ends: what becomes of the others when something happens to one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.processes.beating import SIZE
+from tfdist.watchdog.ending import EXIT_CODE
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 90.0
+
+#: Takes a fault and the rank that it befalls; returns code and output of the others.
+Run = Callable[[str, int], list[tuple[int, str]]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with ExitStack() as cleaning:
+
+        def all_but_one(fault: str, victim: int) -> list[tuple[int, str]]:
+            processes = []
+            for rank in range(SIZE):
+                arguments = [str(tmp_path), str(rank), fault, str(victim)]
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.processes.beating", *arguments],
+                    cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                )  # fmt: skip
+                cleaning.enter_context(process)
+                cleaning.callback(process.kill)
+                processes.append(process)
+            others = [process for rank, process in enumerate(processes) if rank != victim]
+            deadline = time.monotonic() + SECONDS
+            outputs = [p.communicate(timeout=deadline - time.monotonic())[0] for p in others]
+            return [(p.returncode, text) for p, text in zip(others, outputs, strict=True)]
+
+        yield all_but_one
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("killed", "died: its connection closed without a word. "),
+        ("stopped", "has given no sign of life for "),
+        ("asleep", "is alive, but has held up the others for 4 s. "),
+        ("failing", "failed: ValueError: cursed"),
+    ],
+)
+def test_the_others_say_why_and_end(fault: str, message: str, victim: int, run: Run) -> None:
+    for code, output in run(fault, victim):
+        assert re.search(rf"^error: rank {victim} on \S+ \(pid \d+\) {message}", output), output
+        if fault != "failing":
+            assert "It reached step 7, not step 7 and its callbacks." in output
+        for rank in range(SIZE):
+            assert re.search(rf"^  rank {rank} on \S+ \(pid .*; last sign of li", output, re.M)
+        assert "beating.py" in output  # the stack of the main thread
+        assert code == EXIT_CODE
+
+
+def test_who_ended_in_order_ends_nobody(run: Run) -> None:
+    assert run("leaving", 1) == [(0, ""), (0, "")]

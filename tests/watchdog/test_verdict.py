@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfdist.watchdog.verdict import Row, State, may_explain, verdict
+
+SECONDS = 100.0
+
+
+def row(rank: int, **known: Any) -> Row:
+    """A worker that is busy at step 5 of its first call."""
+    busy = {"host": f"host{rank}", "pid": 70 + rank, "visit": 1, "count": 5, "place": "step 5"}
+    return Row(rank=rank, **busy | {"state": State.AT_WORK, "idle": 1, "silent": 0} | known)
+
+
+BEHIND = {"count": 4, "place": "step 4"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        row(1),
+        row(1, idle=99),
+        row(1, idle=2 * SECONDS),  # rank 0 has just gone on: it was let
+        row(1, silent=20),
+        row(1, state=State.OUTSIDE, connected=False, silent=200),  # done
+        row(1, state=State.OUTSIDE, idle=200),
+        row(1, state=State.FAILED, idle=2),  # rank 0 may be about to tell the same
+        row(1, connected=False, silent=2),
+        Row(rank=1),  # a firewall between the hosts
+    ],
+)
+def test_all_may_go_on(other: Row) -> None:
+    assert verdict([row(0), other], SECONDS) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (row(1, state=State.FAILED, error="ValueError: x", idle=6), "failed: ValueError: x"),
+        (row(1, state=State.INTERRUPTED, idle=6), "was interrupted."),
+        (
+            row(1, connected=False, silent=6, **BEHIND),
+            "died: its connection closed without a word. It reached step 4, not step 5.",
+        ),
+        (
+            row(1, silent=31),
+            "has given no sign of life for 31 s: it was stopped, or the network to it broke. "
+            "It reached step 5.",
+        ),
+        (
+            row(1, visit=0, state=State.OUTSIDE, connected=False, silent=6, place="the end"),
+            "has ended. It reached the end, not step 5.",
+        ),
+    ],
+)
+def test_one_will_not_come(other: Row, reason: str) -> None:
+    found = verdict([other, row(0)], SECONDS)
+    assert found is not None
+    first, *table = found.splitlines()
+    assert first == f"rank 1 on host1 (pid 71) {reason}"
+    assert table[0] == (
+        "  rank 0 on host0 (pid 70): at work; reached step 5 1 s ago; last sign of life 0 s ago"
+    )
+    assert table[1].startswith("  rank 1 on host1 (pid 71): ")
+
+
+def test_who_holds_up_the_others_is_named() -> None:
+    rows = [row(0, idle=101), row(1, idle=102, **BEHIND), row(2, idle=101)]
+    found = verdict(rows, SECONDS)
+    assert found is not None
+    assert found.startswith(
+        "rank 1 on host1 (pid 71) is alive, but has held up the others for 100 s. "
+        "It reached step 4, not step 5.\n"
+    )
+
+
+def test_nobody_moves() -> None:
+    found = verdict([row(0, idle=101), row(1, idle=102)], SECONDS)
+    assert found is not None
+    assert found.startswith("No rank has gone on from step 5 for 100 s, though all are alive.\n")
+
+
+def test_who_works_alone_may_take_its_time() -> None:
+    assert verdict([row(0, idle=500), row(1, state=State.OUTSIDE)], SECONDS) is None
+
+
+def test_errors_of_a_call_that_is_over_end_nobody() -> None:
+    failed = row(1, state=State.FAILED, idle=50)
+    assert verdict([row(0, visit=2), failed], SECONDS) is None
+
+
+def test_a_short_time_shortens_all_others() -> None:
+    assert verdict([row(0), row(1, silent=3)], 4.0) is None
+    assert "no sign of life" in (verdict([row(0), row(1, silent=5)], 4.0) or "")
+    assert "died" in (verdict([row(0), row(1, connected=False, silent=5)], 4.0) or "")
+
+
+@pytest.mark.parametrize(
+    ("other", "does"),
+    [
+        (row(1), False),
+        (row(1, connected=False), True),
+        (row(1, silent=10), True),
+        (row(1, state=State.FAILED), True),
+        (row(1, state=State.OUTSIDE, connected=False), False),
+    ],
+)
+def test_what_may_be_behind_an_error(other: Row, does: bool) -> None:
+    assert may_explain([row(0, silent=10), other], rank=0) is does

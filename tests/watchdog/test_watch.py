@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.base import Strategy
+from tfdist.watchdog.watch import Watchdog
+
+
+def test_one_worker_is_not_watched() -> None:
+    watchdog = Watchdog(Strategy(), 5.0)
+    with watchdog.watching("fit"):
+        watchdog.passed("step 1")
+        assert "watchdog" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_negative_seconds() -> None:
+    with pytest.raises(ConfigurationError, match="watchdog_seconds=-1"):
+        Watchdog(Strategy(), -1)
