@@ -18,7 +18,7 @@ from tests.processes.parameter_server import BATCH_SIZE, BATCHES
 from tfdist.clusters.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 150.0
+SECONDS = 240.0
 
 
 class Cluster:

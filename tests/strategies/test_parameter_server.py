@@ -25,7 +25,7 @@ from tfdist.strategies import rows
 from tfdist.strategies.atomic import atomic_adds
 from tfdist.strategies.parameter_server import ParameterServer
 
-SECONDS = 120.0
+SECONDS = 300.0
 EPOCHS, BATCHES = 3, 40
 ROWS = np.random.default_rng(0).normal(size=(8 * BATCHES, 4)).astype("float32")
 LABELS = (ROWS[:, :1] > 0).astype("float32")

@@ -31,6 +31,9 @@ class ParameterServer(Strategy):
 
     Attributes:
         ledger: What the workers have done.
+        num_trainers: How many workers there are. `num_workers` counts the processes that run the
+            script together, which is the chief.
+        num_servers: How many parameter servers there are.
 
     Args:
         devices: How many workers an in-line cluster has; None: 2.
@@ -61,23 +64,7 @@ class ParameterServer(Strategy):
                 "server can hold into several Embedding layers."
             )
         self.devices = ["CPU:0"]  # of a step: each worker makes whole ones by itself
-        found = cluster.current()
-        if found.ps:
-            if devices is not None or num_servers is not None:
-                raise ConfigurationError(
-                    "devices and num_servers are for a cluster in line, but TF_CONFIG names "
-                    f"{found.size} workers and {len(found.ps)} servers: leave them out."
-                )
-            tasks = _join(found)
-        elif found.size > 1:
-            raise ClusterError(
-                f"{found.source} starts {found.size} workers that are alike, but parameter_server "
-                "needs a chief, workers and ps: python -m tfdist.launch --num-workers N --num-ps M."
-            )
-        else:
-            tasks = ps_cluster.in_line(
-                _number("devices", devices, 2), _number("num_servers", num_servers, 1)
-            )
+        tasks = _tasks(cluster.current(), devices, num_servers)
         self.tf_strategy = ps_cluster.connect(tasks)
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
@@ -141,6 +128,25 @@ class ParameterServer(Strategy):
 
     def join(self) -> None:
         self._coordinator.join()
+
+
+def _tasks(found: cluster.Cluster, devices: Any, num_servers: Any) -> dict[str, list[str]]:
+    """Returns the addresses of the cluster that this process is the chief of, by task."""
+    if found.ps and (devices is not None or num_servers is not None):
+        raise ConfigurationError(
+            f"devices and num_servers are for a cluster in line, but {found.source} names workers "
+            f"and {len(found.ps)} servers: leave them out."
+        )
+    if found.ps:
+        return _join(found)
+    if found.size > 1:
+        raise ClusterError(
+            f"{found.source} starts {found.size} workers that are alike, but parameter_server "
+            "needs a chief, workers and ps: python -m tfdist.launch --num-workers N --num-ps M."
+        )
+    return ps_cluster.in_line(
+        _number("devices", devices, 2), _number("num_servers", num_servers, 1)
+    )
 
 
 def _number(option: str, value: Any, default: int) -> int:

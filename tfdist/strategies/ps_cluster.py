@@ -28,14 +28,15 @@ def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrateg
     """Connects this process to a cluster, as its chief.
 
     Args:
-        tasks: Addresses of `"worker"`, `"ps"` and, where the workers have to know it, `"chief"`.
+        tasks: Addresses of `"chief"`, `"worker"` and `"ps"`.
 
     Raises:
         ConfigurationError: This process has another cluster.
-        ClusterError: A worker or server does not come.
+        ClusterError: A worker or server does not come, or the chief's port is in use.
     """
     global _connected
     if _connected is None:
+        check_free(tasks["chief"][0])
         _meet([*tasks["ps"], *tasks["worker"]])
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
