@@ -50,6 +50,27 @@ def fused(reduce: Reduce, tensors: list) -> list:
     return [results[position] for position in range(len(tensors))]
 
 
+def in_pieces(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[tf.Tensor]:
+    """Applies `reduce` to dense tensors of known shape, the large ones cut up.
+
+    Args:
+        reduce: As in `fused`.
+        tensors: Of any dtypes.
+        num_bytes: Of a piece, at most.
+    """
+    pieces: list[list[tf.Tensor]] = []
+    for tensor in tensors:
+        size, most = math.prod(tensor.shape), num_bytes // tensor.dtype.size
+        sizes = [most] * (size // most) + ([size % most] if size % most else [])
+        pieces.append(tf.split(tf.reshape(tensor, [-1]), sizes) if len(sizes) > 1 else [tensor])
+    reduced = iter(reduce([piece for own in pieces for piece in own]))
+    results = []
+    for tensor, own in zip(tensors, pieces, strict=True):
+        parts = [next(reduced) for _ in own]
+        results.append(tf.reshape(tf.concat(parts, 0), tensor.shape) if parts[1:] else parts[0])
+    return results
+
+
 def by_dtype(reduce: Reduce, tensors: list) -> list:
     """Applies `reduce` once for each dtype, where it takes tensors of one dtype only."""
     places: dict[tf.DType, list[int]] = defaultdict(list)

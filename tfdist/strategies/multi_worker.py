@@ -7,6 +7,7 @@ own collectives join them over gRPC or NCCL.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -85,7 +86,8 @@ class MultiWorker(TFDistribute):
         sized = [i for i, t in enumerate(packed) if _has_size(t)]
         # TensorFlow sends a sum back to the tensor's device: what came from outside has none yet.
         placed = [tf.identity(packed[i]) for i in sized]
-        sums = in_pieces(lambda pieces: self._sums(context, op, pieces), placed, PIECE_BYTES)
+        most = PIECE_BYTES if self.communication == "ring" else sys.maxsize
+        sums = in_pieces(lambda pieces: self._sums(context, op, pieces), placed, most)
         results = dict(zip(sized, sums, strict=True))
         index = int(tf.get_static_value(context.replica_id_in_sync_group))
         for i, tensor in enumerate(packed):
