@@ -18,6 +18,7 @@ from tfdist.errors import ConfigurationError
 COMMANDS = {
     "allreduce": "tfdist.bench.allreduce.command",
     "input": "tfdist.bench.input.command",
+    "scaling": "tfdist.bench.scaling.command",
     "step": "tfdist.bench.step.command",
 }
 

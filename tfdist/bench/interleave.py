@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -19,7 +20,7 @@ class Spread(NamedTuple):
     high: float
 
 
-def take_turns(contenders: Mapping[str, Callable[[], T]], num_rounds: int) -> dict[str, list[T]]:
+def take_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict[K, list[T]]:
     """Measures each contender once a round; who begins moves on by one each round.
 
     Args:
@@ -30,7 +31,7 @@ def take_turns(contenders: Mapping[str, Callable[[], T]], num_rounds: int) -> di
         The measurements of each contender, in the order of the rounds.
     """
     names = list(contenders)
-    taken: dict[str, list[T]] = {name: [] for name in names}
+    taken: dict[K, list[T]] = {name: [] for name in names}
     # Otherwise a collection walks all that TensorFlow imported, in somebody's measurement.
     gc.collect()
     gc.freeze()

@@ -35,7 +35,10 @@ def facts() -> dict[str, Any]:
 
 
 class OthersLoad:
-    """Watches how much of the processor goes to other processes while this one measures."""
+    """Watches how much of the processor goes to others while this process and its own measure.
+
+    Those that it starts have to live from the beginning to the end.
+    """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -49,8 +52,8 @@ class OthersLoad:
         return round(min(1.0, max(0.0, others / (seconds * (psutil.cpu_count() or 1)))), 3)
 
     def _own_seconds(self) -> float:
-        times = self._process.cpu_times()
-        return times.user + times.system
+        own = [self._process, *self._process.children(recursive=True)]
+        return sum(times.user + times.system for times in (one.cpu_times() for one in own))
 
 
 def _busy_seconds() -> float:

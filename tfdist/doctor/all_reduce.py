@@ -67,8 +67,13 @@ def _line(strategy: Strategy, megabytes: int) -> Check:
     return Check(name, f"{seconds * 1e3:.1f} ms, {megabytes / 1e3 / seconds:.2f} GB/s")
 
 
-def measure(strategy: Strategy, num_bytes: int) -> tuple[float, float]:
+def measure(strategy: Strategy, num_bytes: int, repeats: int = _REPEATS) -> tuple[float, float]:
     """Adds up ones of float32 over all replicas; every rank calls it alike.
+
+    Args:
+        strategy: Whose replicas.
+        num_bytes: Of the tensor on each of them.
+        repeats: How often.
 
     Returns:
         The median time in seconds, and the sum of the ones.
@@ -86,7 +91,7 @@ def measure(strategy: Strategy, num_bytes: int) -> tuple[float, float]:
         return strategy.local_results(strategy.run(on_replica))  # whole: the rest is not computed
 
     total, times = float(reduce()[0][0][0]), []  # traces, and makes the ranks meet
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         total = float(reduce()[0][0][0])  # waits for the sum
         times.append(time.perf_counter() - began)

@@ -15,13 +15,15 @@ import keras
 import tensorflow as tf
 
 Loop = Callable[[Iterator[Any], int], float]
+Exchange = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 
 
-def on_one_device(model: keras.Model) -> Loop:
-    """Returns the loop for one device.
+def on_one_device(model: keras.Model, exchange: Exchange | None = None) -> Loop:
+    """Returns the loop for one device, or for one in each of several processes.
 
     Args:
         model: Compiled, for its optimizer alone.
+        exchange: Takes the gradients and returns their means over the processes.
     """
     optimizer, weights = model.optimizer, model.trainable_variables
     optimizer.build(weights)
@@ -36,7 +38,8 @@ def on_one_device(model: keras.Model) -> Loop:
             with tf.GradientTape() as tape:
                 logits = model(x, training=True)
                 loss = loss_of(y, logits)
-            optimizer.apply(tape.gradient(loss, weights), weights)
+            gradients = tape.gradient(loss, weights)
+            optimizer.apply(exchange(gradients) if exchange else gradients, weights)
             mean_loss.update_state(loss)
             accuracy.update_state(y, logits)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
@@ -83,7 +82,7 @@ def run(
     for case in cases:
         results.append(measure.case(case, _SMOKE_ROUNDS if smoke else rounds))
         report.show(results[-1])
-    report.conclude(results, load.share(), Path(json) if json else None)
+    report.conclude(results, load.share(), json)
 
 
 def _case(model: str, num_replicas: int, steps: int | None, smoke: bool) -> Case:

@@ -46,12 +46,14 @@ class Case:
         strategy: One object for all of them; a second `tf.distribute.MirroredStrategy` in one
             process makes plain Keras fail (tensorflow#62790).
         num_steps: Of one measurement.
+        exchange: How the gradients of a loop by hand cross processes that TensorFlow does not join.
     """
 
     model: str
     workload: Workload
     strategy: strategies.Strategy
     num_steps: int
+    exchange: by_hand.Exchange | None = None
 
     @property
     def steps_per_execution(self) -> int:
@@ -98,7 +100,7 @@ def hand_written(case: Case) -> Measure:
     with case.scope() as strategy:
         model = case.workload.build_model()
         if strategy is None:
-            loop = by_hand.on_one_device(model)
+            loop = by_hand.on_one_device(model, case.exchange)
         else:
             loop = by_hand.mirrored(model, strategy, case.workload.batch_size)
             data = strategy.experimental_distribute_dataset(data)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tfdist import files
-from tfdist.bench import machine
+from tfdist.bench import document
 from tfdist.bench.step.contenders import STEPS_PER_EXECUTION
 
 if TYPE_CHECKING:
@@ -47,7 +44,7 @@ def show(result: dict[str, Any]) -> None:
         _console.print(f"The contenders do not compute the same: losses {losses}.")
 
 
-def conclude(results: Sequence[dict[str, Any]], others: float, path: Path | None) -> None:
+def conclude(results: Sequence[dict[str, Any]], others: float, path: str | None) -> None:
     """Prints the machine's facts, and writes everything as JSON.
 
     Args:
@@ -55,19 +52,11 @@ def conclude(results: Sequence[dict[str, Any]], others: float, path: Path | None
         others: Share of the processor that other processes took meanwhile.
         path: Where to write; None: nowhere.
     """
-    facts = machine.facts()
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     _console.print(
-        f"{facts['processor']}, {facts['cores']} cores, {len(facts['gpus'])} GPUs; {versions}; "
-        f"other processes took {others:.0%} of the processor.\n"
+        f"{document.conclude('step', results, others, path)}\n"
         "Medians, and quartiles in brackets. 'tfdist takes': its time as a ratio to that row's. "
         f"'Keras, in graph': with steps_per_execution={STEPS_PER_EXECUTION} at most."
     )
-    if path is not None:
-        facts["share_of_other_processes"] = others
-        document = {"benchmark": "step", "machine": facts, "results": list(results)}
-        with files.replacing(path) as temporary:
-            temporary.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def show_trace(case: Case, traces: dict[str, Trace]) -> None:

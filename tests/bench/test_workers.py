@@ -1,0 +1,89 @@
+"""Benchmarks over several processes: that they run and what they write, never how fast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.bench.test_step import run
+from tfdist.bench.scaling import measure
+from tfdist.bench.scaling.engines import ENGINES
+from tfdist.bench.workers.group import Group
+from tfdist.errors import LaunchError
+
+
+def doubling(offset: str) -> object:
+    """What a worker calls: its answers are twice the question, and a number."""
+    return lambda number: 2 * number + int(offset)
+
+
+def failing() -> object:
+    raise ValueError("no such engine")
+
+
+def test_group_answers_by_rank_and_leaves_nobody() -> None:
+    with Group(f"{__name__}:doubling", "1", num_workers=2) as group:
+        assert group.ask(3) == [7, 7]
+        assert group.ask(4) == [9, 9]
+        workers = list(group._processes)
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_group_that_does_not_start_says_why() -> None:
+    with pytest.raises(LaunchError, match="no such engine"):
+        Group(f"{__name__}:failing", num_workers=1)
+
+
+def test_worker_that_fails_ends_the_group() -> None:
+    with Group(f"{__name__}:doubling", "1", num_workers=1) as group:
+        with pytest.raises(LaunchError, match="unsupported operand"):
+            group.ask(None)
+        with pytest.raises(LaunchError, match="have ended"):
+            group.ask(1)
+
+
+class Fixed:
+    """A group whose workers take a known time."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.num_workers = 1 if "one process" in engine else 2
+
+    def ask(self, model: str, way: str, num_steps: int) -> list[float]:
+        times = {"one process": 100.0, "two apart": 110.0, "PyTorch, one process": 80.0,
+                 "PyTorch, two apart": 80.0, "PyTorch, Gloo": 100.0}  # fmt: skip
+        own = times.get(self.engine, 125.0 if way == "tfdist" else 120.0)
+        return [own] * self.num_workers
+
+
+def test_scaling_numbers_follow_from_the_times() -> None:
+    from tfdist.bench.step.workloads import WORKLOADS
+
+    groups = {name: Fixed(name) for name in ENGINES if name != "Horovod, MPI"}
+    result = measure.model("cnn", WORKLOADS["cnn"], groups, 2)  # type: ignore[arg-type]
+    rows = {(row["engine"], row["way"]): row for row in result["rows"]}
+    ours = rows["multi_worker", "tfdist"]
+    assert ours["images_per_s"]["median"] == pytest.approx(2 * 64 / 0.125)
+    assert ours["efficiency"]["median"] == pytest.approx(0.8)
+    assert ours["exchange"]["median"] == pytest.approx(1 - 110 / 125)
+    assert ours["to_by_hand"]["median"] == pytest.approx(125 / 120)
+    assert ours["to_by_hand"]["met"] is True
+    assert ours["efficiency"]["met"] is True  # PyTorch's is 0.8 too
+    assert "efficiency" not in rows["one process", "tfdist"]
+
+
+@pytest.mark.processes
+def test_allreduce_smoke(tmp_path: Path) -> None:
+    done = run(
+        tmp_path, "allreduce", "--smoke", "--engines", "mirrored", "multi_worker",
+        "--json", "a.json", "--chart", "a.png",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert [result["bytes"] for result in document["results"]] == [1000, 100_000]
+    for result in document["results"]:
+        assert list(result["engines"]) == ["mirrored", "multi_worker", "memory copy"]
+        assert all(own["gb_per_s"]["median"] > 0 for own in result["engines"].values())
+    assert (tmp_path / "a.png").stat().st_size > 0

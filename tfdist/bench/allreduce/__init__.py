@@ -1,0 +1,1 @@
+"""`python -m tfdist.bench allreduce`: how fast sums cross the replicas, by engine and size."""

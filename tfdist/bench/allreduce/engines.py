@@ -1,0 +1,78 @@
+"""The engines that are compared: how their workers are started, and what those measure."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from tfdist import cluster, mpi
+from tfdist.bench.workers.group import Group
+from tfdist.clusters.ports import free_ports
+
+#: Takes a number of bytes and of repeats; returns the median time of a sum in seconds.
+Measure = Callable[[int, int], float]
+
+REPLICAS = 2
+
+
+def of_tfdist(strategy: str, devices: str) -> Measure:
+    """In a worker: starts a strategy, and sums through it."""
+    from tfdist import strategies
+    from tfdist.doctor.all_reduce import measure
+
+    made = strategies.create(strategy, int(devices))
+    return lambda num_bytes, repeats: measure(made, num_bytes, repeats)[0]
+
+
+def of_torch(port: str) -> Measure:
+    """In a worker: starts PyTorch's Gloo, and sums through it."""
+    import torch
+    import torch.distributed as dist
+
+    me = cluster.discover()
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=me.rank, world_size=me.size
+    )
+
+    def measure(num_bytes: int, repeats: int) -> float:
+        tensor, times = torch.zeros(num_bytes // 4), []
+        dist.all_reduce(tensor)
+        for _ in range(repeats):
+            began = time.perf_counter()
+            dist.all_reduce(tensor)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    return measure
+
+
+def _tfdist(strategy: str, devices: int = 1, **options: Any) -> Callable[[], Group]:
+    return lambda: Group(f"{__name__}:of_tfdist", strategy, str(devices), **options)
+
+
+def _torch() -> Group:
+    return Group(f"{__name__}:of_torch", str(free_ports(1)[0]))
+
+
+#: How to start each, by its name in the tables.
+ENGINES: dict[str, Callable[[], Group]] = {
+    "mirrored": _tfdist("mirrored", REPLICAS, num_workers=1),
+    "multi_worker": _tfdist("multi_worker", pauses=False),
+    "Horovod, MPI": _tfdist("horovod", via="mpirun"),
+    "Horovod, Gloo": _tfdist("horovod"),
+    "PyTorch, Gloo": _torch,
+}
+
+
+def missing(engine: str) -> str:
+    """Returns what an engine lacks on this machine, or nothing."""
+    if "Horovod" in engine and find_spec("horovod") is None:
+        return "Horovod is not installed"
+    if "MPI" in engine and mpi.find() is None:
+        return "no MPI is installed"
+    if "PyTorch" in engine and find_spec("torch") is None:
+        return "PyTorch is not installed"
+    return ""

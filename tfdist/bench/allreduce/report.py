@@ -1,0 +1,65 @@
+"""Table and chart of the all-reduce benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tfdist import files
+from tfdist.bench.allreduce.measure import COPY
+
+console = Console(highlight=False, markup=False)
+
+
+def show(results: Sequence[dict[str, Any]], absent: Mapping[str, str]) -> None:
+    """Prints bandwidths by size and engine, and which engines there are none of."""
+    table = Table(title="bus bandwidth, GB/s (share of a memory copy's)", title_justify="left")
+    table.add_column("bytes", justify="right")
+    for name in results[0]["engines"]:
+        table.add_column(name, justify="right")
+    for result in results:
+        cells = [_cell(name, own) for name, own in result["engines"].items()]
+        table.add_row(in_words(result["bytes"]), *cells)
+    console.print(table)
+    for name, why in absent.items():
+        console.print(f"{name} is left out: {why}.")
+
+
+def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws the bandwidths over the sizes, with the quartiles around them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    sizes = [result["bytes"] for result in results]
+    for name in results[0]["engines"]:
+        spreads = [result["engines"][name]["gb_per_s"] for result in results]
+        style: dict[str, Any] = {"marker": "o"}
+        if name == COPY:
+            style = {"color": "gray", "linestyle": "--"}
+        (line,) = axes.plot(sizes, [s["median"] for s in spreads], label=name, **style)
+        low, high = ([s[end] for s in spreads] for end in ("low", "high"))
+        axes.fill_between(sizes, low, high, color=line.get_color(), alpha=0.15)
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="bus bandwidth, GB/s")
+    axes.set_title("All-reduce over two replicas: medians and quartiles")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with files.replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120)
+
+
+def in_words(num_bytes: int) -> str:
+    """Returns a size as people write it: `16 MB`."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:g} {unit}"
+    return f"{num_bytes} B"
+
+
+def _cell(name: str, own: dict[str, Any]) -> str:
+    bandwidth = f"{own['gb_per_s']['median']:.3g}"
+    return bandwidth if name == COPY else f"{bandwidth} ({own['of_memory_copy']['median']:.0%})"

@@ -1,0 +1,1 @@
+"""`python -m tfdist.bench scaling`: what a second process on a second core brings."""

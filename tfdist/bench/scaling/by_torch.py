@@ -1,0 +1,73 @@
+"""The same networks trained by PyTorch: the yardstick of another engine."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tfdist.bench.step.workloads import NUM_CLASSES, Workload
+from tfdist.cluster import Cluster
+
+
+def join(port: int, me: Cluster) -> None:
+    """Meets the other workers over Gloo."""
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=me.rank, world_size=me.size
+    )
+
+
+def prepare(workload: Workload, joined: bool) -> Callable[[int], float]:
+    """Returns what trains for a number of steps and gives the milliseconds of one.
+
+    Args:
+        workload: Whose network and batch.
+        joined: Whether gradients cross the processes, by DDP.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = _cnn(workload) if workload.model == "cnn" else _mlp(workload)
+    model = nn.parallel.DistributedDataParallel(net) if joined else net
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    loss_of, random = nn.CrossEntropyLoss(), np.random.default_rng(0)
+    *sides, channels = workload.input_shape
+    shape = (workload.batch_size, channels, *sides)
+    x = torch.from_numpy(random.random(shape, np.float32))
+    y = torch.from_numpy(random.integers(0, NUM_CLASSES, workload.batch_size))
+
+    def train(num_steps: int) -> float:
+        began = time.perf_counter()
+        for _ in range(num_steps):
+            optimizer.zero_grad()
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+        return 1e3 * (time.perf_counter() - began) / num_steps
+
+    return train
+
+
+def _mlp(workload: Workload) -> nn.Module:
+    """As `tfdist.models.mlp`."""
+    sizes = [workload.input_shape[0], *workload.options["units"]]
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], NUM_CLASSES))
+
+
+def _cnn(workload: Workload) -> nn.Module:
+    """As `tfdist.models.cnn` by default."""
+    layers: list[nn.Module] = []
+    filters = (32, 64, 128)
+    sizes = itertools.pairwise((workload.input_shape[-1], *filters))
+    for number, (before, after) in enumerate(sizes):
+        layers += [nn.MaxPool2d(2)] if number else []
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(filters[-1], 192), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(192, NUM_CLASSES))

@@ -1,0 +1,80 @@
+"""The flags of `python -m tfdist.bench scaling`, and what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from tfdist.bench.allreduce.engines import missing
+from tfdist.bench.scaling.engines import ENGINES, MODELS
+from tfdist.errors import DeviceError
+
+DESCRIPTION = "two processes of one core each against one, by engine"
+_SMOKE_ROUNDS = 2
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument(
+        "--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="what to train"
+    )
+    parser.add_argument(
+        "--engines", nargs="+", choices=list(ENGINES), help="which; left out: all that there are"
+    )
+    parser.add_argument(
+        "--rounds", type=PositiveInt, default=7, metavar="N", help="measurements of each"
+    )
+    parser.add_argument("--json", metavar="FILE", help="where to write the results")
+    parser.add_argument("--chart", metavar="FILE.png", help="where to draw them")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny models and few rounds, to see that it works"
+    )
+
+
+def run(
+    models: Sequence[str],
+    engines: Sequence[str] | None,
+    rounds: int,
+    json: str | None,
+    chart: str | None,
+    smoke: bool,
+) -> None:
+    """Measures and prints tables; the arguments are the flags.
+
+    Raises:
+        DeviceError: There is but one core.
+        LaunchError: An engine that is installed does not start.
+    """
+    from tfdist.bench import document
+    from tfdist.bench.machine import OthersLoad
+    from tfdist.bench.scaling import measure, report
+
+    if len(os.sched_getaffinity(0)) < 2:
+        raise DeviceError("two processes of one core each need two cores, but there is one.")
+    asked = list(engines or ENGINES)
+    absent = {name: why for name in asked if (why := missing(name))}
+    tiny, results = "tiny" if smoke else "", []
+    with contextlib.ExitStack() as stack:
+        groups = {
+            name: stack.enter_context(ENGINES[name].start(tiny))
+            for name in asked
+            if name not in absent
+        }
+        load = OthersLoad()
+        for name in models:
+            workload = MODELS[name].tiny() if smoke else MODELS[name]
+            turns = _SMOKE_ROUNDS if smoke else rounds
+            results.append(measure.model(name, workload, groups, turns))
+            report.show(results[-1])
+        others = load.share()
+    for name, why in absent.items():
+        report.console.print(f"{name} is left out: {why}.")
+    report.console.print(report.NOTE)
+    report.console.print(document.conclude("scaling", results, others, json))
+    if chart:
+        report.draw(results, Path(chart))

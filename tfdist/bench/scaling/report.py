@@ -1,0 +1,78 @@
+"""Table and chart of the scaling benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tfdist import files
+
+console = Console(highlight=False, markup=False)
+
+NOTE = (
+    "Medians, quartiles in brackets. Each process has one core and its own share of the batch. "
+    "'efficiency': images a second of a process, to those of one process alone. 'exchange': share "
+    "of a step beyond that of two processes which exchange nothing. 'by hand': tfdist's time to "
+    "that of a loop by hand over the same engine."
+)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Prints the table of one model."""
+    table = Table(
+        title=f"{result['model']}, batch {result['batch_per_worker']} a process, "
+        f"{result['steps']} steps, {result['rounds']} rounds",
+        title_justify="left",
+    )
+    for heading in ("engine", "way"):
+        table.add_column(heading)
+    for heading in ("images/s", "efficiency", "exchange", "by hand"):
+        table.add_column(heading, justify="right")
+    for row in result["rows"]:
+        table.add_row(row["engine"], row["way"], *_cells(row))
+    console.print(table)
+    for row in result["rows"]:
+        if "error" in row:
+            console.print(f"{row['engine']}, {row['way']} fails: {row['error']}")
+
+
+def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws the efficiencies, with the quartiles as error bars."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(results), 4.5), layout="constrained")
+    for axes, result in zip(
+        figure.subplots(1, len(results), squeeze=False)[0], results, strict=True
+    ):
+        rows = [row for row in result["rows"] if "efficiency" in row]
+        found = [row["efficiency"] for row in rows]
+        medians = [own["median"] for own in found]
+        low = [own["median"] - own["low"] for own in found]
+        high = [own["high"] - own["median"] for own in found]
+        places = range(len(rows))
+        axes.barh(places, medians, xerr=[low, high], capsize=3)
+        axes.set_yticks(places, [f"{row['engine']}, {row['way']}" for row in rows])
+        axes.invert_yaxis()
+        axes.axvline(1.0, color="gray", linestyle="--")
+        axes.set(title=result["model"], xlabel="efficiency of two processes")
+    with files.replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if "error" in row:
+        return ["fails", "", "", ""]
+    rates = "{median:.0f} ({low:.0f}-{high:.0f})".format(**row["images_per_s"])
+    shares = [_share(row[name]) if name in row else "" for name in ("efficiency", "exchange")]
+    if "to_by_hand" not in row:
+        return [rates, *shares, ""]
+    return [rates, *shares, "{median:.2f} ({low:.2f}-{high:.2f})".format(**row["to_by_hand"])]
+
+
+def _share(own: Mapping[str, Any]) -> str:
+    cell = "{median:.0%} ({low:.0%}-{high:.0%})".format(**own)
+    return f"{cell}, goal {own['goal']:.0%}" if "goal" in own else cell
