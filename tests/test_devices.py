@@ -60,6 +60,7 @@ FRESH = """
 from tfdist import devices
 print(devices.{first})
 print(devices.resolve(None, 2))
+devices.tf.constant(0)  # starts TensorFlow
 try:
     devices.resolve(5, 2)
 except devices.DeviceError as error:

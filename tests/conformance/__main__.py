@@ -25,7 +25,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--strategy", action="append", choices=ENGINES, help="only this column")
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 3], help="default: 2 and 3")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--markdown", action="store_true", help="print the README's table")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--json", action="store_true", help="print JSON, with every difference")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this file")
     return parser.parse_args()

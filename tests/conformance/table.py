@@ -1,4 +1,4 @@
-"""Lays verdicts out: for the terminal, for the README, as JSON."""
+"""Lays verdicts out: for the terminal, for a README, as JSON."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ def _columns(verdicts: Verdicts) -> list[str]:
 
 
 def _title(engine: str) -> str:
-    plain = {KERAS: "plain Keras", KERAS_EVEN: "plain Keras, even batches"}
-    return plain.get(engine, f"tfdist {engine}")
+    titles = {
+        KERAS: "plain Keras",
+        KERAS_EVEN: "plain Keras, even batches",
+        "parameter_server": "tfdist parameter_server, 1 worker",
+    }
+    return titles.get(engine, f"tfdist {engine}")
 
 
 def _cells(verdicts: Verdicts) -> dict[str, dict[str, Verdict]]:
@@ -74,7 +78,7 @@ def terminal(verdicts: Verdicts) -> Table:
 
 
 def markdown(verdicts: Verdicts) -> str:
-    """The table for the README."""
+    """The table for a README."""
     engines = _columns(verdicts)
     replicas = " and ".join(
         str(n) for n in sorted({q.num_replicas for q in verdicts if q.num_replicas > 1})
