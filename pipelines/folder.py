@@ -80,6 +80,7 @@ class Folder:
         parts = [shard.model_dump_json() for shard in index.shards]
         parts += [f"{share.shard.name} {share.start} {share.stop}" for share in shares]
         self.fingerprint = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        self._chunk = size
         self._window = min(shuffle_buffer, self.num_records)
 
     def stream(self, positions: tf.data.Dataset) -> tf.data.Dataset:
@@ -101,6 +102,24 @@ class Folder:
             seed=self.seed,
             window=self._window,
         )
+
+    def in_any_order(self) -> tf.data.Dataset:
+        """All records, as a dataset of `order.Records` that can be divided into blocks."""
+        places = tf.range(tf.size(self._blocks.count))
+        if self._window:
+            places = tf.random.shuffle(places, self.seed)
+        dataset = tf.data.Dataset.from_tensor_slices(self._blocks.rows(places))
+        dataset = dataset.interleave(self._read, num_parallel_calls=self._num_reads)
+        if self._window:
+            # Not the blocks again: a buffer of them would leave other workers nothing to do.
+            dataset = dataset.unbatch().shuffle(self._window).batch(self._chunk)
+        return dataset
+
+    def seeded_anyhow(self, records: order.Records) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `seeded`, with seeds that are drawn anew each time."""
+        shape = [tf.size(records.numbers), 2]
+        seeds = tf.random.uniform(shape, tf.int32.min, tf.int32.max, tf.int32)
+        return records.serialized, seeds
 
     def seeded(self, records: order.Records) -> tuple[tf.Tensor, tf.Tensor]:
         """The serialized records `(n,)`, and a seed for each, int32 `(n, 2)`."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from pipelines import batching, schema
+from pipelines import batching, schema, service
 from pipelines.batching import LastBatch
 from pipelines.cache import cached
 from pipelines.folder import Folder
@@ -38,6 +38,7 @@ def read(
     start: Position | Callable[[], Position] = BEGINNING,
     on_corrupt: Literal["raise", "skip"] = "raise",
     deterministic: bool | None = None,
+    data_service: str | None = None,
     tuning: Tuning = DEFAULT,
 ) -> tf.data.Dataset:
     """Reads a folder of shards that has an index.
@@ -67,6 +68,8 @@ def read(
         on_corrupt: `"skip"` leaves corrupt records out, and logs and counts them.
         deterministic: whether the order may not depend on timing. By default it may only where
             there is a shuffle without a seed.
+        data_service: address of a `tf.data` service, `grpc://HOST:PORT`, whose workers read and
+            map; the shards must lie where they see them. Then the order follows from no seed.
         tuning: how much is done at once.
 
     Returns:
@@ -77,11 +80,14 @@ def read(
         DataError: the index or a shard is missing or of another size. A shard that is found
             corrupt only while reading raises `tf.errors.InvalidArgumentError` naming file and byte.
         ValueError: the batch cannot be divided among the pipelines; a start in an order that
-            cannot be repeated.
+            cannot be repeated; a cache or skipping with a data service.
     """
     batch_size = batching.share(batch_size, context)
     repeatable = not shuffle_buffer or seed is not None
     ordered = repeatable if deterministic is None else deterministic
+    if data_service and (cache or on_corrupt == "skip"):
+        raise ValueError("data_service: expected none with cache or on_corrupt='skip'; choose one")
+    repeatable = repeatable and not data_service
     if start != BEGINNING and not (repeatable and ordered):
         raise ValueError(
             "start: expected an order that can be repeated; give a seed, and leave deterministic "
@@ -93,6 +99,7 @@ def read(
         shuffle_buffer=0 if cache else shuffle_buffer,
         seed=seed,
         on_corrupt=on_corrupt,
+        portable=data_service is not None,
         tuning=tuning,
     )
 
@@ -104,20 +111,28 @@ def read(
         made = made if cache else example(made)
         return augment_fn(made, seed) if augment_fn else made
 
-    dataset = starts(start, batch_size)
-    if cache:
+    # Of a service's every worker the last batch may be short.
+    drop = last_batch == "drop" and not data_service
+    seeded = folder.seeded_anyhow if data_service else folder.seeded
+    if data_service:
+        dataset = folder.in_any_order()
+    elif cache:
+        dataset = starts(start, batch_size)
         dataset = cached(dataset, folder, example, cache, shuffle_buffer, tuning.num_maps)
     else:
-        dataset = folder.stream(dataset)
+        dataset = folder.stream(starts(start, batch_size))
     if map_fn or augment_fn or cache:
         if not cache:
-            dataset = dataset.map(folder.seeded).unbatch()
+            dataset = dataset.map(seeded).unbatch()
         dataset = dataset.map(augmented, tuning.num_maps)
-        dataset = dataset.batch(batch_size, last_batch == "drop")
+        dataset = dataset.batch(batch_size, drop)
     else:
         # Whole batches: calling a function costs more than parsing a small record.
         dataset = dataset.map(lambda records: records.serialized)
-        dataset = dataset.rebatch(batch_size, last_batch == "drop").map(example, tuning.num_maps)
+        dataset = dataset.rebatch(batch_size, drop).map(example, tuning.num_maps)
+    if data_service:
+        drop = last_batch == "drop"
+        dataset = service.through(dataset, data_service, batch_size, drop_remainder=drop)
     if last_batch == "pad":
         dataset = dataset.map(functools.partial(batching.pad, batch_size=batch_size))
     if batch_fn:

@@ -1,0 +1,63 @@
+"""`python -m pipelines.profile DIR`: what limits reading a folder, and what to change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveFloat, PositiveInt
+
+from pipelines import command_line, reports
+
+_DESCRIPTION = """Times each stage of reading a folder, from the files to batches, on this machine:
+reading, parsing, decoding images, cropping and scaling them, and putting batches together."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return command_line.run(_parser(), _profile, arguments)
+
+
+def _profile(directory: str, batch_size: int, image_size: int, seconds: float, chart: str) -> None:
+    from pipelines import profiling
+
+    stages = profiling.measure(
+        directory, batch_size=batch_size, size=(image_size, image_size), seconds=seconds
+    )
+    total = sum(stage.microseconds for stage in stages)
+    reports.table(
+        ("stage", "us/record", "share", "up to here, records/s"),
+        [
+            (
+                stage.name,
+                f"{stage.microseconds:.1f}",
+                f"{stage.microseconds / total:.0%}",
+                f"{stage.records_per_s:,.0f}",
+            )
+            for stage in stages
+        ],
+    )
+    limit = max(stages, key=lambda stage: stage.microseconds)
+    print(f"{limit.name} takes most: {profiling.ADVICE[limit.name]}.")
+    profiling.draw(stages, Path(chart))
+    print(f"chart: {chart}")
+
+
+def _parser() -> ArgumentParser:
+    parser = command_line.parser("profile", _DESCRIPTION)
+    parser.add_argument("directory", metavar="DIR", help="folder with an index")
+    parser.add_argument("--batch-size", type=PositiveInt, default=64, metavar="N", help="records")
+    parser.add_argument(
+        "--image-size", type=PositiveInt, default=224, metavar="N", help="pixels that images get"
+    )
+    parser.add_argument(
+        "--seconds", type=PositiveFloat, default=3.0, metavar="X", help="to measure each stage"
+    )
+    parser.add_argument("--chart", default="profile.png", metavar="PNG", help="where to draw it")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Damaged data while reading: file and byte are named, or the record is left out and counted."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import pipelines
+from pipelines import framing
+from tests.pipelines import numbers
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    numbers.write(tmp_path, num_records=100, num_shards=4)
+    pipelines.read(tmp_path, 10)  # leaves the offsets beside the shards
+    return tmp_path
+
+
+def shard(folder: Path, i: int) -> Path:
+    return sorted(folder.glob("*.tfrecord"))[i]
+
+
+def flip(path: Path, byte: int, *records: int) -> list[int]:
+    """Flips a bit of records, at a byte from their beginnings; returns where these are."""
+    begins, data = list(framing.offsets(path)), bytearray(path.read_bytes())
+    for record in records:
+        data[begins[record] + byte] ^= 16
+    path.write_bytes(data)
+    return [begins[record] for record in records]
+
+
+@pytest.mark.parametrize("byte", [0, 9, 20])  # of the length, of its checksum, of the data
+@pytest.mark.parametrize("shuffle_buffer", [0, 40])
+def test_record_is_named(folder: Path, byte: int, shuffle_buffer: int) -> None:
+    (begin,) = flip(shard(folder, 2), byte, 7)
+    dataset = pipelines.read(folder, 10, shuffle_buffer=shuffle_buffer, seed=1)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"{shard(folder, 2)}: record at byte {begin}: "
+    ):
+        numbers.order(dataset)
+
+
+@pytest.mark.parametrize("byte", [0, 9, 20])
+@pytest.mark.parametrize("shuffle_buffer", [0, 40])
+def test_records_are_left_out_and_counted(
+    folder: Path, byte: int, shuffle_buffer: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Record i of shard s is number 4 i + s: only the damaged are missing, even behind a length."""
+    flip(shard(folder, 2), byte, 7, 8, 24)
+    dataset = pipelines.read(folder, 10, shuffle_buffer=shuffle_buffer, seed=1, on_corrupt="skip")
+    with caplog.at_level(logging.WARNING, "pipelines"):
+        seen = numbers.order(dataset)
+    assert sorted(seen) == sorted(set(range(100)) - {30, 34, 98})
+    assert len(caplog.messages) == 3
+    assert str(shard(folder, 2)) in caplog.messages[0]
+    assert caplog.messages[-1].endswith("left out, 3 so far")
+
+
+def test_damaged_length_without_offsets_is_named_at_once(folder: Path) -> None:
+    (folder / "offsets.npz").unlink()
+    flip(shard(folder, 1), 0, 5)
+    with pytest.raises(pipelines.DataError, match=f"{shard(folder, 1)}: record at byte"):
+        pipelines.read(folder, 10)
+
+
+def test_shard_that_goes_while_reading(folder: Path) -> None:
+    dataset = pipelines.read(folder, 10)
+    assert len(numbers.order(dataset)) == 100
+    lost = shard(folder, 3)
+    lost.unlink()
+    with pytest.raises(tf.errors.NotFoundError, match=str(lost)):
+        numbers.order(dataset)
+
+
+def test_offsets_of_other_shards_are_made_anew(folder: Path) -> None:
+    table = (folder / "offsets.npz").read_bytes()
+    other = folder / "other"
+    numbers.write(other, num_records=80, num_shards=4)
+    (other / "offsets.npz").write_bytes(table)
+    assert sorted(numbers.order(pipelines.read(other, 10))) == list(range(80))
+    (other / "offsets.npz").write_bytes(table[:100])
+    assert sorted(numbers.order(pipelines.read(other, 10))) == list(range(80))
+
+
+def test_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "offsets.npz").unlink()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("numpy.savez", refuse)
+    assert sorted(numbers.order(pipelines.read(folder, 10))) == list(range(100))
+    assert not list(folder.glob("*offsets*"))
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_compressed_shards(tmp_path: Path, compression: str) -> None:
+    index = numbers.write(tmp_path, num_records=60, num_shards=3)
+    shards = []
+    for own in index.shards:
+        path = tmp_path / own.name
+        records = [record.data for record in framing.records(path)]
+        with tf.io.TFRecordWriter(str(path), compression) as writer:
+            for record in records:
+                writer.write(record)
+        shards.append(own.model_copy(update={"num_bytes": path.stat().st_size}))
+    index = index.model_copy(update={"compression": compression, "shards": tuple(shards)})
+    (tmp_path / "index.json").write_text(index.model_dump_json())
+    (tmp_path / "offsets.npz").unlink(missing_ok=True)
+
+    whole = pipelines.read(tmp_path, 7, shuffle_buffer=15, seed=1)
+    begun = pipelines.read(tmp_path, 7, shuffle_buffer=15, seed=1, start=pipelines.Position(0, 4))
+    expected = numbers.order(whole)
+    assert sorted(expected) == list(range(60))
+    assert numbers.order(begun) == expected[28:]
+    with pytest.raises(ValueError, match="on_corrupt: expected 'raise'"):
+        pipelines.read(tmp_path, 7, on_corrupt="skip")
+    path = tmp_path / index.shards[1].name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{path}: corrupt or truncated"):
+        numbers.order(whole)
