@@ -24,6 +24,8 @@ def parser(module: str, description: str) -> ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
         print_config=None,
+        # What is not given is left to the command's own default, and to the help's words.
+        argument_default=argparse.SUPPRESS,
     )
 
 

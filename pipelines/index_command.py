@@ -25,7 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make(
-    directory: str, files: str, to: str | None, features: str | None, num_workers: int | None
+    directory: str,
+    files: str,
+    to: str | None = None,
+    features: str | None = None,
+    num_workers: int | None = None,
 ) -> None:
     from pipelines.indexing import make_index
 
@@ -73,6 +77,6 @@ def _parser() -> ArgumentParser:
         help="JSON list of features that the records cannot tell, as in an index",
     )
     parser.add_argument(
-        "--num-workers", type=PositiveInt | None, help="processes; by default one a core"
+        "--num-workers", type=PositiveInt, metavar="N", help="processes; by default one a core"
     )
     return parser

@@ -36,9 +36,9 @@ def _pack(
     kind: str,
     num_shards: int,
     seed: int,
-    shuffle: bool,
     compression: Compression | Literal["none"],
-    num_workers: int | None,
+    num_workers: int | None = None,
+    shuffle: bool = True,
     **of_source: object,
 ) -> None:
     from pipelines.packing import Plan, pack
@@ -71,8 +71,12 @@ def _parser() -> ArgumentParser:
         default="auto",
         help="what SRC is; by default it is found out",
     )
-    parser.add_argument("--num-shards", type=PositiveInt, default=64, help="files to write")
-    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="of the shuffling")
+    parser.add_argument(
+        "--num-shards", type=PositiveInt, metavar="N", default=64, help="files to write"
+    )
+    parser.add_argument(
+        "--seed", type=NonNegativeInt, metavar="N", default=0, help="of the shuffling"
+    )
     parser.add_argument(
         "--no-shuffle",
         dest="shuffle",
@@ -86,7 +90,7 @@ def _parser() -> ArgumentParser:
         help="of the shards; images are compressed already",
     )
     parser.add_argument(
-        "--num-workers", type=PositiveInt | None, help="processes; by default one a core"
+        "--num-workers", type=PositiveInt, metavar="N", help="processes; by default one a core"
     )
     _add_source_flags(parser)
     return parser
@@ -112,10 +116,13 @@ def _add_source_flags(parser: ArgumentParser) -> None:
         "--image-format", choices=["jpeg", "png"], help="of the stored images; by default their own"
     )
     group.add_argument(
-        "--quality", type=PositiveInt | None, help="encode JPEGs again, 1 to 100; 95 if resized"
+        "--quality",
+        type=PositiveInt,
+        metavar="N",
+        help="encode JPEGs again, 1 to 100; 95 if resized",
     )
     group.add_argument(
-        "--channels", type=PositiveInt | None, help="that images are decoded to: 1, 3 or 4"
+        "--channels", type=PositiveInt, metavar="N", help="that images are decoded to: 1, 3 or 4"
     )
 
 

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return command_line.run(_parser(), _show, arguments)
 
 
-def _show(directory: str, to: str | None, num_images: int, num_records: int) -> None:
+def _show(directory: str, num_images: int, num_records: int, to: str | None = None) -> None:
     folder = Path(directory)
     index = load_index(folder)
     reports.summary(index, folder)

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return command_line.run(_parser(), _verify, arguments)
 
 
-def _verify(directory: str, decode: bool, num_workers: int | None) -> None:
+def _verify(directory: str, decode: bool = False, num_workers: int | None = None) -> None:
     from pipelines.verifying import verify
 
     findings = verify(
@@ -53,7 +53,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("directory", metavar="DIR", help="folder with an index")
     parser.add_argument("--decode", action="store_true", help="decode every record too")
     parser.add_argument(
-        "--num-workers", type=PositiveInt | None, help="processes; by default one a core"
+        "--num-workers", type=PositiveInt, metavar="N", help="processes; by default one a core"
     )
     return parser
 
