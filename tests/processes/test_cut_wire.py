@@ -1,0 +1,75 @@
+"""Training over two hosts, and the wire between them cut in the middle."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.processes.test_two_hosts import AS_ROOT, needs_horovod, needs_mpi
+from tests.processes.two_hosts import TwoHosts
+from tfdist.watchdog.ending import EXIT_CODE
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS, END_SECONDS = 240.0, 60.0
+TRAIN = [sys.executable, "-m", "tfdist.train", "--smoke"]
+
+
+def by_flags(hosts: TwoHosts, *command: str) -> list[subprocess.Popen[str]]:
+    """Starts a worker on each host, which takes the addresses from its flags."""
+    workers = ",".join(f"{address}:2222" for address in hosts.addresses.values())
+    flags = ["--strategy", "multi_worker", "--workers", workers]
+    return [
+        hosts.start(host, [*command, *flags, "--rank", str(rank)], cwd=ROOT)
+        for rank, host in enumerate(hosts.addresses)
+    ]
+
+
+def test_multi_worker_trains_there_with_addresses_from_flags(
+    two_hosts: TwoHosts, tmp_path: Path
+) -> None:
+    folder = ["--data-dir", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
+    processes = by_flags(two_hosts, *TRAIN, *folder)
+    for process in processes:
+        out, _ = process.communicate(timeout=START_SECONDS)
+        assert process.returncode == 0, out
+    assert (tmp_path / "run" / "model.keras").exists()
+
+
+@needs_horovod
+@needs_mpi
+def test_horovod_trains_there_with_hosts_from_mpirun(two_hosts: TwoHosts, tmp_path: Path) -> None:
+    folder = ["--data-dir", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
+    command = ["mpirun", "-H", "a:1,b:1", *TRAIN, "--strategy", "horovod", *folder]
+    done = two_hosts.run("a", command, env=AS_ROOT, cwd=ROOT, seconds=START_SECONDS)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "run" / "model.keras").exists()
+
+
+def test_both_sides_of_a_cut_wire_say_so_and_end(two_hosts: TwoHosts) -> None:
+    addresses = [f"{address}:2222" for address in two_hosts.addresses.values()]
+    processes = [
+        two_hosts.start(
+            host,
+            [sys.executable, "-m", "tests.processes.faulty", "multi_worker", "none", "0"],
+            env={"TF_CONFIG": _tf_config(addresses, rank)},
+            cwd=ROOT,
+        )
+        for rank, host in enumerate(two_hosts.addresses)
+    ]
+    assert processes[0].stdout is not None
+    assert any("training" in line for line in processes[0].stdout)
+    two_hosts.cut()
+    began = time.monotonic()
+    for rank, process in enumerate(processes):
+        out, _ = process.communicate(timeout=END_SECONDS)
+        assert f"rank {1 - rank} on" in out, out
+        assert "no sign of life" in out
+        assert process.returncode == EXIT_CODE
+    assert time.monotonic() - began < END_SECONDS
+
+
+def _tf_config(addresses: list[str], rank: int) -> str:
+    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
