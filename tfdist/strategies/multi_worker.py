@@ -140,7 +140,10 @@ def _tf_strategy(
         bytes_per_pack=PIECE_BYTES if communication == "ring" else 0,
     )
     if workers.size == 1:
-        return tf.distribute.MultiWorkerMirroredStrategy._from_local_devices(devices, options)
+        # Of no cluster: what TF_CONFIG may say of one worker would be another way of the same.
+        nobody = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+        with _on_devices(devices):
+            return tf.distribute.MultiWorkerMirroredStrategy(nobody, options)
     if tf_context()._initialized:
         raise ClusterError(
             "TensorFlow has started in this process, which can no longer join other workers: "

@@ -1,0 +1,19 @@
+"""One process alone is a cluster of one, with all of its devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance import engines, results
+from tests.conformance.cases import CASES
+from tests.conformance.group import Group, Layout
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("via", ["nothing", "TF_CONFIG"])
+def test_a_worker_alone_has_the_numbers_of_one_device(via: str) -> None:
+    with Group(Layout("multi_worker", 1, num_devices=2, via=via)) as group:
+        for name in ("uneven-batches", "embedding"):
+            differences = results.compare(group.train(name), engines.reference(name), CASES[name])
+            assert not differences, "\n".join(map(str, differences))
