@@ -66,7 +66,7 @@ def share(strategy: Strategy, text: str) -> str:
     row = np.zeros(size)
     if strategy.rank == 0:
         row[:] = list(data)
-    return bytes(strategy.gather(row)[0].astype(np.uint8)).decode()
+    return bytes(strategy.gather(row.tolist())[0].astype(np.uint8)).decode()
 
 
 @functools.cache
