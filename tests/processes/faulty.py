@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 
 import keras
@@ -26,9 +25,7 @@ def _fail() -> None:
 
 FAULTS: dict[str, Callable[[], None]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "interrupted": lambda: os.kill(os.getpid(), signal.SIGINT),
-    "asleep": lambda: time.sleep(3600),
     "failing": _fail,
     "none": lambda: None,
 }

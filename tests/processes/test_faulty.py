@@ -1,0 +1,69 @@
+"""Training over two processes that nobody else ends, and what one of them does to the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tfdist.clusters.ports import free_ports
+from tfdist.watchdog.ending import EXIT_CODE
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 240.0
+
+#: Takes what befalls rank 1, and returns code and output of each rank.
+Train = Callable[[str], list[tuple[int, str]]]
+
+
+@pytest.fixture
+def train() -> Iterator[Train]:
+    with ExitStack() as cleaning:
+
+        def both(fault: str) -> list[tuple[int, str]]:
+            addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+            processes = []
+            for rank in range(2):
+                task = {"type": "worker", "index": rank}
+                config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.processes.faulty", "multi_worker", fault, "1"],
+                    cwd=ROOT, env=os.environ | {"TF_CONFIG": config}, text=True,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                )  # fmt: skip
+                cleaning.enter_context(process)
+                cleaning.callback(process.kill)
+                processes.append(process)
+            outputs = [process.communicate(timeout=SECONDS)[0] for process in processes]
+            return [(p.returncode, text) for p, text in zip(processes, outputs, strict=True)]
+
+        yield both
+
+
+def test_a_worker_that_is_killed(train: Train) -> None:
+    code, output = train("killed")[0]
+    assert "error: rank 1 on" in output
+    assert "died: its connection closed without a word." in output
+    assert "faulty.py" in output  # the stack of the main thread, down to what the user wrote
+    assert code == EXIT_CODE
+
+
+def test_a_worker_that_raises(train: Train) -> None:
+    (code, output), (code_of_1, output_of_1) = train("failing")
+    assert "failed: ValueError: this batch is cursed\n" in output
+    assert code == EXIT_CODE
+    assert "ValueError: this batch is cursed\nand more about it" in output_of_1
+    assert code_of_1 == 1
+
+
+def test_an_interrupt_of_one_stops_all_after_the_same_step(train: Train) -> None:
+    for code, output in train("interrupted"):
+        assert "left with 2 epochs" in output
+        assert "error" not in output
+        assert code == 130
