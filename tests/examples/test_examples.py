@@ -1,0 +1,93 @@
+"""The examples, started as their first lines say, train over two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import psutil
+import pytest
+
+from tests.examples import images
+from tfdist.clusters.ports import free_ports
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 240.0
+
+pytestmark = pytest.mark.processes
+
+
+def start(command: list[str], **variables: str) -> subprocess.Popen[str]:
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"} | variables
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environ, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> str:
+    """Waits for processes and returns what they printed; none is left behind."""
+    try:
+        said = [process.communicate(timeout=SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                for member in psutil.Process(process.pid).children(recursive=True):
+                    member.kill()
+                process.kill()
+    assert all(process.returncode == 0 for process in processes), "\n".join(said)
+    return "\n".join(said)
+
+
+def check(said: str, path: Path) -> None:
+    """Both ranks tell the same accuracy, and plain Keras loads a model that has it."""
+    told = re.findall(r"rank (\d) of 2: accuracy ([\d.]+)", said)
+    assert sorted(rank for rank, _ in told) == ["0", "1"], said
+    assert told[0][1] == told[1][1], "the ranks' metrics differ"
+    assert float(told[0][1]) > 0.5
+    assert keras.models.load_model(path).evaluate(*images.load(), verbose=0)[1] > 0.7
+
+
+def program(name: str) -> str:
+    """A program beside the interpreter, whose environment need not be activated, or on the path."""
+    return shutil.which(name, path=Path(sys.executable).parent) or shutil.which(name) or name
+
+
+@pytest.fixture
+def horovod() -> list[str]:
+    """The end of the command that runs Horovod's example."""
+    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
+    return [sys.executable, "tests/examples/horovod_mnist.py"]
+
+
+def test_multi_worker_with_tf_config(tmp_path: Path) -> None:
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    command = [sys.executable, "tests/examples/multi_worker.py", str(tmp_path / "m.keras")]
+    configs = [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in (0, 1)
+    ]
+    said = finish([start(command, TF_CONFIG=json.dumps(config)) for config in configs])
+    check(said, tmp_path / "m.keras")
+
+
+def test_multi_worker_with_the_launcher(tmp_path: Path) -> None:
+    script = [sys.executable, "tests/examples/multi_worker.py", str(tmp_path / "m.keras")]
+    launch = [sys.executable, "-m", "tfdist.launch", "--num-workers", "2", "--"]
+    check(finish([start(launch + script)]), tmp_path / "m.keras")
+
+
+def test_horovod_with_mpirun(horovod: list[str], tmp_path: Path) -> None:
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    mpirun = [program("mpirun"), "--oversubscribe", *root, "-np", "2"]
+    check(finish([start([*mpirun, *horovod, str(tmp_path / "m.keras")])]), tmp_path / "m.keras")
+
+
+def test_horovod_with_horovodrun(horovod: list[str], tmp_path: Path) -> None:
+    horovodrun = [program("horovodrun"), "--gloo", "-np", "2"]
+    check(finish([start([*horovodrun, *horovod, str(tmp_path / "m.keras")])]), tmp_path / "m.keras")
