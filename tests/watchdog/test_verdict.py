@@ -39,10 +39,10 @@ def test_all_may_go_on(other: Row) -> None:
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (row(1, state=State.FAILED, error="ValueError: x", idle=6), "failed: ValueError: x"),
-        (row(1, state=State.INTERRUPTED, idle=6), "was interrupted."),
+        (row(1, state=State.FAILED, error="ValueError: x", idle=11), "failed: ValueError: x"),
+        (row(1, state=State.INTERRUPTED, idle=11), "was interrupted."),
         (
-            row(1, connected=False, silent=6, **BEHIND),
+            row(1, connected=False, silent=11, **BEHIND),
             "died: its connection closed without a word. It reached step 4, not step 5.",
         ),
         (
@@ -51,7 +51,7 @@ def test_all_may_go_on(other: Row) -> None:
             "It reached step 5.",
         ),
         (
-            row(1, visit=0, state=State.OUTSIDE, connected=False, silent=6, place="the end"),
+            row(1, visit=0, state=State.OUTSIDE, connected=False, silent=11, place="the end"),
             "has ended. It reached the end, not step 5.",
         ),
     ],

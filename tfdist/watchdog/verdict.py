@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 #: How long who has failed or gone is waited for. The others may be about to fail by themselves,
 #: with an error that says more, or to be ended by a launcher.
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 10.0
 #: Longest time without a sign of life; a thread that only beats is never that busy.
 SILENCE_SECONDS = 30.0
 #: A worker that was not heard of for so long may be the reason for another's error.
