@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.bench.test_step import run
+from tests.bench.test_step import ROOT, run
 from tfdist.bench.scaling import measure
 from tfdist.bench.scaling.engines import ENGINES
 from tfdist.bench.workers.group import Group
@@ -29,6 +32,25 @@ def test_group_answers_by_rank_and_leaves_nobody() -> None:
         assert group.ask(4) == [9, 9]
         workers = list(group._processes)
     assert not any(worker.is_running() for worker in workers)
+
+
+def test_nobody_outlives_a_benchmark_that_is_killed() -> None:
+    script = f"""
+import time
+from tfdist.bench.workers.group import Group
+group = Group({f"{__name__}:doubling"!r}, "1", num_workers=2)
+print(*(worker.pid for worker in group._processes), flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as bench:
+        assert bench.stdout is not None
+        workers = [psutil.Process(int(word)) for word in bench.stdout.readline().split()]
+        bench.kill()
+    assert len(workers) == 2
+    _, left = psutil.wait_procs(workers, timeout=30)
+    assert not left
 
 
 def test_group_that_does_not_start_says_why() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.connection
+import os
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Listener
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import psutil
 
 from tfdist.errors import LaunchError
+from tfdist.launcher.watcher import marked, watching
 
 _START_SECONDS, _ANSWER_SECONDS = 180.0, 120.0
 _END_SECONDS = 30.0
@@ -51,8 +55,16 @@ class Group:
             worker = ["-m", "tfdist.bench.workers.worker", str(listener.address[1]), maker]
             launch = ["-m", "tfdist.launch", "--num-workers", str(num_workers), "--via", via]
             command = [sys.executable, *launch, "--", sys.executable, *worker, *arguments]
+            mark = uuid.uuid4().hex
+            # A stopped worker would outlive this process, if that were killed.
+            self._watch = contextlib.ExitStack()
+            self._watch.enter_context(watching(mark))
             self._launcher = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output
+                command,
+                env=os.environ | marked(mark),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
             )
             try:
                 places = sorted((self._accept(listener) for _ in range(num_workers)), key=_rank)
@@ -83,7 +95,9 @@ class Group:
                 connection.send(question)
             answers = [_receive(connection, _ANSWER_SECONDS) for connection in self._connections]
         except (OSError, EOFError) as error:
-            self.stop()  # its next answer would be to this question
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._launcher.wait(5)  # one that failed has last words
+            self.stop()  # the next answer would be to this question
             raise LaunchError(f"no answer to {question}: {self._last_words()}") from error
         self._pause()
         return answers
@@ -98,6 +112,7 @@ class Group:
         except subprocess.TimeoutExpired:  # its watcher ends the workers
             self._launcher.kill()
             self._launcher.wait()
+        self._watch.close()
         for connection in getattr(self, "_connections", ()):
             connection.close()
 
