@@ -62,7 +62,7 @@ ENGINES: dict[str, Callable[[], Group]] = {
     "mirrored": _tfdist("mirrored", REPLICAS, num_workers=1),
     "multi_worker": _tfdist("multi_worker", pauses=False),
     "Horovod, MPI": _tfdist("horovod", via="mpirun"),
-    "Horovod, Gloo": _tfdist("horovod"),
+    "Horovod, Gloo": _tfdist("horovod", pauses=False),
     "PyTorch, Gloo": _torch,
 }
 

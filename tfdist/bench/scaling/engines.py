@@ -132,7 +132,7 @@ ENGINES = {
     _APART: Engine(_tfdist("one_device"), (OURS,), _APART, _ALONE),
     "multi_worker": Engine(_tfdist("multi_worker", pauses=False), _BOTH, _APART, _ALONE),
     "Horovod, MPI": Engine(_tfdist("horovod", via="mpirun"), _BOTH, _APART, _ALONE),
-    "Horovod, Gloo": Engine(_tfdist("horovod"), _BOTH, _APART, _ALONE),
+    "Horovod, Gloo": Engine(_tfdist("horovod", pauses=False), _BOTH, _APART, _ALONE),
     _TORCH_ALONE: Engine(_torch("", 1), (BY_HAND,), _TORCH_ALONE, _TORCH_ALONE),
     _TORCH_APART: Engine(_torch("", 2), (BY_HAND,), _TORCH_APART, _TORCH_ALONE),
     "PyTorch, Gloo": Engine(_torch("joined", 2), (BY_HAND,), _TORCH_APART, _TORCH_ALONE),

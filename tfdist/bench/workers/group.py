@@ -35,7 +35,8 @@ class Group:
         arguments: Of `maker`.
         num_workers: How many.
         via: What starts them, as of `python -m tfdist.launch`.
-        pauses: Whether they bear being stopped; TensorFlow's servers count that as death.
+        pauses: Whether they bear being stopped: TensorFlow's servers count that as death, and
+            Horovod's Gloo gives up after half a minute.
 
     Raises:
         LaunchError: They do not start; with what they said last.
