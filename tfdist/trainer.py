@@ -21,6 +21,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.feed import Feed
 from tfdist.pace import Pace, Stats
 from tfdist.precision import LossScale
+from tfdist.state import seeds_of
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.loop import Logs, Made
 from tfdist.watchdog.watch import Watchdog
@@ -235,6 +236,8 @@ class Trainer:
         synchronised = [self.sync_batch_norm or x.synchronized for x in layers_of(self.model)]
         if several and not all(synchronised):
             inexact["BatchNorm"] = "each share has its own moments; sync_batch_norm mends it"
+        if several and seeds_of(self.model):
+            inexact["random layers"] = "each share draws numbers of its own"
         return self.strategy.describe() | {
             "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
             "precision": self.model.dtype_policy.name,

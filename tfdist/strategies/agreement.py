@@ -36,7 +36,9 @@ def meet(strategy: Strategy) -> None:
     if strategy.num_workers == 1:
         return
     seeded = global_seed() is not None  # TensorFlow tells it nowhere else
-    told = strategy.gather([len(strategy.devices), seeded, random.randrange(2**31)])
+    # Not of the generator that draws the initial weights: they are those of one worker.
+    seed = random.SystemRandom().randrange(2**31)
+    told = strategy.gather([len(strategy.devices), seeded, seed])
     counts = told[:, 0].astype(int)
     if counts.min() < counts.max():
         raise ConfigurationError(
