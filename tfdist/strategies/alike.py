@@ -10,9 +10,21 @@ import keras
 import numpy as np
 
 from tfdist.errors import ClusterError
+from tfdist.strategies import agreement
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
+
+
+def start_alike(strategy: Strategy, variables: Sequence[keras.Variable], root: int = 0) -> None:
+    """Gives the variables of all workers the values of one, and proves it.
+
+    Raises:
+        ClusterError: The workers built different models, or differ in spite of it.
+    """
+    check_shapes(strategy, variables)
+    agreement.broadcast(strategy, [v.value for v in variables], root)
+    check_values(strategy, variables, "the broadcast failed; run python -m tfdist.doctor.")
 
 
 def check_shapes(strategy: Strategy, variables: Sequence[keras.Variable]) -> None:
@@ -35,20 +47,24 @@ def check_values(strategy: Strategy, variables: Sequence[keras.Variable], cure: 
     """Checks that variables have the same values on all workers.
 
     Args:
-        strategy: Of one copy of the variables a worker.
+        strategy: Of several workers; copies on one worker's devices are not compared.
         variables: As many on every worker.
         cure: What to do if not.
 
     Raises:
         ClusterError: They have not.
     """
-    rows = strategy.gather([_digest(np.asarray(v.value).tobytes()) for v in variables])
+    rows = strategy.gather([_digest(_first_copy(v).tobytes()) for v in variables])
     if _ranks_apart(rows):
         unequal = np.flatnonzero((rows != rows[0]).any(0))
         raise ClusterError(
             f"{len(unequal)} of {len(variables)} variables are not the same on all ranks, the "
             f"first is {variables[unequal[0]].path!r} on {_named(rows)}: {cure}"
         )
+
+
+def _first_copy(variable: keras.Variable) -> np.ndarray:
+    return np.asarray(getattr(variable.value, "values", (variable.value,))[0])
 
 
 def _digest(data: bytes) -> float:

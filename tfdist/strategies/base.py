@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
-from tfdist.strategies import agreement, loop, shares
+from tfdist.strategies import agreement, alike, loop, shares
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
@@ -136,10 +136,13 @@ class Strategy:
         return shares.Element(*element)
 
     def prepare(self, model: Any, optimizer: Any) -> None:
-        """Makes the state of all workers that of rank 0, before the first step."""
-        variables = [v.value for v in model.variables + optimizer.variables]
+        """Makes the state of all workers that of rank 0, before the first step.
+
+        Raises:
+            ClusterError: The workers built different models.
+        """
         if self.num_workers > 1:
-            agreement.broadcast(self, variables)
+            alike.start_alike(self, model.variables + optimizer.variables)
 
     def run(self, fn: ReplicaFn) -> Any:
         """Calls `fn(index)` on every replica of this process; the index counts from 0 in each.

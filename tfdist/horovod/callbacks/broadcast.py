@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigurationError
-from tfdist.horovod.ranks import broadcast_variables, rank, size, strategy
+from tfdist.horovod.ranks import rank, size, strategy
 from tfdist.state import offset, seeds_of
 from tfdist.strategies import alike
 
@@ -37,10 +37,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         model, group = self.model, strategy()
         _build(model)
         variables = model.variables + model.optimizer.variables
-        alike.check_shapes(group, variables)
+        alike.start_alike(group, variables, self.root_rank)
         self._check_steps()
-        broadcast_variables(variables, self.root_rank)
-        alike.check_values(group, variables, "the broadcast failed; run python -m tfdist.doctor.")
         for seed in seeds_of(model):
             seed.assign(seed + offset(seed, (rank() - self.root_rank) % size()))
         self._checked = False
