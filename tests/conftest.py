@@ -1,7 +1,13 @@
-"""Several CPU devices for every test: replicas need somewhere to be."""
+"""What every test needs: CPU devices for replicas to be on, and this environment's programs."""
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 from tests import start_tensorflow
 
+# mpirun and horovodrun may be the environment's own, which need not be activated.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 start_tensorflow()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.conformance.group import Group, Layout
 Run = Callable[[str], list[Any]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # ranks that wait for work are busy asking for it
 def run() -> Iterator[Run]:
     """Runs a program of `tests.horovod.programs`; returns what it returned, by rank."""
     pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
@@ -27,8 +28,9 @@ def run() -> Iterator[Run]:
         yield on_all_ranks
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "run" in getattr(item, "fixturenames", ()):
+        if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.xdist_group("horovod"))
             item.add_marker(pytest.mark.processes)

@@ -69,7 +69,7 @@ def test_ssh_leaves_the_callers_variables_behind(two_hosts: TwoHosts) -> None:
 @needs_mpi
 def test_mpirun_starts_a_rank_on_each(two_hosts: TwoHosts) -> None:
     done = two_hosts.run("a", ["mpirun", "-H", "a:1,b:1", "hostname"], env=AS_ROOT)
-    assert sorted(done.stdout.split()) == ["a", "b"], done.stdout
+    assert {"a", "b"} <= set(done.stdout.splitlines()), done.stdout  # besides mpirun's warnings
 
 
 @needs_horovod
