@@ -65,5 +65,5 @@ def test_a_worker_that_raises(train: Train) -> None:
 def test_an_interrupt_of_one_stops_all_after_the_same_step(train: Train) -> None:
     for code, output in train("interrupted"):
         assert "left with 2 epochs" in output
-        assert "error" not in output
+        assert "\nerror:" not in output  # the command's own; TensorFlow has some of missing drivers
         assert code == 130
