@@ -25,7 +25,8 @@ BEHIND = {"count": 4, "place": "step 4"}
         row(1, idle=99),
         row(1, idle=2 * SECONDS),  # rank 0 has just gone on: it was let
         row(1, silent=20),
-        row(1, state=State.OUTSIDE, connected=False, silent=200),  # done
+        row(1, state=State.ENDED, connected=False, silent=200),
+        row(1, state=State.OUTSIDE, connected=False, silent=200),  # died, but was done
         row(1, state=State.OUTSIDE, idle=200),
         row(1, state=State.FAILED, idle=2),  # rank 0 may be about to tell the same
         row(1, connected=False, silent=2),
@@ -51,8 +52,12 @@ def test_all_may_go_on(other: Row) -> None:
             "It reached step 5.",
         ),
         (
-            row(1, visit=0, state=State.OUTSIDE, connected=False, silent=11, place="the end"),
+            row(1, visit=0, state=State.ENDED, connected=False, silent=11, place="the end"),
             "has ended. It reached the end, not step 5.",
+        ),
+        (  # before it could say that it had begun the next call
+            row(1, visit=0, state=State.OUTSIDE, connected=False, silent=11, place="the end"),
+            "died: its connection closed without a word. It reached the end, not step 5.",
         ),
     ],
 )
@@ -83,6 +88,19 @@ def test_nobody_moves() -> None:
     assert found.startswith("No rank has gone on from step 5 for 100 s, though all are alive.\n")
 
 
+@pytest.mark.parametrize("missed", [{"connected": False}, {}])
+def test_who_is_missed_is_not_called_alive(missed: dict[str, bool]) -> None:
+    """It stopped a moment after the mark at which the others wait since."""
+    other = row(1, idle=6, silent=5.5, **missed)
+    assert verdict([row(0, idle=6), other], 6.0) is None
+
+
+def test_who_never_came_is_not_called_alive() -> None:
+    found = verdict([row(0, idle=101), Row(rank=1)], SECONDS)
+    assert found is not None
+    assert found.startswith("rank 1 was never heard of, and the others wait for 100 s.\n")
+
+
 def test_who_works_alone_may_take_its_time() -> None:
     assert verdict([row(0, idle=500), row(1, state=State.OUTSIDE)], SECONDS) is None
 
@@ -106,6 +124,8 @@ def test_a_short_time_shortens_all_others() -> None:
         (row(1, silent=10), True),
         (row(1, state=State.FAILED), True),
         (row(1, state=State.OUTSIDE, connected=False), False),
+        (row(1, state=State.OUTSIDE, connected=False, visit=0), True),
+        (row(1, state=State.ENDED, connected=False, visit=0), True),
     ],
 )
 def test_what_may_be_behind_an_error(other: Row, does: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import secrets
@@ -48,6 +49,7 @@ class Beats:
             self._node = Guest(self.pulse, places, int(port), token, self._obey)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._beat, name="watchdog", daemon=True).start()
+        atexit.register(self._leave)
 
     def tell(self) -> None:
         """Tells the others now; what is said last must have left before the process may end."""
@@ -63,6 +65,10 @@ class Beats:
         asyncio.set_event_loop(self._loop)
         self._loop.create_task(self._node.run())
         self._loop.run_forever()
+
+    def _leave(self) -> None:
+        self.pulse.end()
+        self.tell()
 
     def _obey(self, reason: str) -> None:
         if self.pulse.at_work:

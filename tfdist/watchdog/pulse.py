@@ -47,6 +47,11 @@ class Pulse:
         """Ends a call of the trainer."""
         self._state, self._error, self._moved = state, error, time.monotonic()
 
+    def end(self) -> None:
+        """Ends the process in order, unless something else is known of its end."""
+        if self._state is State.OUTSIDE:
+            self.leave(State.ENDED)
+
     def row(self) -> Row:
         """Returns what to tell the others now."""
         return Row(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 GRACE_SECONDS = 10.0
 #: Longest time without a sign of life; a thread that only beats is never that busy.
 SILENCE_SECONDS = 30.0
-#: A worker that was not heard of for so long may be the reason for another's error.
+#: Nobody is called alive who was not heard of for so long.
 _MISSED_SECONDS = 3.0
 
 
@@ -25,6 +25,7 @@ class State(StrEnum):
     OUTSIDE = "between two calls of the trainer"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    ENDED = "ended in order"
 
 
 class Row(BaseModel):
@@ -63,6 +64,12 @@ class Row(BaseModel):
         """How far it is; workers are compared by it."""
         return self.visit, self.count
 
+    @property
+    def missed(self) -> bool:
+        """Whether it was heard of once, but not of late."""
+        heard = self.state is not State.UNHEARD
+        return heard and not (self.connected and self.silent < _MISSED_SECONDS)
+
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
 
@@ -90,9 +97,10 @@ def verdict(rows: Sequence[Row], seconds: float) -> str | None:
 
 def may_explain(rows: Sequence[Row], rank: int) -> bool:
     """Tells whether an error of a rank may come from another worker's end."""
+    visit = max((row.visit for row in rows if row.rank == rank), default=0)
     return any(
         row.state is State.FAILED
-        or (row.state is State.AT_WORK and not (row.connected and row.silent < _MISSED_SECONDS))
+        or (row.missed and (row.state is State.AT_WORK or row.visit < visit))
         for row in rows
         if row.rank != rank
     )
@@ -110,9 +118,9 @@ def _failed(rows: Sequence[Row], grace: float) -> str | None:
 def _gone(awaited: Sequence[Row], first: Row, grace: float) -> str | None:
     for row in awaited:
         if not row.connected and row.silent >= grace:
-            if row.state is State.AT_WORK:
-                return f"{row} died: its connection closed without a word. {_reached(row, first)}"
-            return f"{row} has ended. {_reached(row, first)}"
+            if row.state is State.ENDED:
+                return f"{row} has ended. {_reached(row, first)}"
+            return f"{row} died: its connection closed without a word. {_reached(row, first)}"
     return None
 
 
@@ -127,10 +135,14 @@ def _silent(awaited: Sequence[Row], first: Row, limit: float) -> str | None:
 
 
 def _stuck(awaited: Sequence[Row], first: Row, seconds: float) -> str | None:
-    """Who is alive, but keeps the others waiting."""
+    """Who is alive, but keeps the others waiting; of who is missed, the others judge in time."""
     if len(awaited) < 2 or min(row.idle for row in awaited) < seconds:
         return None
+    if any(row.missed for row in awaited):
+        return None
     for row in awaited:
+        if row.state is State.UNHEARD:
+            return f"rank {row.rank} was never heard of, and the others wait for {seconds:.0f} s."
         if row.progress < first.progress:
             return f"{row} is alive, but has held up the others for {seconds:.0f} s. " + _reached(
                 row, first
