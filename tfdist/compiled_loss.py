@@ -17,7 +17,8 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.losses import loss as keras_loss
 
-from tfdist.kinds import Kinds, view_with
+from tfdist.kinds import Kinds
+from tfdist.probes import view_with
 from tfdist.replica import Replica
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,12 +17,14 @@ from tfdist.feed import Feed
 from tfdist.kinds import Kinds
 from tfdist.on_shares import as_on_one_device
 from tfdist.precision import LossScale, Scaling, policy
+from tfdist.prediction import Predict
 from tfdist.replica import Replica
 from tfdist.state import ForwardState
-from tfdist.step import EvalStep, TrainStep
+from tfdist.step import EvalStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.loop import Made
 from tfdist.strategies.shares import num_rows
+from tfdist.train_step import TrainStep
 
 
 class Engine:
@@ -61,11 +63,8 @@ class Engine:
         """Returns the evaluation loop."""
         return self._call(feed, False)
 
-    def predict(self, feed: Feed) -> Callable[[Iterator[Any]], list[Any] | None]:
-        """Returns a function from an iterator to the outputs of its next batch by replica.
-
-        It returns None at the end of the data.
-        """
+    def predict(self, feed: Feed) -> Predict:
+        """Returns the function that computes the outputs of one batch."""
         model, strategy = self._model, self._strategy
         with policy(self._precision):
             model_scope.build_weights(model, strategy, feed.element_spec)

@@ -16,10 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.probes import (
+    CompiledLoss,
+    Probe,
+    compiled_losses,
+    halves,
+    has_own_metrics,
+    is_row_by_row,
+    metric_changes,
+)
 from tfdist.strategies import shares
-
-#: Rows of the probe at most: enough for a random layer's mean, few enough to be quick.
-MAX_ROWS = 64
 
 #: How far a probe may be off, relative to what it compares.
 _EXACT, _RANDOM = 1e-3, 0.2
@@ -43,8 +49,8 @@ class Kinds:
 
     def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
         self._model, self._first_batch = model, first_batch
-        self._probes: dict[bool, list[_Probe]] = {}
-        self._compiled: list[_CompiledLoss] = []
+        self._probes: dict[bool, list[Probe]] = {}
+        self._compiled: list[CompiledLoss] = []
         self._whole_metrics: frozenset[int] | None = None
 
     def of_losses(self, num_losses: int, training: bool) -> list[Kind]:
@@ -57,8 +63,8 @@ class Kinds:
         for mode in (False, training):
             probes, tolerance = self._run(mode), self._tolerance if mode else _EXACT
             if len(probes[0].losses) == num_losses:
-                halves = zip(*(p.losses for p in probes), strict=True)
-                return [_kind(f"add_loss number {i}", v, tolerance) for i, v in enumerate(halves)]
+                values = zip(*(p.losses for p in probes), strict=True)
+                return [_kind(f"add_loss number {i}", v, tolerance) for i, v in enumerate(values)]
         raise UnsupportedModelError(
             f"The layers add {num_losses} losses in training, but {len(probes[0].losses)} when "
             "called again: a loss that comes and goes cannot be split; use one device."
@@ -86,7 +92,7 @@ class Kinds:
         Keras's own.
         """
         if self._whole_metrics is None:
-            own = _has_own_metrics(self._model)
+            own = has_own_metrics(self._model)
             self._whole_metrics = frozenset(self._run_metrics() if own else ())
         return self._whole_metrics
 
@@ -98,7 +104,7 @@ class Kinds:
                 y_pred = self._model(x, training=False)
             rows = (x, y, y_pred, weight)
             first, second, both = (
-                _metric_changes(self._model, shares.take(rows, *part)) for part in _halves(x)
+                metric_changes(self._model, shares.take(rows, *part)) for part in halves(x)
             )
         added = {key: first.get(key, 0) + second.get(key, 0) for key in both}
         close = (np.allclose(added[key], value, rtol=_EXACT) for key, value in both.items())
@@ -111,111 +117,25 @@ class Kinds:
             number: Its place among the losses of the model.
         """
         entry = self._model._compile_loss._flat_losses[number]
-        if _is_row_by_row(entry.loss):
+        if is_row_by_row(entry.loss):
             return True
         with tf.init_scope():
             if not self._compiled:
-                self._compiled = _compiled_losses(self._model, self._first_batch())
+                self._compiled = compiled_losses(self._model, self._first_batch())
             loss, y_true, y_pred = self._compiled[number]
             half = (int(shares.num_rows(y_pred)) + 1) // 2
             some = loss.call(shares.take(y_true, 0, half), shares.take(y_pred, 0, half))
             return np.allclose(some, loss.call(y_true, y_pred)[:half], rtol=1e-3, atol=1e-6)
 
-    def _run(self, training: bool) -> list[_Probe]:
+    def _run(self, training: bool) -> list[Probe]:
         """Probes the first half of the rows, the second, and both."""
         if training not in self._probes:
             with tf.init_scope():
                 x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
                 self._probes[training] = [
-                    _Probe(self._model, shares.take(x, *part), training) for part in _halves(x)
+                    Probe(self._model, shares.take(x, *part), training) for part in halves(x)
                 ]
         return self._probes[training]
-
-
-#: A compiled loss, with the labels and outputs of the first batch that go to it.
-_CompiledLoss = tuple[keras.losses.Loss, Any, Any]
-
-
-def _is_row_by_row(loss: keras.losses.Loss) -> bool:
-    """Whether a loss is one of Keras's own, which treat each row by itself (but for Circle)."""
-    function = getattr(loss, "fn", type(loss))  # what a LossFunctionWrapper wraps
-    ours = function.__module__.startswith("keras.src.losses")
-    return ours and function is not keras.losses.circle
-
-
-def _has_own_metrics(model: keras.Model) -> bool:
-    """Whether a metric, or how they are computed, is not Keras's own."""
-    if type(model).compute_metrics is not keras.Model.compute_metrics:
-        return True
-    metrics = model._compile_metrics.metrics if model._compile_metrics is not None else []
-    # A MeanMetricWrapper is as Keras's own as the function that it wraps.
-    sources = [getattr(m, "_fn", type(m)) for m in metrics]
-    return not all(s.__module__.startswith("keras.src.") for s in sources)
-
-
-def _metric_changes(model: keras.Model, rows: Any) -> dict[int, Any]:
-    """What a batch adds to the metrics' variables, by their ids."""
-    states = model.metrics_variables
-    start = [(v, tf.zeros(v.shape, v.dtype)) for v in states]
-    x, y, y_pred, weight = rows
-    with keras.StatelessScope(start) as scope:
-        model.compute_metrics(x, y, y_pred, sample_weight=weight)
-    ends = [(v, scope.get_current_value(v), zeros) for v, zeros in start]
-    return {id(v): np.asarray(end, np.float64) for v, end, zeros in ends if end is not zeros}
-
-
-def _halves(x: Any) -> list[tuple[int, int]]:
-    """The rows of a probe: the first half, the second, and both."""
-    half = min(int(shares.num_rows(x)), MAX_ROWS) // 2
-    if half == 0:
-        raise UnsupportedModelError(
-            "A model with added losses, states or metrics of its own needs a first batch of 2 rows "
-            "or more, on which to see how they add up."
-        )
-    return [(0, half), (half, 2 * half), (0, 2 * half)]
-
-
-def view_with(compile_loss: Any, losses: Sequence[Callable[..., Any]]) -> Any:
-    """Returns a view of Keras's `CompileLoss` that calls other functions as its losses."""
-    view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
-    view.__dict__.update(compile_loss.__dict__)
-    entries = zip(compile_loss._flat_losses, losses, strict=True)
-    view._flat_losses = [entry._replace(loss=loss) for entry, loss in entries]
-    return view
-
-
-def _compiled_losses(model: keras.Model, batch: Any) -> list[_CompiledLoss]:
-    """Finds which labels and outputs go to which of the compiled losses."""
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    found: list[_CompiledLoss] = []
-
-    def recorder(loss: keras.losses.Loss) -> Callable[..., tf.Tensor]:
-        def record(y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
-            found.append((loss, tf.convert_to_tensor(y_true), tf.convert_to_tensor(y_pred)))
-            return tf.zeros(())
-
-        return record
-
-    with keras.StatelessScope():  # trackers and states stay as they are
-        y_pred = model(x, training=False)
-        recorders = [recorder(entry.loss) for entry in model._compile_loss._flat_losses]
-        view_with(model._compile_loss, recorders)(y, y_pred, sample_weight)
-    return found
-
-
-class _Probe:
-    """What one forward pass adds as losses and changes in the states, as NumPy arrays."""
-
-    def __init__(self, model: keras.Model, x: Any, training: bool) -> None:
-        with keras.StatelessScope(collect_losses=True) as scope:
-            model(x, training=training)
-        self.losses = [np.sum(keras.ops.convert_to_numpy(loss)) for loss in scope.losses]
-        self.states = {}
-        for variable in model.variables:
-            new = scope.get_current_value(variable)
-            if new is not None:
-                old = np.asarray(variable.value, np.float64)
-                self.states[id(variable)] = np.asarray(new, np.float64) - old
 
 
 def _kind(what: str, values: Sequence[Any], tolerance: float) -> Kind:

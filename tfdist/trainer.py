@@ -7,14 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import keras
-from keras.src.backend.tensorflow.trainer import (
-    convert_to_np_if_not_ragged,
-    potentially_ragged_concat,
-)
 from keras.src.trainers.data_adapters import array_slicing
 
-from tfdist import epoch, interrupts, model_scope, strategies
+from tfdist import epoch, interrupts, model_scope, prediction, strategies
 from tfdist.batch_norm import layers_of
+from tfdist.callbacks import callback_list
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.engine import Engine
 from tfdist.errors import ConfigurationError
@@ -87,16 +84,7 @@ class Trainer:
                 "sync_batch_norm takes the moments of the global batch, which accumulate="
                 f"{accumulate} never holds at once: leave one of the two out."
             )
-        if isinstance(strategy, str):
-            strategy = strategies.create(strategy, devices)
-        elif not isinstance(strategy, Strategy):
-            raise ConfigurationError(
-                f"strategy={strategy!r}: expected a tfdist Strategy or one of the names "
-                f"{', '.join(strategies.STRATEGIES)}."
-            )
-        elif devices is not None:
-            raise ConfigurationError("devices go to the strategy where it is an object.")
-        self.strategy = strategy
+        self.strategy = strategy = strategies.create(strategy, devices)
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.stats = Stats()
         self._watchdog = Watchdog(strategy, watchdog_seconds)
@@ -211,23 +199,11 @@ class Trainer:
         feed = Feed(self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False)
         predict = self._engine.predict(feed)
         listeners = self._listeners(callbacks, verbose, 1, feed.num_batches, history=False)
-        listeners.on_predict_begin()
-        self.model.stop_predicting = False
-        iterator, outputs, step = feed.begin_epoch(), [], 0
-        while feed.num_left(step, 1) and not self.model.stop_predicting:
-            listeners.on_predict_batch_begin(step)
-            if (shares := predict(iterator)) is None:
-                break
+
+        def passed(step: int) -> None:
             self._watchdog.passed(f"batch {step + 1} of a prediction")
-            outputs += shares
-            listeners.on_predict_batch_end(
-                step, {"outputs": keras.tree.map_structure(_lay_end_to_end, *shares)}
-            )
-            step += 1
-        feed.end_epoch(step, exhausted=step == 0)
-        listeners.on_predict_end()
-        whole = keras.tree.map_structure(_lay_end_to_end, *outputs)
-        return keras.tree.map_structure(convert_to_np_if_not_ragged, whole)
+
+        return prediction.run(predict, feed, self.model, listeners, passed)
 
     def describe(self) -> dict[str, str]:
         """Returns what a start-up table says of this trainer."""
@@ -297,23 +273,8 @@ class Trainer:
         history: bool = True,
     ) -> keras.callbacks.CallbackList:
         """Returns Keras's container of callbacks, with a progress line if wanted."""
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            return callbacks
-        given = keras.tree.flatten(callbacks) if callbacks else []
-        if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
-            given.append(ProgressBar(self.stats))
-        return keras.callbacks.CallbackList(
-            given,
-            add_history=history,
-            add_progbar=False,
-            model=self.model,
-            verbose=verbose,
-            epochs=epochs,
-            steps=steps,
-        )
-
-
-def _lay_end_to_end(*parts: Any) -> Any:
-    """Joins the outputs of shares and batches along the rows."""
-    filled = [part for part in parts if part.shape[0] != 0] or [parts[0]]
-    return potentially_ragged_concat(filled)
+        progress = ProgressBar(self.stats) if verbose else None
+        return callback_list.create(
+            callbacks, progress,
+            model=self.model, verbose=verbose, epochs=epochs, steps=steps, add_history=history,
+        )  # fmt: skip

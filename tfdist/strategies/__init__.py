@@ -31,17 +31,22 @@ ACROSS_PROCESSES = ("multi_worker", "horovod")
 ASYNCHRONOUS = ("parameter_server",)
 
 
-def create(name: str, devices: int | str | Sequence[str] | None = None, **options: Any) -> Strategy:
+def create(
+    name: str | Strategy, devices: int | str | Sequence[str] | None = None, **options: Any
+) -> Strategy:
     """Returns the strategy called `name`.
 
     Args:
-        name: One of `STRATEGIES`.
+        name: One of `STRATEGIES`. What is a strategy already is returned as it is.
         devices: As `tfdist.devices.resolve` takes them.
         **options: What the strategy's own class takes; an option that is None is left out.
 
     Raises:
-        ConfigurationError: No strategy has that name, or it has no such option.
+        ConfigurationError: No strategy has that name, or it has no such option; or devices are
+            given for what is a strategy already.
     """
+    if not isinstance(name, str):
+        return _made(name, devices)
     if name not in STRATEGIES:
         raise ConfigurationError(
             f"No strategy is called {name!r}; choose one of {', '.join(STRATEGIES)}."
@@ -57,6 +62,19 @@ def create(name: str, devices: int | str | Sequence[str] | None = None, **option
         raise ConfigurationError(
             f"strategy {name!r} takes no option {str(error).split(chr(39))[1]!r}: leave it out."
         ) from None
+
+
+def _made(strategy: Strategy, devices: int | str | Sequence[str] | None) -> Strategy:
+    """Returns what is a strategy already, if nothing contradicts it."""
+    base = importlib.import_module("tfdist.strategies.base").Strategy
+    if not isinstance(strategy, base):
+        raise ConfigurationError(
+            f"strategy={strategy!r}: expected a tfdist Strategy or one of the names "
+            f"{', '.join(STRATEGIES)}."
+        )
+    if devices is not None:
+        raise ConfigurationError("devices go to the strategy where it is an object.")
+    return strategy
 
 
 def __getattr__(attribute: str) -> Any:

@@ -17,6 +17,7 @@ from tfdist.errors import ClusterError, ConfigurationError
 from tfdist.strategies import loop, ps_cluster, ps_loop, rows
 from tfdist.strategies.atomic import atomic_adds
 from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.ps_ledger import Ledger
 
 
 class ParameterServer(Strategy):
@@ -68,7 +69,7 @@ class ParameterServer(Strategy):
         self.tf_strategy = ps_cluster.connect(tasks)
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
-        self.ledger = ps_loop.Ledger()
+        self.ledger = Ledger()
         cluster.on_barrier(self.barrier)
         self.writes_alone = self.num_trainers == 1
         if not self.writes_alone:

@@ -1,0 +1,113 @@
+"""What one batch shows of a model: the losses and states of a forward pass, losses, metrics.
+
+Everything runs in a `keras.StatelessScope` and outside of any graph: the model stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedModelError
+from tfdist.strategies import shares
+
+#: Rows of the probe at most: enough for a random layer's mean, few enough to be quick.
+MAX_ROWS = 64
+
+#: A compiled loss, with the labels and outputs of the first batch that go to it.
+CompiledLoss = tuple[keras.losses.Loss, Any, Any]
+
+
+def halves(x: Any) -> list[tuple[int, int]]:
+    """Returns the rows of a probe, from and to: the first half, the second, and both.
+
+    Raises:
+        UnsupportedModelError: There is one row only.
+    """
+    half = min(int(shares.num_rows(x)), MAX_ROWS) // 2
+    if half == 0:
+        raise UnsupportedModelError(
+            "A model with added losses, states or metrics of its own needs a first batch of 2 rows "
+            "or more, on which to see how they add up."
+        )
+    return [(0, half), (half, 2 * half), (0, 2 * half)]
+
+
+class Probe:
+    """What one forward pass adds as losses and changes in the states, as NumPy arrays."""
+
+    def __init__(self, model: keras.Model, x: Any, training: bool) -> None:
+        with keras.StatelessScope(collect_losses=True) as scope:
+            model(x, training=training)
+        self.losses = [np.sum(keras.ops.convert_to_numpy(loss)) for loss in scope.losses]
+        self.states = {}
+        for variable in model.variables:
+            new = scope.get_current_value(variable)
+            if new is not None:
+                old = np.asarray(variable.value, np.float64)
+                self.states[id(variable)] = np.asarray(new, np.float64) - old
+
+
+def metric_changes(model: keras.Model, rows: Any) -> dict[int, Any]:
+    """Returns what a batch adds to the metrics' variables, by their ids.
+
+    Args:
+        model: Compiled.
+        rows: Inputs, labels, outputs and weights of the batch.
+    """
+    states = model.metrics_variables
+    start = [(v, tf.zeros(v.shape, v.dtype)) for v in states]
+    x, y, y_pred, weight = rows
+    with keras.StatelessScope(start) as scope:
+        model.compute_metrics(x, y, y_pred, sample_weight=weight)
+    ends = [(v, scope.get_current_value(v), zeros) for v, zeros in start]
+    return {id(v): np.asarray(end, np.float64) for v, end, zeros in ends if end is not zeros}
+
+
+def is_row_by_row(loss: keras.losses.Loss) -> bool:
+    """Tells whether a loss is one of Keras's, which treat each row by itself (but for Circle)."""
+    function = getattr(loss, "fn", type(loss))  # what a LossFunctionWrapper wraps
+    ours = function.__module__.startswith("keras.src.losses")
+    return ours and function is not keras.losses.circle
+
+
+def has_own_metrics(model: keras.Model) -> bool:
+    """Tells whether a metric, or how they are computed, is not Keras's own."""
+    if type(model).compute_metrics is not keras.Model.compute_metrics:
+        return True
+    metrics = model._compile_metrics.metrics if model._compile_metrics is not None else []
+    # A MeanMetricWrapper is as Keras's own as the function that it wraps.
+    sources = [getattr(m, "_fn", type(m)) for m in metrics]
+    return not all(s.__module__.startswith("keras.src.") for s in sources)
+
+
+def compiled_losses(model: keras.Model, batch: Any) -> list[CompiledLoss]:
+    """Returns the compiled losses with the labels and outputs of a batch that go to each."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    found: list[CompiledLoss] = []
+
+    def recorder(loss: keras.losses.Loss) -> Callable[..., tf.Tensor]:
+        def record(y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+            found.append((loss, tf.convert_to_tensor(y_true), tf.convert_to_tensor(y_pred)))
+            return tf.zeros(())
+
+        return record
+
+    with keras.StatelessScope():  # trackers and states stay as they are
+        y_pred = model(x, training=False)
+        recorders = [recorder(entry.loss) for entry in model._compile_loss._flat_losses]
+        view_with(model._compile_loss, recorders)(y, y_pred, sample_weight)
+    return found
+
+
+def view_with(compile_loss: Any, losses: Sequence[Callable[..., Any]]) -> Any:
+    """Returns a view of Keras's `CompileLoss` that calls other functions as its losses."""
+    view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
+    view.__dict__.update(compile_loss.__dict__)
+    entries = zip(compile_loss._flat_losses, losses, strict=True)
+    view._flat_losses = [entry._replace(loss=loss) for entry, loss in entries]
+    return view
