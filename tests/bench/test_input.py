@@ -53,5 +53,5 @@ def test_command_with_a_model(data_dir: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "input.json").read_text())
     assert document["benchmark"] == "input"
-    assert 0 <= document["with_model"]["data_wait"] <= 1
+    assert 0 <= document["results"]["with_model"]["data_wait"] <= 1
     assert "waited for data" in done.stdout

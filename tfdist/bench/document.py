@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ from tfdist import files
 from tfdist.bench import machine
 
 
-def conclude(
-    benchmark: str, results: Sequence[dict[str, Any]], others: float, path: str | None
-) -> str:
+def conclude(benchmark: str, results: Any, others: float, path: str | None) -> str:
     """Writes everything as JSON, and returns the facts of the machine as a line.
 
     Args:

@@ -46,16 +46,16 @@ def run(num_images: int, rounds: int, data_dir: str, with_model: bool, json: str
 
     made = photographs.make(Path(data_dir) / "bench", num_images)
     load = OthersLoad()
-    document: dict[str, Any] = {"images": num_images}
+    results: dict[str, Any] = {"images": num_images}
     if with_model:
         from tfdist.bench.input import waiting
 
-        document["with_model"] = waiting.measure(made)
-        report.show_waiting(document["with_model"])
+        results["with_model"] = waiting.measure(made)
+        report.show_waiting(results["with_model"])
     else:
         from tfdist.bench.input import contenders, measure
 
-        document["rounds"] = rounds
-        document["results"] = measure.compare(contenders.available(), made, num_images, rounds)
-        report.show(document["results"], num_images, rounds)
-    report.conclude(document, load.share(), Path(json) if json else None)
+        results["rounds"] = rounds
+        results["contenders"] = measure.compare(contenders.available(), made, num_images, rounds)
+        report.show(results["contenders"], num_images, rounds)
+    report.conclude(results, load.share(), json)

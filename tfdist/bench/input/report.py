@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tfdist import files
-from tfdist.bench import machine
+from tfdist.bench import document
 
 _console = Console(highlight=False, markup=False)
 
@@ -43,22 +40,15 @@ def show_waiting(result: dict[str, float]) -> None:
     )
 
 
-def conclude(document: dict[str, Any], others: float, path: Path | None) -> None:
+def conclude(results: dict[str, Any], others: float, path: str | None) -> None:
     """Prints the machine's facts, and writes everything as JSON.
 
     Args:
-        document: What was measured.
+        results: What was measured.
         others: Share of the processor that other processes took meanwhile.
         path: Where to write; None: nowhere.
     """
-    facts = machine.facts()
     _console.print(
-        f"{facts['processor']}, {facts['cores']} cores; "
-        f"TensorFlow {facts['versions']['tensorflow']}; medians, and quartiles in brackets.\n"
-        f"Others took {others:.0%} of the processor, the contenders' own workers among them."
+        f"{document.conclude('input', results, others, path)}\n"
+        "The contenders' own workers are among the others. Medians, and quartiles in brackets."
     )
-    if path is not None:
-        facts["share_of_other_processes"] = others
-        with files.replacing(path) as temporary:
-            document = {"benchmark": "input", "machine": facts} | document
-            temporary.write_text(json.dumps(document, indent=1) + "\n")
