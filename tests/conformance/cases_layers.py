@@ -11,6 +11,16 @@ from tests.conformance.case import case, compiled, mlp
 from tests.conformance.data import points, tokens
 
 
+@case(points())
+def large_weights() -> keras.Model:
+    """Weights of more than 10 MB, up to which TensorFlow folds constants."""
+    wide = layers.Dense(1700, activation="tanh")
+    return compiled(
+        keras.Sequential([keras.Input((4,)), layers.Dense(1700), wide, layers.Dense(1)]),
+        keras.optimizers.SGD(1e-3, momentum=0.9),
+    )
+
+
 def _embedded(optimizer: keras.optimizers.Optimizer) -> keras.Model:
     model = keras.Sequential(
         [

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from pipelines.schema import decode
 from pipelines.sources import open_source
 from pipelines.sources.source import Options
 from tests.pipelines import pictures
+from tests.waiting import wait_for
 
 NUM_IMAGES = 30
 
@@ -167,13 +166,6 @@ def test_interrupt_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
     assert "Traceback" not in errors
     assert not (tmp_path / "packed").exists()
     wait_for(lambda: not group_exists(process.pid))
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def group_exists(number: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 
 import keras
@@ -15,6 +16,8 @@ import tfdist
 from tests.training import build
 from tfdist import command_line
 
+#: What befalls a worker that never comes to the first step.
+ASLEEP = "asleep"
 #: For which nobody may make a step, once everything is compiled.
 SECONDS = 6.0
 
@@ -28,6 +31,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "interrupted": lambda: os.kill(os.getpid(), signal.SIGINT),
     "failing": _fail,
     "none": lambda: None,
+    ASLEEP: lambda: None,
 }
 
 
@@ -48,7 +52,10 @@ class Fault(keras.callbacks.Callback):
 
 def main(strategy: str, fault: str, rank: int) -> None:
     """Trains for ever, if nothing happens; rank 0 saves the model when it is interrupted."""
-    trainer = tfdist.Trainer(build, strategy)
+    is_asleep = fault == ASLEEP
+    trainer = tfdist.Trainer(build, strategy, watchdog_seconds=SECONDS if is_asleep else 300.0)
+    if is_asleep and tfdist.rank() == rank:
+        time.sleep(3600)
     x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
     rows = {"x": x, "y": x[:, :1], "batch_size": 8, "shuffle": False, "verbose": 0}
     trainer.fit(**rows)  # compiles, which takes as long as it takes

@@ -8,8 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.processes.test_two_hosts import AS_ROOT, needs_horovod, needs_mpi
 from tests.processes.two_hosts import TwoHosts
+from tests.waiting import wait_for
 from tfdist.watchdog.ending import EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +72,38 @@ def test_both_sides_of_a_cut_wire_say_so_and_end(two_hosts: TwoHosts) -> None:
         assert "no sign of life" in out
         assert process.returncode == EXIT_CODE
     assert time.monotonic() - began < END_SECONDS
+
+
+@needs_horovod
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(["mpirun", "-H", "a:1,b:1"], marks=needs_mpi),
+        ["horovodrun", "--gloo", "-np", "2", "-H", "a:1,b:1"],
+    ],
+)
+def test_both_ranks_of_horovod_say_so_and_end(
+    launcher: list[str], two_hosts: TwoHosts, tmp_path: Path
+) -> None:
+    outputs = {host: tmp_path / f"output-{host}" for host in two_hosts.addresses}
+    # Each into a file: what the rank beyond the wire says does not reach the launcher.
+    rank = f"exec {sys.executable} -m tests.processes.faulty horovod none 0 >{tmp_path}/output"
+    command = [*launcher, "sh", "-c", f"{rank}-$(hostname) 2>&1"]
+    started = two_hosts.start("a", command, env=AS_ROOT, cwd=ROOT)
+    wait_for(lambda: all("training" in _text(path) for path in outputs.values()), START_SECONDS)
+    two_hosts.cut()
+    began = time.monotonic()
+    wait_for(lambda: not two_hosts.running("b"), END_SECONDS)
+    out, _ = started.communicate(timeout=END_SECONDS)
+    assert time.monotonic() - began < END_SECONDS
+    assert started.returncode != 0, out
+    for number, path in enumerate(outputs.values()):
+        assert f"rank {1 - number} on" in path.read_text()
+        assert "no sign of life" in path.read_text()
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def _tf_config(addresses: list[str], rank: int) -> str:

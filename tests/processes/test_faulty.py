@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes.faulty import ASLEEP
 from tfdist.clusters.ports import free_ports
 from tfdist.watchdog.ending import EXIT_CODE
 
@@ -40,6 +41,9 @@ def train() -> Iterator[Train]:
                 cleaning.enter_context(process)
                 cleaning.callback(process.kill)
                 processes.append(process)
+            if fault == ASLEEP:
+                processes[0].wait(SECONDS)
+                processes[1].kill()
             outputs = [process.communicate(timeout=SECONDS)[0] for process in processes]
             return [(p.returncode, text) for p, text in zip(processes, outputs, strict=True)]
 
@@ -51,6 +55,12 @@ def test_a_worker_that_is_killed(train: Train) -> None:
     assert "error: rank 1 on" in output
     assert "died: its connection closed without a word." in output
     assert "faulty.py" in output  # the stack of the main thread, down to what the user wrote
+    assert code == EXIT_CODE
+
+
+def test_a_worker_that_never_comes_to_the_first_step(train: Train) -> None:
+    code, output = train(ASLEEP)[0]
+    assert "is alive, but has held up the others for 6 s. It reached nothing, not " in output
     assert code == EXIT_CODE
 
 

@@ -121,12 +121,15 @@ class TwoHosts:
         """Puts the wire together again."""
         self._set_wire("up")
 
+    def running(self, host: str) -> list[int]:
+        """Returns the processes that run on a host."""
+        return [int(pid) for pid in self._ip("netns", "pids", f"{self._prefix}-{host}").split()]
+
     def end_all(self) -> None:
         """Kills whatever still runs on either host."""
-        for host in HOSTS:
-            for pid in self._ip("netns", "pids", f"{self._prefix}-{host}").split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+        for pid in itertools.chain(*map(self.running, HOSTS)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def build(self) -> None:
         """Makes the namespaces and the wire.

@@ -92,17 +92,15 @@ def total(strategy: Strategy, rows: tf.Tensor) -> tf.Tensor:
 
 def broadcast(strategy: Strategy, variables: Sequence[tf.Variable], root: int = 0) -> None:
     """Gives variables the values that they have on the rank `root`."""
-    mine = strategy.rank == root
     movable = [v for v in variables if v.dtype != tf.string]
 
-    def value_on_root(variable: tf.Variable) -> tf.Tensor:
-        value = _movable(tf.convert_to_tensor(variable))
-        return value if mine else tf.zeros_like(value)
-
-    def everywhere() -> None:
+    # An argument: a rank that knew its values to be zeros would have constants, and TensorFlow
+    # computes a sum of constants ahead of time, some more than once, where the others wait.
+    def everywhere(is_root: tf.Tensor) -> None:
         def on_replica(i: int) -> list[tf.Tensor]:
-            values = [value_on_root(v) for v in movable]
-            return strategy.all_reduce(values if i == 0 else [tf.zeros_like(v) for v in values])
+            counts = is_root if i == 0 else tf.zeros_like(is_root)
+            values = [_movable(tf.convert_to_tensor(v)) for v in movable]
+            return strategy.all_reduce([tf.where(counts, v, tf.zeros_like(v)) for v in values])
 
         def on_copy(values: list[tf.Tensor]) -> tf.Tensor:
             for variable, value in zip(movable, values, strict=True):
@@ -111,7 +109,7 @@ def broadcast(strategy: Strategy, variables: Sequence[tf.Variable], root: int = 
 
         strategy.update(on_copy, strategy.run(on_replica))
 
-    tf.function(everywhere, autograph=False)()
+    tf.function(everywhere, autograph=False)(tf.constant(strategy.rank == root))
 
 
 def _movable(tensor: tf.Tensor) -> tf.Tensor:

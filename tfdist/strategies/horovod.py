@@ -81,7 +81,8 @@ class Horovod(Strategy):
     def _summed(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         # Horovod knows no bfloat16.
         known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
-        known = [_opaque(t) for t in known]
+        # It pairs tensors by their names, and those of layers may differ from rank to rank.
+        known = [tf.identity(t, name="sum") for t in known]
         sums = self._hvd.grouped_allreduce(known, op=self._hvd.Sum)
         return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
 
@@ -91,16 +92,6 @@ class Horovod(Strategy):
             self._hvd.allgather(slices.indices),
             slices.dense_shape,
         )
-
-
-def _opaque(tensor: tf.Tensor) -> tf.Tensor:
-    """Keeps what crosses alike on all ranks, also where one computes something else.
-
-    Ranks that send zeros, as those do that a broadcast reaches, hold constants: TensorFlow would
-    fold a sum of constants ahead of time, and wait there, since Horovod declares no side effects.
-    And Horovod brings tensors together by their names in the graph.
-    """
-    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape, name="sum")
 
 
 def installed() -> Any:

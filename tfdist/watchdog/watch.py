@@ -26,7 +26,7 @@ class Watchdog:
     """Watches that no worker waits for ever for another. With one worker it does nothing.
 
     Args:
-        strategy: The trainer's.
+        strategy: The trainer's, which all workers hand to a watchdog at the same place.
         seconds: For which nobody may make a step, however busy; 0: never ends a run. A worker that
             has died or fallen silent is noticed sooner. The same on every worker.
 
@@ -42,6 +42,8 @@ class Watchdog:
             raise ConfigurationError(f"watchdog_seconds={seconds!r}: expected 0 or more.")
         self._strategy, self.seconds = strategy, seconds
         self._watched = strategy.num_workers > 1 and seconds > 0
+        if self._watched:  # not first in fit, to which a worker may never come
+            _join(strategy)
 
     def passed(self, place: str) -> None:
         """Passes a mark; cheap. All workers pass the same ones, in the same order."""
@@ -51,10 +53,10 @@ class Watchdog:
     @contextmanager
     def watching(self, task: str) -> Iterator[None]:
         """Watches within the block, which all workers enter. One inside another is part of it."""
-        if not self._watched or (_beats and _beats.pulse.at_work):
+        if not (self._watched and _beats) or _beats.pulse.at_work:
             yield
             return
-        beats = _joined(self._strategy)
+        beats = _beats
         beats.pulse.enter(task, self.seconds)
         left, error = State.OUTSIDE, ""
         try:
@@ -72,13 +74,12 @@ class Watchdog:
             beats.tell()
 
 
-def _joined(strategy: Strategy) -> Beats:
-    """Returns the beats of this process, which are made once, by all workers together."""
+def _join(strategy: Strategy) -> None:
+    """Makes the beats of this process, once; all workers do together."""
     global _beats
     if _beats is None:
         tell_all, hosts = functools.partial(share, strategy), own_hosts(cluster.current())
         _beats = Beats(strategy.rank, strategy.num_workers, tell_all, hosts)
-    return _beats
 
 
 def _wait_for_an_explanation(beats: Beats) -> None:
