@@ -58,6 +58,7 @@ class Watchdog:
             return
         beats = _beats
         beats.pulse.enter(task, self.seconds)
+        beats.tell()  # who dies in the next moment died at work
         left, error = State.OUTSIDE, ""
         try:
             yield
