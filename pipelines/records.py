@@ -61,8 +61,10 @@ def reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool) -> R
         found = tf.data.experimental.from_variant(found, tf.TensorSpec((), tf.string))
         found = _opened(block.path).concatenate(found.ignore_errors())
         # All or nothing: what is left of a damaged block would come under wrong numbers.
-        whole = _numbered(found.skip(block.skip), block)
-        whole = whole.batch(block.count - block.skip, drop_remainder=True)
+        found = found.skip(block.skip).batch(block.count - block.skip, drop_remainder=True)
+        numbers = tf.range(block.first + block.skip, block.first + block.count)
+        columns = map(tf.data.Dataset.from_tensors, (numbers, _laps(block, numbers)))
+        whole = tf.data.Dataset.zip(Records(found, *columns))
         again = tf.data.Dataset.from_tensors(block).map(
             _fail if portable else lambda block: _look_again(block, offsets, skipped)
         )
@@ -84,16 +86,11 @@ def sequential_reader(compression: Compression, num_together: int) -> Reader:
         found = _opened(block.path).concatenate(found.ignore_errors()).concatenate(failed)
         # Taking no more than there are: zipping asks for one more record before it sees the end.
         found = found.skip(block.offset + block.skip).take(block.count - block.skip)
-        return _numbered(found, block).batch(num_together)
+        numbers = tf.data.Dataset.range(block.first + block.skip, block.first + block.count)
+        laps = tf.data.Dataset.from_tensors(block.lap).repeat()
+        return tf.data.Dataset.zip(Records(found, numbers, laps)).batch(num_together)
 
     return read
-
-
-def _numbered(found: tf.data.Dataset, block: Blocks) -> tf.data.Dataset:
-    """Single `Records`, as many as the block has left."""
-    numbers = tf.data.Dataset.range(block.first + block.skip, block.first + block.count)
-    lap = tf.data.Dataset.from_tensors(block.lap).repeat()
-    return tf.data.Dataset.zip(Records(found, numbers, lap))
 
 
 def _opened(path: tf.Tensor) -> tf.data.Dataset:
@@ -133,5 +130,9 @@ def _look_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> 
     )
     tf.debugging.Assert(tf.strings.length(problem) == 0, [problem])
     numbers = tf.ensure_shape(numbers, (None,))
-    lap = tf.broadcast_to(block.lap, [tf.size(numbers), 2])
-    return Records(tf.ensure_shape(serialized, (None,)), numbers, lap)
+    return Records(tf.ensure_shape(serialized, (None,)), numbers, _laps(block, numbers))
+
+
+def _laps(block: Blocks, numbers: tf.Tensor) -> tf.Tensor:
+    """The lap of each of a block's records, int64 `(n, 2)`."""
+    return tf.broadcast_to(block.lap, [tf.size(numbers), 2])
