@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.processes.beating import SECONDS as LIMIT
 from tests.processes.beating import SIZE
+from tests.waiting import wait_for
 from tfdist.watchdog.ending import EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 90.0
 
-#: Takes a fault and the rank that it befalls; returns code and output of the others.
-Run = Callable[[str, int], list[tuple[int, str]]]
+#: Takes a fault and the rank that it befalls, and for how many seconds all are stopped; returns
+#: code and output of the others.
+Run = Callable[..., list[tuple[int, str]]]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     with ExitStack() as cleaning:
 
-        def all_but_one(fault: str, victim: int) -> list[tuple[int, str]]:
+        def all_but_one(fault: str, victim: int, pause: float = 0.0) -> list[tuple[int, str]]:
             processes = []
             for rank in range(SIZE):
                 arguments = [str(tmp_path), str(rank), fault, str(victim)]
@@ -37,6 +41,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
                 cleaning.enter_context(process)
                 cleaning.callback(process.kill)
                 processes.append(process)
+            if pause:
+                wait_for((tmp_path / "place").exists, SECONDS)
+                time.sleep(3)  # all beat
+                _signal(processes, signal.SIGSTOP)
+                time.sleep(pause)
+                _signal(processes, signal.SIGCONT)
             others = [process for rank, process in enumerate(processes) if rank != victim]
             deadline = time.monotonic() + SECONDS
             outputs = [p.communicate(timeout=deadline - time.monotonic())[0] for p in others]
@@ -68,3 +78,13 @@ def test_the_others_say_why_and_end(fault: str, message: str, victim: int, run: 
 
 def test_who_ended_in_order_ends_nobody(run: Run) -> None:
     assert run("leaving", 1) == [(0, ""), (0, "")]
+
+
+def test_a_pause_of_all_ends_nobody(run: Run) -> None:
+    """As of a job that is suspended: when they go on none has been silent."""
+    assert run("leaving", 1, pause=2 * LIMIT) == [(0, ""), (0, "")]
+
+
+def _signal(processes: Sequence[subprocess.Popen[str]], number: signal.Signals) -> None:
+    for process in processes:
+        process.send_signal(number)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Sequence
 
-from tfdist.watchdog.line import BEAT_SECONDS, LIMIT, Line, aged, lines
-from tfdist.watchdog.pulse import Pulse
+from tfdist.watchdog.line import LIMIT, Line, aged, lines
+from tfdist.watchdog.pulse import BEAT_SECONDS, Pulse
 from tfdist.watchdog.verdict import Row, verdict
 
 #: For rank 0 to answer at an address; one of a network that leads nowhere does not.
@@ -40,7 +39,7 @@ class Guest:
         self._pulse, self._token, self._obey = pulse, token, obey
         self._hosts, self._port = hosts, port
         self._line = Line(token=token, rows=())
-        self._heard = time.monotonic()
+        self._heard = pulse.clock.now()
         self._connected = True
         self._writer: StreamWriter | None = None
 
@@ -59,6 +58,7 @@ class Guest:
         while True:
             await self.tell()
             await asyncio.sleep(BEAT_SECONDS)
+            self._pulse.clock.tick()
             self._connected = not listening.done()
             self._watch_rank_0()
 
@@ -66,7 +66,8 @@ class Guest:
         """Returns what is known of each worker; of the others as rank 0 said last."""
         rows = list(self._line.rows)
         if rows:
-            rows[0] = aged(rows[0], self._heard).model_copy(update={"connected": self._connected})
+            age = self._pulse.clock.now() - self._heard
+            rows[0] = aged(rows[0], age).model_copy(update={"connected": self._connected})
             rows[self._pulse.rank] = self._pulse.row()
         return rows
 
@@ -101,7 +102,7 @@ class Guest:
                 self._obey(line.verdict)
 
     def _take(self, line: Line) -> None:
-        self._line, self._heard = line, time.monotonic()
+        self._line, self._heard = line, self._pulse.clock.now()
 
     def _watch_rank_0(self) -> None:
         """Judges rank 0, which can tell of the others but not of its own end."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable
 
-from tfdist.watchdog.line import BEAT_SECONDS, LIMIT, Line, aged, lines
-from tfdist.watchdog.pulse import Pulse
+from tfdist.watchdog.line import LIMIT, Line, aged, lines
+from tfdist.watchdog.pulse import BEAT_SECONDS, Pulse
 from tfdist.watchdog.verdict import Row, verdict
 
 
@@ -34,19 +33,21 @@ class Hub:
     ) -> None:
         self._pulse, self._listener, self._token, self._obey = pulse, listener, token, obey
         self._rows = {rank: Row(rank=rank) for rank in range(size)}
-        self._heard = dict.fromkeys(self._rows, time.monotonic())
+        self._heard = dict.fromkeys(self._rows, pulse.clock.now())
         self._guests: set[StreamWriter] = set()
 
     async def run(self) -> None:
         """Beats for ever."""
         await asyncio.start_server(self._welcome, sock=self._listener, limit=LIMIT)
         while True:
+            self._pulse.clock.tick()
             await self.tell()
             await asyncio.sleep(BEAT_SECONDS)
 
     def rows(self) -> list[Row]:
         """Returns what is known of each worker now, by rank."""
-        known = [aged(row, self._heard[rank]) for rank, row in self._rows.items()]
+        now = self._pulse.clock.now()
+        known = [aged(row, now - self._heard[rank]) for rank, row in self._rows.items()]
         known[self._pulse.rank] = self._pulse.row()
         return known
 
@@ -67,7 +68,7 @@ class Hub:
         try:
             async for line in lines(reader, self._token):
                 row = line.rows[0]
-                self._rows[row.rank], self._heard[row.rank] = row, time.monotonic()
+                self._rows[row.rank], self._heard[row.rank] = row, self._pulse.clock.now()
                 if rank is None:
                     rank = row.rank
                     self._guests.add(writer)

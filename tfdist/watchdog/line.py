@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from asyncio import StreamReader
 from collections.abc import AsyncIterator
 
@@ -10,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tfdist.watchdog.verdict import Row
 
-BEAT_SECONDS = 1.0
 #: Bytes of a line: the table of some thousand workers.
 LIMIT = 2**20
 
@@ -47,7 +45,6 @@ async def lines(reader: StreamReader, token: str) -> AsyncIterator[Line]:
         return
 
 
-def aged(row: Row, since: float) -> Row:
-    """Returns a row that came at a time of `time.monotonic()`, as it is now."""
-    age = time.monotonic() - since
+def aged(row: Row, age: float) -> Row:
+    """Returns a row that came so many seconds ago, as it is now."""
     return row.model_copy(update={"idle": row.idle + age, "silent": row.silent + age})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 
+from tfdist.watchdog.clock import Clock
 from tfdist.watchdog.verdict import Row, State
+
+BEAT_SECONDS = 1.0
 
 
 class Pulse:
@@ -17,14 +19,16 @@ class Pulse:
 
     Attributes:
         seconds: For which nobody may have passed a mark.
+        clock: Of all times that workers tell of themselves and of each other.
     """
 
     def __init__(self, rank: int) -> None:
         self.rank, self.seconds = rank, 0.0
+        self.clock = Clock(BEAT_SECONDS)
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._visit = self._count = 0
         self._place, self._state, self._error = "nothing", State.OUTSIDE, ""
-        self._moved = time.monotonic()
+        self._moved = self.clock.now()
 
     @property
     def at_work(self) -> bool:
@@ -40,12 +44,12 @@ class Pulse:
 
     def move(self, place: str) -> None:
         """Passes a mark; the trainers of all workers pass the same ones in the same order."""
-        self._place, self._moved = place, time.monotonic()
+        self._place, self._moved = place, self.clock.now()
         self._count += 1
 
     def leave(self, state: State, error: str = "") -> None:
         """Ends a call of the trainer."""
-        self._state, self._error, self._moved = state, error, time.monotonic()
+        self._state, self._error, self._moved = state, error, self.clock.now()
 
     def end(self) -> None:
         """Ends the process in order, unless something else is known of its end."""
@@ -63,6 +67,6 @@ class Pulse:
             place=self._place,
             state=self._state,
             error=self._error,
-            idle=time.monotonic() - self._moved,
+            idle=self.clock.now() - self._moved,
             silent=0.0,
         )

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from tfdist.watchdog import clock
+
+
+def test_a_stop_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(clock.time, "monotonic", lambda: now)
+    watch = clock.Clock(tick_seconds=1.0)
+    now += 20.0
+    watch.tick()  # the first: it has not begun before
+    begin = watch.now()
+    now += 1.0
+    watch.tick()
+    assert watch.now() - begin == 1.0
+    now += 600.0
+    watch.tick()
+    assert watch.now() - begin == 2.0
+    now += 0.5
+    assert watch.now() - begin == 2.5
