@@ -70,7 +70,9 @@ class TrainStep(EvalStep):
                 with as_on_one_device():
                     self.scaling.optimizer.apply(unscaled, self.trainable)
 
-        self.scaling.apply(gradients, commit)
+        # A weight that is written while the backward pass still reads it is copied first.
+        with tf.control_dependencies(sums["gradients"]):
+            self.scaling.apply(gradients, commit)
         with tf.control_dependencies([self.state.commit_metrics(sums)]):
             return tf.identity(self.scaling.optimizer.iterations)
 
