@@ -8,6 +8,7 @@ import socket
 from tfdist.watchdog.clock import Clock
 from tfdist.watchdog.verdict import Row, State
 
+#: How often a worker tells of itself.
 BEAT_SECONDS = 1.0
 
 
