@@ -27,12 +27,19 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _together(method: Method) -> Method:
-    """A method that all workers call together: none waits for ever, and all stop together."""
+    """A method that all workers call together: none waits for ever, and all stop together.
+
+    What breaks because one of them is lost is said to be that.
+    """
 
     @functools.wraps(method)
     def call(self: Trainer, *args: Any, **options: Any) -> Any:
         together = self._watchdog.watching(method.__name__)
-        with together, interrupts.held_back(self.strategy.num_workers):
+        with (
+            self.strategy.explaining(),
+            together,
+            interrupts.held_back(self.strategy.num_workers),
+        ):
             return method(self, *args, **options)
 
     return cast(Method, call)

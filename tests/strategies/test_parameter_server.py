@@ -151,6 +151,32 @@ def test_each_batch_of_a_generator_goes_to_one_worker(in_cluster: Run) -> None:
     assert in_cluster(from_generator) == (13, list(range(13)))
 
 
+def of_a_lost_server() -> list[str]:
+    """What a fit and an evaluation come to in which the chief misses a server's variables."""
+    one = trainer(build)
+
+    def lose(*_: Any) -> None:
+        raise tf.errors.UnavailableError(None, None, "Connection reset by peer\nand more")
+
+    losing = keras.callbacks.LambdaCallback(on_epoch_end=lose)
+    losing.on_test_begin = lose
+    attempts: tuple[Callable[[], Any], ...] = (
+        lambda: one.fit(**FIT, callbacks=[losing]),
+        lambda: one.evaluate(ROWS, LABELS, verbose=0, callbacks=[losing]),
+    )
+    said = []
+    for attempt in attempts:
+        with pytest.raises(ClusterError) as caught:
+            attempt()
+        said.append(str(caught.value))
+    return said
+
+
+def test_says_that_a_server_is_gone_wherever_it_is_missed(in_cluster: Run) -> None:
+    for said in in_cluster(of_a_lost_server):
+        assert "A parameter server and its variables are gone (Connection reset by peer)" in said
+
+
 def refusals() -> list[str]:
     ParameterServer(2, num_servers=2)
     said = []

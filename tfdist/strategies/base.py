@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -115,7 +115,9 @@ class Strategy:
         """
         if own_rows and self.num_workers > 1:
             dataset = dataset.concatenate(shares.without_rows(dataset.element_spec).repeat())
-        split = functools.partial(self._shares_of, own_rows)
+        # Nothing in it is for AutoGraph, whose conversion takes longer than the tracing.
+        convert = tf.autograph.experimental.do_not_convert
+        split = convert(functools.partial(self._shares_of, own_rows))
         dataset = dataset.map(split, tf.data.AUTOTUNE, deterministic=True)
         if len(self.devices) == 1 and self.devices[0].startswith("GPU"):
             return dataset.apply(tf.data.experimental.prefetch_to_device(self.devices[0]))
@@ -218,3 +220,7 @@ class Strategy:
 
     def join(self) -> None:
         """Waits for what is asynchronous; nothing here."""
+
+    def explaining(self) -> AbstractContextManager[None]:
+        """Within it, an error that a lost process causes is raised as one that says so."""
+        return nullcontext()

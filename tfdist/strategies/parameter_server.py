@@ -130,6 +130,17 @@ class ParameterServer(Strategy):
     def join(self) -> None:
         self._coordinator.join()
 
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            # The coordinator takes care of a worker itself, so it is a server's.
+            raise ClusterError(
+                f"A parameter server and its variables are gone ({str(error).splitlines()[0]}): "
+                "start the cluster again; a checkpoint goes on from the last one saved."
+            ) from error
+
 
 def _tasks(found: cluster.Cluster, devices: Any, num_servers: Any) -> dict[str, list[str]]:
     """Returns the addresses of the cluster that this process is the chief of, by task."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ClusterError
 from tfdist.strategies.loop import Logs, Made, Receive, Run, Step
 from tfdist.strategies.ps_ledger import Ledger
 
@@ -57,20 +56,10 @@ def _on_workers(
     arguments: tuple[Any, ...],
     times: int,
 ) -> list[Any]:
-    """Has a closure run so many times, each by a worker that is free; returns what came of it.
-
-    Raises:
-        ClusterError: A parameter server is gone.
-    """
-    try:
-        sent = [coordinator.schedule(closure, args=arguments) for _ in range(times)]
-        coordinator.join()
-        return [value.fetch() for value in sent]
-    except tf.errors.UnavailableError as error:  # of a worker the coordinator takes care itself
-        raise ClusterError(
-            f"A parameter server and its variables are gone ({str(error).splitlines()[0]}): "
-            "start the cluster again; a checkpoint goes on from the last one saved."
-        ) from error
+    """Has a closure run so many times, each by a worker that is free; returns what came of it."""
+    sent = [coordinator.schedule(closure, args=arguments) for _ in range(times)]
+    coordinator.join()
+    return [value.fetch() for value in sent]
 
 
 def _closure(receive: Receive, step: Step, ledger: Ledger) -> Any:

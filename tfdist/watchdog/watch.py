@@ -67,7 +67,7 @@ class Watchdog:
             raise
         except BaseException as raised:
             left, error = State.FAILED, _first_line(raised)
-            if isinstance(raised, tf.errors.OpError):
+            if any(isinstance(e, tf.errors.OpError) for e in (raised, raised.__cause__)):
                 _wait_for_an_explanation(beats)
             raise
         finally:
