@@ -95,10 +95,14 @@ def test_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
 def test_lines_under_mpirun_begin_with_the_rank(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
-        "import os, sys\n"
+        "import pathlib, sys, time\n"
         "from tfdist import cluster\n"
-        "print('out', cluster.rank())\n"
-        "sys.exit(5 if cluster.rank() == 1 else 0)\n"
+        "spoken = pathlib.Path(__file__).with_name('spoken')\n"
+        "print('out', cluster.rank(), flush=True)\n"
+        "if cluster.rank() == 0: sys.exit(spoken.touch())\n"
+        "while not spoken.exists(): time.sleep(0.05)\n"
+        "time.sleep(1)\n"  # mpirun kills the other rank as soon as one fails
+        "sys.exit(5)\n"
     )
     done = launch("--via", "mpirun", "--", sys.executable, str(tmp_path / "program.py"))
     assert sorted(done.stdout.splitlines())[:2] == ["[0] out 0", "[1] out 1"]

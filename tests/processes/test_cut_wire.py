@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes.test_two_hosts import AS_ROOT, needs_horovod, needs_mpi
+from tests.processes.test_two_hosts import AS_ROOT, MPIRUN, needs_horovod, needs_mpi
 from tests.processes.two_hosts import TwoHosts
 from tests.waiting import wait_for
 from tfdist.watchdog.ending import EXIT_CODE
@@ -47,7 +47,7 @@ def test_multi_worker_trains_there_with_addresses_from_flags(
 @needs_mpi
 def test_horovod_trains_there_with_hosts_from_mpirun(two_hosts: TwoHosts, tmp_path: Path) -> None:
     folder = ["--data-dir", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
-    command = ["mpirun", "-H", "a:1,b:1", *TRAIN, "--strategy", "horovod", *folder]
+    command = [*MPIRUN, *TRAIN, "--strategy", "horovod", *folder]
     done = two_hosts.run("a", command, env=AS_ROOT, cwd=ROOT, seconds=START_SECONDS)
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "run" / "model.keras").exists()
@@ -80,7 +80,7 @@ def test_both_sides_of_a_cut_wire_say_so_and_end(two_hosts: TwoHosts) -> None:
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param(["mpirun", "-H", "a:1,b:1"], marks=needs_mpi),
+        pytest.param(MPIRUN, marks=needs_mpi),
         ["horovodrun", "--gloo", "-np", "2", "-H", "a:1,b:1"],
     ],
 )

@@ -60,7 +60,7 @@ class Horovod(Strategy):
         cluster.on_barrier(self.barrier)
 
     def describe(self) -> dict[str, str]:
-        rows = {"workers": f"{self.num_workers}, of which {self._hvd.local_size()} on this host"}
+        rows = cluster.current().describe()
         return super().describe() | rows | {"all-reduce": _operations(self._hvd)}
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tfdist.clusters import binding
+
+
+@pytest.mark.parametrize(
+    ("own", "local_size", "rows"),
+    [
+        (1, 2, {"cores": "1 of 8: the launcher binds each worker; mpirun --bind-to none"}),
+        (4, 2, {}),
+        (8, 2, {}),
+        (8, 1, {}),
+    ],
+)
+def test_says_so_where_cores_stay_idle(
+    own: int, local_size: int, rows: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = {0: range(own), os.getppid(): range(8)}
+    monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
+    assert binding.describe(local_size) == rows
+
+
+def test_a_launcher_that_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(process_id: int) -> set[int]:
+        if process_id:
+            raise PermissionError
+        return {0}
+
+    monkeypatch.setattr(os, "sched_getaffinity", ask)
+    assert binding.describe(2) == {}
