@@ -10,7 +10,7 @@ from tfdist.clusters import binding
 @pytest.mark.parametrize(
     ("own", "local_size", "rows"),
     [
-        (1, 2, {"cores": "1 of 8: the launcher binds each worker; mpirun --bind-to none"}),
+        (1, 2, {"cores": "1 of 8: the launcher binds each worker; mpirun --bind-to none frees it"}),
         (4, 2, {}),
         (8, 2, {}),
         (8, 1, {}),

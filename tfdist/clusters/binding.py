@@ -20,4 +20,6 @@ def describe(local_size: int) -> dict[str, str]:
         return {}
     if own * local_size >= host:
         return {}
-    return {"cores": f"{own} of {host}: the launcher binds each worker; mpirun --bind-to none"}
+    return {
+        "cores": f"{own} of {host}: the launcher binds each worker; mpirun --bind-to none frees it"
+    }
