@@ -157,9 +157,10 @@ class Engine:
 
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, float]]:
             try:
-                made, logs = steps(iterator, tf.constant(num_steps))
-            except (TfdistError, tf.errors.UnavailableError, tf.errors.AbortedError):
-                raise  # the latter two are of a lost process, not of the data
+                with self._strategy.explaining():  # or a lost process would look like bad data
+                    made, logs = steps(iterator, tf.constant(num_steps))
+            except TfdistError:
+                raise
             except (ValueError, TypeError, tf.errors.OpError) as error:
                 raise DataError(misfit.describe(self._model, feed.element_spec, error)) from error
             return Made(*(np.asarray(v).item() for v in made)), _as_floats(logs)

@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -170,6 +171,25 @@ def of_a_lost_server() -> list[str]:
             attempt()
         said.append(str(caught.value))
     return said
+
+
+def in_the_loop() -> str:
+    """What a fit comes to in which the workers miss a server's variables."""
+    one = trainer(build)
+
+    def lose() -> None:
+        raise tf.errors.UnavailableError(None, None, "Connection reset by peer\nand more")
+
+    with (
+        mock.patch.object(one.strategy._coordinator, "join", lose),
+        pytest.raises(ClusterError) as caught,
+    ):
+        one.fit(**FIT)
+    return str(caught.value)
+
+
+def test_says_that_a_server_is_gone_in_the_loop(in_cluster: Run) -> None:
+    assert "A parameter server and its variables are gone" in in_cluster(in_the_loop)
 
 
 def test_says_that_a_server_is_gone_wherever_it_is_missed(in_cluster: Run) -> None:

@@ -115,7 +115,7 @@ class Strategy:
         """
         if own_rows and self.num_workers > 1:
             dataset = dataset.concatenate(shares.without_rows(dataset.element_spec).repeat())
-        # Nothing in it is for AutoGraph, whose conversion takes longer than the tracing.
+        # Nothing in it is for AutoGraph, whose conversion takes about as long as the tracing.
         convert = tf.autograph.experimental.do_not_convert
         split = convert(functools.partial(self._shares_of, own_rows))
         dataset = dataset.map(split, tf.data.AUTOTUNE, deterministic=True)
