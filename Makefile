@@ -26,6 +26,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.private_names
 
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .

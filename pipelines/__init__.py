@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipelines.errors import DataError as DataError
-    from pipelines.feature import Feature as Feature
-    from pipelines.index import Index as Index
-    from pipelines.index import Shard as Shard
-    from pipelines.index import load_index as load_index
-    from pipelines.mixture import Source as Source
-    from pipelines.mixture import mix as mix
-    from pipelines.position import Position as Position
-    from pipelines.reader import read as read
-    from pipelines.tuning import Tuning as Tuning
-    from pipelines.write import write_shards as write_shards
+    from pipelines.format.feature import Feature as Feature
+    from pipelines.format.index import Index as Index
+    from pipelines.format.index import Shard as Shard
+    from pipelines.format.index import load_index as load_index
+    from pipelines.reading.mixture import Source as Source
+    from pipelines.reading.mixture import mix as mix
+    from pipelines.reading.position import Position as Position
+    from pipelines.reading.read import read as read
+    from pipelines.reading.tuning import Tuning as Tuning
+    from pipelines.writing.write import write_shards as write_shards
 
 _ATTRIBUTES = {
     "DataError": "pipelines.errors",
-    "Feature": "pipelines.feature",
-    "Index": "pipelines.index",
-    "Position": "pipelines.position",
-    "Shard": "pipelines.index",
-    "Source": "pipelines.mixture",
-    "Tuning": "pipelines.tuning",
-    "load_index": "pipelines.index",
-    "mix": "pipelines.mixture",
-    "read": "pipelines.reader",
-    "write_shards": "pipelines.write",
+    "Feature": "pipelines.format.feature",
+    "Index": "pipelines.format.index",
+    "Position": "pipelines.reading.position",
+    "Shard": "pipelines.format.index",
+    "Source": "pipelines.reading.mixture",
+    "Tuning": "pipelines.reading.tuning",
+    "load_index": "pipelines.format.index",
+    "mix": "pipelines.reading.mixture",
+    "read": "pipelines.reading.read",
+    "write_shards": "pipelines.writing.write",
 }
 
 __all__ = [

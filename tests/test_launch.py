@@ -13,14 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.starting import (
-    ENVIRON,
-    SECONDS,
-    command,
-    launch,
-    launch_program,
-    program,
-)
+from tests.support.starting import ENVIRON, SECONDS, command, launch, launch_program, program
 from tfdist.launch import main
 
 #: Starts a child in a session of its own, tells both process ids, and waits for ever.

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.training import (
+from tests.support.training import (
     FIT,
     STRATEGIES,
     X,

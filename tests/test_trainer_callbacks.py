@@ -15,7 +15,16 @@ import tensorflow as tf
 from keras import callbacks as kc
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.training import FIT, X, Y, assert_close, assert_same_weights, build, mirrored, steps
+from tests.support.training import (
+    FIT,
+    X,
+    Y,
+    assert_close,
+    assert_same_weights,
+    build,
+    mirrored,
+    steps,
+)
 
 VALIDATED = FIT | {"validation_data": (X[:9], 1 - Y[:9]), "epochs": 4}
 HOOKS = [f"on_{loop}_{when}" for loop in ("train", "test", "predict") for when in ("begin", "end")]

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
+from tests.support import ROOT
 from tfdist.errors import (
     ConfigurationError,
     DataError,
@@ -26,7 +27,6 @@ from tfdist.errors import (
 
 X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
 LABELS = np.arange(12) % 3
-ROOT = Path(__file__).parent.parent
 
 
 def network() -> keras.Sequential:
@@ -303,6 +303,7 @@ STARTED = """
 import tensorflow as tf
 tf.constant(1) + 1
 import tfdist
+from tests.support import ROOT
 from tests.test_trainer_errors import X, LABELS, build
 try:
     tfdist.Trainer(build, devices=2)

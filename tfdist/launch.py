@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from tfdist import command_line
-from tfdist.clusters.networks import interface_towards
-from tfdist.launcher import group, horovod, kubernetes, options, others, plan, slurm, workers
-from tfdist.launcher.member import Failure, Streams
-from tfdist.launcher.options import Options
+from tfdist.cluster.networks import interface_towards
+from tfdist.launcher import flags as options
+from tfdist.launcher import group, horovod, kubernetes, mpirun, plan, slurm, workers
+from tfdist.launcher.child import Failure, Streams
+from tfdist.launcher.flags import Options
 from tfdist.launcher.plan import Process
+from tfdist.run import flags as command_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +51,7 @@ def launch(chosen: Options) -> Failure | None:
     elif chosen.print_k8s:
         print(kubernetes.manifest(chosen), end="")
     elif chosen.via != "processes":
-        return _run([others.process(chosen)], chosen, Streams(only=chosen.via))
+        return _run([mpirun.process(chosen)], chosen, Streams(only=chosen.via))
     elif chosen.num_ps:
         servers = plan.with_servers(chosen.command, chosen.num_workers, chosen.num_ps)
         return _run(servers, chosen)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist import command_line, recipe
 from tfdist.config import TrainConfig
-from tfdist.coordination import in_turns, once, printing_to
 from tfdist.errors import DataError
+from tfdist.run import flags, recipe
+from tfdist.run.rank_duties import in_turns, once, printing_to
 
 if TYPE_CHECKING:
     import keras
@@ -29,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
     def command() -> None:
-        train(command_line.parse("python -m tfdist.train", _DESCRIPTION, arguments))
+        train(flags.parse("python -m tfdist.train", _DESCRIPTION, arguments))
 
-    return command_line.run(command)
+    return flags.run(command)
 
 
 def train(config: TrainConfig) -> keras.callbacks.History:
@@ -44,10 +44,10 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     import keras  # not at the top, because `--help` answers without TensorFlow
 
     import pipelines
-    from tfdist import reports
     from tfdist.callbacks.curves import Curves
     from tfdist.callbacks.metrics_log import MetricsLog
-    from tfdist.run_folder import RunFolder
+    from tfdist.run import reports
+    from tfdist.run.folder import RunFolder
 
     workload = recipe.find(config.recipe)
     keras.utils.set_random_seed(config.seed)
@@ -96,7 +96,7 @@ def make_trainer(config: TrainConfig, workload: recipe.Recipe) -> Trainer:
     """
     import tfdist
     from tfdist import cluster
-    from tfdist.feed import check_batch_size
+    from tfdist.loops.feed import check_batch_size
 
     if config.workers or config.rank is not None:
         cluster.use(cluster.discover(workers=config.workers or (), rank=config.rank))

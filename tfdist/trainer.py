@@ -9,19 +9,20 @@ from typing import Any, TypeVar, cast
 import keras
 from keras.src.trainers.data_adapters import array_slicing
 
-from tfdist import epoch, interrupts, model_scope, prediction, strategies
-from tfdist.batch_norm import layers_of
-from tfdist.callbacks import callback_list
+from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
-from tfdist.engine import Engine
 from tfdist.errors import ConfigurationError
-from tfdist.feed import Feed
-from tfdist.pace import Pace, Stats
+from tfdist.loops import callback_list, epoch, interrupts, prediction
+from tfdist.loops.compiled_functions import Engine
+from tfdist.loops.feed import Feed
+from tfdist.loops.steps_per_call import Pace, Stats
+from tfdist.model_setup import create
 from tfdist.precision import LossScale
-from tfdist.state import seeds_of
+from tfdist.step.batch_norm import layers_of
+from tfdist.step.forward_state import seeds_of
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.loop import Logs, Made
-from tfdist.watchdog.watch import Watchdog
+from tfdist.strategies.inner_loop import Logs, Made
+from tfdist.watchdog.watchdog import Watchdog
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -74,7 +75,7 @@ class Trainer:
 
     def __init__(
         self,
-        build_model: model_scope.BuildModel,
+        build_model: create.BuildModel,
         strategy: str | Strategy = "mirrored",
         devices: int | str | Sequence[str] | None = None,
         accumulate: int = 1,
@@ -96,7 +97,7 @@ class Trainer:
         self.stats = Stats()
         self._watchdog = Watchdog(strategy, watchdog_seconds)
         self._steps_per_call = steps_per_call
-        self.model = model_scope.create(build_model, strategy, precision, loss_scale)
+        self.model = create.create(build_model, strategy, precision, loss_scale)
         self._engine = Engine(
             self.model, strategy, accumulate, sync_batch_norm, precision, loss_scale
         )
@@ -131,7 +132,7 @@ class Trainer:
         Raises:
             TfdistError: Model, data and options do not go together; the message has the cure.
         """
-        model_scope.check_trainable(self.model)
+        create.check_trainable(self.model)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
@@ -183,7 +184,7 @@ class Trainer:
         return_dict: bool = False,
     ) -> Any:
         """Returns loss and metrics; arguments and result as `keras.Model.evaluate`."""
-        model_scope.check_trainable(self.model)
+        create.check_trainable(self.model)
         feed = Feed(
             self.strategy, x, y=y, sample_weight=sample_weight, batch_size=batch_size,
             steps_per_epoch=steps, shuffle=False,

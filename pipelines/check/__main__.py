@@ -9,7 +9,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from pipelines import command_line, reports
+from pipelines.console import command_line, tables
 from pipelines.errors import DataError
 
 _DESCRIPTION = """Reads a folder as so many workers would, and compares what they got with what the
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(
     directory: str, num_workers: int, batch_size: int, num_epochs: int, shuffle_buffer: int
 ) -> None:
-    from pipelines.checking import check
+    from pipelines.check.once_an_epoch import check
 
     epochs = check(
         Path(directory),
@@ -33,7 +33,7 @@ def _check(
         num_epochs=num_epochs,
         shuffle_buffer=shuffle_buffer,
     )
-    reports.table(
+    tables.table(
         ("epoch", "worker", "records", "batches"),
         (
             (str(number), str(worker), f"{records:,}", f"{batches:,}")

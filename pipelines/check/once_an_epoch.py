@@ -14,11 +14,11 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from pipelines import framing
 from pipelines.errors import DataError
-from pipelines.index import Index, load_index
-from pipelines.reader import read
-from pipelines.schema import decode
+from pipelines.format import framing
+from pipelines.format.decode import decode
+from pipelines.format.index import Index, load_index
+from pipelines.reading.read import read
 
 _NUM_HASHES = 2**63 - 1
 _HASHES_AT_ONCE = 256

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from pipelines.feature import Feature
-from pipelines.index import Index
+from pipelines.format.feature import Feature
+from pipelines.format.index import Index
 
 _NUM_LABELS_NAMED = 4
 

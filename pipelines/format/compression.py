@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from pipelines.index import Compression
+from pipelines.format.index import Compression
 
 #: Damage of a compressed file, as the standard library reports it.
 INFLATE_ERRORS = (zlib.error, gzip.BadGzipFile, EOFError)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
+from pipelines.format.feature import Feature
 
 
 def stored_dtype(feature: Feature) -> tf.DType:

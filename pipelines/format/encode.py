@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature, image_format
-from pipelines.schema import stored_dtype
+from pipelines.format.decode import stored_dtype
+from pipelines.format.feature import Feature, image_format
 
 
 def encode(example: Mapping[str, object], features: Sequence[Feature]) -> bytes:

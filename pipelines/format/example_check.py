@@ -11,8 +11,8 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature, image_format
-from pipelines.schema import stored_dtype
+from pipelines.format.decode import stored_dtype
+from pipelines.format.feature import Feature, image_format
 
 _FIELDS: dict[tf.DType, str] = {
     tf.string: "bytes_list",

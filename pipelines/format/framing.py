@@ -17,9 +17,9 @@ from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
-from pipelines.compression import INFLATE_ERRORS, open_to_read
 from pipelines.errors import DataError
-from pipelines.index import Compression
+from pipelines.format.compression import INFLATE_ERRORS, open_to_read
+from pipelines.format.index import Compression
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -14,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
+from pipelines.format.feature import Feature
 
 INDEX_NAME = "index.json"
 
@@ -127,9 +126,3 @@ def sha256_of(path: Path) -> str:
 
 
 _CURE = "restore it, or delete the folder and write it again"
-
-
-if __name__ == "__main__":
-    from pipelines.index_command import main
-
-    sys.exit(main())

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines import framing
 from pipelines.errors import DataError
-from pipelines.index import Index, Shard
+from pipelines.format import framing
+from pipelines.format.index import Index, Shard
 
 OFFSETS_NAME = "offsets.npz"
 _NUM_FILES_AT_ONCE = 8  # walking waits for the disk more than it computes

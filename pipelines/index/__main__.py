@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,11 +10,11 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 from pydantic import TypeAdapter, ValidationError
 
-from pipelines import command_line, parallel, reports
+from pipelines.console import command_line, parallel_tasks, tables
 from pipelines.errors import DataError
-from pipelines.feature import Feature
-from pipelines.index import INDEX_NAME
-from pipelines.publish import write_index
+from pipelines.format.feature import Feature
+from pipelines.format.index import INDEX_NAME
+from pipelines.writing.publish import write_index
 
 _DESCRIPTION = """Makes the index of TFRecord shards that tensorflow-datasets or others wrote: every
 record is read, its checksums are compared, and its features are found out."""
@@ -31,7 +32,7 @@ def _make(
     features: str | None = None,
     num_workers: int | None = None,
 ) -> None:
-    from pipelines.indexing import make_index
+    from pipelines.index.scan import make_index
 
     folder, target = Path(directory), Path(to or directory)
     if not folder.is_dir():
@@ -43,11 +44,11 @@ def _make(
         raise DataError(f"{folder}: no file is named like {files!r}; choose with --files")
     declared = _declared(Path(features)) if features else ()
     index = make_index(
-        shards, target.resolve(), declared, num_workers or parallel.default_num_workers()
+        shards, target.resolve(), declared, num_workers or parallel_tasks.default_num_workers()
     )
     target.mkdir(parents=True, exist_ok=True)
     write_index(target, index)
-    reports.summary(index, target)
+    tables.summary(index, target)
 
 
 def _declared(path: Path) -> tuple[Feature, ...]:
@@ -80,3 +81,7 @@ def _parser() -> ArgumentParser:
         "--num-workers", type=PositiveInt, metavar="N", help="processes; by default one a core"
     )
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from pipelines.feature import Encoding, Feature, image_format
+from pipelines.format.feature import Encoding, Feature, image_format
 
 _DTYPES = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
 #: Stored without a transparency of its own: palettes and the like become colours.

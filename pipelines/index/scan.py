@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines import framing, infer, parallel, tfds_metadata
+from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
-from pipelines.feature import Feature
-from pipelines.index import Compression, Index, Shard, sha256_of
+from pipelines.format import framing
+from pipelines.format.feature import Feature
+from pipelines.format.index import Compression, Index, Shard, sha256_of
+from pipelines.index import infer, tfds_metadata
 
 _OF_SHARDS = re.compile(r"(\d+)-of-(\d+)")
 _NUM_BETWEEN_REPORTS = 100
@@ -60,7 +62,7 @@ def make_index(
         raise DataError(f"{files[0].parent}: files of several compressions; choose with --files")
     compression: Compression = next(iter(compressions.values()), "")
     tasks = [_File(path, os.path.relpath(path, directory), compression) for path in files]
-    contents = parallel.run(
+    contents = parallel_tasks.run(
         _look_through,
         tasks,
         num_workers=num_workers,
@@ -95,8 +97,8 @@ def _check_complete(files: Sequence[Path]) -> None:
             )
 
 
-def _look_through(file: _File, advance: parallel.Advance) -> _Contents:
-    from pipelines.examples import parsed  # imports TensorFlow
+def _look_through(file: _File, advance: parallel_tasks.Advance) -> _Contents:
+    from pipelines.format.example_check import parsed  # imports TensorFlow
 
     num_records, seen = 0, dict[str, infer.Seen]()
     for record in framing.records(file.path, file.compression):

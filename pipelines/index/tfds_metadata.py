@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
+from pipelines.format.feature import Feature
 
 _FEATURES = "features.json"
 Shape = tuple[int | None, ...]

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from pipelines import command_line, parallel, reports
+from pipelines.console import command_line, parallel_tasks, tables
 from pipelines.sources import SOURCES
 
 if TYPE_CHECKING:
-    from pipelines.index import Compression
+    from pipelines.format.index import Compression
 
 _DESCRIPTION = """Packs a data set into TFRecord shards, with an index beside them. Started again
 with the same options after an interrupt, it goes on where it stopped."""
@@ -41,7 +41,7 @@ def _pack(
     shuffle: bool = True,
     **of_source: object,
 ) -> None:
-    from pipelines.packing import Plan, pack
+    from pipelines.pack.packing import Plan, pack
     from pipelines.sources import open_source
     from pipelines.sources.source import Options
 
@@ -53,11 +53,11 @@ def _pack(
         compression="" if compression == "none" else compression,
     )
     try:
-        index = pack(plan, Path(dest), num_workers or parallel.default_num_workers())
+        index = pack(plan, Path(dest), num_workers or parallel_tasks.default_num_workers())
     except KeyboardInterrupt:
         print("stopped: started again with the same options, it goes on from here", file=sys.stderr)
         raise
-    reports.summary(index, Path(dest))
+    tables.summary(index, Path(dest))
 
 
 def _parser() -> ArgumentParser:

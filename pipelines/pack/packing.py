@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipelines import parallel
+from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
-from pipelines.index import Compression, Index, Shard
-from pipelines.publish import found_in, publish
-from pipelines.shard_file import ShardWriter, shard_name
+from pipelines.format.index import Compression, Index, Shard
+from pipelines.pack.work_folder import WorkFolder, finish, finished
 from pipelines.sources.source import Source
-from pipelines.work_folder import WorkFolder, finish, finished
+from pipelines.writing.publish import found_in, publish
+from pipelines.writing.shard_file import ShardWriter, shard_name
 
 _NUM_BETWEEN_REPORTS = 50
 
@@ -128,7 +128,7 @@ def _shards(plan: Plan, folder: Path, num_workers: int) -> tuple[Shard, ...]:
         for i, path in enumerate(paths)
         if shards[path] is None
     ]
-    written = parallel.run(
+    written = parallel_tasks.run(
         functools.partial(_write_shard, plan.source, plan.compression),
         tasks,
         num_workers=num_workers,
@@ -140,11 +140,11 @@ def _shards(plan: Plan, folder: Path, num_workers: int) -> tuple[Shard, ...]:
 
 
 def _write_shard(
-    source: Source, compression: Compression, task: _ShardTask, advance: parallel.Advance
+    source: Source, compression: Compression, task: _ShardTask, advance: parallel_tasks.Advance
 ) -> Shard:
     """Writes one shard; its final name appears when it is whole and on the disk."""
     # Imports TensorFlow, for which the process that only hands out the tasks need not wait.
-    from pipelines.encode import encode
+    from pipelines.format.encode import encode
 
     partial = task.path.with_suffix(".partial")
     num_since_report = 0

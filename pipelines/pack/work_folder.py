@@ -16,8 +16,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipelines.errors import DataError
-from pipelines.index import Shard
-from pipelines.publish import write_whole
+from pipelines.format.index import Shard
+from pipelines.writing.publish import write_whole
 
 
 class WorkFolder:

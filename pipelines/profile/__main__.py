@@ -9,7 +9,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from pipelines import command_line, reports
+from pipelines.console import command_line, tables
 
 _DESCRIPTION = """Times each stage of reading a folder, from the files to batches, on this machine:
 reading, parsing, decoding images, cropping and scaling them, and putting batches together."""
@@ -21,13 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _profile(directory: str, batch_size: int, image_size: int, seconds: float, chart: str) -> None:
-    from pipelines import profiling
+    from pipelines.profile import stages as profiling
 
     stages = profiling.measure(
         directory, batch_size=batch_size, size=(image_size, image_size), seconds=seconds
     )
     total = sum(stage.microseconds for stage in stages)
-    reports.table(
+    tables.table(
         ("stage", "us/record", "share", "up to here, records/s"),
         [
             (

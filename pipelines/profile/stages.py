@@ -11,10 +11,10 @@ import matplotlib
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from pipelines import schema
-from pipelines.folder import Folder
+from pipelines.format import decode as schema
 from pipelines.maps import images
-from pipelines.tuning import DEFAULT
+from pipelines.reading.folder import Folder
+from pipelines.reading.tuning import DEFAULT
 
 #: What to change where a stage takes most.
 ADVICE = {

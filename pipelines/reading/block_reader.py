@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from pipelines import framing
-from pipelines.blocks import Blocks
 from pipelines.errors import DataError
-from pipelines.index import Compression
-from pipelines.order import Reader, Records
+from pipelines.format import framing
+from pipelines.format.index import Compression
+from pipelines.reading.blocks import Blocks
+from pipelines.reading.order import Reader, Records
 
 _READ_BYTES = 256 * 1024
 _log = logging.getLogger("pipelines")

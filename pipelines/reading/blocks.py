@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipelines.index import Index
-from pipelines.share import FileShare
+from pipelines.format.index import Index
+from pipelines.reading.division import FileShare
 
 #: Bytes of a block. Below, calls cost more than bytes; above, mixing blocks mixes records less.
 _LEAST_BYTES, _MOST_BYTES = 64 * 1024, 1024 * 1024

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipelines import order
-from pipelines.folder import Folder
+from pipelines.reading import order
+from pipelines.reading.folder import Folder
 
 IN_MEMORY = "memory"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipelines.index import Shard
+from pipelines.format.index import Shard
 
 
 class FileShare(NamedTuple):

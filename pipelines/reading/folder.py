@@ -9,11 +9,13 @@ from typing import Literal
 
 import tensorflow as tf
 
-from pipelines import blocks, offsets, order, records
 from pipelines.errors import DataError
-from pipelines.index import check_shards, load_index
-from pipelines.share import share_of
-from pipelines.tuning import DEFAULT, Tuning
+from pipelines.format import offsets
+from pipelines.format.index import check_shards, load_index
+from pipelines.reading import block_reader as records
+from pipelines.reading import blocks, order
+from pipelines.reading.division import share_of
+from pipelines.reading.tuning import DEFAULT, Tuning
 
 
 class Folder:

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipelines import batching, schema
-from pipelines.folder import Folder
-from pipelines.position import BEGINNING, Position, starts
-from pipelines.reader import AugmentFn, MapFn
-from pipelines.tuning import DEFAULT, Tuning
+from pipelines.format import decode
+from pipelines.reading import batching
+from pipelines.reading.folder import Folder
+from pipelines.reading.position import BEGINNING, Position, starts
+from pipelines.reading.read import AugmentFn, MapFn
+from pipelines.reading.tuning import DEFAULT, Tuning
 
 #: Draws after which the shares are exact.
 _PERIOD = 1000
@@ -105,7 +106,7 @@ def mix(
             return folder.stream(position).map(folder.seeded)
 
         def made(record: tf.Tensor, seed: tf.Tensor) -> Any:
-            example = schema.decode(record, folder.features, decode_images=decode_images)
+            example = decode.decode(record, folder.features, decode_images=decode_images)
             example = source.map_fn(example) if source.map_fn else example
             return augment_fn(example, seed) if augment_fn else example
 

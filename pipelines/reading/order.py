@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from pipelines.blocks import Blocks
+from pipelines.reading.blocks import Blocks
 
 # One seed drives several draws; each begins from another number, or they would repeat each other.
 _OF_BLOCKS, _OF_WINDOWS, _OF_EXAMPLES = 1, 2, 3

@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from pipelines import batching, schema, service
-from pipelines.batching import LastBatch
-from pipelines.cache import cached
-from pipelines.folder import Folder
-from pipelines.position import BEGINNING, Position, starts
-from pipelines.tuning import DEFAULT, Tuning
+from pipelines.format import decode
+from pipelines.reading import batching
+from pipelines.reading import data_service as service
+from pipelines.reading.batching import LastBatch
+from pipelines.reading.cache import cached
+from pipelines.reading.folder import Folder
+from pipelines.reading.position import BEGINNING, Position, starts
+from pipelines.reading.tuning import DEFAULT, Tuning
 
 #: What to make of one example, a dictionary of arrays.
 MapFn = Callable[[dict[str, tf.Tensor]], Any]
@@ -104,7 +106,7 @@ def read(
     )
 
     def example(record: tf.Tensor) -> Any:
-        example = schema.decode(record, folder.features, decode_images=decode_images)
+        example = decode.decode(record, folder.features, decode_images=decode_images)
         return map_fn(example) if map_fn else example
 
     def augmented(made: Any, seed: tf.Tensor) -> Any:

@@ -10,8 +10,8 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from pipelines import command_line, reports
-from pipelines.index import load_index
+from pipelines.console import command_line, tables
+from pipelines.format.index import load_index
 
 _DESCRIPTION = """Shows what a folder holds: its features, its first record, how often each label
 comes, and a PNG of its images."""
@@ -26,20 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show(directory: str, num_images: int, num_records: int, to: str | None = None) -> None:
     folder = Path(directory)
     index = load_index(folder)
-    reports.summary(index, folder)
-    from pipelines import showing  # imports TensorFlow, so after the first table
+    tables.summary(index, folder)
+    from pipelines.show import records  # imports TensorFlow, so after the first table
 
-    counts, first = showing.LabelCounts(index), list[bytes]()
-    found = showing.records(folder, index, num_records)
+    counts, first = records.LabelCounts(index), list[bytes]()
+    found = records.records(folder, index, num_records)
     while chunk := list(itertools.islice(found, _NUM_AT_ONCE)):
         counts.add(chunk)
         first += chunk[: max(num_images, 1) - len(first)]
     if not first:
         return
-    reports.facts({"first record": "", **showing.in_words(first[0], index)})
+    tables.facts({"first record": "", **records.in_words(first[0], index)})
     of = "all" if counts.num_records == index.num_records else f"{counts.num_records:,} sampled"
     for feature, of_label in counts.by_feature().items():
-        reports.table(
+        tables.table(
             (feature, f"of {of} records", "share"),
             (
                 (name, f"{count:,}", f"{count / counts.num_records:.1%}")
@@ -47,7 +47,7 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
             ),
         )
     path = Path(to or f"{folder.resolve().name}.png")
-    num_shown = showing.contact_sheet(first[:num_images], index, path)
+    num_shown = records.contact_sheet(first[:num_images], index, path)
     print(f"{num_shown} images: {path}" if num_shown else "No feature holds images to be shown.")
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from pipelines import framing
-from pipelines.contact_sheet import save_sheet
 from pipelines.errors import DataError
-from pipelines.feature import Feature
-from pipelines.index import Index, Shard
-from pipelines.schema import decode
+from pipelines.format import framing
+from pipelines.format.decode import decode
+from pipelines.format.feature import Feature
+from pipelines.format.index import Index, Shard
+from pipelines.show.contact_sheet import save_sheet
 
 _MOST_CHARACTERS = 60
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.errors import DataError
-from pipelines.feature import DType, Feature
+from pipelines.format.feature import DType, Feature
 from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
 
 OPTIONS: frozenset[str] = frozenset()

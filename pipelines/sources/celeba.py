@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
-from pipelines.image_coding import ImageCoding
+from pipelines.format.feature import Feature
+from pipelines.sources.image_coding import ImageCoding
 from pipelines.sources.source import Example, Options, Source, fingerprint
 
 OPTIONS = frozenset({"split", "image_size", "quality"})

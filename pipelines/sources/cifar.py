@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
+from pipelines.format.feature import Feature
 from pipelines.sources.source import Example, Options, Source, fingerprint
 
 OPTIONS = frozenset({"split"})

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
+from pipelines.format.feature import Feature
 
 _DEFAULT_QUALITY = 95
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
-from pipelines.image_coding import ImageCoding
+from pipelines.format.feature import Feature
 from pipelines.sources import imagenet_devkit
+from pipelines.sources.image_coding import ImageCoding
 from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
 
 OPTIONS = frozenset({"split", "image_size", "quality"})

@@ -10,8 +10,8 @@ from typing import Literal
 from PIL import Image
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
-from pipelines.image_coding import ImageCoding
+from pipelines.format.feature import Feature
+from pipelines.sources.image_coding import ImageCoding
 from pipelines.sources.source import (
     Example,
     Options,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature
+from pipelines.format.feature import Feature
 from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
 
 OPTIONS = frozenset({"label"})

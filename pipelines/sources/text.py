@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.feature import Feature
+from pipelines.format.feature import Feature
 from pipelines.sources.images import label_features
 from pipelines.sources.source import (
     Example,

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import framing
 from pipelines.errors import DataError
+from pipelines.format import framing
 from pipelines.sources import tfds_features
 from pipelines.sources.source import Example, Options, Source
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import DataError
-from pipelines.feature import Feature, image_format
+from pipelines.format.feature import Feature, image_format
 
 
 def keep_images_encoded(features: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from pipelines import command_line, parallel, reports
+from pipelines.console import command_line, parallel_tasks, tables
 from pipelines.errors import DataError
 
 _DESCRIPTION = """Checks every record of a folder: the checksums of its length and of its data, that
@@ -23,15 +23,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verify(directory: str, decode: bool = False, num_workers: int | None = None) -> None:
-    from pipelines.verifying import verify
+    from pipelines.verify.shards import verify
 
     findings = verify(
-        Path(directory), decode=decode, num_workers=num_workers or parallel.default_num_workers()
+        Path(directory),
+        decode=decode,
+        num_workers=num_workers or parallel_tasks.default_num_workers(),
     )
     problems = [f"{found.path}: {problem}" for found in findings for problem in found.problems]
     for problem in problems:
         print(problem)
-    reports.facts(
+    tables.facts(
         {
             "folder": directory,
             "shards": str(len(findings)),

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines import framing, parallel
+from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
-from pipelines.feature import Feature
-from pipelines.index import Compression, Index, Shard, load_index, sha256_of
+from pipelines.format import framing
+from pipelines.format.feature import Feature
+from pipelines.format.index import Compression, Index, Shard, load_index, sha256_of
 
 _NUM_AT_ONCE = 32
 
@@ -63,7 +64,7 @@ def verify(directory: Path, *, decode: bool, num_workers: int) -> list[Findings]
         _Task(directory / shard.name, shard, index.features, index.compression, decode)
         for shard in index.shards
     ]
-    return parallel.run(
+    return parallel_tasks.run(
         _check,
         tasks,
         num_workers=num_workers,
@@ -72,7 +73,7 @@ def verify(directory: Path, *, decode: bool, num_workers: int) -> list[Findings]
     )
 
 
-def _check(task: _Task, advance: parallel.Advance) -> Findings:
+def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:
     """Reads one shard. Whatever is wrong with it is found out, not raised."""
     findings = Findings(task.path)
     try:
@@ -84,9 +85,9 @@ def _check(task: _Task, advance: parallel.Advance) -> Findings:
     return findings
 
 
-def _check_records(task: _Task, findings: Findings, advance: parallel.Advance) -> None:
+def _check_records(task: _Task, findings: Findings, advance: parallel_tasks.Advance) -> None:
     # Imports TensorFlow, for which the process that only hands out the tasks need not wait.
-    from pipelines.examples import parsed, problem_of
+    from pipelines.format.example_check import parsed, problem_of
 
     unread: list[framing.Record] = []  # nothing wrong with them so far
     for record in framing.records(task.path, task.compression):
@@ -121,7 +122,7 @@ def _read(records: Sequence[framing.Record], task: _Task, findings: Findings) ->
 def _can_be_read(data: bytes | list[bytes], task: _Task) -> bool:
     import tensorflow as tf
 
-    from pipelines.schema import decode
+    from pipelines.format.decode import decode
 
     try:
         decode(tf.constant(data), task.features, decode_images=task.decode)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.errors import DataError
-from pipelines.index import INDEX_NAME, Index, check_shards, load_index
+from pipelines.format.index import INDEX_NAME, Index, check_shards, load_index
 
 
 def found_in(directory: Path, wanted: Mapping[str, object]) -> Index | None:

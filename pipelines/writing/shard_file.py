@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from pipelines.framing import frame
-from pipelines.index import Compression, Shard
+from pipelines.format.framing import frame
+from pipelines.format.index import Compression, Shard
 
 #: Records to collect before they are hashed and written.
 _CHUNK_BYTES = 1 << 20

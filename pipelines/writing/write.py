@@ -12,11 +12,11 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipelines.encode import encode
-from pipelines.feature import Feature
-from pipelines.index import Index, Shard
-from pipelines.publish import found_in, publish
-from pipelines.shard_file import ShardWriter, shard_name
+from pipelines.format.encode import encode
+from pipelines.format.feature import Feature
+from pipelines.format.index import Index, Shard
+from pipelines.writing.publish import found_in, publish
+from pipelines.writing.shard_file import ShardWriter, shard_name
 
 
 def write_shards(

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
+
 SECONDS = 300
-ROOT = Path(__file__).parent.parent.parent
 CONTENDERS = ["tfdist", "tfdist, every batch", "by hand", "Keras", "Keras, in graph"]
 
 

@@ -13,8 +13,8 @@ import pytest
 from tests.bench.test_step import ROOT, run
 from tfdist.bench.scaling import measure
 from tfdist.bench.scaling.engines import ENGINES
-from tfdist.bench.workers.group import Group
 from tfdist.errors import LaunchError
+from tfdist.launcher.worker_pool import Group
 
 
 def doubling(offset: str) -> object:

@@ -1,1 +1,1 @@
-"""The tests of tfdist.clusters."""
+"""The tests of tfdist.cluster.environments."""

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tfdist.clusters import binding
+from tfdist.cluster import cpu_binding
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_says_so_where_cores_stay_idle(
 ) -> None:
     cores = {0: range(own), os.getppid(): range(8)}
     monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
-    assert binding.describe(local_size) == rows
+    assert cpu_binding.describe(local_size) == rows
 
 
 def test_a_launcher_that_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,4 +31,4 @@ def test_a_launcher_that_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> No
         return {0}
 
     monkeypatch.setattr(os, "sched_getaffinity", ask)
-    assert binding.describe(2) == {}
+    assert cpu_binding.describe(2) == {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfdist import cluster
-from tfdist.cluster import Cluster, discover
+from tfdist.cluster import Cluster, discover, membership
 from tfdist.errors import ClusterError
 
 ADDRESSES = ["10.0.0.1:2222", "10.0.0.1:2223", "10.0.0.2:2222"]
@@ -51,8 +51,8 @@ def tf_config(task: str = "worker", index: Any = 0, **tasks: Any) -> dict[str, s
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     yield
-    cluster._discovered.cache_clear()
-    cluster._in_use = cluster._hook = None
+    membership._discovered.cache_clear()
+    membership._in_use = membership._hook = None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.clusters.networks import Host, interface_towards, reachable, this_host
+from tfdist.cluster.networks import Host, interface_towards, reachable, this_host
 from tfdist.errors import ClusterError
 
 BRIDGE = ("172.17.0.1", "172.17.0.0/16")

@@ -6,15 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
 from tfdist.cluster import Cluster, exchange_addresses
 from tfdist.errors import ClusterError
 
-ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
+from tests.support import ROOT
 from tfdist import cluster
 me = cluster.exchange_addresses(cluster.discover())
 print(me.rank, me.size, me.local_rank, me.local_size, ",".join(me.addresses))

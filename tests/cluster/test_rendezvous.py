@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tfdist import rendezvous
 from tfdist.cluster import Cluster, exchange_addresses
-from tfdist.clusters import visit
-from tfdist.clusters.ports import free_ports
+from tfdist.cluster.ports import free_ports
+from tfdist.cluster.rendezvous import client, server
 from tfdist.errors import ClusterError
 
 LONG = 30.0
@@ -22,7 +21,7 @@ SHORT = 0.3
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visit, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(client, "_RETRY_SECONDS", 0.02)
 
 
 def with_master(size: int) -> list[Cluster]:
@@ -89,7 +88,7 @@ def test_workers_that_never_come_are_named_to_all(make: type) -> None:
 
 
 def test_rank_0_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_LINE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "_LINE_SECONDS", 0.1)
     (said,) = errors(meet([with_master(2)[1]], SHORT))
     assert "Rank 1 waited 0 s for rank 0 at 127.0.0.1:" in said
 
@@ -114,7 +113,7 @@ def test_workers_that_disagree_about_the_cluster() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_port_in_use(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_LINE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "_LINE_SECONDS", 0.1)
     clusters = with_addresses(2)
     host, _, port = clusters[rank].address.partition(":")
     with socket.create_server((host, int(port))):

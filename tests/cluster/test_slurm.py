@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.clusters import slurm
+from tfdist.cluster.environments import slurm
 from tfdist.errors import ClusterError
 
 

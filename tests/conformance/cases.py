@@ -14,6 +14,6 @@ from tests.conformance import (  # noqa: F401 - importing registers the cases
     cases_optimizers,
     cases_weights,
 )
-from tests.conformance.case import CASES
+from tests.support.case import CASES
 
 __all__ = ["CASES"]

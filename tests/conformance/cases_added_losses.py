@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.conformance.case import case, compiled, mlp
-from tests.conformance.data import Data, classes, points
+from tests.support.case import case, compiled, mlp
+from tests.support.data import Data, classes, points
 
 
 class AddedLoss(layers.Layer):

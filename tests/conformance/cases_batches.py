@@ -10,8 +10,8 @@ from typing import Any
 import keras
 from keras import layers, metrics, ops
 
-from tests.conformance.case import case, compiled, mlp
-from tests.conformance.data import classes, points
+from tests.support.case import case, compiled, mlp
+from tests.support.data import classes, points
 
 
 def root_mean_square(y_true: Any, y_pred: Any) -> Any:

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.conformance.case import case, compiled, mlp
-from tests.conformance.data import Data, classes, images, points
+from tests.support.case import case, compiled, mlp
+from tests.support.data import Data, classes, images, points
 
 
 @case(points())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import keras
 
-from tests.conformance.case import case, compiled, mlp
-from tests.conformance.data import points
+from tests.support.case import case, compiled, mlp
+from tests.support.data import points
 
 
 @case(points(), feed="endless", fit={"steps_per_epoch": 2}, evaluate={"steps": 3}, epochs=3)

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.conformance.case import case, compiled, mlp
-from tests.conformance.data import points, tokens
+from tests.support.case import case, compiled, mlp
+from tests.support.data import points, tokens
 
 
 @case(points())

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.conformance.case import case, compiled, mlp
-from tests.conformance.data import classes, one_hot, points
+from tests.support.case import case, compiled, mlp
+from tests.support.data import classes, one_hot, points
 
 
 @case(points(), batch_size=6)

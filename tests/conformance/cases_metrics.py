@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import metrics, ops
 
-from tests.conformance.case import case, compiled, mlp
-from tests.conformance.data import Data, classes, one_hot, points
+from tests.support.case import case, compiled, mlp
+from tests.support.data import Data, classes, one_hot, points
 
 BINARY = Data(points().x, (points().y > 0.5).astype("float32"), points(weighted=True).sample_weight)
 

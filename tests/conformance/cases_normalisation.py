@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.conformance.case import case, compiled
-from tests.conformance.data import images, points, tokens
+from tests.support.case import case, compiled
+from tests.support.data import images, points, tokens
 
 
 def _normalised(layer: layers.Layer, **options: Any) -> keras.Model:

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from keras import layers, optimizers
 
-from tests.conformance.case import case, compiled, mlp
-from tests.conformance.data import Data, points, tokens
+from tests.support.case import case, compiled, mlp
+from tests.support.data import Data, points, tokens
 
 
 @case(points())

@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 
 from tests.conformance import feeds
-from tests.conformance.case import Case
 from tests.conformance.cases import CASES
 from tests.conformance.results import Result, collect
+from tests.support.case import Case
 
 # tfdist's strategies of one process, each with how many replicas.
 STRATEGIES = [("one_device", 1)] + [

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.conformance.case import Case
-from tests.conformance.data import Data
+from tests.support.case import Case
+from tests.support.data import Data
 
 Arguments = dict[str, Any]
 

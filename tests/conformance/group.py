@@ -20,9 +20,9 @@ import numpy as np
 import psutil
 
 from tests.conformance.results import Result
+from tests.support import ROOT
 from tfdist.errors import TfdistError
 
-ROOT = Path(__file__).parents[2]
 START_SECONDS, CASE_SECONDS = 240.0, 120.0
 
 #: Horovod looks for work so many ms apart. At its own 1 ms three idle processes take more than half

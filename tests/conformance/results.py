@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conformance.case import Case
+from tests.support.case import Case
 from tfdist.verify.results import BOUND as BOUND
 from tfdist.verify.results import Difference as Difference
 from tfdist.verify.results import Result as Result

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.files import replacing
+from tfdist.console.files import replacing
 
 
 def test_new_text_takes_the_place_of_the_old(tmp_path: Path) -> None:

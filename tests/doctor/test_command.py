@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
 from tfdist.doctor import __main__ as doctor
 from tfdist.doctor import host
 from tfdist.doctor.check import Check
 
-ROOT = Path(__file__).parents[2]
 ILL = Check("port", "in [use]", "wrong", "end the other")
 
 

@@ -5,10 +5,10 @@ from types import ModuleType
 
 import pytest
 
+from tfdist.cluster.mpi_library import Mpi
 from tfdist.doctor import processes
 from tfdist.doctor.check import Check
 from tfdist.install_horovod import versions
-from tfdist.mpi import Mpi
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 

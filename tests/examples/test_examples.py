@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from tests.examples import images
-from tfdist.clusters.ports import free_ports
+from tests.support import ROOT
+from tfdist.cluster.ports import free_ports
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 240.0
 
 pytestmark = pytest.mark.processes

@@ -17,7 +17,7 @@ import tfdist
 import tfdist.horovod as hvd
 from tests.horovod.training import CASES, X, Y, dense, fit, sgd, share
 from tfdist.errors import TfdistError
-from tfdist.strategies.fusion import FUSION_LIMIT
+from tfdist.strategies.collectives.fusion import FUSION_LIMIT
 
 
 def train(name: str) -> list[np.ndarray]:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.cluster.mpi_library import Mpi
 from tfdist.errors import InstallError
 from tfdist.install_horovod import build, install, tools, versions
-from tfdist.mpi import Mpi
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 

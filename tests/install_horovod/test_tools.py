@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_mpi import program
+from tests.cluster.test_mpi_library import program
 from tfdist.errors import InstallError
 from tfdist.install_horovod import tools
 

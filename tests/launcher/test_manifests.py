@@ -11,9 +11,10 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.launcher.schemas import JOBS
+from tests.support.manifest_schemas import JOBS
 from tfdist.errors import ConfigurationError
-from tfdist.launcher import kubernetes, options, slurm
+from tfdist.launcher import flags as options
+from tfdist.launcher import kubernetes, slurm
 
 COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
 

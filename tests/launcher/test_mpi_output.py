@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from tests.launcher.starting import ENVIRON
+from tests.support.starting import ENVIRON
 
 HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "5"}
 
 
 def tagged(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tfdist.launcher.tagged", *program],
+        [sys.executable, "-m", "tfdist.launcher.mpi_output", *program],
         env=ENVIRON | HYDRA,
         pass_fds=fds,
         capture_output=True,

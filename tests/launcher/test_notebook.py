@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import tfdist
-from tests.launcher.starting import ENVIRON
+from tests.support.starting import ENVIRON
 from tfdist.errors import LaunchError
 
 #: As a notebook's kernel has it: what is defined here is in no module that workers could import.

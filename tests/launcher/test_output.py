@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.launcher.starting import ENVIRON, command
+from tests.support.starting import ENVIRON, command
 from tfdist.launcher.output import Relay
 
 FOR_EVER = "while True: print('line', flush=True)"

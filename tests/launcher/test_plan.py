@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.starting import launch
-from tfdist import cluster, mpi
+from tests.support.starting import launch
+from tfdist import cluster
+from tfdist.cluster import mpi_library
 from tfdist.errors import LaunchError
-from tfdist.launcher import horovod, options, others, plan, workers
+from tfdist.launcher import flags as options
+from tfdist.launcher import horovod, mpirun, plan, workers
 
 
 def test_places_are_those_that_horovod_computes() -> None:
@@ -66,11 +68,13 @@ def parsed(*flags: str) -> options.Options:
     ],
 )
 def test_mpirun(kind: str, flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi, "find", lambda: mpi.Mpi(kind, "1", "/bin/mpirun", None))
-    process = others.process(parsed("--via", "mpirun", *flags))
+    monkeypatch.setattr(
+        mpi_library, "find", lambda: mpi_library.Mpi(kind, "1", "/bin/mpirun", None)
+    )
+    process = mpirun.process(parsed("--via", "mpirun", *flags))
     line = " ".join(process.command)
     assert words in line
-    assert line.endswith("-m tfdist.launcher.tagged program --flag")
+    assert line.endswith("-m tfdist.launcher.mpi_output program --flag")
     assert ("OMPI_ALLOW_RUN_AS_ROOT" in process.environ) == (
         kind == "Open MPI" and os.geteuid() == 0
     )
@@ -80,16 +84,16 @@ def test_horovodrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(LaunchError, match="make horovod"):
-        others.process(parsed("--via", "horovodrun"))
+        mpirun.process(parsed("--via", "horovodrun"))
     (tmp_path / "horovodrun").touch()
-    process = others.process(parsed("--via", "horovodrun", "--hosts", "a:2,b:1"))
+    process = mpirun.process(parsed("--via", "horovodrun", "--hosts", "a:2,b:1"))
     assert process.command[1:] == ("-np", "3", "-H", "a:2,b:1", "program", "--flag")
 
 
 def test_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi, "find", lambda: None)
+    monkeypatch.setattr(mpi_library, "find", lambda: None)
     with pytest.raises(LaunchError, match="no MPI is installed"):
-        others.process(parsed("--via", "mpirun"))
+        mpirun.process(parsed("--via", "mpirun"))
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")

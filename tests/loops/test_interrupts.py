@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfdist import interrupts
+from tfdist.loops import interrupts
 
 
 def interrupt() -> None:

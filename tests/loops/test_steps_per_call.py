@@ -10,12 +10,12 @@ import keras
 import pytest
 from keras import callbacks as kc
 
-from tests.training import build
-from tfdist import pace
+from tests.support.training import build
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.errors import ConfigurationError
-from tfdist.pace import TARGET_SECONDS, Pace, Stats, wants_every_batch
-from tfdist.strategies.loop import Made
+from tfdist.loops import steps_per_call as pace
+from tfdist.loops.steps_per_call import TARGET_SECONDS, Pace, Stats, wants_every_batch
+from tfdist.strategies.inner_loop import Made
 
 
 @pytest.fixture(scope="module")

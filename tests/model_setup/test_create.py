@@ -11,10 +11,19 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.conformance.case import compiled, mlp
-from tests.training import FIT, X, Y, assert_close, assert_same_weights, build, mirrored, steps
-from tfdist import model_scope
+from tests.support.case import compiled, mlp
+from tests.support.training import (
+    FIT,
+    X,
+    Y,
+    assert_close,
+    assert_same_weights,
+    build,
+    mirrored,
+    steps,
+)
 from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.model_setup import create
 from tfdist.precision import LossScale
 from tfdist.strategies.mirrored import Mirrored
 
@@ -89,7 +98,7 @@ def test_a_model_is_rebuilt_with_what_it_is(
     model = compiled(make(), loss=squared, metrics=[squared, keras.metrics.MeanSquaredError()])
     x = [X, X + 1] if make is functional else X
     model.fit(x, Y, batch_size=5, verbose=0)
-    rebuilt = model_scope.create(model, strategy)
+    rebuilt = create.create(model, strategy)
     assert all(strategy.owns(v.value) for v in rebuilt.variables + rebuilt.optimizer.variables)
     assert_same_weights(rebuilt, model)
     assert len(rebuilt.trainable_variables) == len(model.trainable_variables)
@@ -99,7 +108,7 @@ def test_a_model_is_rebuilt_with_what_it_is(
 
 def test_options_of_compile_come_along(strategy: Mirrored) -> None:
     options = {"loss_weights": [0.5], "steps_per_execution": 3, "run_eagerly": True}
-    rebuilt = model_scope.create(build(weighted_metrics=["mae"], **options), strategy)
+    rebuilt = create.create(build(weighted_metrics=["mae"], **options), strategy)
     assert rebuilt.steps_per_execution == 3
     assert rebuilt.run_eagerly
     assert rebuilt._compile_config.config["loss_weights"] == [0.5]
@@ -110,7 +119,7 @@ def test_schedule_and_momentum_come_along(strategy: Mirrored) -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     model = build(keras.optimizers.SGD(schedule, momentum=0.9))
     model.fit(**FIT)
-    rebuilt = model_scope.create(model, strategy)
+    rebuilt = create.create(model, strategy)
     found, wanted = rebuilt.optimizer.variables, model.optimizer.variables
     assert [v.path for v in found] == [v.path for v in wanted]
     for one, other in zip(found, wanted, strict=True):
@@ -123,9 +132,9 @@ def test_loss_scale_comes_along(strategy: Mirrored) -> None:
     scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0, dynamic_growth_steps=2)
     model = build(scaled)
     model.fit(**FIT)
-    rebuilt = model_scope.create(model, strategy)
+    rebuilt = create.create(model, strategy)
     assert rebuilt.optimizer.dynamic_scale.numpy() == model.optimizer.dynamic_scale.numpy() == 16.0
-    restarted = model_scope.create(model, strategy, loss_scale=LossScale.fixed(32.0))
+    restarted = create.create(model, strategy, loss_scale=LossScale.fixed(32.0))
     assert restarted.optimizer.dynamic_scale.numpy() == 32.0
     assert type(restarted.optimizer.inner_optimizer) is keras.optimizers.SGD
 
@@ -134,19 +143,19 @@ def test_a_model_that_does_not_say_how_it_was_made(strategy: Mirrored) -> None:
     model = compiled(Secretive(1))
     model(X)
     with pytest.raises(UnsupportedModelError, match=r"Secretive cannot .* pass a function that"):
-        model_scope.create(model, strategy)
+        create.create(model, strategy)
     assert model.compiled
 
 
 def test_no_model_at_all(strategy: Mirrored) -> None:
     with pytest.raises(ConfigurationError, match="returned NoneType, expected a compiled keras"):
-        model_scope.create(lambda: None, strategy)
+        create.create(lambda: None, strategy)
 
 
 def test_an_optimizer_made_outside_is_made_again(strategy: Mirrored) -> None:
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     with pytest.warns(UserWarning, match="compiled outside the strategy's scope"):
-        model = model_scope.create(lambda: build(optimizer), strategy)
+        model = create.create(lambda: build(optimizer), strategy)
     assert model.optimizer is not optimizer
     assert model.optimizer.get_config()["momentum"] == 0.9
     assert all(strategy.owns(v.value) for v in model.optimizer.variables)
@@ -156,7 +165,7 @@ def test_an_optimizer_that_knows_other_weights(strategy: Mirrored) -> None:
     optimizer = keras.optimizers.SGD(0.1)
     build(optimizer).fit(**FIT)
     with pytest.raises(ConfigurationError, match="create the optimizer inside build_model"):
-        model_scope.create(lambda: build(optimizer), strategy)
+        create.create(lambda: build(optimizer), strategy)
 
 
 def test_an_optimizer_inside_a_loss_scale_is_claimed_too() -> None:
@@ -195,9 +204,9 @@ def test_layers_made_late_have_the_precision_asked_for(first: str) -> None:
 
 
 def test_weights_are_built_in_the_scope_from_shapes(strategy: Mirrored) -> None:
-    model = model_scope.create(lambda: compiled(Network()), strategy)
+    model = create.create(lambda: compiled(Network()), strategy)
     spec = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
-    model_scope.build(model, strategy, spec)
+    create.build(model, strategy, spec)
     assert model.built
     assert model.optimizer.built
     assert all(strategy.owns(v.value) for v in model.variables + model.optimizer.variables)

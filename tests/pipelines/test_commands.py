@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from pipelines import DataError, command_line
+from pipelines import DataError
+from pipelines.console import command_line
 
 COMMANDS = ("check", "index", "pack", "show", "verify")
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.training import X, Y, build
+from tests.support.training import X, Y, build
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tfdist.watchdog.beats import Beats
+from tfdist.watchdog.heartbeat import Beats
 from tfdist.watchdog.verdict import State
 
 SIZE, SECONDS = 3, 4.0

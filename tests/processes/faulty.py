@@ -13,8 +13,8 @@ import numpy as np
 
 import tests  # noqa: F401 - quietens TensorFlow
 import tfdist
-from tests.training import build
-from tfdist import command_line
+from tests.support.training import build
+from tfdist.run import flags
 
 #: What befalls a worker that never comes to the first step.
 ASLEEP = "asleep"
@@ -67,4 +67,4 @@ def main(strategy: str, fault: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(lambda: main(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    sys.exit(flags.run(lambda: main(sys.argv[1], sys.argv[2], int(sys.argv[3]))))

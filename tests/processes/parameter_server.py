@@ -10,9 +10,10 @@ import keras
 import numpy as np
 
 import tests  # noqa: F401 - quietens TensorFlow
-from tests.training import build, steps
-from tfdist import Trainer, command_line
-from tfdist.strategies.parameter_server import ParameterServer
+from tests.support.training import build, steps
+from tfdist import Trainer
+from tfdist.run import flags
+from tfdist.strategies.parameter_server.strategy import ParameterServer
 
 BATCHES, BATCH_SIZE = 25, 8
 
@@ -39,4 +40,4 @@ def main(stop: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(lambda: main(Path(sys.argv[1]))))
+    sys.exit(flags.run(lambda: main(Path(sys.argv[1]))))

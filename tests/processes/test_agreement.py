@@ -10,7 +10,7 @@ import pytest
 
 import tfdist
 from tests.processes import agreement
-from tests.training import BOUND, X, Y, build
+from tests.support.training import BOUND, X, Y, build
 
 pytestmark = pytest.mark.processes
 

@@ -14,10 +14,10 @@ import pytest
 
 from tests.processes.test_two_hosts import AS_ROOT, MPIRUN, needs_horovod, needs_mpi
 from tests.processes.two_hosts import TwoHosts
-from tests.waiting import wait_for
-from tfdist.watchdog.ending import EXIT_CODE
+from tests.support import ROOT
+from tests.support.waiting import wait_for
+from tfdist.watchdog.exit import EXIT_CODE
 
-ROOT = Path(__file__).parents[2]
 START_SECONDS, END_SECONDS = 240.0, 60.0
 TRAIN = [sys.executable, "-m", "tfdist.train", "--smoke"]
 

@@ -8,15 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from tests.processes.faulty import ASLEEP
-from tfdist.clusters.ports import free_ports
-from tfdist.watchdog.ending import EXIT_CODE
+from tests.support import ROOT
+from tfdist.cluster.ports import free_ports
+from tfdist.watchdog.exit import EXIT_CODE
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 240.0
 
 #: Takes what befalls rank 1, and returns code and output of each rank.

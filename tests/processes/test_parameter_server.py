@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.processes.parameter_server import BATCH_SIZE, BATCHES
-from tfdist.clusters.ports import free_ports
+from tests.support import ROOT
+from tfdist.cluster.ports import free_ports
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 240.0
 
 

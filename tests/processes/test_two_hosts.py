@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.processes.two_hosts import TwoHosts
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 #: Open MPI would bind both ranks to the first core, which these hosts share.
 MPIRUN = ["mpirun", "--bind-to", "none", "-H", "a:1,b:1"]
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

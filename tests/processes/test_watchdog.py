@@ -15,10 +15,10 @@ import pytest
 
 from tests.processes.beating import SECONDS as LIMIT
 from tests.processes.beating import SIZE
-from tests.waiting import wait_for
-from tfdist.watchdog.ending import EXIT_CODE
+from tests.support import ROOT
+from tests.support.waiting import wait_for
+from tfdist.watchdog.exit import EXIT_CODE
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 90.0
 
 #: Takes a fault and the rank that it befalls, and for how many seconds all are stopped; returns

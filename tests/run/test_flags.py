@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 import yaml
 
-from tfdist import command_line
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
+from tfdist.run import flags as command_line
 
 RECIPE = "test_recipes.tiny"
 RECIPE_FLAG = f"--recipe={RECIPE}"

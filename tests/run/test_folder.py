@@ -10,7 +10,7 @@ import yaml
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
-from tfdist.run_folder import RunFolder
+from tfdist.run.folder import RunFolder
 
 
 def test_holds_configuration_and_versions(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from tfdist import reports
 from tfdist.config import TrainConfig
+from tfdist.run import reports
 
 
 class FakeTrainer:

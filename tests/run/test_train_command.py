@@ -14,11 +14,11 @@ import keras
 import pytest
 import yaml
 
+from tests.support import ROOT
 from tfdist import train
 from tfdist.config import TrainConfig
 
 SECONDS = 300
-ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.training import X, Y, building
+from tests.support.training import X, Y, building
 from tfdist.errors import UnsupportedModelError
-from tfdist.kinds import Kind, Kinds
+from tfdist.step.mean_or_sum import Kind, Kinds
 
 Value = Callable[[Any], Any]
 

@@ -18,7 +18,7 @@ import tfdist
 from tfdist.errors import ConfigurationError, DeviceError
 from tfdist.strategies import shares
 from tfdist.strategies.central_storage import CentralStorage
-from tfdist.strategies.fusion import FUSION_LIMIT, fused
+from tfdist.strategies.collectives.fusion import FUSION_LIMIT, fused
 from tfdist.strategies.mirrored import Mirrored
 
 X = np.random.default_rng(0).normal(size=(15, 4)).astype("float32")

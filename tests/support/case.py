@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tests.conformance.data import Data
+from tests.support.data import Data
 
 Build = Callable[[], keras.Model]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipelines.encode import encode
-from pipelines.schema import decode
+from pipelines.format.decode import decode
+from pipelines.format.encode import encode
 from pipelines.sources import open_source
 from pipelines.sources.source import Options, Source
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support import ROOT
+
 SECONDS = 60
 ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}
 
 #: What a worker's program begins with.
 HEAD = """
+from tests.support import ROOT
 import json, os, pathlib, signal, subprocess, sys, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 rank = task["index"]

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.conformance.case import compiled, mlp
-from tests.conformance.data import points
+from tests.support.case import compiled, mlp
+from tests.support.data import points
 from tfdist.trainer import Trainer
 
 BOUND = 4e-5  # as in tests.conformance

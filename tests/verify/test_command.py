@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
 from tfdist import strategies
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.mirrored import Mirrored
@@ -19,7 +20,6 @@ from tfdist.verify.results import Difference
 from tfdist.verify.trial import judge
 from tfdist.verify.verdict import Verdict
 
-ROOT = Path(__file__).parents[1]
 SECONDS = 240
 
 

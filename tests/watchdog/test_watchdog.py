@@ -6,7 +6,7 @@ import pytest
 
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.base import Strategy
-from tfdist.watchdog.watch import Watchdog
+from tfdist.watchdog.watchdog import Watchdog
 
 
 def test_one_worker_is_not_watched() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
-from tfdist import command_line
 from tfdist.errors import ConfigurationError
+from tfdist.run import flags
 
 #: Subcommands: the module that adds its flags (`add_arguments`) and runs it (`run`). These import
 #: no TensorFlow until they run.
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a benchmark and returns the exit code: 0, 1 for an error, 130 for an interrupt."""
     # What matters is raised as well; the rest are pages about drivers that a machine lacks.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    return command_line.run(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+    return flags.run(lambda: _run(sys.argv[1:] if arguments is None else arguments))
 
 
 def _run(arguments: Sequence[str]) -> None:

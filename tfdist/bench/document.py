@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tfdist import files
 from tfdist.bench import machine
+from tfdist.console import files
 
 
 def conclude(benchmark: str, results: Any, others: float, path: str | None) -> str:

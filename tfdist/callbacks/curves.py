@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tfdist.files import replacing
+from tfdist.console.files import replacing
 
 _REDRAW_SECONDS = 10.0  # a picture takes about 0.2 s: with short epochs not after each of them
 

@@ -11,11 +11,11 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 
-from tfdist import rendezvous
-from tfdist.clusters import kubernetes, mpi, mpi_exchange, slurm, tf_config
-from tfdist.clusters.base import Cluster as Cluster
-from tfdist.clusters.base import Environ, local_place
-from tfdist.clusters.ports import free_ports
+from tfdist.cluster.environments import kubernetes, mpi, slurm, tf_config
+from tfdist.cluster.ports import free_ports
+from tfdist.cluster.record import Cluster as Cluster
+from tfdist.cluster.record import Environ, local_place
+from tfdist.cluster.rendezvous import over_mpi, server
 from tfdist.errors import ClusterError
 
 #: From what a user wrote for this run to what a platform sets for all.
@@ -87,11 +87,11 @@ def exchange_addresses(cluster: Cluster, seconds: float = MEETING_SECONDS) -> Cl
             "leave them out, or use --strategy parameter_server."
         )
     if cluster.addresses or cluster.master:
-        found = rendezvous.meet(cluster, seconds)
+        found = server.meet(cluster, seconds)
     elif cluster.size == 1:
         found = (f"localhost:{free_ports(1)[0]}",)
     else:
-        found = mpi_exchange.addresses(cluster)
+        found = over_mpi.addresses(cluster)
     local_rank, local_size = local_place(found, cluster.rank)
     whole = dataclasses.replace(
         cluster, addresses=found, local_rank=local_rank, local_size=local_size

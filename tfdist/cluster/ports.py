@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from tfdist.clusters.base import split
+from tfdist.cluster.record import split
 from tfdist.errors import ClusterError
 
 

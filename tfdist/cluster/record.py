@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfdist.clusters import binding
+from tfdist.cluster import cpu_binding
 from tfdist.errors import ClusterError
 
 Environ = Mapping[str, str]
@@ -101,7 +101,7 @@ class Cluster:
             rows["workers"] = ", ".join(self.addresses)
         if self.ps:
             rows["parameter servers"] = ", ".join(self.ps)
-        return rows | binding.describe(self.local_size)
+        return rows | cpu_binding.describe(self.local_size)
 
 
 def split(address: str) -> tuple[str, int]:

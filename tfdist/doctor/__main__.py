@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from jsonargparse import ActionYesNo, ArgumentParser
 
-from tfdist import command_line
 from tfdist.doctor import report
 from tfdist.doctor.check import Check
+from tfdist.run import flags
 
 #: The groups of lines, by title: the module that makes each. These import no TensorFlow until then.
 GROUPS = {
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nonlocal healthy
         healthy = _examine(chosen.json, chosen.all_reduce)
 
-    return command_line.run(command) or int(not healthy)
+    return flags.run(command) or int(not healthy)
 
 
 def _examine(as_json: bool, all_reduce: bool) -> bool:

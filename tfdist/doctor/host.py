@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tfdist.clusters import networks
+from tfdist.cluster import networks
 from tfdist.doctor.check import Check
 
 #: TensorFlow with its libraries takes half of it before any model.

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tfdist import cluster, mpi
+from tfdist import cluster
+from tfdist.cluster import mpi_library
 from tfdist.doctor.check import Check
 from tfdist.errors import TfdistError
 from tfdist.install_horovod import tools, versions
@@ -19,11 +20,11 @@ _FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI
 
 def checks() -> list[Check]:
     """Returns the lines on MPI, Horovod and the cluster."""
-    found = mpi.find(tools.search_path())
+    found = mpi_library.find(tools.search_path())
     return [_mpi(found), *_horovod(found), *_cluster()]
 
 
-def _mpi(found: mpi.Mpi | None) -> Check:
+def _mpi(found: mpi_library.Mpi | None) -> Check:
     if found is None:
         return Check(
             "MPI",
@@ -34,7 +35,7 @@ def _mpi(found: mpi.Mpi | None) -> Check:
     return Check("MPI", f"{found}: {found.mpirun}")
 
 
-def _horovod(found: mpi.Mpi | None) -> list[Check]:
+def _horovod(found: mpi_library.Mpi | None) -> list[Check]:
     version = versions.horovod()
     if version is None:
         return [Check("Horovod", "not installed", "missing", _INSTALL)]
@@ -69,7 +70,7 @@ def _operations(hvd: Any) -> Check:
     return Check("Horovod's operations", value)
 
 
-def _mismatch(found: mpi.Mpi | None) -> list[Check]:
+def _mismatch(found: mpi_library.Mpi | None) -> list[Check]:
     """Ranks that another MPI's mpirun starts would each train alone, as rank 0 of 1."""
     loaded = _loaded_libraries()
     for library, kinds in _FAMILIES.items():

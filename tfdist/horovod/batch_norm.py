@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.batch_norm import global_moments
 from tfdist.horovod.ranks import rank, size, strategy
-from tfdist.replica import Replica, current
+from tfdist.step.batch_norm import global_moments
+from tfdist.step.replica import Replica, current
 
 
 def SyncBatchNormalization(**options: Any) -> keras.layers.BatchNormalization:  # noqa: N802

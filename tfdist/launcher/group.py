@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-from tfdist.launcher.member import Failure, Member, Streams
+from tfdist.launcher.child import Failure, Member, Streams
+from tfdist.launcher.orphans import marked, watching
 from tfdist.launcher.plan import Process
-from tfdist.launcher.watcher import marked, watching
 
 #: Between SIGTERM and SIGKILL, at most.
 _LAST_SECONDS = 5.0

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from tfdist.errors import ConfigurationError
-from tfdist.launcher.options import Options
+from tfdist.launcher.flags import Options
 
 
 def manifest(options: Options) -> str:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tfdist.clusters import mpi
+from tfdist.cluster.environments import mpi
 from tfdist.launcher.output import Relay
 
 #: What shells return for a program that is not there.

@@ -7,9 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from tfdist import mpi
+from tfdist.cluster import mpi_library
 from tfdist.errors import LaunchError
-from tfdist.launcher.options import Options
+from tfdist.launcher.flags import Options
 from tfdist.launcher.plan import Process
 
 #: Variables that other hosts need to find the programs, where they are set.
@@ -35,11 +35,11 @@ def process(options: Options) -> Process:
 
 def _mpirun(options: Options) -> Process:
     """Open MPI's options, or those of Hydra, which MPICH and Intel MPI have."""
-    found = mpi.find()
+    found = mpi_library.find()
     if found is None:
         raise LaunchError("--via mpirun: no MPI is installed; python -m tfdist.doctor says how.")
     head, number = found.mpirun, str(options.num_workers)
-    command = (sys.executable, "-m", "tfdist.launcher.tagged", *options.command)
+    command = (sys.executable, "-m", "tfdist.launcher.mpi_output", *options.command)
     if found.kind != "Open MPI":
         hosts = ["-hosts", _slots(options)] if options.hosts else []
         return Process("mpirun", (head, *hosts, "-n", number, *command))

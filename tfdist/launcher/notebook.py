@@ -12,8 +12,8 @@ from typing import Any
 import cloudpickle
 
 from tfdist.errors import LaunchError
-from tfdist.launcher import call, group, workers
-from tfdist.launcher.member import Streams
+from tfdist.launcher import group, notebook_worker, workers
+from tfdist.launcher.child import Streams
 from tfdist.launcher.plan import LOCAL, slots
 
 _GRACE_SECONDS = 15.0
@@ -44,7 +44,7 @@ def notebook_launch(fn: Callable[[], Any], num_workers: int = 2) -> Any:
         task, result = Path(name, "task"), Path(name, "result")
         task.write_bytes(pickle.dumps(sys.path) + cloudpickle.dumps(fn))
         places = slots({LOCAL: num_workers})
-        command = [sys.executable, "-P", call.__file__, str(task), str(result)]
+        command = [sys.executable, "-P", notebook_worker.__file__, str(task), str(result)]
         made = workers.plan(command, places)
         with workers.meeting(made, places):
             failure = group.run(made.processes, grace=_GRACE_SECONDS, streams=Streams(only="0"))

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfdist.clusters.ports import free_ports
+from tfdist.cluster.ports import free_ports
 from tfdist.errors import ConfigurationError
 
 LOCAL = "127.0.0.1"

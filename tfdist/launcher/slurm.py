@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from tfdist.launcher.options import Options
+from tfdist.launcher.flags import Options
 
 _SCRIPT = """\
 #!/bin/bash

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from tfdist.errors import LaunchError
-from tfdist.launcher.watcher import marked, watching
+from tfdist.launcher.orphans import marked, watching
 
 _START_SECONDS, _ANSWER_SECONDS = 180.0, 120.0
 _END_SECONDS = 30.0
@@ -53,7 +53,7 @@ class Group:
         self.num_workers, self._pauses = num_workers, pauses
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # read when something fails
         with Listener(("127.0.0.1", 0)) as listener:
-            worker = ["-m", "tfdist.bench.workers.worker", str(listener.address[1]), maker]
+            worker = ["-m", "tfdist.launcher.pool_worker", str(listener.address[1]), maker]
             launch = ["-m", "tfdist.launch", "--num-workers", str(num_workers), "--via", via]
             command = [sys.executable, *launch, "--", sys.executable, *worker, *arguments]
             mark = uuid.uuid4().hex

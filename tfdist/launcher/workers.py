@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tfdist.clusters.ports import check_free, free_ports
+from tfdist.cluster.ports import check_free, free_ports
 from tfdist.launcher import horovod
 from tfdist.launcher.plan import LOCAL, Process, Slot, tf_config
 

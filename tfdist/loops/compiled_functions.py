@@ -10,21 +10,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import misfit, model_scope
-from tfdist.epoch import Call
 from tfdist.errors import DataError, TfdistError
-from tfdist.feed import Feed
-from tfdist.kinds import Kinds
-from tfdist.on_shares import as_on_one_device
+from tfdist.loops.epoch import Call
+from tfdist.loops.feed import Feed
+from tfdist.loops.prediction import Predict
+from tfdist.model_setup import create, mismatch
 from tfdist.precision import LossScale, Scaling, policy
-from tfdist.prediction import Predict
-from tfdist.replica import Replica
-from tfdist.state import ForwardState
-from tfdist.step import EvalStep
+from tfdist.step.evaluate import EvalStep
+from tfdist.step.forward_state import ForwardState
+from tfdist.step.keras_patches import as_on_one_device
+from tfdist.step.mean_or_sum import Kinds
+from tfdist.step.replica import Replica
+from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.loop import Made
+from tfdist.strategies.inner_loop import Made
 from tfdist.strategies.shares import num_rows
-from tfdist.train_step import TrainStep
 
 
 class Engine:
@@ -67,7 +67,7 @@ class Engine:
         """Returns the function that computes the outputs of one batch."""
         model, strategy = self._model, self._strategy
         with policy(self._precision):
-            model_scope.build_weights(model, strategy, feed.element_spec)
+            create.build_weights(model, strategy, feed.element_spec)
 
         def outputs(iterator: Any) -> list[Any]:
             rows, _, parts = strategy.unpack(next(iterator))
@@ -124,12 +124,12 @@ class Engine:
         if self._compiled_with is not model._compile_config:
             # A fresh compile() has another optimizer, loss or metrics.
             self._calls.clear()
-            model_scope.adopt(model, self._strategy, self._precision, self._loss_scale)
+            create.adopt(model, self._strategy, self._precision, self._loss_scale)
             self._compiled_with = model._compile_config
         key = (training, feed.may_end, feed.own_rows)
         if key not in self._calls:
             with policy(self._precision):
-                model_scope.build(model, self._strategy, feed.element_spec)
+                create.build(model, self._strategy, feed.element_spec)
             self._strategy.prepare(model, model.optimizer)
             with self._strategy.scope():
                 step = self._step(feed, training)
@@ -162,7 +162,7 @@ class Engine:
             except TfdistError:
                 raise
             except (ValueError, TypeError, tf.errors.OpError) as error:
-                raise DataError(misfit.describe(self._model, feed.element_spec, error)) from error
+                raise DataError(mismatch.describe(self._model, feed.element_spec, error)) from error
             return Made(*(np.asarray(v).item() for v in made)), _as_floats(logs)
 
         return call

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import interrupts
 from tfdist.errors import DataError, NonFiniteError
-from tfdist.feed import Feed
-from tfdist.pace import Pace
+from tfdist.loops import interrupts
+from tfdist.loops.feed import Feed
+from tfdist.loops.steps_per_call import Pace
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.loop import Logs, Made
+from tfdist.strategies.inner_loop import Logs, Made
 
 #: Makes up to that many steps: what was done, and the logs after them.
 Call = Callable[[Iterator[Any], int], tuple[Made, Logs]]

@@ -11,7 +11,7 @@ from keras.src.backend.tensorflow.trainer import (
     potentially_ragged_concat,
 )
 
-from tfdist.feed import Feed
+from tfdist.loops.feed import Feed
 
 #: Returns the outputs of the iterator's next batch by replica; None at the end of the data.
 Predict = Callable[[Iterator[Any]], list[Any] | None]

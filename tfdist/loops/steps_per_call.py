@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.loop import Made
+from tfdist.strategies.inner_loop import Made
 
 #: Seconds that a call should last: long enough to make Python's share small, short enough for a
 #: progress line and for Ctrl-C.

@@ -11,9 +11,10 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
-from tfdist import misfit, precision
+from tfdist import precision
 from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError
-from tfdist.rebuild import compile_alike, rebuild
+from tfdist.model_setup import mismatch
+from tfdist.model_setup.rebuild import compile_alike, rebuild
 from tfdist.strategies.base import Strategy
 
 #: A function that builds and compiles a model, or a compiled model.
@@ -158,8 +159,8 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
             backend.compute_output_spec(model, symbolic, training=False)
     except Exception as error:
         raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be built from the data's shapes {misfit.shapes(x)} "
-            f"({misfit.cause(error)}): give it an Input, or call it once in build_model."
+            f"{type(model).__name__} cannot be built from the data's shapes {mismatch.shapes(x)} "
+            f"({mismatch.cause(error)}): give it an Input, or call it once in build_model."
         ) from error
 
 
@@ -176,7 +177,7 @@ def build(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
         with strategy.scope():
             model._symbolic_build(data_batch=(x, y, sample_weight))
     except Exception as error:
-        raise DataError(misfit.describe(model, element_spec, error)) from error
+        raise DataError(mismatch.describe(model, element_spec, error)) from error
 
 
 def _symbolic(spec: Any) -> Any:

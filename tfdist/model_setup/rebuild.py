@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.misfit import cause
+from tfdist.model_setup.mismatch import cause
 
 
 def rebuild(model: keras.Model) -> keras.Model:

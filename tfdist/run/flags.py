@@ -16,9 +16,9 @@ from jsonargparse import ActionYesNo, ArgumentParser
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from tfdist import recipe as recipes
 from tfdist.config import GROUPS, TrainConfig
 from tfdist.errors import ConfigurationError, TfdistError
+from tfdist.run import recipe as recipes
 from tfdist.strategies import STRATEGIES
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.

@@ -21,8 +21,8 @@ from typing import Any
 
 import tfdist
 from tfdist.config import TrainConfig
+from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
-from tfdist.files import replacing
 
 _PACKAGES = ("tensorflow", "keras", "numpy")
 

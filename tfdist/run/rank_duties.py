@@ -24,7 +24,7 @@ def once(strategy: Strategy, make: Callable[[], str]) -> str:
     Raises:
         TfdistError: `make` raised it: the same one on rank 0, its message on the others.
     """
-    from tfdist.strategies.agreement import share
+    from tfdist.strategies.collectives.host_values import share
 
     error, text = None, ""
     if strategy.rank == 0:

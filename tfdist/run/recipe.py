@@ -63,6 +63,6 @@ def find(name: str) -> Recipe:
         ) from None
     if missing := [member for member in _MEMBERS if not hasattr(module, member)]:
         raise ConfigurationError(
-            f"{path} is no recipe: it lacks {', '.join(missing)} (see tfdist.recipe.Recipe)."
+            f"{path} is no recipe: it lacks {', '.join(missing)} (see tfdist.run.recipe.Recipe)."
         )
     return cast(Recipe, module)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.replica import current
+from tfdist.step.replica import current
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.BatchNormalization]:

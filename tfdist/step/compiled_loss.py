@@ -17,9 +17,9 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.losses import loss as keras_loss
 
-from tfdist.kinds import Kinds
-from tfdist.probes import view_with
-from tfdist.replica import Replica
+from tfdist.step.mean_or_sum import Kinds
+from tfdist.step.probes import view_with
+from tfdist.step.replica import Replica
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 

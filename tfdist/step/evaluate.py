@@ -14,12 +14,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import compiled_loss, losses
-from tfdist.on_shares import keras_on_shares
 from tfdist.precision import Scaling
-from tfdist.replica import Replica, Totals
-from tfdist.rounds import over_rounds
-from tfdist.state import ForwardState
+from tfdist.step import compiled_loss, total_loss
+from tfdist.step.forward_state import ForwardState
+from tfdist.step.keras_patches import keras_on_shares
+from tfdist.step.microbatches import over_rounds
+from tfdist.step.replica import Replica, Totals
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Batch, num_rows
 
@@ -96,7 +96,7 @@ class EvalStep:
         with self.state.scope(replica) as scope, replica:
             with tf.GradientTape(watch_accessed_variables=self.training) as tape:
                 y_pred = call(self.model, x, self.training)
-                loss = losses.contribution(
+                loss = total_loss.contribution(
                     self.model,
                     replica,
                     (x, y, sample_weight),
@@ -107,7 +107,7 @@ class EvalStep:
                 )
                 scaled = self.scaling.scale(loss) if self.training else loss
             gradients = self.gradients(tape, scaled, scope)
-            losses.track(self.model._loss_tracker, loss, replica)
+            total_loss.track(self.model._loss_tracker, loss, replica)
             if self.state.sees_whole_batches(replica):
                 share_pred = y_pred
                 x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import batch_norm
-from tfdist.kinds import Kind, Kinds
-from tfdist.replica import Replica
+from tfdist.step import batch_norm
+from tfdist.step.mean_or_sum import Kind, Kinds
+from tfdist.step.replica import Replica
 
 #: Keeps the random numbers of replicas and rounds apart: added to a seed, times the part's number.
 #: Part 0 draws what one device draws.

@@ -18,8 +18,8 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from tfdist import batch_norm
-from tfdist.replaced import replaced
+from tfdist.step import batch_norm
+from tfdist.upstream.patching import replaced
 
 
 @contextmanager

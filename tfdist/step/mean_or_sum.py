@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.probes import (
+from tfdist.step.probes import (
     CompiledLoss,
     Probe,
     compiled_losses,

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.replica import Totals
+from tfdist.step.replica import Totals
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Batch, num_rows, take
 

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import compiled_loss
-from tfdist.kinds import Kind, Kinds
-from tfdist.replica import Replica
+from tfdist.step import compiled_loss
+from tfdist.step.mean_or_sum import Kind, Kinds
+from tfdist.step.replica import Replica
 
 
 def contribution(

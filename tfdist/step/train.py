@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.accumulators import Accumulators
-from tfdist.on_shares import as_on_one_device
-from tfdist.replica import Totals
-from tfdist.step import EvalStep, Sums
+from tfdist.step.evaluate import EvalStep, Sums
+from tfdist.step.gradient_accumulation import Accumulators
+from tfdist.step.keras_patches import as_on_one_device
+from tfdist.step.replica import Totals
 from tfdist.strategies.shares import Batch
 
 

@@ -20,8 +20,8 @@ STRATEGIES: dict[str, str] = {
     "mirrored": "tfdist.strategies.mirrored:Mirrored",
     "central_storage": "tfdist.strategies.central_storage:CentralStorage",
     "towers": "tfdist.strategies.towers:Towers",
-    "parameter_server": "tfdist.strategies.parameter_server:ParameterServer",
-    "multi_worker": "tfdist.strategies.multi_worker:MultiWorker",
+    "parameter_server": "tfdist.strategies.parameter_server.strategy:ParameterServer",
+    "multi_worker": "tfdist.strategies.multi_worker.strategy:MultiWorker",
     "horovod": "tfdist.strategies.horovod:Horovod",
 }
 

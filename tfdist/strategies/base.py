@@ -19,7 +19,9 @@ import tensorflow as tf
 
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
-from tfdist.strategies import agreement, alike, loop, shares
+from tfdist.strategies import inner_loop, shares
+from tfdist.strategies.collectives import host_values
+from tfdist.strategies.collectives import same_variables as alike
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
@@ -130,7 +132,7 @@ class Strategy:
         first = 0 if own_rows else self.first_replica
         parts = shares.split(whole, num_shares, range(first, first + len(self.devices)))
         alike = self.num_workers > 1 and not own_rows
-        checksum = agreement.checksum(whole) if alike else tf.constant(0, tf.int64)
+        checksum = host_values.checksum(whole) if alike else tf.constant(0, tf.int64)
         return shares.Element(shares.num_rows(whole), checksum, parts)
 
     def unpack(self, element: Any) -> shares.Element:
@@ -181,8 +183,12 @@ class Strategy:
         return tensors
 
     def compile(
-        self, step: loop.Step, eager: bool = False, may_end: bool = True, own_rows: bool = False
-    ) -> loop.Run:
+        self,
+        step: inner_loop.Step,
+        eager: bool = False,
+        may_end: bool = True,
+        own_rows: bool = False,
+    ) -> inner_loop.Run:
         """Returns a function that makes many steps in one call.
 
         Args:
@@ -196,11 +202,17 @@ class Strategy:
         def receive(taken: Any) -> shares.Element:
             element = self.unpack(taken)
             if several:
-                element = element._replace(num_rows=agreement.total(self, element.num_rows))
+                element = element._replace(num_rows=host_values.total(self, element.num_rows))
             return element
 
-        end = loop.End.WITHOUT_ROWS if several else loop.End.OF_ITERATOR if may_end else None
-        return (loop.eager if eager else loop.in_graph)(receive, step, end)
+        end = (
+            inner_loop.End.WITHOUT_ROWS
+            if several
+            else inner_loop.End.OF_ITERATOR
+            if may_end
+            else None
+        )
+        return (inner_loop.eager if eager else inner_loop.in_graph)(receive, step, end)
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Returns numbers of all workers, in each of them; called outside of any graph.
@@ -212,7 +224,7 @@ class Strategy:
             Shape `(num_workers, len(numbers))`, float64.
         """
         mine = np.asarray([numbers], np.float64)
-        return agreement.gather(self, mine) if self.num_workers > 1 else mine
+        return host_values.gather(self, mine) if self.num_workers > 1 else mine
 
     def barrier(self) -> None:
         """Waits until every worker has come here."""

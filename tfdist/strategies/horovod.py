@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from tfdist import cluster, devices
 from tfdist.errors import ConfigurationError, MissingError
-from tfdist.strategies import agreement
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.fusion import by_dtype, fused
+from tfdist.strategies.collectives import host_values
+from tfdist.strategies.collectives.fusion import by_dtype, fused
 
 COMPRESSION = ("none", "fp16")
 
@@ -68,7 +68,7 @@ class Horovod(Strategy):
         return sums if op == "SUM" else [total / self.num_workers for total in sums]
 
     def _meet(self) -> None:
-        agreement.meet(self)
+        host_values.meet(self)
 
     def _sum(self, tensors: list) -> list:
         """Sums tensors of one dtype over the processes; slices are laid end to end."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.strategies import shares
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.fusion import fused
+from tfdist.strategies.collectives.fusion import fused
 
 
 def _written_alike(next_creator: Callable[..., Any], **options: Any) -> Any:

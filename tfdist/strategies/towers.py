@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.devices import resolve
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.fusion import fused
+from tfdist.strategies.collectives.fusion import fused
 
 
 class Towers(Strategy):

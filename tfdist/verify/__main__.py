@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist import cluster, command_line
+from tfdist import cluster
 from tfdist.errors import ConfigurationError, TfdistError
+from tfdist.run import flags
 from tfdist.strategies import ACROSS_PROCESSES, ASYNCHRONOUS, STRATEGIES
 from tfdist.verify import report
 from tfdist.verify.attempt import attempt
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nonlocal passed
         passed = _verify(_parse(arguments))
 
-    return command_line.run(command) or int(not passed)
+    return flags.run(command) or int(not passed)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

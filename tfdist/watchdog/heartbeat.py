@@ -11,12 +11,12 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from tfdist.clusters.base import Cluster, split
-from tfdist.clusters.networks import this_host
-from tfdist.watchdog.ending import end
-from tfdist.watchdog.guest import Guest
-from tfdist.watchdog.hub import Hub
-from tfdist.watchdog.pulse import Pulse
+from tfdist.cluster.networks import this_host
+from tfdist.cluster.record import Cluster, split
+from tfdist.watchdog.exit import end
+from tfdist.watchdog.monitor import Hub
+from tfdist.watchdog.reporter import Guest
+from tfdist.watchdog.status import Pulse
 from tfdist.watchdog.verdict import Row
 
 _TELL_SECONDS = 1.0

@@ -7,8 +7,8 @@ import socket
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable
 
-from tfdist.watchdog.line import LIMIT, Line, aged, lines
-from tfdist.watchdog.pulse import BEAT_SECONDS, Pulse
+from tfdist.watchdog.message import LIMIT, Line, aged, lines
+from tfdist.watchdog.status import BEAT_SECONDS, Pulse
 from tfdist.watchdog.verdict import Row, verdict
 
 

@@ -8,8 +8,8 @@ import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Sequence
 
-from tfdist.watchdog.line import LIMIT, Line, aged, lines
-from tfdist.watchdog.pulse import BEAT_SECONDS, Pulse
+from tfdist.watchdog.message import LIMIT, Line, aged, lines
+from tfdist.watchdog.status import BEAT_SECONDS, Pulse
 from tfdist.watchdog.verdict import Row, verdict
 
 #: For rank 0 to answer at an address; one of a network that leads nowhere does not.

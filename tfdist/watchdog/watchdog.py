@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.agreement import share
 from tfdist.strategies.base import Strategy
-from tfdist.watchdog.beats import Beats, own_hosts
+from tfdist.strategies.collectives.host_values import share
+from tfdist.watchdog.heartbeat import Beats, own_hosts
 from tfdist.watchdog.verdict import GRACE_SECONDS, SILENCE_SECONDS, State, may_explain
 
 #: For the news of a worker's end to come, after its end broke an exchange.

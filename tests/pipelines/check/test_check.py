@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from pipelines import checking, pack, reader
-from pipelines.check import main
-from tests.pipelines import numbers
+from pipelines.check import once_an_epoch
+from pipelines.check.__main__ import main
+from pipelines.pack import __main__ as pack
+from pipelines.reading import read
+from tests.support import numbers
 
 
 @pytest.mark.parametrize(("num_workers", "shuffle_buffer"), [(1, 0), (3, 10), (4, 1000)])
@@ -49,10 +51,10 @@ def test_wrong_reading_is_found_out(
     says: str,
 ) -> None:
     def wrong(*arguments: Any, **options: Any) -> tf.data.Dataset:
-        return change(reader.read(*arguments, **options).unbatch()).batch(4)
+        return change(read.read(*arguments, **options).unbatch()).batch(4)
 
     numbers.write(tmp_path / "data", num_records=10, num_shards=2)
-    monkeypatch.setattr(checking, "read", wrong)
+    monkeypatch.setattr(once_an_epoch, "read", wrong)
     assert main([str(tmp_path / "data"), "--num-epochs=1"]) == 1
     assert says in capsys.readouterr().err
 

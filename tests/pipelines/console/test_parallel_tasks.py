@@ -7,27 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import DataError, parallel
+from pipelines import DataError
+from pipelines.console import parallel_tasks
 
 
-def square(task: int, advance: parallel.Advance) -> tuple[int, int]:
+def square(task: int, advance: parallel_tasks.Advance) -> tuple[int, int]:
     advance(1)
     return task * task, os.getpid()
 
 
-def fail_at_three(task: int, advance: parallel.Advance) -> None:
+def fail_at_three(task: int, advance: parallel_tasks.Advance) -> None:
     if task == 3:
         raise DataError("three")
     while True:  # until asked to stop
         advance(1)
 
 
-def die(task: int, advance: parallel.Advance) -> None:
+def die(task: int, advance: parallel_tasks.Advance) -> None:
     os._exit(9)
 
 
 def run(function: object, num_tasks: int, num_workers: int) -> list[object]:
-    return parallel.run(
+    return parallel_tasks.run(
         function,  # type: ignore[arg-type]
         range(num_tasks),
         num_workers=num_workers,

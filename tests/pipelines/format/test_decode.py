@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pipelines import DataError, Feature
-from pipelines.encode import encode
-from pipelines.feature import DType
-from pipelines.schema import decode
+from pipelines.format.decode import decode
+from pipelines.format.encode import encode
+from pipelines.format.feature import DType
 
 RAW = tuple(dtype for dtype in DType.__args__ if dtype != "string")
 LIST = tuple(dtype for dtype in RAW if dtype != "float64")

@@ -10,9 +10,10 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines import DataError, framing
-from pipelines.index import Compression
-from pipelines.shard_file import ShardWriter
+from pipelines import DataError
+from pipelines.format import framing
+from pipelines.format.index import Compression
+from pipelines.writing.shard_file import ShardWriter
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 DATA = [bytes([i]) * 10 * i for i in range(6)]

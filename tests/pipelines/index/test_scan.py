@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import pipelines
-from pipelines.index_command import main
-from tests.pipelines import by_hand, numbers, pictures
+from pipelines.index.__main__ import main
+from tests.support import by_hand, numbers, pictures
 
 
 def index(folder: Path, *flags: str) -> int:
@@ -60,7 +60,10 @@ def test_images_of_several_sizes_and_kinds(tmp_path: Path) -> None:
 
 
 def test_feature_that_some_records_lack(tmp_path: Path) -> None:
-    by_hand.write(tmp_path / "a.tfrecord", [by_hand.example(x=[1], y=[2]), by_hand.example(x=[3])])
+    by_hand.write(
+        tmp_path / "a.tfrecord",
+        [by_hand.example(x=[1], y=[2]), by_hand.example(x=[3])],
+    )
     assert index(tmp_path) == 0
     assert features(tmp_path) == {"x": ("int64", (), "list"), "y": ("int64", (None,), "list")}
     (batch,) = pipelines.read(tmp_path, 2)

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 import pipelines
-from pipelines import framing, pack, packing
-from pipelines.schema import decode
+from pipelines.format import framing
+from pipelines.format.decode import decode
+from pipelines.pack import __main__ as pack
+from pipelines.pack import packing
 from pipelines.sources import open_source
 from pipelines.sources.source import Options
-from tests.pipelines import pictures
-from tests.waiting import wait_for
+from tests.support import pictures
+from tests.support.waiting import wait_for
 
 NUM_IMAGES = 30
 

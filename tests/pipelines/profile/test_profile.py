@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import pipelines
-from pipelines import profile, profiling
-from tests.pipelines import numbers
+from pipelines.profile import __main__ as profile
+from pipelines.profile import stages as profiling
+from tests.support import numbers
 
 
 def test_stages_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

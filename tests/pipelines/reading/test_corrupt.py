@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import pipelines
-from pipelines import framing
-from tests.pipelines import numbers
+from pipelines.format import framing
+from tests.support import numbers
 
 
 @pytest.fixture

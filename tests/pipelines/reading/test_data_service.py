@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import pipelines
-from tests.pipelines import numbers
+from tests.support import numbers
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.index import Shard
-from pipelines.share import policy, share_of
+from pipelines.format.index import Shard
+from pipelines.reading.division import policy, share_of
 
 
 def shards_of(counts: list[int]) -> list[Shard]:

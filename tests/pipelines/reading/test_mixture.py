@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import Position, read
-from pipelines.mixture import Source, mix
-from tests.pipelines import numbers
+from pipelines.reading.mixture import Source, mix
+from tests.support import numbers
 
 Taken = list[tuple[int, int]]
 

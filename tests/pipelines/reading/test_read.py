@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipelines
-from tests.pipelines import numbers
+from tests.support import numbers
 
 quick = settings(deadline=None, max_examples=12)
 

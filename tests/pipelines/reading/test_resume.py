@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import pipelines
 from pipelines import Position
-from tests.pipelines import numbers
+from tests.support import numbers
 
 quick = settings(deadline=None, max_examples=10)
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from pipelines import Feature, write_shards
-from pipelines.show import main
-from tests.pipelines import numbers, pictures
+from pipelines.show.__main__ import main
+from tests.support import numbers, pictures
 
 
 @pytest.fixture

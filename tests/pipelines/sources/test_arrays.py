@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines import DataError
-from tests.pipelines.sources import opened
+from tests.support import opened
 
 ARRAYS = {
     "image": np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3),

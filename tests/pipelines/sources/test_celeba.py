@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines import DataError
-from tests.pipelines import pictures
-from tests.pipelines.sources import opened
+from tests.support import opened, pictures
 
 NAMES = ("Bald", "Smiling", "Young")
 

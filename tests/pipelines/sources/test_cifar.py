@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipelines import DataError
-from tests.pipelines.sources import opened
+from tests.support import opened
 
 PER_FILE = 3
 COARSE = ("animal", "vehicle")

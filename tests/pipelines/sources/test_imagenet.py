@@ -11,8 +11,7 @@ import pytest
 from scipy.io import savemat
 
 from pipelines import DataError
-from tests.pipelines import pictures
-from tests.pipelines.sources import opened
+from tests.support import opened, pictures
 
 WNIDS = ("n01440764", "n01443537", "n02066245")
 #: The development kit counts classes from 1, in an order of its own.

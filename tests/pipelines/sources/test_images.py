@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from pipelines import DataError
-from tests.pipelines import pictures
-from tests.pipelines.sources import opened
+from tests.support import opened, pictures
 
 
 def test_files_are_stored_as_they_are(tmp_path: Path) -> None:

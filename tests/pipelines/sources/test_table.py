@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from pipelines import DataError
-from tests.pipelines.sources import opened
+from tests.support import opened
 
 CSV = "age,height,species,seen\n3,1.5,cat,2020-01-02\n4,2.25,dog,2021-01-02\n5,0.1,cat,\n"
 

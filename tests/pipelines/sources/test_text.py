@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipelines.sources import opened
+from tests.support import opened
 
 
 def test_lines_of_a_file(tmp_path: Path) -> None:

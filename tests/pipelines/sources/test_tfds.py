@@ -12,9 +12,10 @@ import tensorflow_datasets as tfds
 from sklearn.datasets import load_digits
 
 import pipelines
-from pipelines import DataError, pack
-from pipelines.index_command import main as index
-from tests.pipelines.sources import opened
+from pipelines import DataError
+from pipelines.index.__main__ import main as index
+from pipelines.pack import __main__ as pack
+from tests.support import opened
 
 NUM_TRAIN, NUM_TEST = 50, 7
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from pipelines import Feature, framing, load_index, write_shards
-from pipelines.encode import encode
-from pipelines.schema import decode
-from pipelines.shard_file import ShardWriter
-from pipelines.verify import main
-from pipelines.verifying import verify as verify_folder
-from tests.pipelines import by_hand, pictures
+from pipelines import Feature, load_index, write_shards
+from pipelines.format import framing
+from pipelines.format.decode import decode
+from pipelines.format.encode import encode
+from pipelines.verify.__main__ import main
+from pipelines.verify.shards import verify as verify_folder
+from pipelines.writing.shard_file import ShardWriter
+from tests.support import by_hand, pictures
 
 FEATURES = (
     Feature(name="image", dtype="uint8", shape=(None, None, 3), encoding="png"),

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import pipelines
-from pipelines.index import check_shards
-from tests.pipelines import numbers
+from pipelines.format.index import check_shards
+from tests.support import numbers
 
 KILLED = """
 import os, signal, sys
@@ -62,7 +62,11 @@ def test_folder_with_other_data_is_kept(
     tmp_path: Path, change: dict[str, object], says: str
 ) -> None:
     numbers.write(tmp_path, num_records=10, num_shards=3)
-    arguments = {"features": numbers.FEATURES, "num_shards": 3, "source": "numbers"} | change
+    arguments = {
+        "features": numbers.FEATURES,
+        "num_shards": 3,
+        "source": "numbers",
+    } | change
     with pytest.raises(pipelines.DataError, match=f"holds other data: {says}"):
         pipelines.write_shards(never(), tmp_path, **arguments)  # type: ignore[arg-type]
 
@@ -105,7 +109,11 @@ def test_racing_writers_agree(tmp_path: Path) -> None:
     def write() -> None:
         indices.append(
             pipelines.write_shards(
-                examples(), tmp_path / "data", numbers.FEATURES, num_shards=2, source="numbers"
+                examples(),
+                tmp_path / "data",
+                numbers.FEATURES,
+                num_shards=2,
+                source="numbers",
             )
         )
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.strategies.fusion import in_pieces
+from tfdist.strategies.collectives.fusion import in_pieces
 
 SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 TENSORS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64", "int64"])), max_size=5)

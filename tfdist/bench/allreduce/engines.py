@@ -8,9 +8,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from tfdist import cluster, mpi
-from tfdist.bench.workers.group import Group
-from tfdist.clusters.ports import free_ports
+from tfdist import cluster
+from tfdist.cluster import mpi_library
+from tfdist.cluster.ports import free_ports
+from tfdist.launcher.worker_pool import Group
 
 #: Takes a number of bytes and of repeats; returns the median time of a sum in seconds.
 Measure = Callable[[int, int], float]
@@ -71,7 +72,7 @@ def missing(engine: str) -> str:
     """Returns what an engine lacks on this machine, or nothing."""
     if "Horovod" in engine and find_spec("horovod") is None:
         return "Horovod is not installed"
-    if "MPI" in engine and mpi.find() is None:
+    if "MPI" in engine and mpi_library.find() is None:
         return "no MPI is installed"
     if "PyTorch" in engine and find_spec("torch") is None:
         return "PyTorch is not installed"

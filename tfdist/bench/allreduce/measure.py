@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist.bench.allreduce.engines import REPLICAS
 from tfdist.bench.interleave import ratio, spread, take_turns
-from tfdist.bench.workers.group import Group
+from tfdist.launcher.worker_pool import Group
 
 COPY = "memory copy"
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tfdist import files
 from tfdist.bench.allreduce.measure import COPY
+from tfdist.console import files
 
 console = Console(highlight=False, markup=False)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfdist import cluster
 from tfdist.bench.step.workloads import WORKLOADS, Workload
-from tfdist.bench.workers.group import Group
-from tfdist.clusters.ports import free_ports
+from tfdist.cluster.ports import free_ports
+from tfdist.launcher.worker_pool import Group
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy

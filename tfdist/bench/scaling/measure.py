@@ -9,8 +9,8 @@ from typing import Any
 from tfdist.bench.interleave import ratio, spread, take_turns
 from tfdist.bench.scaling.engines import BY_HAND, ENGINES, OURS
 from tfdist.bench.step.workloads import Workload
-from tfdist.bench.workers.group import Group
 from tfdist.errors import LaunchError
+from tfdist.launcher.worker_pool import Group
 
 #: What a step of tfdist may take at most, as a ratio to one of a loop by hand on the same engine.
 HAND_GOAL = 1.05

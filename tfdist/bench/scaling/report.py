@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tfdist import files
+from tfdist.console import files
 
 console = Console(highlight=False, markup=False)
 

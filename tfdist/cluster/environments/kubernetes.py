@@ -7,7 +7,7 @@ TF_CONFIG.
 
 from __future__ import annotations
 
-from tfdist.clusters.base import Cluster, Environ, number
+from tfdist.cluster.record import Cluster, Environ, number
 from tfdist.errors import ClusterError
 
 _PORT = 29500

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist.clusters.base import Cluster, Environ, number
+from tfdist.cluster.record import Cluster, Environ, number
 
 #: Launcher, then its variables for rank, size, local rank and local size. Open MPI, Hydra (MPICH,
 #: Intel MPI) and MVAPICH, whose names begin with its second version's.

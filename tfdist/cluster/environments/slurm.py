@@ -6,8 +6,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from tfdist.clusters import mpi
-from tfdist.clusters.base import Cluster, Environ, number
+from tfdist.cluster.environments import mpi
+from tfdist.cluster.record import Cluster, Environ, number
 from tfdist.errors import ClusterError
 
 #: Below 32768, where Linux begins to give ports to clients, and 64 apart, one for each worker of a

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from tfdist.clusters.base import Cluster, Environ, check_distinct, local_place
+from tfdist.cluster.record import Cluster, Environ, check_distinct, local_place
 from tfdist.errors import ClusterError
 
 

@@ -6,8 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-from tfdist.clusters.base import split
-from tfdist.clusters.ports import free_ports
+from tfdist.cluster.ports import free_ports
+from tfdist.cluster.record import split
 from tfdist.errors import ClusterError
 
 _RETRY_SECONDS = 0.2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from tfdist.clusters import networks
-from tfdist.clusters.base import Cluster
-from tfdist.clusters.ports import free_ports
+from tfdist.cluster import networks
+from tfdist.cluster.ports import free_ports
+from tfdist.cluster.record import Cluster
 from tfdist.errors import ClusterError
 
 

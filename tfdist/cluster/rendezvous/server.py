@@ -15,9 +15,9 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tfdist.clusters.base import Cluster, split
-from tfdist.clusters.ports import check_free, free_ports
-from tfdist.clusters.visit import Line, receive, result, send, visit
+from tfdist.cluster.ports import check_free, free_ports
+from tfdist.cluster.record import Cluster, split
+from tfdist.cluster.rendezvous.client import Line, receive, result, send, visit
 from tfdist.errors import ClusterError
 
 #: For one line to cross the wire; who takes longer is no worker.

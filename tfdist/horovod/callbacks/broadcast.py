@@ -8,8 +8,8 @@ import keras
 
 from tfdist.errors import ConfigurationError
 from tfdist.horovod.ranks import rank, size, strategy
-from tfdist.state import offset, seeds_of
-from tfdist.strategies import alike
+from tfdist.step.forward_state import offset, seeds_of
+from tfdist.strategies.collectives import same_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -37,7 +37,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         model, group = self.model, strategy()
         _build(model)
         variables = model.variables + model.optimizer.variables
-        alike.start_alike(group, variables, self.root_rank)
+        same_variables.start_alike(group, variables, self.root_rank)
         self._check_steps()
         for seed in seeds_of(model):
             seed.assign(seed + offset(seed, (rank() - self.root_rank) % size()))
@@ -46,7 +46,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._checked:
             cure = "compile the model with tfdist.horovod.DistributedOptimizer(optimizer)."
-            alike.check_values(strategy(), self.model.trainable_variables, cure)
+            same_variables.check_values(strategy(), self.model.trainable_variables, cure)
             self._checked = True
 
     def _check_steps(self) -> None:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from tfdist.errors import ClusterError
-from tfdist.strategies import agreement
+from tfdist.strategies.collectives import host_values
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy
@@ -23,7 +23,7 @@ def start_alike(strategy: Strategy, variables: Sequence[keras.Variable], root: i
         ClusterError: The workers built different models, or differ in spite of it.
     """
     check_shapes(strategy, variables)
-    agreement.broadcast(strategy, [v.value for v in variables], root)
+    host_values.broadcast(strategy, [v.value for v in variables], root)
     check_values(strategy, variables, "the broadcast failed; run python -m tfdist.doctor.")
 
 

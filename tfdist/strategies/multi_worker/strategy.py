@@ -16,10 +16,10 @@ from tfdist import cluster
 from tfdist.cluster import Cluster
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
-from tfdist.strategies import agreement
-from tfdist.strategies.any_size import AnySize
-from tfdist.strategies.collectives import JOIN_SECONDS, PIECE_BYTES, tf_strategy
-from tfdist.strategies.fusion import by_dtype, in_pieces
+from tfdist.strategies.collectives import host_values
+from tfdist.strategies.collectives.fusion import by_dtype, in_pieces
+from tfdist.strategies.collectives.varying_sizes import AnySize
+from tfdist.strategies.multi_worker.join import JOIN_SECONDS, PIECE_BYTES, tf_strategy
 from tfdist.strategies.tf_distribute import TFDistribute
 
 COMMUNICATION = ("auto", "ring", "nccl")
@@ -59,7 +59,7 @@ class MultiWorker(TFDistribute):
             self.num_replicas,
             self.communication,
         )
-        agreement.meet(self)
+        host_values.meet(self)
         cluster.on_barrier(self.barrier)
 
     def describe(self) -> dict[str, str]:

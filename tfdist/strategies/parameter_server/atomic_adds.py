@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.replaced import replaced
+from tfdist.upstream.patching import replaced
 
 
 @contextmanager

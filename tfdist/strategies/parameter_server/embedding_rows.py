@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
-from tfdist.replaced import replaced
+from tfdist.upstream.patching import replaced
 
 
 @contextmanager

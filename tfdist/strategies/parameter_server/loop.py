@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.loop import Logs, Made, Receive, Run, Step
-from tfdist.strategies.ps_ledger import Ledger
+from tfdist.strategies.inner_loop import Logs, Made, Receive, Run, Step
+from tfdist.strategies.parameter_server.ledger import Ledger
 
 
 def asynchronous(

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster import MEETING_SECONDS, Cluster
-from tfdist.clusters.base import split
-from tfdist.clusters.ports import check_free, free_ports
+from tfdist.cluster import Cluster
+from tfdist.cluster.membership import MEETING_SECONDS
+from tfdist.cluster.ports import check_free, free_ports
+from tfdist.cluster.record import split
 from tfdist.errors import ClusterError, ConfigurationError
 
 #: How long a worker or server goes on looking for a chief that went silent.

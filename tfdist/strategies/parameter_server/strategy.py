@@ -14,10 +14,12 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError
-from tfdist.strategies import loop, ps_cluster, ps_loop, rows
-from tfdist.strategies.atomic import atomic_adds
+from tfdist.strategies import inner_loop
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.ps_ledger import Ledger
+from tfdist.strategies.parameter_server import embedding_rows, processes
+from tfdist.strategies.parameter_server import loop as ps_loop
+from tfdist.strategies.parameter_server.atomic_adds import atomic_adds
+from tfdist.strategies.parameter_server.ledger import Ledger
 
 
 class ParameterServer(Strategy):
@@ -66,7 +68,7 @@ class ParameterServer(Strategy):
             )
         self.devices = ["CPU:0"]  # of a step: each worker makes whole ones by itself
         tasks = _tasks(cluster.current(), devices, num_servers)
-        self.tf_strategy = ps_cluster.connect(tasks)
+        self.tf_strategy = processes.connect(tasks)
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
         self.ledger = Ledger()
@@ -111,7 +113,7 @@ class ParameterServer(Strategy):
             )
 
     def run(self, fn: ReplicaFn) -> Any:
-        with rows.sent_alone():
+        with embedding_rows.sent_alone():
             return fn(0)
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
@@ -119,8 +121,12 @@ class ParameterServer(Strategy):
             return [fn(results)]
 
     def compile(
-        self, step: loop.Step, eager: bool = False, may_end: bool = True, own_rows: bool = False
-    ) -> loop.Run:
+        self,
+        step: inner_loop.Step,
+        eager: bool = False,
+        may_end: bool = True,
+        own_rows: bool = False,
+    ) -> inner_loop.Run:
         if eager or not step.training:
             return super().compile(step, eager, may_end, own_rows)
         return ps_loop.asynchronous(
@@ -156,9 +162,7 @@ def _tasks(found: cluster.Cluster, devices: Any, num_servers: Any) -> dict[str, 
             f"{found.source} starts {found.size} workers that are alike, but parameter_server "
             "needs a chief, workers and ps: python -m tfdist.launch --num-workers N --num-ps M."
         )
-    return ps_cluster.in_line(
-        _number("devices", devices, 2), _number("num_servers", num_servers, 1)
-    )
+    return processes.in_line(_number("devices", devices, 2), _number("num_servers", num_servers, 1))
 
 
 def _number(option: str, value: Any, default: int) -> int:
@@ -186,7 +190,7 @@ def _join(found: cluster.Cluster) -> dict[str, list[str]]:
             "runs the script, workers and ps."
         )
     if found.task in ("worker", "ps"):
-        ps_cluster.serve(found)
+        processes.serve(found)
     if found.task != "chief":  # evaluation is in line, in the chief
         raise SystemExit(0)
     return tasks

@@ -1,0 +1,1 @@
+"""`python -m pipelines.check`: does a folder give each record once an epoch, in its order?"""

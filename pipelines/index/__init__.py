@@ -1,0 +1,1 @@
+"""`python -m pipelines.index`: makes the index of shards that others wrote."""

@@ -1,0 +1,1 @@
+"""`python -m pipelines.pack`: turns photographs, tables, arrays or text into shards."""

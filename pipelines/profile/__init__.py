@@ -1,0 +1,1 @@
+"""`python -m pipelines.profile`: which stage of reading takes the time."""

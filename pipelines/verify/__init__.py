@@ -1,0 +1,1 @@
+"""`python -m pipelines.verify`: is every byte of a folder what its index says?"""

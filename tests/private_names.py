@@ -1,0 +1,84 @@
+"""`python -m tests.private_names`: who touches private names of other projects? Part of `make lint`.
+
+Only `tfdist/upstream` may: its README lists them, which is what an upgrade of Keras or TensorFlow
+has to go through. A private module is one like `keras.src`; a private attribute is one with an
+underscore that no class of ours defines.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support import ROOT
+
+_PACKAGES = ("tfdist", "pipelines", "recipes")
+_ALLOWED = ROOT / "tfdist" / "upstream"
+_MODULES = ("keras.src", "tensorflow.python", "unittest")
+_NAMEDTUPLE = {"_asdict", "_fields", "_make", "_replace"}
+
+
+def main() -> int:
+    """Prints each place, and returns 1 where there is one."""
+    paths = [path for package in _PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    trees = {path: ast.parse(path.read_text()) for path in paths}
+    ours = {name for tree in trees.values() for name in _defined(tree)}
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {what}; move it into tfdist/upstream"
+        for path, tree in trees.items()
+        if _ALLOWED not in path.parents
+        for line, what in _private(tree, ours)
+    ]
+    print("\n".join(found) or "private names of Keras and TensorFlow: in tfdist/upstream alone")
+    return 1 if found else 0
+
+
+def _private(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int, str]]:
+    """Yields the line and the name of what is private to others."""
+    own = _defined(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for module in _modules(node):
+                if any(f"{module}.".startswith(f"{private}.") for private in _MODULES):
+                    yield node.lineno, f"imports {module}"
+        elif isinstance(node, ast.Attribute) and _is_private(node.attr):
+            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if node.attr not in (ours if of_self else own):
+                yield node.lineno, f"uses {ast.unparse(node)}"
+        elif isinstance(node, ast.Constant) and _is_private(node.value) and node.value not in own:
+            yield node.lineno, f"names {node.value!r}"
+
+
+def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}.{alias.name}" for alias in node.names] if node.module else []
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Private names that a file gives to something of its own."""
+    defined = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                defined.add(node.attr)
+    return {name for name in defined if _is_private(name)}
+
+
+def _is_private(name: object) -> bool:
+    """Whether this is a single underscore and a word."""
+    if not isinstance(name, str) or not name.isidentifier() or name in _NAMEDTUPLE:
+        return False
+    return name.startswith("_") and not name.startswith("__") and len(name) > 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What every command shares: flags and exit codes, files written whole."""

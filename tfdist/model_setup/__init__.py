@@ -1,0 +1,1 @@
+"""The user's model becomes ours: made or rebuilt in a strategy's scope, and checked."""

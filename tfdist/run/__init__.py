@@ -1,0 +1,1 @@
+"""What the training command reads and leaves behind: flags, recipe, folder, reports."""
