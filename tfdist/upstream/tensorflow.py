@@ -1,0 +1,3 @@
+"""Private names of TensorFlow."""
+
+from __future__ import annotations
