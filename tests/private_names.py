@@ -1,4 +1,4 @@
-"""`python -m tests.private_names`: who touches private names of other projects? Part of `make lint`.
+"""`python -m tests.private_names`: who touches private names of others? Part of `make lint`.
 
 Only `tfdist/upstream` may: its README lists them, which is what an upgrade of Keras or TensorFlow
 has to go through. A private module is one like `keras.src`; a private attribute is one with an
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.support import ROOT
 
@@ -45,8 +44,7 @@ def _private(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int, str]]:
                 if any(f"{module}.".startswith(f"{private}.") for private in _MODULES):
                     yield node.lineno, f"imports {module}"
         elif isinstance(node, ast.Attribute) and _is_private(node.attr):
-            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            if node.attr not in (ours if of_self else own):
+            if node.attr not in (ours if _of_self(node) else own):
                 yield node.lineno, f"uses {ast.unparse(node)}"
         for name in _named(node):
             if _is_private(name) and name not in own:
@@ -79,10 +77,13 @@ def _defined(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             defined.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-                defined.add(node.attr)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _of_self(node):
+            defined.add(node.attr)
     return {name for name in defined if _is_private(name)}
+
+
+def _of_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
 def _is_private(name: object) -> bool:
