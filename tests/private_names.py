@@ -43,21 +43,19 @@ def _private(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int, str]]:
             for module in _modules(node):
                 if any(f"{module}.".startswith(f"{private}.") for private in _MODULES):
                     yield node.lineno, f"imports {module}"
-        elif isinstance(node, ast.Attribute) and _is_private(node.attr):
-            if node.attr not in (ours if _of_self(node) else own):
-                yield node.lineno, f"uses {ast.unparse(node)}"
+        if not isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+            continue
+        known = ours if isinstance(node, ast.Attribute) and _of_self(node) else own
         for name in _named(node):
-            if _is_private(name) and name not in own:
-                yield node.lineno, f"names {name!r}"
+            if _is_private(name) and name not in known:
+                yield node.lineno, f"uses {ast.unparse(node)}"
 
 
-def _named(node: ast.AST) -> list[object]:
-    """Strings that say which attribute is meant: `getattr(x, "_y")`, `vars(x)["_y"]`."""
-    values: list[ast.expr] = []
-    if isinstance(node, ast.Call):
-        values = node.args
-    elif isinstance(node, ast.Subscript):
-        values = [node.slice]
+def _named(node: ast.Attribute | ast.Call | ast.Subscript) -> list[object]:
+    """The attribute that is used, also by its name: `getattr(x, "_y")`, `vars(x)["_y"]`."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    values = node.args if isinstance(node, ast.Call) else [node.slice]
     return [value.value for value in values if isinstance(value, ast.Constant)]
 
 
