@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
+from tfdist.upstream.keras_model import compile_config
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 
@@ -165,7 +166,7 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
     if wrapped or (rule is None and named != "float16"):
         return
     rule = rule or LossScale()
-    config = dict(model._compile_config.config)
+    config = dict(compile_config(model).config)
     config["optimizer"] = keras.optimizers.LossScaleOptimizer(
         optimizer, initial_scale=rule.initial, dynamic_growth_steps=rule.growth_interval
     )

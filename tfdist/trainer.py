@@ -19,9 +19,9 @@ from tfdist.loops.steps_per_call import Pace, Stats
 from tfdist.model_setup import create
 from tfdist.precision import LossScale
 from tfdist.step.batch_norm import layers_of
-from tfdist.step.forward_state import seeds_of
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, Made
+from tfdist.upstream.keras_model import seeds_of
 from tfdist.watchdog.watchdog import Watchdog
 
 Method = TypeVar("Method", bound=Callable[..., Any])

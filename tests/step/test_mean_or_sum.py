@@ -12,7 +12,7 @@ from keras import layers, ops
 
 from tests.support.training import X, Y, building
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.mean_or_sum import Kind, Kinds
+from tfdist.step.mean_or_sum import Aggregation, Aggregations
 
 Value = Callable[[Any], Any]
 
@@ -43,40 +43,45 @@ class Counts(layers.Layer):
         return inputs
 
 
-def kinds(*made: layers.Layer, rows: int = len(X), **options: Any) -> Kinds:
-    """Returns the kinds for a network of some layers, and then a dense one."""
+def aggregations(*made: layers.Layer, rows: int = len(X), **options: Any) -> Aggregations:
+    """Returns the aggregations for a network of some layers, and then a dense one."""
     build_model = building(lambda: [keras.Input((4,)), *made, layers.Dense(1)], **options)
     model = build_model()
     model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))  # losses and metrics
-    return Kinds(model, lambda: (tf.constant(X[:rows]), tf.constant(Y[:rows])))
+    return Aggregations(model, lambda: (tf.constant(X[:rows]), tf.constant(Y[:rows])))
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"),
+    ("value", "expected"),
     [
-        (lambda x: ops.mean(x**2), Kind.MEAN),
-        (lambda x: ops.sum(x**2), Kind.SUM),
-        (lambda x: ops.max(ops.ones_like(x)), Kind.MEAN),  # not of the rows
-        (lambda x: 3.0 * ops.mean(ops.sum(x, -1)), Kind.MEAN),
-        (lambda x: ops.sum(ops.abs(x)) / 7.0, Kind.SUM),
+        (lambda x: ops.mean(x**2), Aggregation.MEAN),
+        (lambda x: ops.sum(x**2), Aggregation.SUM),
+        (lambda x: ops.max(ops.ones_like(x)), Aggregation.MEAN),  # not of the rows
+        (lambda x: 3.0 * ops.mean(ops.sum(x, -1)), Aggregation.MEAN),
+        (lambda x: ops.sum(ops.abs(x)) / 7.0, Aggregation.SUM),
     ],
 )
-def test_added_losses(value: Value, kind: Kind) -> None:
-    assert kinds(Adds(value)).of_losses(1, training=True) == [kind]
+def test_added_losses(value: Value, expected: Aggregation) -> None:
+    assert aggregations(Adds(value)).of_losses(1, training=True) == [expected]
 
 
 def test_each_added_loss_is_asked_by_itself() -> None:
     first, second = Adds(lambda x: ops.mean(x**2)), Adds(lambda x: ops.sum(x**2))
-    assert kinds(first, second).of_losses(2, training=True) == [Kind.MEAN, Kind.SUM]
+    assert aggregations(first, second).of_losses(2, training=True) == [
+        Aggregation.MEAN,
+        Aggregation.SUM,
+    ]
 
 
 def test_a_loss_that_only_training_adds() -> None:
-    assert kinds(Adds(lambda x: ops.mean(x**2), in_training=True)).of_losses(1, True) == [Kind.MEAN]
+    assert aggregations(Adds(lambda x: ops.mean(x**2), in_training=True)).of_losses(1, True) == [
+        Aggregation.MEAN
+    ]
 
 
 def test_noise_is_no_reason_to_refuse() -> None:
     noisy = layers.GaussianNoise(0.05), Adds(lambda x: ops.sum(x**2), in_training=True)
-    assert kinds(*noisy).of_losses(1, training=True) == [Kind.SUM]
+    assert aggregations(*noisy).of_losses(1, training=True) == [Aggregation.SUM]
 
 
 @pytest.mark.parametrize(
@@ -89,42 +94,42 @@ def test_noise_is_no_reason_to_refuse() -> None:
 )
 def test_added_losses_that_do_not_add_up(value: Value, says: str) -> None:
     with pytest.raises(UnsupportedModelError, match=says):
-        kinds(Adds(value)).of_losses(1, training=True)
+        aggregations(Adds(value)).of_losses(1, training=True)
 
 
 def test_losses_that_come_and_go() -> None:
     with pytest.raises(UnsupportedModelError, match="add 2 losses in training, but 1"):
-        kinds(Adds(lambda x: ops.mean(x**2))).of_losses(2, training=True)
+        aggregations(Adds(lambda x: ops.mean(x**2))).of_losses(2, training=True)
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"),
+    ("value", "expected"),
     [
-        (lambda state, x: state + ops.sum(ops.abs(x)), Kind.SUM),
-        (lambda state, x: 0.9 * state + ops.mean(ops.abs(x)), Kind.MEAN),
-        (lambda state, x: state + 1.0, Kind.MEAN),
+        (lambda state, x: state + ops.sum(ops.abs(x)), Aggregation.SUM),
+        (lambda state, x: 0.9 * state + ops.mean(ops.abs(x)), Aggregation.MEAN),
+        (lambda state, x: state + 1.0, Aggregation.MEAN),
     ],
 )
-def test_states_that_layers_update(value: Value, kind: Kind) -> None:
+def test_states_that_layers_update(value: Value, expected: Aggregation) -> None:
     layer = Counts(value)
-    assert kinds(layer).of_state(layer.state) == kind
+    assert aggregations(layer).of_state(layer.state) == expected
 
 
 def test_a_state_that_does_not_add_up() -> None:
     layer = Counts(lambda state, x: ops.maximum(state, 1.0 + ops.sum(x) ** 2))
     with pytest.raises(UnsupportedModelError, match=r"The update of .* neither a mean nor a sum"):
-        kinds(layer).of_state(layer.state)
+        aggregations(layer).of_state(layer.state)
 
 
 def test_probing_changes_nothing() -> None:
     layer = Counts(lambda state, x: state + ops.sum(ops.abs(x)))
-    kinds(layer).of_state(layer.state)
+    aggregations(layer).of_state(layer.state)
     assert float(layer.state) == 1.0
 
 
 def test_one_row_tells_nothing() -> None:
     with pytest.raises(UnsupportedModelError, match="first batch of 2 rows or more"):
-        kinds(Adds(lambda x: ops.mean(x**2)), rows=1).of_losses(1, training=True)
+        aggregations(Adds(lambda x: ops.mean(x**2)), rows=1).of_losses(1, training=True)
 
 
 def squared(y_true: Any, y_pred: Any) -> Any:
@@ -140,7 +145,7 @@ def centred(y_true: Any, y_pred: Any) -> Any:
     ("loss", "independent"), [("mse", True), ("huber", True), (squared, True), (centred, False)]
 )
 def test_losses_of_rows_that_move_each_other(loss: Any, independent: bool) -> None:
-    assert kinds(loss=loss).has_independent_rows(0) == independent
+    assert aggregations(loss=loss).has_independent_rows(0) == independent
 
 
 class OfMaximum(keras.metrics.Metric):
@@ -162,4 +167,4 @@ class OfMaximum(keras.metrics.Metric):
 )
 def test_metrics_that_need_whole_batches(metric: Any, whole: bool) -> None:
     made = metric() if isinstance(metric, type) else metric
-    assert bool(kinds(metrics=[made]).whole_metrics()) == whole
+    assert bool(aggregations(metrics=[made]).whole_metrics()) == whole

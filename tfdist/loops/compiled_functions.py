@@ -16,15 +16,15 @@ from tfdist.loops.feed import Feed
 from tfdist.loops.prediction import Predict
 from tfdist.model_setup import create, mismatch
 from tfdist.precision import LossScale, Scaling, policy
-from tfdist.step.evaluate import EvalStep
+from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.forward_state import ForwardState
-from tfdist.step.keras_patches import as_on_one_device
-from tfdist.step.mean_or_sum import Kinds
+from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.replica import Replica
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Made
+from tfdist.strategies.inner_loop import Made, Step
 from tfdist.strategies.shares import num_rows
+from tfdist.upstream.keras_model import optimizers_of_one_device
 
 
 class Engine:
@@ -114,7 +114,7 @@ class Engine:
             return
 
         def on_copy(_: Any) -> None:
-            with as_on_one_device():
+            with optimizers_of_one_device():
                 inner.finalize_variable_values(weights)
 
         self._strategy.update(on_copy, self._strategy.run(lambda i: tf.constant(0)))
@@ -136,17 +136,18 @@ class Engine:
             self._calls[key] = self._in_one_call(step, feed)
         return self._calls[key]
 
-    def _step(self, feed: Feed, training: bool) -> EvalStep:
+    def _step(self, feed: Feed, training: bool) -> Step:
         model = self._model
-        scaling = Scaling(model.optimizer, self._loss_scale)
-        state = ForwardState(model, Kinds(model, feed.first_batch), self._strategy.writes_alone)
+        aggregations = Aggregations(model, feed.first_batch)
+        state = ForwardState(model, aggregations, self._strategy.writes_alone)
         if not training:
-            return EvalStep(model, self._strategy, state, scaling)
+            return EvaluateStep(model, self._strategy, state)
+        scaling = Scaling(model.optimizer, self._loss_scale)
         return TrainStep(
             model, self._strategy, state, scaling, self._accumulate, self._sync_batch_norm
         )
 
-    def _in_one_call(self, step: EvalStep, feed: Feed) -> Call:
+    def _in_one_call(self, step: Step, feed: Feed) -> Call:
         if self._model.jit_compile and not self._strategy.has_local_variables:
             warnings.warn(
                 f"jit_compile=True is left out: XLA cannot read the variables that strategy "

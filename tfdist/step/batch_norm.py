@@ -8,18 +8,19 @@ import keras
 import tensorflow as tf
 
 from tfdist.step.replica import current
+from tfdist.upstream.keras_model import flatten_layers, moments, reduction_axes
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """Returns the BatchNormalization layers of a model, nested ones too."""
     batch_norm = keras.layers.BatchNormalization
-    return [layer for layer in model._flatten_layers() if isinstance(layer, batch_norm)]
+    return [layer for layer in flatten_layers(model) if isinstance(layer, batch_norm)]
 
 
 def share_moments(
     layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Takes the place of `layer._moments` where each share has its own moments.
+    """Takes the place of a layer's own where each share has its own moments.
 
     A share without rows has none; with the moving ones instead, no NaN reaches a gradient.
 
@@ -31,20 +32,20 @@ def share_moments(
     Returns:
         Mean and variance over the share, one number a channel.
     """
-    replica, moments = current(), type(layer)._moments(layer, inputs, mask)
-    if replica is None or replica.num_parts == 1:
-        return moments
+    replica, of_share = current(), moments(layer, inputs, mask)
+    if replica is None or replica.num_microbatches == 1:
+        return of_share
     moving = (layer.moving_mean, layer.moving_variance)
     return tuple(
         tf.where(replica.num_rows > 0, own, tf.cast(old, own.dtype))
-        for own, old in zip(moments, moving, strict=True)
+        for own, old in zip(of_share, moving, strict=True)
     )
 
 
 def global_moments(
     layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Takes the place of `layer._moments` while a replica is traced.
+    """Takes the place of a layer's own while a replica is traced.
 
     Two sums, as on one device: the variance is taken around the global mean, because E[x^2] -
     E[x]^2 loses what the mean is large against.
@@ -59,8 +60,8 @@ def global_moments(
     """
     replica = current()
     if replica is None:
-        return type(layer)._moments(layer, inputs, mask)
-    axes = layer._reduction_axes
+        return moments(layer, inputs, mask)
+    axes = reduction_axes(layer)
     weights = tf.ones_like(inputs[..., :1] if layer.axis in (-1, inputs.shape.rank - 1) else inputs)
     if mask is not None:
         weights *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)

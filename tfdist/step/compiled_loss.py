@@ -14,40 +14,40 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from keras.src.losses import loss as keras_loss
 
-from tfdist.step.mean_or_sum import Kinds
-from tfdist.step.probes import view_with
+from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.replica import Replica
+from tfdist.upstream import keras_model
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
 
-def on_share(compile_loss: Any, replica: Replica, kinds: Kinds) -> Any:
+def on_share(compile_loss: Any, replica: Replica, aggregations: Aggregations) -> Any:
     """A view of Keras's `CompileLoss` whose losses and per-output trackers see the global batch."""
     losses = [
-        _ShareLoss(entry.loss, replica, functools.partial(kinds.has_independent_rows, number))
-        for number, entry in enumerate(compile_loss._flat_losses)
+        _ShareLoss(loss, replica, functools.partial(aggregations.has_independent_rows, number))
+        for number, loss in enumerate(keras_model.compiled_losses(compile_loss))
     ]
-    view = view_with(compile_loss, losses)
-    view._metrics = [_PartTracker(tracker, replica.num_parts) for tracker in compile_loss._metrics]
-    return view
+    trackers = [
+        _ShareTracker(tracker, replica.num_microbatches)
+        for tracker in keras_model.loss_trackers(compile_loss)
+    ]
+    return keras_model.compile_loss_of(compile_loss, losses, trackers)
 
 
-class _PartTracker:
-    """Feeds parts of a value to a `Mean`, which shall count the value once a batch."""
+class _ShareTracker:
+    """Feeds what each share has of a value to a `Mean`, which shall count it once a batch."""
 
-    def __init__(self, tracker: keras.metrics.Mean, num_parts: int) -> None:
-        self._tracker, self._num_parts = tracker, num_parts
+    def __init__(self, tracker: keras.metrics.Mean, num_shares: int) -> None:
+        self._tracker, self._num_shares = tracker, num_shares
 
     def update_state(self, value: tf.Tensor, sample_weight: Any = None) -> None:
-        """Adds a part; a vector (no reduction) is averaged over its elements as Keras does."""
+        """Adds a share's; a vector (no reduction) is averaged over its elements as Keras does."""
         del sample_weight
         if value.shape.rank:
             self._tracker.update_state(value)
         else:
-            self._tracker.update_state(value * self._num_parts, 1.0 / self._num_parts)
+            self._tracker.update_state(value * self._num_shares, 1.0 / self._num_shares)
 
 
 class _ShareLoss:
@@ -67,12 +67,12 @@ class _ShareLoss:
         def as_tensor(value: Any) -> tf.Tensor:
             return keras.ops.convert_to_tensor(value, dtype=loss.dtype)
 
-        in_mask = backend.get_keras_mask(y_pred)
+        in_mask = keras_model.mask_of(y_pred)
         predicted = keras.tree.map_structure(as_tensor, y_pred)
         values = loss.call(keras.tree.map_structure(as_tensor, y_true), predicted)
         if not (_has_rows(values, predicted) and self._has_independent_rows()):
             return self._of_whole(y_true, y_pred, sample_weight)
-        masks = [m for m in (in_mask, backend.get_keras_mask(values)) if m is not None]
+        masks = [m for m in (in_mask, keras_model.mask_of(values)) if m is not None]
         mask = (masks[0] & masks[1] if len(masks) == 2 else masks[0]) if masks else None
         values = keras.ops.convert_to_tensor(values, dtype=loss.dtype)
         return self._reduce(values, sample_weight, mask)
@@ -85,15 +85,15 @@ class _ShareLoss:
         return self._loss(y_true, whole, sample_weight) / replica.num_replicas
 
     def _reduce(self, values: tf.Tensor, weight: Any, mask: Any) -> tf.Tensor:
-        """`keras.src.losses.loss.reduce_weighted_values`, with divisors of the global batch."""
+        """Keras's `reduce_weighted_values`, with divisors of the global batch."""
         reduction, dtype = self._loss.reduction, values.dtype
         if weight is not None:
             weight = keras.ops.convert_to_tensor(weight, dtype=dtype)
-        # A "sum" leaves the mask at 0 and 1; Keras's factor total/valid for means comes below.
-        weight = keras_loss.apply_mask(weight, mask, dtype=dtype, reduction="sum")
+        # Zeros and ones; Keras's factor total / valid for means comes below.
+        weight = keras_model.masked_weights(weight, mask, dtype)
         if weight is not None:
             weight = tf.cast(weight, dtype)
-            values, weight = keras_loss.squeeze_or_expand_to_same_rank(values, weight)
+            values, weight = keras_model.of_same_rank(values, weight)
             values = values * weight
         if reduction not in _MEANS:
             return values if reduction in (None, "none") else tf.reduce_sum(values)
@@ -125,6 +125,6 @@ def gather_masks(replica: Replica, shares: Any, wholes: Any) -> None:
     if replica.num_replicas == 1:
         return
     for share, whole in zip(tf.nest.flatten(shares), tf.nest.flatten(wholes), strict=True):
-        mask = backend.get_keras_mask(share)
+        mask = keras_model.mask_of(share)
         if mask is not None:
-            backend.set_keras_mask(whole, replica.gather(mask))
+            keras_model.set_mask(whole, replica.gather(mask))

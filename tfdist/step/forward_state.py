@@ -1,127 +1,143 @@
 """What a forward pass changes besides gradients: metrics, moving statistics, seeds.
 
 A replica runs in a `keras.StatelessScope`, where assignments are kept aside. What they come to is
-part of what the share contributes, is summed with the gradients, and is written to every copy of
+among what the share contributes, is summed with the gradients, and is written to every copy of
 the variables alike. So any copy holds the state of all replicas, at any time, also where it is
 saved or evaluated.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdist.step import batch_norm
-from tfdist.step.mean_or_sum import Kind, Kinds
+from tfdist.step.mean_or_sum import Aggregation, Aggregations
 from tfdist.step.replica import Replica
+from tfdist.upstream.keras_model import seeds_of
 
-#: Keeps the random numbers of replicas and rounds apart: added to a seed, times the part's number.
-#: Part 0 draws what one device draws.
+#: Keeps the random numbers of replicas and rounds apart: added to a seed, times the microbatch's
+#: number. The first draws what one device draws.
 SEED_STRIDE = 0x9E3779B9
 
 
+class Changes(NamedTuple):
+    """What a share changes in the variables of a list, by their place in it.
+
+    Attributes:
+        added: Summed over the shares, then added to the variable.
+        averaged: New values weighted by rows: their sum over the shares is the new value.
+        same: New values that are the same on every share, and do not cross.
+    """
+
+    added: dict[int, Any]
+    averaged: dict[int, Any]
+    same: dict[int, Any]
+
+
 class ForwardState:
-    """The variables of a model that a forward pass may move, and how parts of them add up.
+    """The variables of a model that a forward pass may move, and how shares move them.
 
     Args:
         model: Whose.
-        kinds: Tells how user code's values add up.
+        aggregations: Tells how user code's values add up.
         writes_alone: As `Strategy.writes_alone`.
     """
 
-    def __init__(self, model: keras.Model, kinds: Kinds, writes_alone: bool = True) -> None:
-        self.kinds, self._writes_alone = kinds, writes_alone
+    def __init__(
+        self, model: keras.Model, aggregations: Aggregations, writes_alone: bool = True
+    ) -> None:
+        self.aggregations, self._writes_alone = aggregations, writes_alone
         self._seeds = seeds_of(model)
         self._metrics = model.metrics_variables
         others = {id(v) for v in self._seeds + self._metrics}
-        self._states = [v for v in model.variables if id(v) not in others]
+        self._state = self._seeds + [v for v in model.variables if id(v) not in others]
         self._statistics = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
-        self._added: list[keras.Variable] = []  # metrics, summed over the shares
-        self._whole: list[keras.Variable] = []  # metrics that see whole batches
-        self._summed: list[tuple[keras.Variable, Kind]] = []
-        self._same: list[keras.Variable] = []
 
     def sees_whole_batches(self, replica: Replica) -> bool:
         """Tells whether a metric has to be updated with all shares together."""
-        return replica.num_parts > 1 and bool(self.kinds.whole_metrics())
+        return replica.num_microbatches > 1 and bool(self.aggregations.whole_metrics())
 
     def scope(self, replica: Replica) -> keras.StatelessScope:
         """The state as a replica finds it: its own seeds, and metrics that start from zero.
 
         Metrics that see whole batches go on from where they are, alike on every replica.
         """
-        alone = replica.num_parts == 1 and self._writes_alone  # nobody else adds anything
-        whole = frozenset() if alone else self.kinds.whole_metrics()
-        self._whole = [v for v in self._metrics if alone or id(v) in whole]
-        self._added = [v for v in self._metrics if not alone and id(v) not in whole]
-        seeds = [(v, v + offset(v, replica.part)) for v in self._seeds]
-        metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._added]
+        goes_on = self._metrics_that_go_on(replica)
+        seeds = [(v, v + offset(v, replica.microbatch)) for v in self._seeds]
+        metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in goes_on]
         return keras.StatelessScope(seeds + metrics, collect_losses=True)
 
-    def changes(self, scope: keras.StatelessScope, replica: Replica) -> dict[str, list]:
-        """Returns this part of what the forward pass changed."""
-        values = [(v, scope.get_current_value(v)) for v in self._states]
-        moved = [(v, new, self._kind(v, replica)) for v, new in values if new is not None]
-        same = [(v, new) for v, new, kind in moved if _is_counter(v, kind)]
-        summed = [(v, new, kind) for v, new, kind in moved if not _is_counter(v, kind)]
-        self._same = self._seeds + [v for v, _ in same]
-        self._summed = [(v, kind) for v, _, kind in summed]
-        seeds = [scope.get_current_value(v) - offset(v, replica.part) for v in self._seeds]
-        return {
-            "metrics": [scope.get_current_value(v) for v in self._added],
-            "whole_metrics": [scope.get_current_value(v) for v in self._whole],
-            "states": [_part(v, new, kind, replica) for v, new, kind in summed],
-            "same": seeds + [new for _, new in same],
-        }
+    def changes(self, scope: keras.StatelessScope, replica: Replica) -> tuple[Changes, Changes]:
+        """Returns what the forward pass changed: in the model's state, and in the metrics."""
+        state = Changes({}, {}, {})
+        for place, variable, new in _assigned(scope, self._state):
+            if place < len(self._seeds):
+                state.same[place] = new - offset(variable, replica.microbatch)
+            elif self._aggregation(variable, replica) is Aggregation.SUM:
+                state.added[place] = new - variable
+            elif keras.backend.is_float_dtype(variable.dtype):
+                state.averaged[place] = _weighted(new, replica)
+            else:  # a counter, which moves alike on every replica
+                state.same[place] = new
+        metrics, goes_on = Changes({}, {}, {}), self._metrics_that_go_on(replica)
+        for place, variable, new in _assigned(scope, self._metrics):
+            (metrics.same if id(variable) in goes_on else metrics.added)[place] = new
+        return state, metrics
 
-    def commit(self, sums: dict[str, list]) -> None:
+    def commit(self, changes: Changes) -> None:
         """Writes seeds, counters and statistics to one copy of the variables."""
-        for (variable, kind), new in zip(self._summed, sums["states"], strict=True):
-            variable.assign(variable + new if kind is Kind.SUM else new)
-        for variable, new in zip(self._same, sums["same"], strict=True):
-            variable.assign(new)
+        _write(self._state, changes)
 
-    def commit_metrics(self, sums: dict[str, list]) -> tf.Tensor:
+    def commit_metrics(self, changes: Changes) -> tf.Tensor:
         """Moves the metrics' states in one copy; returns a tensor that is ready thereafter."""
-        for variable, change in zip(self._added, sums["metrics"], strict=True):
-            variable.assign_add(change)
-        for variable, new in zip(self._whole, sums["whole_metrics"], strict=True):
-            variable.assign(new)
+        _write(self._metrics, changes)
         return tf.identity(self._metrics[-1].value) if self._metrics else tf.constant(0)
 
-    def _kind(self, variable: keras.Variable, replica: Replica) -> Kind:
+    def _metrics_that_go_on(self, replica: Replica) -> frozenset[int]:
+        """Ids of the metrics' variables that are updated where they are, not from zero."""
+        if replica.num_microbatches == 1 and self._writes_alone:  # nobody else adds anything
+            return frozenset(id(v) for v in self._metrics)
+        return self.aggregations.whole_metrics()
+
+    def _aggregation(self, variable: keras.Variable, replica: Replica) -> Aggregation:
         # BatchNorm's moments of a share are averaged by rows: exact for the mean, and for both
         # with synchronised moments, which are alike on every replica.
-        if replica.num_parts == 1 or id(variable) in self._statistics:
-            return Kind.MEAN
-        return self.kinds.of_state(variable)
+        if replica.num_microbatches == 1 or id(variable) in self._statistics:
+            return Aggregation.MEAN
+        return self.aggregations.of_state(variable)
 
 
-def seeds_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns the seeds of the random layers of a model, nested ones too."""
-    generators = (getattr(layer, "_seed_generators", []) for layer in model._flatten_layers())
-    return [generator.state for own in generators for generator in own]
+def offset(seed: keras.Variable, microbatch: int | tf.Tensor) -> tf.Tensor:
+    """What a microbatch adds to a seed's state, `[seed, count]`, to draw numbers of its own."""
+    number = tf.cast(microbatch, seed.dtype)
+    return tf.stack([number * tf.cast(SEED_STRIDE, seed.dtype), tf.zeros((), seed.dtype)])
 
 
-def offset(seed: keras.Variable, part: int | tf.Tensor) -> tf.Tensor:
-    """What a part adds to a seed's state, `[seed, count]`, to draw numbers of its own."""
-    part = tf.cast(part, seed.dtype)
-    return tf.stack([part * tf.cast(SEED_STRIDE, seed.dtype), tf.zeros((), seed.dtype)])
+def _assigned(
+    scope: keras.StatelessScope, variables: list[keras.Variable]
+) -> Iterator[tuple[int, keras.Variable, Any]]:
+    """Yields place, variable and new value of those that have one in a scope."""
+    for place, variable in enumerate(variables):
+        new = scope.get_current_value(variable)
+        if new is not None:
+            yield place, variable, new
 
 
-def _is_counter(variable: keras.Variable, kind: Kind) -> bool:
-    """Whether a state is an integer that moves alike on every replica."""
-    return kind is Kind.MEAN and not keras.backend.is_float_dtype(variable.dtype)
-
-
-def _part(variable: keras.Variable, new: Any, kind: Kind, replica: Replica) -> tf.Tensor:
-    """This part of a state: its change where changes add up, its weighted value otherwise."""
-    if replica.num_parts == 1:
+def _weighted(new: tf.Tensor, replica: Replica) -> tf.Tensor:
+    """A value of a microbatch by its rows among the batch's."""
+    if replica.num_microbatches == 1:
         return new
-    if kind is Kind.SUM:
-        return new - variable
     weighted = new * tf.cast(replica.fraction, new.dtype)
     # Moments of no rows are NaN, which a weight of zero would not take out.
     return tf.where(replica.num_rows > 0, weighted, tf.zeros_like(weighted))
+
+
+def _write(variables: list[keras.Variable], changes: Changes) -> None:
+    for place, change in changes.added.items():
+        variables[place].assign_add(change)
+    for place, new in (changes.averaged | changes.same).items():
+        variables[place].assign(new)

@@ -9,78 +9,104 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.precision import Scaling
+from tfdist.step.forward_backward import Contribution, all_reduced
 from tfdist.strategies.base import Strategy
+from tfdist.upstream.keras_model import num_batches_seen
+
+Gradients = dict[int, Any]  # by place among the trainable variables
 
 
-class Accumulators:
-    """The sums of gradients that wait on each replica of this process for the K-th batch."""
+class GradientAccumulation:
+    """The sums of gradients that wait on each replica of this process for the K-th batch.
+
+    Args:
+        strategy: Of the replicas.
+        scaling: Of the loss; its optimizer accumulates.
+        trainable: The variables that it trains.
+    """
 
     def __init__(
         self, strategy: Strategy, scaling: Scaling, trainable: list[keras.Variable]
     ) -> None:
         self._strategy, self._scaling = strategy, scaling
         self._every = scaling.optimizer.gradient_accumulation_steps
-        self._sums = [
+        self._waiting = [
             [_zeros(variable, device) for variable in trainable] for device in strategy.devices
         ]
 
-    def add(self, local: list[list[Any]], connected: list[int], overflows: tf.Tensor) -> list:
+    def summed(self, local: list[Contribution]) -> Any:
+        """Adds up the contributions of all replicas, but keeps gradients until the K-th batch.
+
+        Args:
+            local: Of each replica of this process.
+
+        Returns:
+            The sums on each replica, as `Strategy.run` returns them. The gradients are those of K
+            batches, zeros in between, and NaN for a batch that is to be left out.
+        """
+        strategy = self._strategy
+
+        def but_gradients(i: int) -> tuple[Contribution, tf.Tensor]:
+            rest = local[i]._replace(gradients={})
+            overflows = self._scaling.overflows(list(local[i].gradients.values()))
+            sums, overflows = all_reduced(strategy, (rest.summable(), overflows))
+            return sums.with_same(rest), overflows
+
+        rest = strategy.local_results(strategy.run(but_gradients))
+        gradients = self._add([share.gradients for share in local], rest[0][1])
+        return strategy.run(lambda i: rest[i][0]._replace(gradients=gradients[i]))
+
+    def _add(self, local: list[Gradients], overflows: tf.Tensor) -> list[Gradients]:
         """Adds a batch's gradients; on the K-th batch, sums them over the replicas.
 
         Args:
             local: Gradients by replica, scaled; dense or `tf.IndexedSlices`.
-            connected: To which of the trainable variables they belong.
             overflows: Number of replicas, over all workers, whose gradients are not finite.
-
-        Returns:
-            Gradients by replica for the optimizer: sums over K batches, zeros in between, NaN
-            for a batch that is to be left out.
         """
         finite = overflows == 0
-        sums = [[own[i] for i in connected] for own in self._sums]
-        for gradients, own in zip(local, sums, strict=True):
-            for gradient, waiting in zip(gradients, own, strict=True):
+        waiting = [
+            {i: own[i] for i in gradients}
+            for own, gradients in zip(self._waiting, local, strict=True)
+        ]
+        for gradients, own in zip(local, waiting, strict=True):
+            for i, gradient in gradients.items():
                 unscaled = self._scaling.unscale([tf.convert_to_tensor(gradient)])[0]
-                waiting.assign_add(tf.where(finite, unscaled, 0.0))
-        iterations = tf.convert_to_tensor(
-            self._scaling.optimizer._iterations
-        )  # batches, not updates
-        is_last = finite & ((iterations + 1) % self._every == 0)
+                own[i].assign_add(tf.where(finite, unscaled, 0.0))
+        num_batches = num_batches_seen(self._scaling.optimizer)
+        is_last = finite & ((num_batches + 1) % self._every == 0)
         nothing = tf.where(finite, 0.0, float("nan"))
+
+        def none_yet(variable: tf.Variable) -> tf.Tensor:
+            return tf.fill(variable.shape, tf.cast(nothing, variable.dtype))
+
         return tf.cond(
             is_last,
-            lambda: self._exchange(sums),
-            lambda: _map(sums, lambda waiting: tf.fill(waiting.shape, _as(nothing, waiting))),
+            lambda: self._exchanged(waiting),
+            lambda: tf.nest.map_structure(none_yet, waiting),
         )
 
-    def _exchange(self, sums: list[list[tf.Variable]]) -> list[list[tf.Tensor]]:
-        def scaled(waiting: tf.Variable) -> tf.Tensor:
-            value = waiting.read_value()
+    def _exchanged(self, waiting: list[dict[int, tf.Variable]]) -> list[Gradients]:
+        """Sums over the replicas what has been waiting, and starts again from zero."""
+        strategy = self._strategy
+
+        def scaled(variable: tf.Variable) -> tf.Tensor:
+            value = variable.read_value()
             return self._scaling.scale(value) if self._scaling.active else value
 
-        values = _map(sums, scaled)
-        results = self._strategy.run(lambda i: self._strategy.all_reduce(values[i]))
-        totals = self._strategy.local_results(results)
+        values = tf.nest.map_structure(scaled, waiting)
+        results = strategy.run(lambda i: all_reduced(strategy, values[i]))
+        totals = strategy.local_results(results)
         with tf.control_dependencies(tf.nest.flatten(values)):
-            _map(sums, lambda waiting: waiting.assign(tf.zeros_like(waiting)))
+            tf.nest.map_structure(lambda v: v.assign(tf.zeros_like(v)), waiting)
         return totals
 
 
 def _zeros(variable: keras.Variable, device: str) -> tf.Variable:
     with tf.device(device):
         return tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
-
-
-def _as(value: tf.Tensor, like: tf.Variable) -> tf.Tensor:
-    return tf.cast(value, like.dtype)
-
-
-def _map(by_replica: list[list], fn: Callable[[Any], Any]) -> list[list]:
-    return [[fn(value) for value in own] for own in by_replica]

@@ -26,19 +26,20 @@ from tfdist.step.probes import (
     metric_changes,
 )
 from tfdist.strategies import shares
+from tfdist.upstream import keras_model
 
 #: How far a probe may be off, relative to what it compares.
 _EXACT, _RANDOM = 1e-3, 0.2
 
 
-class Kind(enum.Enum):
+class Aggregation(enum.Enum):
     """How values of shares make the value of the batch."""
 
     MEAN = "mean"  # weighted by rows; what does not depend on the rows at all is one of these
     SUM = "sum"
 
 
-class Kinds:
+class Aggregations:
     """Answers, for one model, how its added losses and updated states add up.
 
     Args:
@@ -53,8 +54,8 @@ class Kinds:
         self._compiled: list[CompiledLoss] = []
         self._whole_metrics: frozenset[int] | None = None
 
-    def of_losses(self, num_losses: int, training: bool) -> list[Kind]:
-        """Returns the kind of each added loss, in the order in which the layers add them.
+    def of_losses(self, num_losses: int, training: bool) -> list[Aggregation]:
+        """Returns how each added loss adds up, in the order in which the layers add them.
 
         Raises:
             UnsupportedModelError: One is neither a mean nor a sum over rows.
@@ -64,26 +65,27 @@ class Kinds:
             probes, tolerance = self._run(mode), self._tolerance if mode else _EXACT
             if len(probes[0].losses) == num_losses:
                 values = zip(*(p.losses for p in probes), strict=True)
-                return [_kind(f"add_loss number {i}", v, tolerance) for i, v in enumerate(values)]
+                return [
+                    _compared(f"add_loss number {i}", v, tolerance) for i, v in enumerate(values)
+                ]
         raise UnsupportedModelError(
             f"The layers add {num_losses} losses in training, but {len(probes[0].losses)} when "
             "called again: a loss that comes and goes cannot be split; use one device."
         )
 
-    def of_state(self, variable: keras.Variable) -> Kind:
-        """Returns the kind of what the forward pass adds to a variable.
+    def of_state(self, variable: keras.Variable) -> Aggregation:
+        """Returns how what the forward pass adds to a variable adds up.
 
         Raises:
             UnsupportedModelError: It is neither a mean nor a sum over rows.
         """
         changes = [p.states[id(variable)] for p in self._run(True)]
-        return _kind(f"The update of {variable.path!r}", changes, self._tolerance)
+        return _compared(f"The update of {variable.path!r}", changes, self._tolerance)
 
     @property
     def _tolerance(self) -> float:
         """Relative; random layers draw other numbers for other rows."""
-        layers = self._model._flatten_layers()
-        return _RANDOM if any(getattr(x, "_seed_generators", []) for x in layers) else _EXACT
+        return _RANDOM if keras_model.seeds_of(self._model) else _EXACT
 
     def whole_metrics(self) -> frozenset[int]:
         """Returns the ids of the metrics' variables, if they have to see whole batches.
@@ -116,8 +118,8 @@ class Kinds:
         Args:
             number: Its place among the losses of the model.
         """
-        entry = self._model._compile_loss._flat_losses[number]
-        if is_row_by_row(entry.loss):
+        compile_loss = keras_model.compile_loss(self._model)
+        if is_row_by_row(keras_model.compiled_losses(compile_loss)[number]):
             return True
         with tf.init_scope():
             if not self._compiled:
@@ -138,7 +140,7 @@ class Kinds:
         return self._probes[training]
 
 
-def _kind(what: str, values: Sequence[Any], tolerance: float) -> Kind:
+def _compared(what: str, values: Sequence[Any], tolerance: float) -> Aggregation:
     """Compares the value for the first and second half together with their sum and their mean."""
     first, second, both = (np.asarray(v, np.float64) for v in values)
     size = np.abs(first).sum() + np.abs(second).sum()
@@ -150,7 +152,7 @@ def _kind(what: str, values: Sequence[Any], tolerance: float) -> Kind:
             "sum over rows: start from data or weights where it is not."
         )
     if min(from_sum, from_mean) <= tolerance * size:
-        return Kind.SUM if from_sum < from_mean else Kind.MEAN
+        return Aggregation.SUM if from_sum < from_mean else Aggregation.MEAN
     raise UnsupportedModelError(
         f"{what} is neither a mean nor a sum over rows, so replicas cannot compute it on their "
         "shares: override compute_loss, which sees the whole batch, or use one device."

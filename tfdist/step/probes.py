@@ -5,7 +5,7 @@ Everything runs in a `keras.StatelessScope` and outside of any graph: the model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.strategies import shares
+from tfdist.upstream import keras_model
 
 #: Rows of the probe at most: enough for a random layer's mean, few enough to be quick.
 MAX_ROWS = 64
@@ -79,9 +80,8 @@ def has_own_metrics(model: keras.Model) -> bool:
     """Tells whether a metric, or how they are computed, is not Keras's own."""
     if type(model).compute_metrics is not keras.Model.compute_metrics:
         return True
-    metrics = model._compile_metrics.metrics if model._compile_metrics is not None else []
     # A MeanMetricWrapper is as Keras's own as the function that it wraps.
-    sources = [getattr(m, "_fn", type(m)) for m in metrics]
+    sources = [keras_model.function_of(metric) for metric in keras_model.compiled_metrics(model)]
     return not all(s.__module__.startswith("keras.src.") for s in sources)
 
 
@@ -99,15 +99,7 @@ def compiled_losses(model: keras.Model, batch: Any) -> list[CompiledLoss]:
 
     with keras.StatelessScope():  # trackers and states stay as they are
         y_pred = model(x, training=False)
-        recorders = [recorder(entry.loss) for entry in model._compile_loss._flat_losses]
-        view_with(model._compile_loss, recorders)(y, y_pred, sample_weight)
+        compile_loss = keras_model.compile_loss(model)
+        recorders = [recorder(loss) for loss in keras_model.compiled_losses(compile_loss)]
+        keras_model.compile_loss_of(compile_loss, recorders)(y, y_pred, sample_weight)
     return found
-
-
-def view_with(compile_loss: Any, losses: Sequence[Callable[..., Any]]) -> Any:
-    """Returns a view of Keras's `CompileLoss` that calls other functions as its losses."""
-    view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
-    view.__dict__.update(compile_loss.__dict__)
-    entries = zip(compile_loss._flat_losses, losses, strict=True)
-    view._flat_losses = [entry._replace(loss=loss) for entry, loss in entries]
-    return view

@@ -47,7 +47,7 @@ class Replica:
         num_replicas: Over all workers.
         num_rounds: Rounds of accumulation in the step.
         round: Which of them this is: int32, or a Python int.
-        num_rows: Rows of this share, int32 scalar; may be 0.
+        num_rows: Rows of this share in this round, int32 scalar; may be 0.
         total_rows: Rows of the global batch, over all replicas and rounds, int32 scalar.
         all_reduce: Sums a list of tensors over the replicas.
         totals: Where sums over several rounds come from.
@@ -65,18 +65,18 @@ class Replica:
     in_xla: bool = False
 
     @property
-    def num_parts(self) -> int:
-        """Parts into which the global batch is cut."""
+    def num_microbatches(self) -> int:
+        """Into how many the global batch is cut: a replica has one a round."""
         return self.num_replicas * self.num_rounds
 
     @property
-    def part(self) -> int | tf.Tensor:
-        """The number of this part among `num_parts`; rounds do not share one, nor do replicas."""
+    def microbatch(self) -> int | tf.Tensor:
+        """The number of this one among `num_microbatches`: another in each round and replica."""
         return self.round * self.num_replicas + self.index
 
     @property
     def fraction(self) -> tf.Tensor:
-        """The fraction of the global batch's rows that this part holds, float32."""
+        """The fraction of the global batch's rows that are in this microbatch, float32."""
         return tf.cast(self.num_rows, tf.float32) / tf.cast(self.total_rows, tf.float32)
 
     def __enter__(self) -> Replica:
@@ -87,7 +87,7 @@ class Replica:
         _local.replica = None
 
     def sum(self, terms: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums scalars over all parts of the global batch; no gradient flows through them."""
+        """Sums scalars over all of the global batch; no gradient flows through them."""
         terms = [tf.stop_gradient(term) for term in terms]
         if self.num_rounds == 1:
             return self._exchange(terms)
@@ -143,8 +143,8 @@ class Replica:
         """Sums the shares, each padded with zeros to its place in the global batch."""
 
         @tf.custom_gradient
-        def forward(*parts: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
-            padded = [self._padded(part, begin) for part in parts]
+        def forward(*shares: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
+            padded = [self._padded(share, begin) for share in shares]
 
             def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
                 end = begin + self.num_rows
@@ -154,13 +154,13 @@ class Replica:
 
         numbers = [tf.cast(t, tf.int32) if t.dtype == tf.bool else t for t in tensors]
         whole = tf.nest.flatten(forward(*numbers))
-        for tensor, part in zip(whole, tensors, strict=True):
-            tensor.set_shape([None, *part.shape[1:]])
-        return [tf.cast(w, part.dtype) for w, part in zip(whole, tensors, strict=True)]
+        for tensor, share in zip(whole, tensors, strict=True):
+            tensor.set_shape([None, *share.shape[1:]])
+        return [tf.cast(w, share.dtype) for w, share in zip(whole, tensors, strict=True)]
 
-    def _padded(self, part: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
+    def _padded(self, share: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
         after = self.total_rows - begin - self.num_rows
-        return tf.pad(part, [[begin, after]] + [[0, 0]] * (part.shape.rank - 1))
+        return tf.pad(share, [[begin, after]] + [[0, 0]] * (share.shape.rank - 1))
 
     def _first_row(self) -> tf.Tensor:
         """Where this share begins in the global batch."""
@@ -169,7 +169,7 @@ class Replica:
 
     def _exchange(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """All-reduces inside the forward or backward pass."""
-        if self.in_xla and self.num_parts > 1:
+        if self.in_xla and self.num_microbatches > 1:
             raise ConfigurationError(
                 "jit_compile=True compiles forward and backward pass as one, but this model's "
                 "loss or BatchNorm needs sums over the replicas in between: "

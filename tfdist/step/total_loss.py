@@ -12,17 +12,18 @@ import keras
 import tensorflow as tf
 
 from tfdist.step import compiled_loss
-from tfdist.step.mean_or_sum import Kind, Kinds
+from tfdist.step.mean_or_sum import Aggregation, Aggregations
 from tfdist.step.replica import Replica
+from tfdist.upstream.keras_model import compile_loss, total_loss
 
 
-def contribution(
+def of_share(
     model: keras.Model,
     replica: Replica,
     batch: tuple[Any, Any, Any],
     y_pred: Any,
     added: list[tf.Tensor],
-    kinds: Kinds,
+    aggregations: Aggregations,
     training: bool,
 ) -> tf.Tensor:
     """Returns this share's part of the global batch's loss.
@@ -33,7 +34,7 @@ def contribution(
         batch: `(x, y, sample_weight)` of the share.
         y_pred: The model's output for it.
         added: What `add_loss` and activity regularisers gave.
-        kinds: Tells how what user code computes adds up over the shares.
+        aggregations: Tells how what user code computes adds up over the shares.
         training: As in `Model.compute_loss`.
 
     Returns:
@@ -42,18 +43,19 @@ def contribution(
     """
     x, y, sample_weight = batch
     penalties = [v.regularizer(v) for v in model.trainable_weights if v.regularizer is not None]
-    whole = replica.num_parts == 1
-    parts = added if whole or not added else _parts(replica, added, kinds, training)
+    whole = replica.num_microbatches == 1
+    if added and not whole:
+        added = _of_batch(replica, added, aggregations, training)
     if whole or type(model).compute_loss is not keras.Model.compute_loss:
         # Each replica counts 1/N of the whole loss, and the way back sums over the replicas.
-        override = replica.sum_through(parts) + penalties
-        x, y, y_pred_whole, sample_weight = replica.gather((x, y, y_pred, sample_weight))
-        compiled_loss.gather_masks(replica, y_pred, y_pred_whole)
-        loss = _with_losses(model, override, (x, y, y_pred_whole, sample_weight), training)
+        instead = replica.sum_through(added) + penalties
+        gathered = replica.gather((x, y, y_pred, sample_weight))
+        compiled_loss.gather_masks(replica, y_pred, gathered[2])
+        loss = total_loss(model, instead, gathered, training)
         return loss if whole else loss / replica.num_replicas
-    losses = parts + [_aggregate(penalty) * replica.fraction for penalty in penalties]
-    if model._compile_loss is not None:
-        compiled = compiled_loss.on_share(model._compile_loss, replica, kinds)
+    losses = added + [_aggregate(penalty) * replica.fraction for penalty in penalties]
+    if compile_loss(model) is not None:
+        compiled = compiled_loss.on_share(compile_loss(model), replica, aggregations)
         losses.insert(0, compiled(y, y_pred, sample_weight))
     if not losses:
         raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
@@ -61,29 +63,24 @@ def contribution(
 
 
 def track(tracker: keras.metrics.Mean, loss: tf.Tensor, replica: Replica) -> None:
-    """Counts the loss of a batch once, weighted by its rows, from the parts on every replica."""
+    """Counts the loss of a batch once, weighted by its rows, from the share of every replica."""
     rows = tf.cast(replica.total_rows, tf.float32)
     if loss.shape.rank:  # compiled without reduction: Keras logs the mean of the vector
         per_row = tf.cast(tf.reduce_prod(tf.shape(loss)[1:]), tf.float32)
         loss = tf.reduce_sum(tf.cast(loss, tf.float32)) / (rows * per_row)
-    tracker.update_state(loss * replica.num_parts, sample_weight=rows / replica.num_parts)
+    num_times = replica.num_microbatches  # that the one loss is counted
+    tracker.update_state(loss * num_times, sample_weight=rows / num_times)
 
 
-def _with_losses(model: keras.Model, added: list, batch: tuple, training: bool) -> tf.Tensor:
-    """Keras's own total loss, with these as `model.losses`."""
-    model._losses_override.extend(added)
-    try:
-        return model._compute_loss(*batch, training=training)
-    finally:
-        model._losses_override.clear()
-
-
-def _parts(replica: Replica, added: list, kinds: Kinds, training: bool) -> list[tf.Tensor]:
+def _of_batch(
+    replica: Replica, added: list, aggregations: Aggregations, training: bool
+) -> list[tf.Tensor]:
     """What the added losses of this share add to the batch's; a mean over no rows is no NaN."""
     values = [tf.where(replica.num_rows > 0, _aggregate(loss), 0.0) for loss in added]
+    how = aggregations.of_losses(len(added), training)
     return [
-        value if kind is Kind.SUM else value * replica.fraction
-        for value, kind in zip(values, kinds.of_losses(len(added), training), strict=True)
+        value if each is Aggregation.SUM else value * replica.fraction
+        for value, each in zip(values, how, strict=True)
     ]
 
 

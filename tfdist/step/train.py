@@ -1,4 +1,4 @@
-"""The step that trains: what gradients add to a step, and what an optimizer makes of their sums.
+"""The step that trains: what all shares contribute, and what an optimizer makes of the sums.
 
 Each copy of the variables is changed alike: unscale -> finite? -> clip -> apply, the last two by
 the Keras optimizer itself, just as on one device.
@@ -13,68 +13,77 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.step.evaluate import EvalStep, Sums
-from tfdist.step.gradient_accumulation import Accumulators
-from tfdist.step.keras_patches import as_on_one_device
-from tfdist.step.replica import Totals
+from tfdist.precision import Scaling
+from tfdist.step.forward_backward import Contribution, forward_backward
+from tfdist.step.forward_state import ForwardState
+from tfdist.step.gradient_accumulation import GradientAccumulation
+from tfdist.step.keras_patches import keras_on_shares
+from tfdist.step.on_replicas import OnReplicas
+from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Batch
+from tfdist.upstream.keras_model import optimizers_of_one_device
 
 
-class TrainStep(EvalStep):
-    """One optimizer step on a global batch."""
+class TrainStep:
+    """One optimizer step on a global batch; see `strategies.inner_loop.Step`.
+
+    Args:
+        model: Built and compiled.
+        strategy: Computes the replicas' shares.
+        state: Of the model.
+        scaling: Of its loss.
+        accumulate: Rounds in which a share is computed.
+        sync_batch_norm: Whether BatchNorm takes the moments of the global batch.
+    """
 
     training = True
 
-    def __init__(self, model: keras.Model, *args: Any, **options: Any) -> None:
-        super().__init__(model, *args, **options)
-        self.trainable = model.trainable_variables
-        self.connected: list[int] = []  # trainable variables that have a gradient
-        self.accumulators = None
-        if self.scaling.optimizer.gradient_accumulation_steps:
-            self.accumulators = Accumulators(self.strategy, self.scaling, self.trainable)
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        state: ForwardState,
+        scaling: Scaling,
+        accumulate: int = 1,
+        sync_batch_norm: bool = False,
+    ) -> None:
+        self._model, self._strategy, self._state, self._scaling = model, strategy, state, scaling
+        self._sync_batch_norm = sync_batch_norm
+        self._trainable = model.trainable_variables
+        compute = functools.partial(forward_backward, model, self._trainable, state, scaling)
+        self._replicas = OnReplicas(strategy, compute, accumulate, in_xla=model.jit_compile)
+        self._accumulation = None
+        if scaling.optimizer.gradient_accumulation_steps:
+            self._accumulation = GradientAccumulation(strategy, scaling, self._trainable)
 
-    def gradients(
-        self, tape: tf.GradientTape, loss: tf.Tensor, scope: keras.StatelessScope
-    ) -> list:
-        """Returns the gradients of the variables that the loss depends on."""
-        assigned = [scope.get_current_value(v) for v in self.trainable]
-        sources = zip(self.trainable, assigned, strict=True)
-        gradients = tape.gradient(loss, [v.value if new is None else new for v, new in sources])
-        self.connected = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        return [gradients[i] for i in self.connected]
+    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+        with keras_on_shares(self._model, self._sync_batch_norm):
+            if self._accumulation is None:
+                sums = self._replicas.summed(total_rows, shares)
+            else:
+                sums = self._accumulation.summed(self._replicas.local(total_rows, shares))
+        return self._strategy.update(self._apply, sums)
 
-    def sums(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
-        if self.accumulators is None:
-            return super().sums(total_rows, shares)
-        part, run = functools.partial(self.part, total_rows), self.strategy.run
-        local = self.strategy.local_results(run(lambda i: part(i, 0, shares[i], Totals())))
-        gradients = [own.pop("gradients") for own in local]
-
-        def but_gradients(i: int) -> Sums:
-            return self.exchange(local[i] | {"overflows": [self.scaling.overflows(gradients[i])]})
-
-        rest = self.strategy.local_results(run(but_gradients))
-        waited = self.accumulators.add(gradients, self.connected, rest[0]["overflows"][0])
-        return run(lambda i: rest[i] | {"gradients": waited[i]})
-
-    def apply(self, sums: Sums) -> tf.Tensor:
-        gradients: list[Any] = [None] * len(self.trainable)
-        for i, gradient in zip(self.connected, sums["gradients"], strict=True):
-            gradients[i] = gradient
+    def _apply(self, sums: Contribution) -> tf.Tensor:
+        """Changes one copy of the variables; returns a tensor that is ready thereafter."""
 
         def commit(unscaled: list) -> None:
             # First the state: a layer may have assigned to a weight (SpectralNormalization),
             # of which the gradients are those of the new value.
-            self.state.commit(sums)
-            if self.trainable:
-                with as_on_one_device():
-                    self.scaling.optimizer.apply(unscaled, self.trainable)
+            self._state.commit(sums.state)
+            if self._trainable:
+                with optimizers_of_one_device():
+                    self._scaling.optimizer.apply(unscaled, self._trainable)
 
-        # A weight that is written while the backward pass still reads it is copied first.
-        with tf.control_dependencies(sums["gradients"]):
-            self.scaling.apply(gradients, commit)
-        with tf.control_dependencies([self.state.commit_metrics(sums)]):
-            return tf.identity(self.scaling.optimizer.iterations)
+        # A weight that is written while the backward pass still reads it is copied first. The group
+        # keeps it at one edge for each gradient and each write, not one for each pair of them.
+        backward_done = tf.group(*tf.nest.flatten(sums.gradients, expand_composites=True))
+        with tf.control_dependencies([backward_done]):
+            gradients = [sums.gradients.get(i) for i in range(len(self._trainable))]
+            self._scaling.apply(gradients, commit)
+        with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
+            return tf.identity(self._scaling.optimizer.iterations)
 
     def logs(self) -> dict[str, tf.Tensor]:
-        return super().logs() | self.scaling.logs()
+        """Returns the metrics over all steps since they were reset, and the loss scale."""
+        return self._model.get_metrics_result() | self._scaling.logs()

@@ -40,7 +40,7 @@ class Step(Protocol):
 
     training: bool  # whether it changes weights
 
-    def __call__(self, total_rows: tf.Tensor, parts: Sequence[Batch]) -> Any:
+    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
         """Makes one step on the shares of one global batch of `total_rows` rows.
 
         Returns tensors that are ready when the step has been made.

@@ -1,3 +1,205 @@
 """Private names of Keras's models, layers, losses, metrics and optimizers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.losses import loss as keras_loss
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfdist.upstream.patching import replaced
+
+
+def flatten_layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Returns a model and its layers, nested ones too: `Layer._flatten_layers`."""
+    return list(model._flatten_layers())
+
+
+def seeds_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns the seeds of the random layers of a model: `Layer._seed_generators`."""
+    generators = (getattr(layer, "_seed_generators", []) for layer in flatten_layers(model))
+    return [generator.state for own in generators for generator in own]
+
+
+def takes_training(model: keras.Model) -> bool:
+    """Tells whether a model's `call` has that argument: `Layer._call_has_training_arg`."""
+    return model._call_has_training_arg
+
+
+def compile_config(model: keras.Model) -> Any:
+    """Returns what `compile` was given, another object after each: `Trainer._compile_config`."""
+    return model._compile_config
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask that a layer left on its output, or None: `backend.get_keras_mask`."""
+    return backend.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Leaves a mask on a tensor: `backend.set_keras_mask`."""
+    backend.set_keras_mask(tensor, mask)
+
+
+# Losses
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """Returns the metric that is logged as `loss`: `Trainer._loss_tracker`."""
+    return model._loss_tracker
+
+
+def compile_loss(model: keras.Model) -> Any:
+    """Returns the `CompileLoss` of a model, None without a loss: `Trainer._compile_loss`."""
+    return model._compile_loss
+
+
+def compiled_losses(compile_loss: Any) -> list[keras.losses.Loss]:
+    """Returns the losses of a `CompileLoss` in its order: `CompileLoss._flat_losses`."""
+    return [entry.loss for entry in compile_loss._flat_losses]
+
+
+def loss_trackers(compile_loss: Any) -> list[keras.metrics.Mean]:
+    """Returns what logs the loss of each output: `CompileLoss._metrics`."""
+    return compile_loss._metrics
+
+
+def compile_loss_of(
+    compile_loss: Any,
+    losses: Sequence[Callable[..., Any]],
+    trackers: Sequence[Any] | None = None,
+) -> Any:
+    """Returns a view of a built `CompileLoss` that calls other functions.
+
+    Args:
+        compile_loss: Keras's; stays as it is.
+        losses: Take the place of its losses, one each.
+        trackers: Take the place of its per-output trackers; None: its own.
+    """
+    view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
+    view.__dict__.update(compile_loss.__dict__)
+    entries = zip(compile_loss._flat_losses, losses, strict=True)
+    view._flat_losses = [entry._replace(loss=loss) for entry, loss in entries]
+    if trackers is not None:
+        view._metrics = list(trackers)
+    return view
+
+
+def total_loss(
+    model: keras.Model, added: Sequence[tf.Tensor], batch: tuple[Any, ...], training: bool
+) -> tf.Tensor:
+    """Returns Keras's own total loss: `Trainer._compute_loss`, `Trainer._losses_override`.
+
+    Args:
+        model: Compiled.
+        added: Stand in for `model.losses`.
+        batch: Inputs, labels, outputs and weights.
+        training: As in `Model.compute_loss`.
+    """
+    model._losses_override.extend(added)
+    try:
+        return model._compute_loss(*batch, training=training)
+    finally:
+        model._losses_override.clear()
+
+
+def masked_weights(weights: Any, mask: Any, dtype: Any) -> Any:
+    """Returns weights with a mask's zeros: `apply_mask` of `keras.src.losses.loss`.
+
+    For a "sum" it leaves the mask at 0 and 1; for means it would scale it by total / valid.
+    """
+    return keras_loss.apply_mask(weights, mask, dtype=dtype, reduction="sum")
+
+
+def of_same_rank(values: Any, weights: Any) -> tuple[Any, Any]:
+    """Squeezes or expands as Keras: `squeeze_or_expand_to_same_rank` of its losses."""
+    return keras_loss.squeeze_or_expand_to_same_rank(values, weights)
+
+
+@contextmanager
+def losses_of_one_device() -> Iterator[None]:
+    """Keeps Keras from dividing losses by the number of replicas: `keras.src.losses.loss`."""
+    with ExitStack() as stack:
+        for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+            stack.enter_context(replaced(keras_loss, name, lambda value: value))
+        yield
+
+
+# Metrics
+
+
+def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Returns the metrics that `compile` was given: `Trainer._compile_metrics`."""
+    return [] if model._compile_metrics is None else model._compile_metrics.metrics
+
+
+def function_of(metric: keras.metrics.Metric) -> Any:
+    """Returns what a `MeanMetricWrapper` wraps, or the metric's class: `MeanMetricWrapper._fn`."""
+    return getattr(metric, "_fn", type(metric))
+
+
+# BatchNormalization
+
+
+def moments(
+    layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and variance as the layer's class takes them: `BatchNormalization._moments`."""
+    return type(layer)._moments(layer, inputs, mask)
+
+
+def moments_taken_by(layer: keras.layers.BatchNormalization, function: Callable[..., Any]) -> Any:
+    """Returns a context in which `function(inputs, mask)` takes the layer's moments."""
+    return replaced(layer, "_moments", function)
+
+
+def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
+    """Returns the axes over which moments are taken: `BatchNormalization._reduction_axes`."""
+    return layer._reduction_axes
+
+
+# Optimizers
+
+
+def num_batches_seen(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
+    """Returns the batches that an accumulating optimizer has had: `Optimizer._iterations`.
+
+    `iterations` counts updates instead.
+    """
+    return tf.convert_to_tensor(optimizer._iterations)
+
+
+@contextmanager
+def optimizers_of_one_device() -> Iterator[None]:
+    """Lets a Keras optimizer change one copy of the variables, by gradients already summed.
+
+    Inside `Strategy.update` every assignment is local. So what `TFOptimizer` does for
+    `tf.distribute` (all-reduce, merge calls) gives way to the plain methods of `BaseOptimizer`;
+    clipping, weight decay, EMA, constraints and counters are Keras's own.
+    """
+
+    def update_each(self: Any, gradients: list, variables: list, learning_rate: Any) -> None:
+        for gradient, variable in zip(gradients, variables, strict=True):
+            # Where it is: a server sends none of the moments that an update needs.
+            with tf.device(variable.value.device):
+                self.update_step(gradient, variable.value, learning_rate)
+
+    plain = {"_backend_update_step": update_each} | {
+        name: getattr(BaseOptimizer, name)
+        for name in (
+            "_apply_weight_decay",
+            "_overwrite_model_variables_with_average_value",
+            "_backend_increment_gradient_accumulators",
+        )
+    }
+    with ExitStack() as stack:
+        # On the class: optimizers such as Nadam override these and call their parent's.
+        for name, function in plain.items():
+            stack.enter_context(replaced(TFOptimizer, name, function))
+        yield

@@ -1,4 +1,4 @@
-"""Putting functions of Keras out of action while something is traced."""
+"""The one way in which functions of Keras and TensorFlow are replaced."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_ABSENT = object()
+
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute of a module, class or instance, past Keras's tracking, and undoes it."""
-    absent = object()
-    before = vars(owner).get(name, absent)
-    set_, delete = (
-        (type.__setattr__, type.__delattr__)
-        if isinstance(owner, type)
-        else (
-            object.__setattr__,
-            object.__delattr__,
-        )
-    )
-    set_(owner, name, value)
+    """Sets an attribute of a module, class or instance within the block, and puts it back.
+
+    Past Keras's tracking of what is assigned to layers and models.
+    """
+    before = vars(owner).get(name, _ABSENT)
+    root = type if isinstance(owner, type) else object
+    root.__setattr__(owner, name, value)
     try:
         yield
     finally:
-        if before is absent:
-            delete(owner, name)
+        if before is _ABSENT:
+            root.__delattr__(owner, name)
         else:
-            set_(owner, name, before)
+            root.__setattr__(owner, name, before)

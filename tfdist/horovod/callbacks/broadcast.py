@@ -8,8 +8,9 @@ import keras
 
 from tfdist.errors import ConfigurationError
 from tfdist.horovod.ranks import rank, size, strategy
-from tfdist.step.forward_state import offset, seeds_of
+from tfdist.step.forward_state import offset
 from tfdist.strategies.collectives import same_variables
+from tfdist.upstream.keras_model import seeds_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

@@ -1,0 +1,134 @@
+"""What a share of the batch contributes to a step: its forward pass, and its backward pass.
+
+Plain functions of a replica and its rows, in which no variable changes. Whatever they return is a
+sum over the rows, or is the same on every share: so contributions add up, over microbatches and
+over replicas, to what one device computes from the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.precision import Scaling
+from tfdist.step import compiled_loss, total_loss
+from tfdist.step.forward_state import Changes, ForwardState
+from tfdist.step.replica import Replica
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.shares import Batch
+from tfdist.upstream.keras_model import loss_tracker, takes_training
+
+
+class Contribution(NamedTuple):
+    """What a share brings to a step, or the sum of what several bring.
+
+    Attributes:
+        gradients: Of the scaled loss, by place among the trainable variables; those that the loss
+            does not depend on have none.
+        state: What the forward pass moved: seeds, statistics, counters.
+        metrics: What it moved in the metrics.
+    """
+
+    gradients: dict[int, Any]
+    state: Changes
+    metrics: Changes
+
+    def summable(self) -> Contribution:
+        """Returns what is to be summed: all but what is the same on every share."""
+        state, metrics = (changes._replace(same={}) for changes in (self.state, self.metrics))
+        return self._replace(state=state, metrics=metrics)
+
+    def with_same(self, share: Contribution) -> Contribution:
+        """Returns sums together with what a share had in common with all others."""
+        return self._replace(
+            state=self.state._replace(same=share.state.same),
+            metrics=self.metrics._replace(same=share.metrics.same),
+        )
+
+
+def forward(
+    model: keras.Model, state: ForwardState, replica: Replica, share: Batch
+) -> Contribution:
+    """Returns what a share adds to loss and metrics; nothing is trained."""
+    batch = keras.utils.unpack_x_y_sample_weight(share)
+    with state.scope(replica) as scope, replica:
+        y_pred, loss = _outputs_and_loss(model, state, replica, batch, scope, training=False)
+        _update_metrics(model, state, replica, batch, y_pred, loss)
+    return Contribution({}, *state.changes(scope, replica))
+
+
+def forward_backward(
+    model: keras.Model,
+    trainable: list[keras.Variable],
+    state: ForwardState,
+    scaling: Scaling,
+    replica: Replica,
+    share: Batch,
+) -> Contribution:
+    """Returns the gradients of a share's part of the loss, and all else that it adds."""
+    batch = keras.utils.unpack_x_y_sample_weight(share)
+    with state.scope(replica) as scope, replica:
+        with tf.GradientTape() as tape:
+            y_pred, loss = _outputs_and_loss(model, state, replica, batch, scope, training=True)
+            scaled = scaling.scale(loss)
+        # A layer may have assigned to a weight: then the gradient is that of the new value.
+        assigned = [scope.get_current_value(v) for v in trainable]
+        sources = [
+            v.value if new is None else new for v, new in zip(trainable, assigned, strict=True)
+        ]
+        gradients = enumerate(tape.gradient(scaled, sources))
+        _update_metrics(model, state, replica, batch, y_pred, loss)
+    connected = {i: gradient for i, gradient in gradients if gradient is not None}
+    return Contribution(connected, *state.changes(scope, replica))
+
+
+def exchange(strategy: Strategy, share: Contribution) -> Contribution:
+    """Adds up the contributions of all replicas; called on a replica."""
+    sent, wire = share.summable(), strategy.wire_dtype
+    if wire is not None:
+        sent = sent._replace(gradients={i: tf.cast(g, wire) for i, g in sent.gradients.items()})
+    sums = all_reduced(strategy, sent)
+    gradients = {i: tf.cast(g, share.gradients[i].dtype) for i, g in sums.gradients.items()}
+    return sums._replace(gradients=gradients).with_same(share)
+
+
+def all_reduced(strategy: Strategy, structure: Any) -> Any:
+    """Sums each tensor of a structure over all replicas, in one exchange; called on a replica."""
+    return tf.nest.pack_sequence_as(structure, strategy.all_reduce(tf.nest.flatten(structure)))
+
+
+def _outputs_and_loss(
+    model: keras.Model,
+    state: ForwardState,
+    replica: Replica,
+    batch: tuple[Any, Any, Any],
+    scope: keras.StatelessScope,
+    training: bool,
+) -> tuple[Any, tf.Tensor]:
+    """Calls the model as Keras's own steps do; returns its output and this share of the loss."""
+    x = batch[0]
+    y_pred = model(x, training=training) if takes_training(model) else model(x)
+    loss = total_loss.of_share(
+        model, replica, batch, y_pred, scope.losses, state.aggregations, training
+    )
+    return y_pred, loss
+
+
+def _update_metrics(
+    model: keras.Model,
+    state: ForwardState,
+    replica: Replica,
+    batch: tuple[Any, Any, Any],
+    y_pred: Any,
+    loss: tf.Tensor,
+) -> None:
+    """Counts this share, or the whole batch for metrics that are no sums over rows."""
+    total_loss.track(loss_tracker(model), loss, replica)
+    x, y, sample_weight = batch
+    if state.sees_whole_batches(replica):
+        share_pred = y_pred
+        x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
+        compiled_loss.gather_masks(replica, share_pred, y_pred)
+    model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)

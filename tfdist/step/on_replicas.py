@@ -1,0 +1,85 @@
+"""The shares of a global batch on the replicas of this process, each in one round or in several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.step.forward_backward import Contribution, exchange
+from tfdist.step.microbatches import over_rounds
+from tfdist.step.replica import Replica, Totals
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.shares import Batch, num_rows
+
+
+class OnReplicas:
+    """Computes what the replicas contribute to a step.
+
+    Args:
+        strategy: Of the replicas.
+        compute: Returns what rows of a replica contribute.
+        num_rounds: In which each replica computes its share.
+        in_xla: Whether XLA compiles `compute`, where a replica has variables of its own.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        compute: Callable[[Replica, Batch], Contribution],
+        num_rounds: int = 1,
+        in_xla: bool = False,
+    ) -> None:
+        self._strategy, self._compute, self._num_rounds = strategy, compute, num_rounds
+        self._in_xla = in_xla and strategy.has_local_variables
+        self._compiled: dict[int, Callable[..., Contribution]] = {}
+
+    def summed(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+        """Returns the sums over all replicas, on each of them, as `Strategy.run` returns them."""
+        run, strategy = self._strategy.run, self._strategy
+        if self._num_rounds == 1:
+            compute = self._on_rows(total_rows)
+            return run(lambda i: exchange(strategy, compute(i, 0, shares[i], Totals())))
+        local = self.local(total_rows, shares)
+        return run(lambda i: exchange(strategy, local[i]))
+
+    def local(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> list[Contribution]:
+        """Returns what each replica of this process contributes, not yet exchanged."""
+        compute = self._on_rows(total_rows)
+        if self._num_rounds > 1:
+            return over_rounds(self._strategy, compute, shares, self._num_rounds)
+        results = self._strategy.run(lambda i: compute(i, 0, shares[i], Totals()))
+        return self._strategy.local_results(results)
+
+    def _on_rows(self, total_rows: tf.Tensor) -> Callable[..., Contribution]:
+        """Returns a function of a replica, a round, its rows and totals."""
+
+        def compute(index: int, number: Any, rows: Batch, totals: Totals) -> Contribution:
+            if not self._in_xla:
+                return self._contribution(index, total_rows, number, rows, totals)
+            if index not in self._compiled:  # one a replica: each captures its own variables
+                self._compiled[index] = tf.function(
+                    lambda *arguments: self._contribution(index, *arguments),
+                    jit_compile=True,
+                    autograph=False,
+                )
+            return self._compiled[index](total_rows, number, rows, totals)
+
+        return compute
+
+    def _contribution(
+        self, index: int, total_rows: tf.Tensor, number: Any, rows: Batch, totals: Totals
+    ) -> Contribution:
+        replica = Replica(
+            index=self._strategy.first_replica + index,
+            num_replicas=self._strategy.num_replicas,
+            num_rounds=self._num_rounds,
+            round=number,
+            num_rows=num_rows(rows),
+            total_rows=total_rows,
+            all_reduce=self._strategy.all_reduce,
+            totals=totals,
+            in_xla=self._in_xla,
+        )
+        return self._compute(replica, rows)
