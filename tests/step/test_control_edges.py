@@ -1,0 +1,43 @@
+"""How many control edges a step has: the graph optimizer walks them all, at every first step."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfdist import strategies
+from tfdist.model_setup.create import build
+from tfdist.precision import Scaling
+from tfdist.step.forward_state import ForwardState
+from tfdist.step.mean_or_sum import Aggregations
+from tfdist.step.train import TrainStep
+
+
+def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
+    """Traces a step of a network; returns the control edges per variable and replica."""
+    strategy = strategies.create(name, num_replicas)
+    with strategy.scope():
+        hidden = [layers.Dense(2) for _ in range(depth)]
+        model = keras.Sequential([keras.Input((2,)), *hidden])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    rows = tf.zeros((4, 2))
+    build(model, strategy, (tf.TensorSpec(rows.shape), tf.TensorSpec(rows.shape)))
+    strategy.prepare(model, model.optimizer)
+    state = ForwardState(model, Aggregations(model, lambda: (rows, rows)))
+    step = TrainStep(model, strategy, state, Scaling(model.optimizer, None))
+
+    @tf.function(autograph=False)
+    def steps(rows: tf.Tensor) -> None:
+        step(tf.shape(rows)[0] * num_replicas, [(rows, rows)] * num_replicas)
+
+    nodes = steps.get_concrete_function(rows).graph.as_graph_def().node
+    edges = sum(source.startswith("^") for node in nodes for source in node.input)
+    return edges / len(model.trainable_variables) / num_replicas
+
+
+@pytest.mark.parametrize(("name", "num_replicas"), [("one_device", 1), ("mirrored", 2)])
+def test_a_deeper_network_has_no_more_of_them_per_variable(name: str, num_replicas: int) -> None:
+    shallow, deep = (edges_per_variable(name, num_replicas, depth) for depth in (4, 16))
+    assert deep < 1.2 * shallow
