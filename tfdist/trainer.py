@@ -39,7 +39,7 @@ def _together(method: Method) -> Method:
         with (
             self.strategy.explaining(),
             together,
-            interrupts.held_back(self.strategy.num_workers),
+            interrupts.held_back(self.strategy.stops_together),
         ):
             return method(self, *args, **options)
 

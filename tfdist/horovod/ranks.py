@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist import cluster
 from tfdist.strategies.collectives import host_values
 from tfdist.strategies.horovod import Horovod, installed
 
@@ -23,8 +24,8 @@ shutdown = _hvd.shutdown
 class Ranks(Horovod):
     """Processes that feed themselves: each keeps its own seed, to shuffle in its own order."""
 
-    def _meet(self) -> None:
-        pass
+    def start(self) -> None:
+        cluster.on_barrier(self.barrier)
 
 
 @functools.cache

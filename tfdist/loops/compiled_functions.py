@@ -19,11 +19,9 @@ from tfdist.precision import LossScale, Scaling, policy
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.forward_state import ForwardState
 from tfdist.step.mean_or_sum import Aggregations
-from tfdist.step.replica import Replica
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Made, Step
-from tfdist.strategies.shares import num_rows
 from tfdist.upstream.keras_model import optimizers_of_one_device
 
 
@@ -70,12 +68,7 @@ class Engine:
             create.build_weights(model, strategy, feed.element_spec)
 
         def outputs(iterator: Any) -> list[Any]:
-            rows, _, parts = strategy.unpack(next(iterator))
-            if strategy.num_workers > 1:
-                whole = strategy.run(lambda i: self._whole_outputs(i, rows, parts[i]))
-                return strategy.local_results(whole)[:1]
-            results = strategy.run(lambda i: model.predict_step(parts[i]))
-            return strategy.local_results(results)
+            return strategy.outputs(model.predict_step, strategy.unpack(next(iterator)))
 
         if not model.run_eagerly:
             self._predict = self._predict or tf.function(
@@ -90,21 +83,6 @@ class Engine:
                 return None
 
         return call
-
-    def _whole_outputs(self, index: int, rows: tf.Tensor, part: Any) -> Any:
-        """The outputs for the global batch, of which other workers compute parts."""
-        strategy = self._strategy
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(part)
-        replica = Replica(
-            index=strategy.first_replica + index,
-            num_replicas=strategy.num_replicas,
-            num_rounds=1,
-            round=0,
-            num_rows=num_rows(x),
-            total_rows=rows,
-            all_reduce=strategy.all_reduce,
-        )
-        return replica.gather(self._model.predict_step(part))
 
     def finalize(self) -> None:
         """Ends training: where the optimizer averages weights (EMA), the model gets them."""

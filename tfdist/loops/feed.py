@@ -42,8 +42,7 @@ class Feed:
 
     def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
         if callable(x) and not isinstance(x, tf.data.Dataset):
-            place = (strategy.num_workers, strategy.rank, strategy.num_replicas)
-            x = x(tf.distribute.InputContext(*place))
+            x = x(strategy.input_context())
             self.own_rows = True
         else:
             self.own_rows = False

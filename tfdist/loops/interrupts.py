@@ -22,17 +22,17 @@ def pending() -> bool:
 
 
 @contextmanager
-def held_back(num_workers: int) -> Iterator[None]:
+def held_back(stops_together: bool) -> Iterator[None]:
     """Within the block the first SIGINT is noted only; the second raises at once.
 
     Args:
-        num_workers: Of the run; with one there is nobody to agree with, and nothing is held back.
+        stops_together: Whether there are others to agree with; if not, nothing is held back.
 
     Raises:
         KeyboardInterrupt: At the end of the block, where no agreement came after the signal.
     """
     global _pending
-    if num_workers == 1 or not _python_handles_it():
+    if not stops_together or not _python_handles_it():
         yield
         return
 

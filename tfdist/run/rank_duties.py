@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdist import cluster
 from tfdist.errors import ConfigurationError, TfdistError
 
 if TYPE_CHECKING:
@@ -24,15 +23,13 @@ def once(strategy: Strategy, make: Callable[[], str]) -> str:
     Raises:
         TfdistError: `make` raised it: the same one on rank 0, its message on the others.
     """
-    from tfdist.strategies.collectives.host_values import share
-
     error, text = None, ""
-    if strategy.rank == 0:
+    if strategy.is_chief:
         try:
             text = _DONE + make()
         except TfdistError as raised:
             error, text = raised, _FAILED + str(raised)
-    told = share(strategy, text)
+    told = strategy.broadcast_text(text)
     if error is not None:
         raise error
     if told.startswith(_FAILED):
@@ -43,7 +40,7 @@ def once(strategy: Strategy, make: Callable[[], str]) -> str:
 @contextmanager
 def in_turns(strategy: Strategy) -> Iterator[None]:
     """Lets the workers of a host in one after the other: the first writes what the next find."""
-    mine = cluster.current().local_rank if strategy.num_workers > 1 else 0
+    mine = strategy.local_rank
     turns = int(strategy.gather([mine]).max()) + 1
     for _ in range(mine):
         strategy.barrier()

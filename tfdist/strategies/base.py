@@ -8,7 +8,6 @@ inside one `tf.function` (`compile`).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -20,8 +19,6 @@ import tensorflow as tf
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import inner_loop, shares
-from tfdist.strategies.collectives import host_values
-from tfdist.strategies.collectives import same_variables as alike
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
@@ -70,17 +67,27 @@ class Strategy:
     @property
     def num_replicas(self) -> int:
         """Number of replicas over all workers."""
-        return len(self.devices) * self.num_workers
+        return len(self.devices)
 
     @property
     def first_replica(self) -> int:
         """The number, among all replicas, of this process's first."""
-        return len(self.devices) * self.rank
+        return 0
 
     @property
     def is_chief(self) -> bool:
         """Whether this process is the one that writes and talks."""
         return self.rank == 0
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process among those of its host."""
+        return 0
+
+    @property
+    def stops_together(self) -> bool:
+        """Whether other processes make each step too, so that none may stop by itself."""
+        return False
 
     def describe(self) -> dict[str, str]:
         """Returns what the start-up table says of this strategy."""
@@ -115,25 +122,22 @@ class Strategy:
             own_rows: Whether the batches are this worker's part of the global ones instead. Then
                 the data never end; where one worker's do, batches without rows follow.
         """
-        if own_rows and self.num_workers > 1:
-            dataset = dataset.concatenate(shares.without_rows(dataset.element_spec).repeat())
-        # Nothing in it is for AutoGraph, whose conversion takes about as long as the tracing.
-        convert = tf.autograph.experimental.do_not_convert
-        split = convert(functools.partial(self._shares_of, own_rows))
-        dataset = dataset.map(split, tf.data.AUTOTUNE, deterministic=True)
-        if len(self.devices) == 1 and self.devices[0].startswith("GPU"):
-            return dataset.apply(tf.data.experimental.prefetch_to_device(self.devices[0]))
-        return dataset.prefetch(tf.data.AUTOTUNE)
+        return shares.distributed(dataset, lambda batch: self.split(batch, own_rows), self.devices)
 
-    def _shares_of(self, own_rows: bool, *batch: shares.Batch) -> shares.Element:
-        """One element of the distributed data set."""
-        whole = shares.without_optionals(batch[0] if len(batch) == 1 else batch)
-        num_shares = len(self.devices) if own_rows else self.num_replicas
-        first = 0 if own_rows else self.first_replica
-        parts = shares.split(whole, num_shares, range(first, first + len(self.devices)))
-        alike = self.num_workers > 1 and not own_rows
-        checksum = host_values.checksum(whole) if alike else tf.constant(0, tf.int64)
-        return shares.Element(shares.num_rows(whole), checksum, parts)
+    def split(self, batch: shares.Batch, own_rows: bool) -> shares.Element:
+        """Returns one element of a distributed data set; called in a graph of `tf.data`.
+
+        Args:
+            batch: Of the data set that was given to `distribute`.
+            own_rows: As there.
+        """
+        num_shares = len(self.devices)
+        parts = shares.split(batch, num_shares, range(num_shares))
+        return shares.Element(shares.num_rows(batch), tf.constant(0, tf.int64), parts)
+
+    def input_context(self) -> tf.distribute.InputContext:
+        """Returns what a function that makes this worker's data set is told."""
+        return tf.distribute.InputContext(self.num_workers, self.rank, self.num_replicas)
 
     def unpack(self, element: Any) -> shares.Element:
         """Returns an element of a distributed data set with its shares by replica."""
@@ -145,8 +149,6 @@ class Strategy:
         Raises:
             ClusterError: The workers built different models.
         """
-        if self.num_workers > 1:
-            alike.start_alike(self, model.variables + optimizer.variables)
 
     def run(self, fn: ReplicaFn) -> Any:
         """Calls `fn(index)` on every replica of this process; the index counts from 0 in each.
@@ -197,22 +199,20 @@ class Strategy:
             may_end: Whether the data may end before the steps asked for.
             own_rows: As in `distribute`.
         """
-        several = own_rows and self.num_workers > 1
+        loop = inner_loop.eager if eager else inner_loop.in_graph
+        return loop(self.unpack, step, inner_loop.End.OF_ITERATOR if may_end else None)
 
-        def receive(taken: Any) -> shares.Element:
-            element = self.unpack(taken)
-            if several:
-                element = element._replace(num_rows=host_values.total(self, element.num_rows))
-            return element
+    def outputs(self, fn: Callable[[shares.Batch], Any], element: shares.Element) -> list[Any]:
+        """Calls `fn(share)` on every replica, for outputs of a model.
 
-        end = (
-            inner_loop.End.WITHOUT_ROWS
-            if several
-            else inner_loop.End.OF_ITERATOR
-            if may_end
-            else None
-        )
-        return (inner_loop.eager if eager else inner_loop.in_graph)(receive, step, end)
+        Returns:
+            Its results, which laid end to end are those for all rows of the global batch, in order
+            and on every worker.
+
+        Raises:
+            UnsupportedModelError: They have to cross the workers and are no dense numbers.
+        """
+        return self.local_results(self.run(lambda i: fn(element.parts[i])))
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Returns numbers of all workers, in each of them; called outside of any graph.
@@ -223,12 +223,14 @@ class Strategy:
         Returns:
             Shape `(num_workers, len(numbers))`, float64.
         """
-        mine = np.asarray([numbers], np.float64)
-        return host_values.gather(self, mine) if self.num_workers > 1 else mine
+        return np.asarray([numbers], np.float64)
+
+    def broadcast_text(self, text: str) -> str:
+        """Returns the text of rank 0, on every worker; called outside of any graph."""
+        return text
 
     def barrier(self) -> None:
         """Waits until every worker has come here."""
-        self.gather([0.0])
 
     def join(self) -> None:
         """Waits for what is asynchronous; nothing here."""

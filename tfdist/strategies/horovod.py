@@ -16,14 +16,13 @@ import tensorflow as tf
 
 from tfdist import cluster, devices
 from tfdist.errors import ConfigurationError, MissingError
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives import host_values
 from tfdist.strategies.collectives.fusion import by_dtype, fused
+from tfdist.strategies.several_workers import SeveralWorkers
 
 COMPRESSION = ("none", "fp16")
 
 
-class Horovod(Strategy):
+class Horovod(SeveralWorkers):
     """Synchronous replicas, one in each process that `mpirun` or `horovodrun` started.
 
     Tensor fusion and cycle time stay with Horovod's own variables (`HOROVOD_FUSION_THRESHOLD`,
@@ -56,19 +55,14 @@ class Horovod(Strategy):
         if compression == "fp16":
             self.wire_dtype = tf.float16
             self.inexact = {"compression": "gradients cross the workers as float16"}
-        self._meet()
-        cluster.on_barrier(self.barrier)
+        self.start()
 
     def describe(self) -> dict[str, str]:
-        rows = cluster.current().describe()
-        return super().describe() | rows | {"all-reduce": _operations(self._hvd)}
+        return super().describe() | {"all-reduce": _operations(self._hvd)}
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         sums = fused(functools.partial(by_dtype, self._sum), tensors)
         return sums if op == "SUM" else [total / self.num_workers for total in sums]
-
-    def _meet(self) -> None:
-        host_values.meet(self)
 
     def _sum(self, tensors: list) -> list:
         """Sums tensors of one dtype over the processes; slices are laid end to end."""

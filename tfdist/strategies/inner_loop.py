@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tfdist.strategies.collectives import host_values
+from tfdist.strategies.checksum import mixed
 from tfdist.strategies.shares import Batch, Element
 
 
@@ -139,7 +139,7 @@ def _after(made: Made, element: Element, waited: Any) -> Made:
         made.num_steps + 1,
         made.num_rows + tf.cast(element.num_rows, tf.int64),
         waited,
-        host_values.mixed(made.checksum, element.checksum),
+        mixed(made.checksum, element.checksum),
     )
 
 

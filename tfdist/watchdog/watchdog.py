@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ import tensorflow as tf
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives.host_values import share
 from tfdist.watchdog.heartbeat import Beats, own_hosts
 from tfdist.watchdog.verdict import GRACE_SECONDS, SILENCE_SECONDS, State, may_explain
 
@@ -41,7 +39,7 @@ class Watchdog:
         if seconds < 0:
             raise ConfigurationError(f"watchdog_seconds={seconds!r}: expected 0 or more.")
         self._strategy, self.seconds = strategy, seconds
-        self._watched = strategy.num_workers > 1 and seconds > 0
+        self._watched = strategy.stops_together and seconds > 0
         if self._watched:  # not first in fit, to which a worker may never come
             _join(strategy)
 
@@ -79,8 +77,8 @@ def _join(strategy: Strategy) -> None:
     """Makes the beats of this process, once; all workers do together."""
     global _beats
     if _beats is None:
-        tell_all, hosts = functools.partial(share, strategy), own_hosts(cluster.current())
-        _beats = Beats(strategy.rank, strategy.num_workers, tell_all, hosts)
+        hosts = own_hosts(cluster.current())
+        _beats = Beats(strategy.rank, strategy.num_workers, strategy.broadcast_text, hosts)
 
 
 def _wait_for_an_explanation(beats: Beats) -> None:

@@ -38,7 +38,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         model, group = self.model, strategy()
         _build(model)
         variables = model.variables + model.optimizer.variables
-        same_variables.start_alike(group, variables, self.root_rank)
+        same_variables.broadcast_and_check(group, variables, self.root_rank)
         self._check_steps()
         for seed in seeds_of(model):
             seed.assign(seed + offset(seed, (rank() - self.root_rank) % size()))

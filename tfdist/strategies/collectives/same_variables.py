@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 
 from tfdist.errors import ClusterError
 from tfdist.strategies.collectives import host_values
-
-if TYPE_CHECKING:
-    from tfdist.strategies.base import Strategy
+from tfdist.strategies.collectives.host_values import Workers
 
 
-def start_alike(strategy: Strategy, variables: Sequence[keras.Variable], root: int = 0) -> None:
+def broadcast_and_check(
+    workers: Workers, variables: Sequence[keras.Variable], root: int = 0
+) -> None:
     """Gives the variables of all workers the values of one, and proves it.
 
     Raises:
         ClusterError: The workers built different models, or differ in spite of it.
     """
-    check_shapes(strategy, variables)
-    host_values.broadcast(strategy, [v.value for v in variables], root)
-    check_values(strategy, variables, "the broadcast failed; run python -m tfdist.doctor.")
+    check_shapes(workers, variables)
+    host_values.broadcast(workers, [v.value for v in variables], root)
+    check_values(workers, variables, "the broadcast failed; run python -m tfdist.doctor.")
 
 
-def check_shapes(strategy: Strategy, variables: Sequence[keras.Variable]) -> None:
+def check_shapes(workers: Workers, variables: Sequence[keras.Variable]) -> None:
     """Checks that all workers have as many variables, of the same shapes and dtypes.
 
     Raises:
         ClusterError: They have not; nothing else could be exchanged then, or it would hang.
     """
     layout = [(tuple(v.shape), str(v.dtype)) for v in variables]
-    rows = strategy.gather([len(layout), _digest(repr(layout).encode())])
+    rows = workers.gather([len(layout), _digest(repr(layout).encode())])
     if _ranks_apart(rows):
         raise ClusterError(
             f"The ranks built different models: {', '.join(f'{n:.0f}' for n in rows[:, 0])} "
@@ -43,18 +42,18 @@ def check_shapes(strategy: Strategy, variables: Sequence[keras.Variable]) -> Non
         )
 
 
-def check_values(strategy: Strategy, variables: Sequence[keras.Variable], cure: str) -> None:
+def check_values(workers: Workers, variables: Sequence[keras.Variable], cure: str) -> None:
     """Checks that variables have the same values on all workers.
 
     Args:
-        strategy: Of several workers; copies on one worker's devices are not compared.
+        workers: Several; copies on one worker's devices are not compared.
         variables: As many on every worker.
         cure: What to do if not.
 
     Raises:
         ClusterError: They have not.
     """
-    rows = strategy.gather([_digest(_first_copy(v).tobytes()) for v in variables])
+    rows = workers.gather([_digest(_first_copy(v).tobytes()) for v in variables])
     if _ranks_apart(rows):
         unequal = np.flatnonzero((rows != rows[0]).any(0))
         raise ClusterError(

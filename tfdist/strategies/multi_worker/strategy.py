@@ -16,16 +16,16 @@ from tfdist import cluster
 from tfdist.cluster import Cluster
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.collectives import host_values
 from tfdist.strategies.collectives.fusion import by_dtype, in_pieces
 from tfdist.strategies.collectives.varying_sizes import AnySize
 from tfdist.strategies.multi_worker.join import JOIN_SECONDS, PIECE_BYTES, tf_strategy
+from tfdist.strategies.several_workers import SeveralWorkers
 from tfdist.strategies.tf_distribute import TFDistribute
 
 COMMUNICATION = ("auto", "ring", "nccl")
 
 
-class MultiWorker(TFDistribute):
+class MultiWorker(SeveralWorkers, TFDistribute):
     """Synchronous replicas on the devices of all workers.
 
     Create it before anything else uses TensorFlow: a process joins a cluster as it starts.
@@ -59,11 +59,10 @@ class MultiWorker(TFDistribute):
             self.num_replicas,
             self.communication,
         )
-        host_values.meet(self)
-        cluster.on_barrier(self.barrier)
+        self.start()
 
     def describe(self) -> dict[str, str]:
-        return super().describe() | self.cluster.describe() | {"all-reduce": self.communication}
+        return super().describe() | {"all-reduce": self.communication}
 
     def _exchange(self, context: Any, op: str, packed: list) -> list:
         if tf.executing_eagerly():

@@ -1,0 +1,112 @@
+"""What several workers add to one: they begin equal, exchange numbers, and read the same batches.
+
+A worker is a process that runs the whole script. How sums cross the workers is each strategy's own
+`all_reduce`; everything here is such a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import cluster
+from tfdist.strategies import inner_loop, shares
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.checksum import checksum
+from tfdist.strategies.collectives import host_values, same_variables
+from tfdist.strategies.collectives.end_to_end import end_to_end
+
+
+class SeveralWorkers(Strategy):
+    """A strategy of workers that all run the script; stands before the one of a single process.
+
+    A subclass sets `num_workers` and `rank`, has an `all_reduce` over all replicas, and calls
+    `start` at the end of its `__init__`. One worker is as if there were no others.
+    """
+
+    def start(self) -> None:
+        """Checks that the workers fit together and gives them one seed; all of them call it.
+
+        Raises:
+            ConfigurationError: They have different numbers of devices.
+        """
+        if self.num_workers > 1:
+            host_values.check_devices(self)
+            host_values.synchronize_seed(self)
+        cluster.on_barrier(self.barrier)
+
+    @property
+    def stops_together(self) -> bool:
+        return self.num_workers > 1
+
+    @property
+    def local_rank(self) -> int:
+        return cluster.current().local_rank
+
+    @property
+    def num_replicas(self) -> int:
+        return super().num_replicas * self.num_workers
+
+    @property
+    def first_replica(self) -> int:
+        return super().num_replicas * self.rank
+
+    def describe(self) -> dict[str, str]:
+        return super().describe() | cluster.current().describe()
+
+    def distribute(self, dataset: tf.data.Dataset, own_rows: bool = False) -> Any:
+        if own_rows and self.num_workers > 1:
+            dataset = dataset.concatenate(shares.without_rows(dataset.element_spec).repeat())
+        return super().distribute(dataset, own_rows)
+
+    def split(self, batch: shares.Batch, own_rows: bool) -> shares.Element:
+        if own_rows or self.num_workers == 1:
+            return super().split(batch, own_rows)
+        own = range(self.first_replica, self.first_replica + len(self.devices))
+        parts = shares.split(batch, self.num_replicas, own)
+        return shares.Element(shares.num_rows(batch), checksum(batch), parts)
+
+    def prepare(self, model: Any, optimizer: Any) -> None:
+        super().prepare(model, optimizer)
+        if self.num_workers > 1:
+            same_variables.broadcast_and_check(self, model.variables + optimizer.variables)
+
+    def compile(
+        self,
+        step: inner_loop.Step,
+        eager: bool = False,
+        may_end: bool = True,
+        own_rows: bool = False,
+    ) -> inner_loop.Run:
+        if not own_rows or self.num_workers == 1:
+            return super().compile(step, eager, may_end, own_rows)
+
+        def receive(taken: Any) -> shares.Element:
+            element = self.unpack(taken)
+            return element._replace(num_rows=host_values.total(self, element.num_rows))
+
+        loop = inner_loop.eager if eager else inner_loop.in_graph
+        return loop(receive, step, inner_loop.End.WITHOUT_ROWS)
+
+    def outputs(self, fn: Callable[[shares.Batch], Any], element: shares.Element) -> list[Any]:
+        if self.num_workers == 1:
+            return super().outputs(fn, element)
+
+        def on_replica(i: int) -> Any:
+            number = self.first_replica + i
+            return end_to_end(fn(element.parts[i]), number, self.num_replicas, self.all_reduce)
+
+        return self.local_results(self.run(on_replica))[:1]
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        own = super().gather(numbers)
+        return own if self.num_workers == 1 else host_values.gather(self, own)
+
+    def broadcast_text(self, text: str) -> str:
+        return text if self.num_workers == 1 else host_values.broadcast_text(self, text)
+
+    def barrier(self) -> None:
+        self.gather([0.0])
