@@ -2,14 +2,15 @@
 
 A field is a command-line flag (`batch_size` is `--batch-size`), a key of a YAML file and an
 attribute for recipes. The classes below group the flags in `--help`; `TrainConfig` is all of them.
-What a value may be is said here and nowhere else. This module imports no TensorFlow.
+What a value may be is said here and nowhere else, but for the options that strategies declare. This
+module imports no TensorFlow.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -20,8 +21,11 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    create_model,
     field_validator,
 )
+
+from tfdist.strategies import options_by_name
 
 
 def default_data_dir() -> str:
@@ -54,24 +58,6 @@ class Spread(BaseModel):
     strategy: str = Field("one_device", description="who computes, and how gradients cross")
     devices: Annotated[int, Field(ge=1)] | list[str] | None = Field(
         None, description="how many, or names (GPU:0,GPU:1); left out: the strategy's choice"
-    )
-    all_reduce: Literal["auto", "nccl", "hierarchical_copy", "one_device"] | None = Field(
-        None, description="mirrored: how gradients are summed over devices; left out: auto"
-    )
-    merge_on: Literal["auto", "gpu", "cpu"] | None = Field(
-        None, description="mirrored: where gradients are summed; left out: auto"
-    )
-    parameter_device: str | None = Field(
-        None, description="central_storage and towers: who holds the variables; left out: CPU:0"
-    )
-    communication: Literal["auto", "ring", "nccl"] | None = Field(
-        None, description="multi_worker: how gradients are summed over workers; left out: auto"
-    )
-    compression: Literal["none", "fp16"] | None = Field(
-        None, description="horovod: in what format gradients cross; left out: none"
-    )
-    num_servers: PositiveInt | None = Field(
-        None, description="parameter_server without a launcher: its servers; left out: 1"
     )
     workers: list[str] | None = Field(
         None, description="host:port of each worker, by rank, where no launcher tells"
@@ -128,7 +114,38 @@ class Precision(BaseModel):
     )
 
 
-class TrainConfig(Precision, Optimisation, Spread, Run):
+def _options_of_strategies() -> type[BaseModel]:
+    """A field for each option that a strategy declares; None where it is left out.
+
+    Raises:
+        ValueError: One name means different things.
+    """
+    taken = {
+        name for group in (Run, Spread, Optimisation, Precision) for name in group.model_fields
+    }
+    fields: dict[str, Any] = {}
+    for name, declared in options_by_name().items():
+        option, *others = declared.values()
+        if name in taken or any(other != option for other in others):
+            raise ValueError(
+                f"{' and '.join(declared)}: the option {name!r} means something else already, in "
+                "another strategy or in TrainConfig: rename it."
+            )
+        text = f"{' and '.join(declared)}: {option.help}; left out: {option.default}"
+        fields[name] = (option.type | None, Field(None, description=text))
+    return create_model("StrategyOptions", __doc__="Options of strategies.", **fields)
+
+
+if TYPE_CHECKING:
+
+    class StrategyOptions(BaseModel):
+        """Fields that are known when the table of strategies is."""
+
+else:
+    StrategyOptions = _options_of_strategies()
+
+
+class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
     """The complete, resolved configuration of a training run."""
 
     model_config = ConfigDict(
@@ -143,10 +160,15 @@ class TrainConfig(Precision, Optimisation, Spread, Run):
             return [name.strip() for name in value.split(",")]
         return value
 
+    def strategy_options(self) -> dict[str, Any]:
+        """Those options of strategies that are given, for `tfdist.strategies.create`."""
+        values = {name: getattr(self, name) for name in StrategyOptions.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
+
     def to_yaml(self) -> str:
         """This configuration as a file that `--config` reads."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
 #: The fields' groups, in the order of `--help`.
-GROUPS: tuple[type[BaseModel], ...] = (Run, Spread, Optimisation, Precision)
+GROUPS: tuple[type[BaseModel], ...] = (Run, Spread, StrategyOptions, Optimisation, Precision)

@@ -100,16 +100,8 @@ def make_trainer(config: TrainConfig, workload: recipe.Recipe) -> Trainer:
 
     if config.workers or config.rank is not None:
         cluster.use(cluster.discover(workers=config.workers or (), rank=config.rank))
-    strategy = tfdist.strategies.create(
-        config.strategy,
-        devices=config.devices,
-        all_reduce=config.all_reduce,
-        merge_on=config.merge_on,
-        parameter_device=config.parameter_device,
-        communication=config.communication,
-        compression=config.compression,
-        num_servers=config.num_servers,
-    )
+    options = config.strategy_options()
+    strategy = tfdist.strategies.create(config.strategy, config.devices, **options)
     check_batch_size(config.batch_size, strategy.num_replicas)  # data sets do not tell theirs
     return tfdist.Trainer(
         lambda: workload.build_model(config),

@@ -69,7 +69,9 @@ def test_right_strategy_passes(num_replicas: int) -> None:
 def test_wrong_strategy_fails_and_says_where(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(strategies.STRATEGIES, "wrong", f"{__name__}:ByCount")
+    monkeypatch.setitem(
+        strategies.STRATEGIES, "wrong", strategies.Declaration(f"{__name__}:ByCount")
+    )
     assert main(["--strategy", "wrong", "--devices", "2"]) == 1
     told = capsys.readouterr().out
     assert told.startswith("FAIL wrong, 2 replicas\n")

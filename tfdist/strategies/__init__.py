@@ -1,34 +1,67 @@
 """Who computes, and how sums cross the replicas: one file a strategy.
 
-This module imports no TensorFlow, so that a command line can list the names at once.
+This module imports no TensorFlow, so that a command line can list strategies and options at once.
+A new strategy is a file with its class, and its declaration in the table.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import PositiveInt
 
 from tfdist.errors import ConfigurationError
+from tfdist.strategies.declaration import Declaration as Declaration
+from tfdist.strategies.declaration import Option as Option
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy as Strategy
 
-#: The strategies by name: where each class is.
-STRATEGIES: dict[str, str] = {
-    "one_device": "tfdist.strategies.base:Strategy",
-    "mirrored": "tfdist.strategies.mirrored:Mirrored",
-    "central_storage": "tfdist.strategies.central_storage:CentralStorage",
-    "towers": "tfdist.strategies.towers:Towers",
-    "parameter_server": "tfdist.strategies.parameter_server.strategy:ParameterServer",
-    "multi_worker": "tfdist.strategies.multi_worker.strategy:MultiWorker",
-    "horovod": "tfdist.strategies.horovod:Horovod",
-}
+_PARAMETER_DEVICE = Option(str, "who holds the variables", "CPU:0")
 
-#: Those whose replicas may be in several processes that all run the script.
-ACROSS_PROCESSES = ("multi_worker", "horovod")
-#: Those whose numbers are one device's with one worker only.
-ASYNCHRONOUS = ("parameter_server",)
+#: The strategies by name. An option that stands here is a flag of the training command.
+STRATEGIES: dict[str, Declaration] = {
+    "one_device": Declaration("tfdist.strategies.base:Strategy"),
+    "mirrored": Declaration(
+        "tfdist.strategies.mirrored:Mirrored",
+        {
+            "all_reduce": Option(
+                Literal["auto", "nccl", "hierarchical_copy", "one_device"],
+                "how gradients are summed over devices",
+                "auto",
+            ),
+            "merge_on": Option(Literal["auto", "gpu", "cpu"], "where gradients are summed", "auto"),
+        },
+    ),
+    "central_storage": Declaration(
+        "tfdist.strategies.central_storage:CentralStorage", {"parameter_device": _PARAMETER_DEVICE}
+    ),
+    "towers": Declaration(
+        "tfdist.strategies.towers:Towers", {"parameter_device": _PARAMETER_DEVICE}
+    ),
+    "parameter_server": Declaration(
+        "tfdist.strategies.parameter_server.strategy:ParameterServer",
+        {"num_servers": Option(PositiveInt, "servers, where no launcher starts them", 1)},
+        asynchronous=True,
+    ),
+    "multi_worker": Declaration(
+        "tfdist.strategies.multi_worker.strategy:MultiWorker",
+        {
+            "communication": Option(
+                Literal["auto", "ring", "nccl"], "how gradients are summed over workers", "auto"
+            )
+        },
+        across_processes=True,
+    ),
+    "horovod": Declaration(
+        "tfdist.strategies.horovod:Horovod",
+        {"compression": Option(Literal["none", "fp16"], "in what format gradients cross", "none")},
+        across_processes=True,
+    ),
+}
 
 
 def create(
@@ -51,17 +84,23 @@ def create(
         raise ConfigurationError(
             f"No strategy is called {name!r}; choose one of {', '.join(STRATEGIES)}."
         )
-    module, cls = STRATEGIES[name].split(":")
-    strategy = getattr(importlib.import_module(module), cls)
+    strategy = STRATEGIES[name].load()
     given = {key: value for key, value in options.items() if value is not None}
-    try:
-        return strategy(devices, **given)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
+    for option in given.keys() - inspect.signature(strategy).parameters.keys():
+        others = " and ".join(options_by_name().get(option, {})) or "none"
         raise ConfigurationError(
-            f"strategy {name!r} takes no option {str(error).split(chr(39))[1]!r}: leave it out."
-        ) from None
+            f"strategy {name!r} takes no option {option!r} ({others} does): leave it out."
+        )
+    return strategy(devices, **given)
+
+
+def options_by_name() -> Mapping[str, Mapping[str, Option]]:
+    """Returns what all strategies together take: of each option, its declaration by strategy."""
+    found: dict[str, dict[str, Option]] = {}
+    for strategy, declared in STRATEGIES.items():
+        for name, option in declared.options.items():
+            found.setdefault(name, {})[strategy] = option
+    return found
 
 
 def _made(strategy: Strategy, devices: int | str | Sequence[str] | None) -> Strategy:

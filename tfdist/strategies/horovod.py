@@ -15,11 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import cluster, devices
-from tfdist.errors import ConfigurationError, MissingError
+from tfdist.errors import MissingError
+from tfdist.strategies import STRATEGIES
 from tfdist.strategies.collectives.fusion import by_dtype, fused
 from tfdist.strategies.several_workers import SeveralWorkers
-
-COMPRESSION = ("none", "fp16")
 
 
 class Horovod(SeveralWorkers):
@@ -45,10 +44,7 @@ class Horovod(SeveralWorkers):
         devices: int | str | Sequence[str] | None = None,
         compression: str = "none",
     ) -> None:
-        if compression not in COMPRESSION:
-            raise ConfigurationError(
-                f"compression={compression!r}: expected one of {', '.join(COMPRESSION)}."
-            )
+        STRATEGIES["horovod"].check(compression=compression)
         self._hvd = started()
         self.num_workers, self.rank = self._hvd.size(), self._hvd.rank()
         super().__init__(_device(self._hvd.local_rank()) if devices is None else devices)

@@ -8,10 +8,8 @@ import tensorflow as tf
 
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
+from tfdist.strategies import STRATEGIES
 from tfdist.strategies.tf_distribute import TFDistribute
-
-ALL_REDUCE = ("auto", "nccl", "hierarchical_copy", "one_device")
-MERGE_ON = ("auto", "gpu", "cpu")
 
 
 class Mirrored(TFDistribute):
@@ -55,12 +53,7 @@ class Mirrored(TFDistribute):
 def _resolve(all_reduce: str, merge_on: str, devices: Sequence[str]) -> str:
     """Checks the two choices against the devices and returns the reduction that is meant."""
     gpus = [name for name in devices if name.startswith("GPU")]
-    if all_reduce not in ALL_REDUCE:
-        raise ConfigurationError(
-            f"all_reduce={all_reduce!r}: expected one of {', '.join(ALL_REDUCE)}."
-        )
-    if merge_on not in MERGE_ON:
-        raise ConfigurationError(f"merge_on={merge_on!r}: expected one of {', '.join(MERGE_ON)}.")
+    STRATEGIES["mirrored"].check(all_reduce=all_reduce, merge_on=merge_on)
     if all_reduce == "nccl" and len(gpus) < len(devices):
         raise ConfigurationError(
             f"all_reduce='nccl' joins GPUs, but the devices are {', '.join(devices)}: "

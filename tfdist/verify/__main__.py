@@ -14,7 +14,7 @@ from jsonargparse.typing import PositiveInt
 from tfdist import cluster
 from tfdist.errors import ConfigurationError, TfdistError
 from tfdist.run import flags
-from tfdist.strategies import ACROSS_PROCESSES, ASYNCHRONOUS, STRATEGIES
+from tfdist.strategies import STRATEGIES
 from tfdist.verify import report
 from tfdist.verify.attempt import attempt
 from tfdist.verify.verdict import Verdict
@@ -88,11 +88,11 @@ def _outcome(name: str, chosen: argparse.Namespace) -> Verdict | TfdistError:
     """Makes a trial, in this process or in others."""
     from tfdist.launcher.notebook import notebook_launch
 
-    devices = chosen.devices or (1 if name in ASYNCHRONOUS else None)
+    devices = chosen.devices or (1 if STRATEGIES[name].asynchronous else None)
     if chosen.strategy != ALL and not chosen.num_workers:
         return attempt(name, devices, chosen.timeout)
     num_workers = chosen.num_workers or 2
-    if name not in ACROSS_PROCESSES:
+    if not STRATEGIES[name].across_processes:
         if chosen.strategy != ALL and num_workers > 1:
             return ConfigurationError(
                 f"strategy {name!r} is of one process: leave --num-workers out, or give --devices."

@@ -16,13 +16,12 @@ from tfdist import cluster
 from tfdist.cluster import Cluster
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
+from tfdist.strategies import STRATEGIES
 from tfdist.strategies.collectives.fusion import by_dtype, in_pieces
 from tfdist.strategies.collectives.varying_sizes import AnySize
 from tfdist.strategies.multi_worker.join import JOIN_SECONDS, PIECE_BYTES, tf_strategy
 from tfdist.strategies.several_workers import SeveralWorkers
 from tfdist.strategies.tf_distribute import TFDistribute
-
-COMMUNICATION = ("auto", "ring", "nccl")
 
 
 class MultiWorker(SeveralWorkers, TFDistribute):
@@ -97,10 +96,7 @@ def _with_addresses(workers: Cluster) -> Cluster:
 
 def _resolve(communication: str, devices: Sequence[str]) -> str:
     """Checks the communication against the devices and returns the one that is meant."""
-    if communication not in COMMUNICATION:
-        raise ConfigurationError(
-            f"communication={communication!r}: expected one of {', '.join(COMMUNICATION)}."
-        )
+    STRATEGIES["multi_worker"].check(communication=communication)
     on_gpus = all(name.startswith("GPU") for name in devices)
     if communication == "nccl" and not on_gpus:
         raise ConfigurationError(

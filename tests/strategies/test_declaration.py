@@ -1,0 +1,97 @@
+"""A new strategy is a file and a line: the flags of its options come from its declaration."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+from tfdist import strategies
+
+#: Stands for an editor: the table is read when the command starts.
+_NEW = """
+import sys
+from types import ModuleType
+from typing import Literal
+
+from tfdist.strategies import STRATEGIES, Declaration, Option, create
+
+class Folded:
+    def __init__(self, devices=None, num_folds=2, fold="in"):
+        self.made_of = devices, num_folds, fold
+
+STRATEGIES["folded"] = Declaration(
+    "__main__:Folded",
+    {
+        "num_folds": Option(int, "how often", 2),
+        "fold": Option(Literal["in", "out"], "which way", "in"),
+    },
+)
+sys.modules["a.recipe"] = sys.modules["a"] = recipe = ModuleType("recipe")
+recipe.DEFAULTS = {}
+recipe.build_model = recipe.train_data = recipe.validation_data = None
+
+from tfdist.errors import TfdistError
+from tfdist.run import flags
+
+def parse(*arguments):
+    return flags.parse("program", "", ["--recipe=a.recipe", *arguments])
+
+config = parse("--strategy=folded", "--devices=2", "--num-folds", "3")
+assert config.num_folds == 3 and config.fold is None
+assert "num_folds: 3\\n" in config.to_yaml()
+made = create(config.strategy, config.devices, **config.strategy_options())
+assert made.made_of == (2, 3, "in"), made.made_of
+for arguments, says in [
+    (["--num-folds=many"], "--num-folds: expected a valid integer, got 'many'"),
+    (["--fold=up"], "--fold: expected 'in' or 'out', got 'up'"),
+    (["--num-fold=3"], "unrecognized arguments: --num-fold=3"),
+]:
+    try:
+        parse("--strategy=folded", *arguments)
+        raise AssertionError(arguments)
+    except TfdistError as error:
+        assert says in str(error), error
+assert "tensorflow" not in sys.modules
+try:
+    parse("--help")
+except SystemExit:
+    pass
+"""
+
+
+def test_a_declared_option_is_a_flag() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _NEW], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    assert "--num-folds N folded: how often; left out: 2" in shown
+    assert "--fold in|out folded: which way; left out: in" in shown
+    assert "parameter_server,multi_worker,horovod,folded}" in shown
+
+
+@pytest.mark.parametrize("change", ["other type", "name of a field"])
+def test_a_name_that_is_taken(change: str) -> None:
+    name, kind = {"other type": ("merge_on", "str"), "name of a field": ("epochs", "int")}[change]
+    script = (
+        "from tfdist.strategies import STRATEGIES, Declaration, Option\n"
+        f"STRATEGIES['new'] = Declaration('m:New', {{{name!r}: Option({kind}, '', 1)}})\n"
+        "import tfdist.config"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert f"the option '{name}' means something else already" in done.stderr
+
+
+@pytest.mark.parametrize("name", strategies.STRATEGIES)
+def test_what_is_declared_is_what_the_class_takes(name: str) -> None:
+    declared = strategies.STRATEGIES[name]
+    parameters = inspect.signature(declared.load()).parameters
+    for option, about in declared.options.items():
+        # None: the class finds the default itself, where nothing else says it.
+        assert parameters[option].default in (about.default, None)
