@@ -13,7 +13,7 @@ from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.collectives.fusion import fused
 
 
-def _written_alike(next_creator: Callable[..., Any], **options: Any) -> Any:
+def _with_equal_copies(next_creator: Callable[..., Any], **options: Any) -> Any:
     """Creates a variable of which every copy is written by us, with the same value.
 
     TensorFlow's own per-replica variables (Keras's metrics) and its refusal of variables without
@@ -51,7 +51,7 @@ class TFDistribute(Strategy):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        with self.tf_strategy.scope(), tf.variable_creator_scope(_written_alike):
+        with self.tf_strategy.scope(), tf.variable_creator_scope(_with_equal_copies):
             yield
 
     def owns(self, variable: tf.Variable) -> bool:
@@ -121,7 +121,7 @@ class TFDistribute(Strategy):
         return context.all_reduce(op, packed)
 
     def prepare(self, model: Any, optimizer: Any) -> None:
-        # Any variable with a copy a device will do: `update` visits the devices through it.
+        # Any variable with a copy a device will do: `update` finds the devices through it.
         self._anchor = model.variables[0].value
         super().prepare(model, optimizer)
 

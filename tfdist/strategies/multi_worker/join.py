@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
-from unittest import mock
 
 import tensorflow as tf
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-from tensorflow.python.eager.context import context as tf_context
-from tensorflow.python.eager.context import coordination_config_pb2
 
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterError
+from tfdist.upstream.tensorflow import bound_waiting, has_started, workers_on
 
 #: Seconds for which a worker waits for the others to come.
 JOIN_SECONDS = 120
@@ -50,25 +44,19 @@ def tf_strategy(
     if workers.size == 1:
         # Of no cluster: what TF_CONFIG may say of one worker would be another way of the same.
         nobody = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
-        with _on_devices(devices):
+        with workers_on(devices):
             return tf.distribute.MultiWorkerMirroredStrategy(nobody, options)
-    if tf_context()._initialized:
+    if has_started():
         raise ClusterError(
             "TensorFlow has started in this process, which can no longer join other workers: "
             "create the Trainer, or tfdist.strategies.create('multi_worker'), before the first "
             "TensorFlow operation."
         )
-    task = "chief" if workers.has_chief and workers.rank == 0 else "worker"
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(workers.tasks()),
-        task_type=task,
-        task_id=workers.index,
-        rpc_layer="grpc",
-    )
-    _bound_waiting(workers)
+    leader = "chief" if workers.has_chief else "worker"
+    bound_waiting(workers.tasks(), leader, JOIN_SECONDS, HEARTBEAT_SECONDS)
     try:
-        with _on_devices(devices):
-            return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        with workers_on(devices):
+            return tf.distribute.MultiWorkerMirroredStrategy(_resolver(workers), options)
     except (tf.errors.OpError, RuntimeError) as error:
         raise ClusterError(
             f"Rank {workers.rank} did not come together with the other workers within "
@@ -77,35 +65,14 @@ def tf_strategy(
         ) from error
 
 
-def _bound_waiting(workers: Cluster) -> None:
-    """Sets how long TensorFlow waits for workers; by itself it waits an hour for one to come."""
-    jobs = [
-        coordination_config_pb2.CoordinatedJob(name=name, num_tasks=len(addresses))
-        for name, addresses in workers.tasks().items()
-    ]
-    tf_context().configure_coordination_service(
-        service_type="standalone",
-        service_leader="/job:chief/replica:0/task:0"
-        if workers.has_chief
-        else "/job:worker/replica:0/task:0",
-        cluster_register_timeout_in_ms=JOIN_SECONDS * 1000,
-        heartbeat_timeout_in_ms=HEARTBEAT_SECONDS * 1000,
-        shutdown_barrier_timeout_in_ms=HEARTBEAT_SECONDS * 1000,
-        coordinated_jobs=jobs,
+def _resolver(workers: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """Tells TensorFlow who all are, and who this process is."""
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(workers.tasks()),
+        task_type="chief" if workers.has_chief and workers.rank == 0 else "worker",
+        task_id=workers.index,
+        rpc_layer="grpc",
     )
-
-
-@contextmanager
-def _on_devices(devices: Sequence[str]) -> Iterator[None]:
-    """Lets TensorFlow take the devices given: by itself it takes all GPUs, or one CPU."""
-
-    def ours(_: Any, resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
-        del resolver
-        kind = devices[0].partition(":")[0]
-        return tuple(f"{worker_device}/device:{name}" for name in devices), kind
-
-    with mock.patch.object(CollectiveAllReduceExtended, "_initialize_local_devices", ours):
-        yield
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from tfdist.cluster.membership import MEETING_SECONDS
 from tfdist.cluster.ports import check_free, free_ports
 from tfdist.cluster.record import split
 from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.upstream.tensorflow import keep_tables_on_chief
 
 #: How long a worker or server goes on looking for a chief that went silent.
 CHIEF_GONE_SECONDS = 10.0
@@ -43,9 +44,7 @@ def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrateg
             tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
         )
         strategy = tf.distribute.ParameterServerStrategy(resolver)
-        # A lookup table stays in the chief: TensorFlow's copies by worker cannot be found from
-        # within a loop.
-        strategy.extended._resource_creator_scope = lambda: None
+        keep_tables_on_chief(strategy)
         _connected = tasks, strategy
     if _connected[0] != tasks:
         raise ConfigurationError(
