@@ -2,26 +2,38 @@
 
 TensorFlow fixes the size of a collective operation at its first use, and a loop in the graph uses
 one for all its steps: a last batch of fewer rows stops it. Here the size is part of the
-operation's key, so that each size is an operation of its own.
+operation's keys, so that each size is an operation of its own.
 """
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
-from tensorflow.python.ops import collective_ops
+
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.collectives.end_to_end import padded
+from tfdist.upstream.tensorflow import all_reduce_by_key
 
 #: Beyond the keys that `tf.distribute` gives to groups of devices; it counts from 1.
-_GROUP_KEY = 1 << 20
-#: What the key of an operation is made of, an int32: its number, which tells those of one step
-#: apart and begins anew after so many; its dtype; its size, modulo this.
-_OPERATIONS, _SIZES = 100, 1 << 22
-_DTYPES = (tf.float32, tf.int32, tf.int64, tf.float64, tf.float16)
+_FIRST_GROUP = 1 << 20
+#: Operations and sizes that have one group key; the next have the next. Both in one int32, and few
+#: groups, for NCCL connects the devices anew for each.
+_OPERATIONS_A_GROUP, _SIZES_A_GROUP = 1 << 9, 1 << 22
+#: A size is an int32 of TensorFlow's, so there are so many groups of sizes.
+MOST_ELEMENTS = (1 << 31) - 1
+_SIZE_GROUPS = (MOST_ELEMENTS + 1) // _SIZES_A_GROUP
+#: With the last one the group key is the last int32.
+MOST_OPERATIONS = ((1 << 31) - _FIRST_GROUP) // _SIZE_GROUPS * _OPERATIONS_A_GROUP
+
+#: Numbers the groups of operations of the program, each of one strategy object: TensorFlow keeps a
+#: key, and who belongs to its group, for as long as it runs.
+_blocks = itertools.count()
 
 
-class AnySize:
+class VaryingSizes:
     """All-reduces on the replicas of a strategy, in a graph.
 
     Args:
@@ -42,7 +54,8 @@ class AnySize:
             with tf.device(device):
                 self._tokens[index] = tf.Variable(0.0, trainable=False)
         # Counted on each replica by itself: all workers build the same graphs in the same order.
-        self._operations: dict[int, Iterator[int]] = {}
+        self._counts: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+        self._blocks: list[int] = []
 
     def reduce(
         self, tensor: tf.Tensor | tf.IndexedSlices, index: int, op: str = "SUM"
@@ -53,6 +66,10 @@ class AnySize:
             tensor: Of the same size on every replica, but for the number of slices.
             index: The replica's number among all.
             op: `"SUM"` or `"MEAN"`.
+
+        Raises:
+            ConfigurationError: The program has more such sums than there are keys. In the graph, an
+                `InvalidArgumentError` for a tensor of more elements.
         """
         if isinstance(tensor, tf.IndexedSlices):
             values, indices = self._end_to_end([tensor.values, tensor.indices], index)
@@ -63,23 +80,54 @@ class AnySize:
 
     def _end_to_end(self, tensors: list[tf.Tensor], index: int) -> list[tf.Tensor]:
         """Lays tensors of all replicas end to end, as sums with zeros in the others' places."""
-        own = tf.shape(tensors[0])[0]
-        rows = self._sum(tf.one_hot(index, self._num_replicas, own, dtype=tf.int32), index)
-        before = tf.reduce_sum(rows[:index])
-        after = tf.reduce_sum(rows) - before - own
-        padded = [tf.pad(t, [[before, after]] + [[0, 0]] * (t.shape.rank - 1)) for t in tensors]
-        return [self._sum(p, index) for p in padded]
+
+        def sums(own: list[tf.Tensor]) -> list[tf.Tensor]:
+            return [self._sum(tensor, index) for tensor in own]
+
+        return sums(padded(tensors, index, self._num_replicas, sums))
 
     def _sum(self, tensor: tf.Tensor, index: int) -> tf.Tensor:
-        number = next(self._operations.setdefault(index, itertools.count()))
-        kind = number % _OPERATIONS * len(_DTYPES) + _DTYPES.index(tensor.dtype)
-        size = tf.math.floormod(tf.size(tensor), _SIZES)
-        flat = collective_ops.all_reduce_v2(
+        flat = all_reduce_by_key(
             tf.reshape(tensor, [-1]),
-            group_size=self._num_replicas,
-            group_key=_GROUP_KEY,
-            instance_key=kind * _SIZES + size,
-            communication_hint=self._communication,
-            ordering_token=self._tokens[index].handle,
+            self._num_replicas,
+            keys(self._next_operation(index), tf.size(tensor, tf.int64)),
+            self._communication,
+            self._tokens[index],
         )
         return tf.reshape(flat, tf.shape(tensor))
+
+    def _next_operation(self, index: int) -> int:
+        """The number of a replica's next operation, the same as on the other replicas."""
+        block, number = divmod(next(self._counts[index]), _OPERATIONS_A_GROUP)
+        if block == len(self._blocks):
+            self._blocks.append(next(_blocks))
+        return self._blocks[block] * _OPERATIONS_A_GROUP + number
+
+
+def keys(operation: int, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the keys of a group and of an operation within it, int32: no other pair has them.
+
+    Args:
+        operation: Its number in the program, from 0.
+        size: Elements of its tensor, int64.
+
+    Raises:
+        ConfigurationError: A number beyond the range of the keys. In the graph, an
+            `InvalidArgumentError` for a size beyond it.
+    """
+    if operation >= MOST_OPERATIONS:
+        raise ConfigurationError(
+            f"This program has built more than {MOST_OPERATIONS} sums of tensors of varying size, "
+            "for which TensorFlow has no more keys: start a new process."
+        )
+    within = tf.debugging.assert_less_equal(
+        size,
+        tf.constant(MOST_ELEMENTS, tf.int64),
+        f"A sum over workers takes {MOST_ELEMENTS} elements at most: use a smaller batch.",
+    )
+    with tf.control_dependencies([] if within is None else [within]):
+        size = tf.identity(size)
+    block, number = divmod(operation, _OPERATIONS_A_GROUP)
+    group = _FIRST_GROUP + block * _SIZE_GROUPS + size // _SIZES_A_GROUP
+    instance = number * _SIZES_A_GROUP + size % _SIZES_A_GROUP
+    return tf.cast(group, tf.int32), tf.cast(instance, tf.int32)

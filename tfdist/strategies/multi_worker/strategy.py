@@ -18,7 +18,7 @@ from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.collectives.fusion import by_dtype, in_pieces
-from tfdist.strategies.collectives.varying_sizes import AnySize
+from tfdist.strategies.collectives.varying_sizes import VaryingSizes
 from tfdist.strategies.multi_worker.join import JOIN_SECONDS, PIECE_BYTES, tf_strategy
 from tfdist.strategies.several_workers import SeveralWorkers
 from tfdist.strategies.tf_distribute import TFDistribute
@@ -52,7 +52,7 @@ class MultiWorker(SeveralWorkers, TFDistribute):
         self.cluster = _with_addresses(cluster.current())
         self.num_workers, self.rank = self.cluster.size, self.cluster.rank
         super().__init__(names, tf_strategy(tuple(names), self.communication, self.cluster))
-        self._any_size = AnySize(
+        self._varying_sizes = VaryingSizes(
             self.tf_strategy.extended.worker_devices,
             self.first_replica,
             self.num_replicas,
@@ -65,7 +65,7 @@ class MultiWorker(SeveralWorkers, TFDistribute):
 
     def _exchange(self, context: Any, op: str, packed: list) -> list:
         if tf.executing_eagerly():
-            return by_dtype(lambda alike: context.all_reduce(op, alike), packed)
+            return by_dtype(lambda same: context.all_reduce(op, same), packed)
         sized = [i for i, t in enumerate(packed) if _has_size(t)]
         # TensorFlow sends a sum back to the tensor's device: what came from outside has none yet.
         placed = [tf.identity(packed[i]) for i in sized]
@@ -75,11 +75,11 @@ class MultiWorker(SeveralWorkers, TFDistribute):
         index = int(tf.get_static_value(context.replica_id_in_sync_group))
         for i, tensor in enumerate(packed):
             if i not in results:
-                results[i] = self._any_size.reduce(tensor, index, op)
+                results[i] = self._varying_sizes.reduce(tensor, index, op)
         return [results[i] for i in range(len(packed))]
 
     def _sums(self, context: Any, op: str, tensors: list) -> list:
-        return by_dtype(lambda alike: context.all_reduce(op, alike), tensors)
+        return by_dtype(lambda same: context.all_reduce(op, same), tensors)
 
 
 def _has_size(tensor: Any) -> bool:
@@ -87,7 +87,7 @@ def _has_size(tensor: Any) -> bool:
 
 
 def _with_addresses(workers: Cluster) -> Cluster:
-    """Lets the workers meet before TensorFlow starts: who is missing or double is told to all."""
+    """Completes the cluster before TensorFlow starts: who is missing or double is told to all."""
     if workers.size > 1:
         workers = cluster.exchange_addresses(workers, seconds=JOIN_SECONDS)
         cluster.use(workers)
