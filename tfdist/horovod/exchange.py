@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.horovod.ranks import Compression, Sum, size, strategy
+from tfdist.upstream.patching import replace
 
 
 class Exchange:
@@ -69,6 +70,11 @@ def _divided(gradient: Any, divisor: Any) -> Any:
     if isinstance(divisor, float) and divisor == 1.0:
         return gradient
     return keras.ops.divide(gradient, tf.cast(divisor, gradient.dtype))
+
+
+def remember(optimizer: keras.optimizers.Optimizer, exchange: Exchange) -> None:
+    """Leaves a note on an optimizer of its exchange, which Keras does not save."""
+    replace(optimizer, "_tfdist_exchange", exchange)
 
 
 def exchanges_of(optimizer: keras.optimizers.Optimizer) -> list[Exchange]:

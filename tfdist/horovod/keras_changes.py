@@ -12,19 +12,19 @@ import functools
 
 import keras
 import tensorflow as tf
-from keras.src.trainers import trainer
 
 from tfdist.horovod.exchange import exchanges_of
+from tfdist.upstream.keras_model import refuse_xla
+from tfdist.upstream.patching import replace
 
-_supports_jit = trainer.model_supports_jit
 _is_finite = keras.optimizers.LossScaleOptimizer.check_finite
 
 
 @functools.cache
 def make() -> None:
     """Makes the changes; once a process."""
-    keras.optimizers.LossScaleOptimizer.check_finite = _is_finite_on_all
-    trainer.model_supports_jit = _supports_jit_alone
+    replace(keras.optimizers.LossScaleOptimizer, "check_finite", _is_finite_on_all)
+    refuse_xla(_is_exchanging)
 
 
 def _is_finite_on_all(self: keras.optimizers.LossScaleOptimizer, grads: list) -> tf.Tensor:
@@ -36,6 +36,6 @@ def _is_finite_on_all(self: keras.optimizers.LossScaleOptimizer, grads: list) ->
     return exchanges[0].are_finite(grads)
 
 
-def _supports_jit_alone(model: keras.Model) -> bool:
+def _is_exchanging(model: keras.Model) -> bool:
     optimizer = getattr(model, "optimizer", None)
-    return _supports_jit(model) and not (optimizer is not None and exchanges_of(optimizer))
+    return optimizer is not None and bool(exchanges_of(optimizer))

@@ -8,8 +8,9 @@ import keras
 
 from tfdist.errors import ConfigurationError
 from tfdist.horovod import keras_changes
-from tfdist.horovod.exchange import Exchange, exchanges_of
+from tfdist.horovod.exchange import Exchange, exchanges_of, remember
 from tfdist.horovod.ranks import Average, Compression, Sum
+from tfdist.upstream.keras_model import clip_after
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -59,12 +60,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     _accumulate(inner, backward_passes_per_step)
     passes = 1 if average_aggregated_gradients else backward_passes_per_step
     exchange = Exchange(compression, op, sparse_as_dense, times=passes)
-
-    def clip_all(gradients: list) -> list:
-        return type(inner)._clip_gradients(inner, exchange(gradients))
-
-    # Past Keras's tracking, which would save them. With accumulation, clipping comes once a step.
-    vars(inner).update(_tfdist_exchange=exchange, _clip_gradients=clip_all)
+    remember(inner, exchange)
+    clip_after(inner, exchange)
     keras_changes.make()
     return optimizer
 

@@ -114,7 +114,7 @@ def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
     elif name == "strategy":
         extra |= {"choices": list(STRATEGIES)}
     else:
-        extra |= {"metavar": "DIR" if name.endswith("_dir") else _metavar(field.annotation)}
+        extra |= {"metavar": "DIR" if name.split("_")[-1] == "dir" else _metavar(field.annotation)}
     group.add_argument(flag, help=field.description, **extra)
 
 

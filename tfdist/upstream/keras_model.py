@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,8 +13,9 @@ from keras.src import backend
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers import trainer
 
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import replace, replaced
 
 
 def flatten_layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -203,3 +205,79 @@ def optimizers_of_one_device() -> Iterator[None]:
         for name, function in plain.items():
             stack.enter_context(replaced(TFOptimizer, name, function))
         yield
+
+
+# Embeddings on servers
+
+
+def rows_taken_by(function: Callable[..., Any]) -> Any:
+    """Returns a context in which `function(take, x, indices, axis)` stands for `keras.ops.take`.
+
+    `take` is the `keras.src.backend.numpy.take` that it replaces, which `keras.layers.Embedding`
+    calls past any method that one could override.
+    """
+    return replaced(backend.numpy, "take", functools.partial(function, backend.numpy.take))
+
+
+def rows_of(variable: keras.Variable, rows: tf.Tensor) -> tf.Tensor:
+    """Returns rows of a variable, in the dtype of autocasting, without reading the others.
+
+    From `Variable._value` by `Variable._maybe_autocast`, as the public `value` reads all of it.
+    """
+    return variable._maybe_autocast(tf.gather(variable._value, rows))
+
+
+def value_in_scope(variable: keras.Variable) -> tf.Tensor | None:
+    """Returns the value that a `keras.StatelessScope` around the call has; None: it has none.
+
+    By `backend.in_stateless_scope` and `get_stateless_scope`; the public class knows not which is
+    entered.
+    """
+    if not backend.in_stateless_scope():
+        return None
+    return backend.get_stateless_scope().get_current_value(variable)
+
+
+# Horovod in plain Keras: changes that last
+
+
+def take_moments_by(layer: keras.layers.BatchNormalization, function: Callable[..., Any]) -> None:
+    """Lets `function(inputs, mask)` take a layer's moments from now on: its `_moments`."""
+    replace(layer, "_moments", function)
+
+
+def clip_after(optimizer: keras.optimizers.Optimizer, function: Callable[[list], list]) -> None:
+    """Lets an optimizer clip `function(gradients)` from now on: its `_clip_gradients`.
+
+    Keras calls it once a step, after accumulation, whether there is anything to clip or not.
+    """
+
+    def clip(gradients: list) -> list:
+        return type(optimizer)._clip_gradients(optimizer, function(gradients))
+
+    replace(optimizer, "_clip_gradients", clip)
+
+
+def refuse_xla(is_refused: Callable[[keras.Model], bool]) -> None:
+    """Keeps models from XLA, for good: `trainers.trainer.model_supports_jit`.
+
+    `compile` asks it whether `jit_compile="auto"` may turn XLA on, and no model can answer.
+    """
+    supports = trainer.model_supports_jit
+    replace(trainer, "model_supports_jit", lambda model: supports(model) and not is_refused(model))
+
+
+def velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the sums of past steps that SGD and RMSprop keep, each times its learning rate.
+
+    RMSprop's are `_momentums`; those of SGD are public.
+    """
+    if not optimizer.built:
+        found = []
+    elif isinstance(optimizer, keras.optimizers.SGD):
+        found = optimizer.momentums
+    elif isinstance(optimizer, keras.optimizers.RMSprop):
+        found = optimizer._momentums
+    else:
+        found = []
+    return [v for v in found if v is not None]

@@ -16,12 +16,20 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     Past Keras's tracking of what is assigned to layers and models.
     """
     before = vars(owner).get(name, _ABSENT)
-    root = type if isinstance(owner, type) else object
-    root.__setattr__(owner, name, value)
+    replace(owner, name, value)
     try:
         yield
     finally:
         if before is _ABSENT:
-            root.__delattr__(owner, name)
+            _root(owner).__delattr__(owner, name)
         else:
-            root.__setattr__(owner, name, before)
+            replace(owner, name, before)
+
+
+def replace(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute of a module, class or instance for good, past Keras's tracking."""
+    _root(owner).__setattr__(owner, name, value)
+
+
+def _root(owner: Any) -> Any:
+    return type if isinstance(owner, type) else object

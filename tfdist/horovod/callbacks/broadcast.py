@@ -10,7 +10,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.horovod.ranks import rank, size, strategy
 from tfdist.step.forward_state import offset
 from tfdist.strategies.collectives import same_variables
-from tfdist.upstream.keras_model import seeds_of
+from tfdist.upstream.keras_model import flatten_layers, seeds_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -61,7 +61,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 def _build(model: keras.Model) -> None:
     """Makes sure that there is a state: Keras makes that of the optimizer in the first step."""
-    if not all(layer.built for layer in model._flatten_layers()):
+    if not all(layer.built for layer in flatten_layers(model)):
         raise ConfigurationError(
             "The model has no weights yet, so there is nothing to broadcast before the first step: "
             "give it a keras.Input, or call it once on a batch."

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigurationError
+from tfdist.upstream.keras_model import velocities
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
@@ -56,7 +57,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
-        if not isinstance(self._optimizer._learning_rate, keras.Variable):
+        if not isinstance(self._optimizer.learning_rate, keras.Variable):
             raise ConfigurationError(
                 f"{type(self).__name__} sets the learning rate, but the optimizer's is a schedule "
                 "of its own: create the optimizer with a number, or leave the callback out."
@@ -87,18 +88,5 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         before = float(self._optimizer.learning_rate)
         self._optimizer.learning_rate = rate
         if self.momentum_correction and before and rate != before:
-            for velocity in _velocities(self._optimizer):
+            for velocity in velocities(self._optimizer):
                 velocity.assign(velocity * (rate / before))
-
-
-def _velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """The sums of past steps that an optimizer keeps, each times its learning rate."""
-    if not optimizer.built:
-        found = []
-    elif isinstance(optimizer, keras.optimizers.SGD):
-        found = optimizer.momentums
-    elif isinstance(optimizer, keras.optimizers.RMSprop):
-        found = optimizer._momentums
-    else:
-        found = []
-    return [v for v in found if v is not None]
