@@ -34,7 +34,7 @@ def with_addresses(size: int) -> list[Cluster]:
     return [Cluster("flags", rank, size, addresses=addresses) for rank in range(size)]
 
 
-def meet(clusters: Sequence[Cluster], seconds: float = LONG) -> list[Cluster | ClusterError]:
+def exchange(clusters: Sequence[Cluster], seconds: float = LONG) -> list[Cluster | ClusterError]:
     """What each worker gets or raises."""
 
     def worker(cluster: Cluster) -> Cluster | ClusterError:
@@ -47,28 +47,32 @@ def meet(clusters: Sequence[Cluster], seconds: float = LONG) -> list[Cluster | C
         return list(pool.map(worker, clusters))
 
 
-def errors(met: Sequence[Cluster | ClusterError]) -> list[str]:
-    return [str(one) for one in met if isinstance(one, ClusterError)]
+def errors(outcomes: Sequence[Cluster | ClusterError]) -> list[str]:
+    return [str(one) for one in outcomes if isinstance(one, ClusterError)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_workers_learn_all_addresses_from_a_master(size: int) -> None:
-    met = meet(with_master(size)[::-1])  # rank 0 need not be the first
-    assert not errors(met)
-    found = {one.addresses for one in met if isinstance(one, Cluster)}
+    outcomes = exchange(with_master(size)[::-1])  # rank 0 need not be the first
+    assert not errors(outcomes)
+    found = {one.addresses for one in outcomes if isinstance(one, Cluster)}
     assert len(found) == 1
     (addresses,) = found
     assert len(set(addresses)) == size
     assert {address.partition(":")[0] for address in addresses} == {"127.0.0.1"}
-    assert sorted(one.local_rank for one in met if isinstance(one, Cluster)) == list(range(size))
+    assert sorted(one.local_rank for one in outcomes if isinstance(one, Cluster)) == list(
+        range(size)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_known_addresses_stay_and_are_free_again(size: int) -> None:
     clusters = with_addresses(size)
-    met = meet(clusters)
-    assert not errors(met)
-    assert {one.addresses for one in met if isinstance(one, Cluster)} == {clusters[0].addresses}
+    outcomes = exchange(clusters)
+    assert not errors(outcomes)
+    assert {one.addresses for one in outcomes if isinstance(one, Cluster)} == {
+        clusters[0].addresses
+    }
     for port in (int(address.partition(":")[2]) for address in clusters[0].addresses):
         with socket.create_server(("127.0.0.1", port)):
             pass
@@ -82,14 +86,14 @@ def test_one_process_needs_nobody() -> None:
 @pytest.mark.parametrize("make", [with_master, with_addresses])
 def test_workers_that_never_come_are_named_to_all(make: type) -> None:
     clusters = make(4)
-    said = errors(meet([clusters[0], clusters[2]], SHORT))
+    said = errors(exchange([clusters[0], clusters[2]], SHORT))
     assert len(said) == 2
     assert all("Rank 1, 3 of 4 did not come to rank 0" in text for text in said)
 
 
 def test_rank_0_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_LINE_SECONDS", 0.1)
-    (said,) = errors(meet([with_master(2)[1]], SHORT))
+    monkeypatch.setattr(server, "_MESSAGE_SECONDS", 0.1)
+    (said,) = errors(exchange([with_master(2)[1]], SHORT))
     assert "Rank 1 waited 0 s for rank 0 at 127.0.0.1:" in said
 
 
@@ -97,7 +101,7 @@ def test_rank_0_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("twice", [0, 1])
 def test_two_workers_of_one_rank_both_hear_of_it(make: type, twice: int) -> None:
     clusters = make(3)
-    said = errors(meet([clusters[0], clusters[twice], clusters[twice]][: 2 + twice]))
+    said = errors(exchange([clusters[0], clusters[twice], clusters[twice]][: 2 + twice]))
     assert len(said) == 2 + twice
     assert all(f"Two workers are rank {twice}" in text for text in said)
 
@@ -106,18 +110,18 @@ def test_workers_that_disagree_about_the_cluster() -> None:
     first, second = with_addresses(2)
     elsewhere = f"127.0.0.1:{free_ports(1)[0]}"
     second = dataclasses.replace(second, addresses=(first.addresses[0], elsewhere))
-    said = errors(meet([first, second]))
+    said = errors(exchange([first, second]))
     assert len(said) == 2
     assert all("Rank 1 and rank 0 know different clusters" in text for text in said)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_port_in_use(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_LINE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "_MESSAGE_SECONDS", 0.1)
     clusters = with_addresses(2)
     host, _, port = clusters[rank].address.partition(":")
     with socket.create_server((host, int(port))):
-        said = errors(meet(clusters, SHORT))
+        said = errors(exchange(clusters, SHORT))
     assert len(said) == 2
     assert clusters[rank].address in said[rank]
     assert "Address already in use" in said[rank]
@@ -144,14 +148,14 @@ def test_strangers_are_sent_away() -> None:
                     continue
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(meet, [clusters[0]])
+        first = pool.submit(exchange, [clusters[0]])
         pool.submit(strangers).result()
-        met = [*meet([clusters[1]]), *first.result()]
-    assert not errors(met)
+        outcomes = [*exchange([clusters[1]]), *first.result()]
+    assert not errors(outcomes)
 
 
 def test_meeting_again_is_not_needed() -> None:
-    (one,) = meet(with_master(1))
+    (one,) = exchange(with_master(1))
     assert isinstance(one, Cluster)
     with socket.create_server(("", int(one.address.rpartition(":")[2]))):  # as TensorFlow's does
         assert exchange_addresses(one) is one

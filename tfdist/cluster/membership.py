@@ -22,9 +22,9 @@ from tfdist.errors import ClusterError
 _READERS = (tf_config.read, slurm.read, mpi.read, kubernetes.read)
 
 #: Pods and jobs start one by one, and pull their images first.
-MEETING_SECONDS = 300.0
+RENDEZVOUS_SECONDS = 300.0
 
-_met: set[Cluster] = set()  # TensorFlow listens there now
+_complete: set[Cluster] = set()  # TensorFlow listens there now
 _in_use: Cluster | None = None
 _hook: Callable[[], None] | None = None
 
@@ -63,13 +63,13 @@ def discover(
     return Cluster("one process", rank=0, size=1)
 
 
-def exchange_addresses(cluster: Cluster, seconds: float = MEETING_SECONDS) -> Cluster:
+def exchange_addresses(cluster: Cluster, seconds: float = RENDEZVOUS_SECONDS) -> Cluster:
     """Returns the cluster with the address of every worker, after all workers have come together.
 
     Called by every worker of a cluster of workers, before TensorFlow starts its servers; after that
     it returns what it has returned before. Under mpirun the addresses cross over MPI; elsewhere the
-    workers meet at rank 0's address, which also shows that all are there and agree about who they
-    are.
+    workers come together at rank 0's address, which also shows that all are there and agree about
+    who they are.
 
     Args:
         cluster: As `discover` returned it.
@@ -79,15 +79,15 @@ def exchange_addresses(cluster: Cluster, seconds: float = MEETING_SECONDS) -> Cl
         ClusterError: Workers did not come in time, claim one rank, disagree about the cluster, or
             cannot listen at their own address; or not all are workers.
     """
-    if cluster in _met:
+    if cluster in _complete:
         return cluster
     if cluster.ps or cluster.task == "evaluator":
         raise ClusterError(
-            f"{cluster.source} has parameter servers or an evaluator, and all are to train alike: "
+            f"{cluster.source} has parameter servers or an evaluator, and all are to do the same: "
             "leave them out, or use --strategy parameter_server."
         )
     if cluster.addresses or cluster.master:
-        found = server.meet(cluster, seconds)
+        found = server.addresses(cluster, seconds)
     elif cluster.size == 1:
         found = (f"localhost:{free_ports(1)[0]}",)
     else:
@@ -96,7 +96,7 @@ def exchange_addresses(cluster: Cluster, seconds: float = MEETING_SECONDS) -> Cl
     whole = dataclasses.replace(
         cluster, addresses=found, local_rank=local_rank, local_size=local_size
     )
-    _met.add(whole)
+    _complete.add(whole)
     return whole
 
 

@@ -69,15 +69,7 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
 
     def run(iterator: Any, num_steps: tf.Tensor) -> tuple[Made, Logs]:
         def take(made: Made, done_at: tf.Tensor, _: tf.Tensor) -> tuple[Made, Any, Any]:
-            if end is End.OF_ITERATOR:
-                batch = iterator.get_next_as_optional()
-                arrived = has_batch = batch.has_value()
-            else:
-                batch = iterator.get_next()
-                arrived = next(t for t in _leaves(batch) if t is not None)
-                has_batch = tf.constant(True)
-            with tf.control_dependencies([arrived]):
-                ready_at = tf.timestamp()
+            batch, has_batch, ready_at = _next(iterator, end)
             if end is End.WITHOUT_ROWS:
                 batch = receive(batch)
                 has_batch = batch.num_rows > 0
@@ -104,6 +96,19 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
         return made, step.logs()
 
     return tf.function(run, reduce_retracing=True, autograph=False)
+
+
+def _next(iterator: Any, end: End | None) -> tuple[Any, tf.Tensor, tf.Tensor]:
+    """Takes a batch, in an Optional where the data may end; whether there is one; when it came."""
+    if end is End.OF_ITERATOR:
+        batch = iterator.get_next_as_optional()
+        arrived = has_batch = batch.has_value()
+    else:
+        batch = iterator.get_next()
+        arrived = next(t for t in _leaves(batch) if t is not None)
+        has_batch = tf.constant(True)
+    with tf.control_dependencies([arrived]):
+        return batch, has_batch, tf.timestamp()
 
 
 def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Run:

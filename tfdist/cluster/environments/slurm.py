@@ -11,7 +11,7 @@ from tfdist.cluster.record import Cluster, Environ, number
 from tfdist.errors import ClusterError
 
 #: Below 32768, where Linux begins to give ports to clients, and 64 apart, one for each worker of a
-#: host, so that steps that run side by side do not meet.
+#: host, so that steps that run side by side do not collide.
 _FIRST_PORT, _LAST_PORT, _APART = 12000, 32000, 64
 
 

@@ -1,4 +1,4 @@
-"""How a worker comes to rank 0, and the lines that cross: JSON, one object each."""
+"""How a worker comes to rank 0, and the messages that cross: lines of JSON, one object each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfdist.errors import ClusterError
 
 _RETRY_SECONDS = 0.2
 
-Line = dict[str, Any]
+Message = dict[str, Any]
 
 
-async def visit(place: str, me: Line, seconds: float) -> tuple[str, ...]:
-    """Comes to rank 0, tries again while it is not there, and returns the addresses it tells.
+async def ask(place: str, me: Message, seconds: float) -> tuple[str, ...]:
+    """Tells rank 0 who has come, again while it is not there, and returns the addresses it answers.
 
     Args:
         place: `"host:port"` where rank 0 listens.
@@ -31,7 +31,7 @@ async def visit(place: str, me: Line, seconds: float) -> tuple[str, ...]:
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    return result(await _ask(place, me))
+                    return result(await _ask_once(place, me))
                 except OSError as error:  # not there yet, or its name is not known yet
                     reason = error.strerror or str(error)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -42,8 +42,8 @@ async def visit(place: str, me: Line, seconds: float) -> tuple[str, ...]:
         ) from None
 
 
-async def _ask(place: str, me: Line) -> Line:
-    """One visit; raises an OSError where rank 0 is not, or goes away."""
+async def _ask_once(place: str, me: Message) -> Message:
+    """Asks once; raises an OSError where rank 0 is not, or goes away."""
     host, port = split(place)
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -58,21 +58,21 @@ async def _ask(place: str, me: Line) -> Line:
     return answer
 
 
-def send(writer: asyncio.StreamWriter, line: Line) -> None:
-    """Sends a line."""
-    writer.write(json.dumps(line).encode() + b"\n")
+def send(writer: asyncio.StreamWriter, message: Message) -> None:
+    """Sends a message."""
+    writer.write(json.dumps(message).encode() + b"\n")
 
 
-async def receive(reader: asyncio.StreamReader) -> Line | None:
-    """Returns a line; None where what comes is none."""
+async def receive(reader: asyncio.StreamReader) -> Message | None:
+    """Returns a message; None where what comes is none."""
     try:
-        line = json.loads(await reader.readline())
+        message = json.loads(await reader.readline())
     except ValueError:  # no JSON, or more than a line may hold
         return None
-    return line if isinstance(line, dict) else None
+    return message if isinstance(message, dict) else None
 
 
-def result(answer: Line) -> tuple[str, ...]:
+def result(answer: Message) -> tuple[str, ...]:
     """Returns the addresses, or raises the problem that all were told as a ClusterError."""
     if answer.get("problem"):
         raise ClusterError(answer["problem"])

@@ -17,14 +17,14 @@ from typing import Any
 
 from tfdist.cluster.ports import check_free, free_ports
 from tfdist.cluster.record import Cluster, split
-from tfdist.cluster.rendezvous.client import Line, receive, result, send, visit
+from tfdist.cluster.rendezvous.client import Message, ask, receive, result, send
 from tfdist.errors import ClusterError
 
-#: For one line to cross the wire; who takes longer is no worker.
-_LINE_SECONDS = 10.0
+#: For one message to cross the wire; who takes longer is no worker.
+_MESSAGE_SECONDS = 10.0
 
 
-def meet(cluster: Cluster, seconds: float) -> tuple[str, ...]:
+def addresses(cluster: Cluster, seconds: float) -> tuple[str, ...]:
     """Returns `"host:port"` of every worker when all have come to rank 0.
 
     Args:
@@ -36,7 +36,7 @@ def meet(cluster: Cluster, seconds: float) -> tuple[str, ...]:
         ClusterError: Workers did not come, claim the same rank, disagree about the cluster, or
             cannot listen where they are to.
     """
-    me: Line = {
+    me: Message = {
         "rank": cluster.rank,
         "cluster": [cluster.size, *cluster.addresses],
         "address": cluster.address,
@@ -44,33 +44,33 @@ def meet(cluster: Cluster, seconds: float) -> tuple[str, ...]:
     }
     place = cluster.addresses[0] if cluster.addresses else cluster.master
     if cluster.rank == 0:
-        return _run(_Host(cluster, place, me, seconds).gather())
+        return _run(_Host(cluster, place, me, seconds).run())
     if cluster.addresses:
         try:
             check_free(cluster.address)
         except ClusterError as error:  # the others want to know, too
             me["problem"] = str(error)
     # A little longer than rank 0 waits, who can tell which others are missing.
-    return _run(visit(place, me, seconds + _LINE_SECONDS))
+    return _run(ask(place, me, seconds + _MESSAGE_SECONDS))
 
 
 class _Host:
     """Rank 0, who waits for the others."""
 
-    def __init__(self, cluster: Cluster, place: str, me: Line, seconds: float) -> None:
+    def __init__(self, cluster: Cluster, place: str, me: Message, seconds: float) -> None:
         self._size, self._place, self._me, self._seconds = cluster.size, place, me, seconds
         # Others have reached rank 0 by this name, so it is the one to give them.
         host = place.rpartition(":")[0]
         own = place if cluster.addresses else f"{host}:{free_ports(1)[0]}"
         self._addresses = {0: own}
-        self._guests: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._problem = ""
         self._complete = asyncio.Event()
 
-    async def gather(self) -> tuple[str, ...]:
+    async def run(self) -> tuple[str, ...]:
         """Waits for all, tells them what came out, and returns it."""
         try:
-            server = await asyncio.start_server(self._welcome, None, split(self._place)[1])
+            server = await asyncio.start_server(self._receive, None, split(self._place)[1])
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 await self._ask_who_listens()
@@ -92,48 +92,50 @@ class _Host:
         server.close()  # the port is TensorFlow's now
         addresses = tuple(self._addresses.get(rank, "") for rank in range(self._size))
         answer = {"problem": self._problem, "addresses": addresses}
-        await asyncio.gather(*(_answer(*guest, answer) for guest in self._guests))
+        await asyncio.gather(*(_answer(*connection, answer) for connection in self._connections))
         return result(answer)
 
-    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hears one worker out."""
-        guest = None
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Takes in what one worker says of itself."""
+        worker = None
         with contextlib.suppress(OSError):
-            async with asyncio.timeout(_LINE_SECONDS):
-                guest = await receive(reader)
-        if guest is None or guest.keys() != self._me.keys():
+            async with asyncio.timeout(_MESSAGE_SECONDS):
+                worker = await receive(reader)
+        if worker is None or worker.keys() != self._me.keys():
             writer.close()  # a stranger: port scanners come to every open port
             return
-        self._guests.append((reader, writer))
-        rank = guest["rank"]
-        if guest["cluster"] != self._me["cluster"]:
+        self._connections.append((reader, writer))
+        rank = worker["rank"]
+        if worker["cluster"] != self._me["cluster"]:
             self._problem = (
-                f"Rank {rank} and rank 0 know different clusters: {guest['cluster']} and "
+                f"Rank {rank} and rank 0 know different clusters: {worker['cluster']} and "
                 f"{self._me['cluster']}. Give all workers the same addresses."
             )
         elif rank in self._addresses:
             self._problem = f"Two workers are rank {rank}: give each a rank, or index, of its own."
-        elif guest["problem"]:
-            self._problem = f"Rank {rank}: {guest['problem']}"
+        elif worker["problem"]:
+            self._problem = f"Rank {rank}: {worker['problem']}"
         else:
-            self._addresses[rank] = guest["address"]
+            self._addresses[rank] = worker["address"]
         if self._problem or len(self._addresses) == self._size:
             self._complete.set()
 
     async def _ask_who_listens(self) -> None:
         """Tells both where it is another worker who claims to be rank 0."""
         try:
-            await visit(self._place, self._me, _LINE_SECONDS)
+            await ask(self._place, self._me, _MESSAGE_SECONDS)
         except ClusterError as error:
             if "Two workers" in str(error):
                 raise
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Line) -> None:
+async def _answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Message
+) -> None:
     """Tells one worker what came out, if it is still there."""
     send(writer, answer)
     with contextlib.suppress(OSError):
-        async with asyncio.timeout(_LINE_SECONDS):
+        async with asyncio.timeout(_MESSAGE_SECONDS):
             await reader.read()  # who closes first blocks its port for a while: not rank 0's
     writer.close()
 

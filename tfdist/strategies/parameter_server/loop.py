@@ -32,7 +32,7 @@ def asynchronous(
         coordinator: Sends closures to workers, and again where one dies.
         num_workers: How many there are.
     """
-    closure = tf.function(_closure(receive, step, ledger), autograph=False)
+    closure = tf.function(_Closure(receive, step, ledger), autograph=False)
     logs = tf.function(step.logs, autograph=False)
 
     def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Made, Logs]:
@@ -62,42 +62,25 @@ def _on_workers(
     return [value.fetch() for value in sent]
 
 
-def _closure(receive: Receive, step: Step, ledger: Ledger) -> Any:
-    """Returns what one worker does in one call, to be traced."""
+class _Closure:
+    """What one worker does in one call: steps, for as long as there are batches and tickets."""
 
-    def steps(iterator: Any, last_ticket: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Makes steps for as long as there are batches, and tickets up to the last.
+    def __init__(self, receive: Receive, step: Step, ledger: Ledger) -> None:
+        self._receive, self._step, self._ledger = receive, step, ledger
+
+    def __call__(self, iterator: Any, last_ticket: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Makes steps up to the last ticket; to be traced.
 
         Returns the seconds waited for data, and whether there were batches to the end.
         """
 
-        def make(ticket: tf.Tensor, batch: Any, seen: tf.Tensor) -> tf.Tensor:
-            element = receive(batch.get_value())
-            with ledger.holding(ticket):
-                done = step(element.num_rows, element.parts)
-            with tf.control_dependencies(tf.nest.flatten(done, expand_composites=True)):
-                noted = ledger.note(element.num_rows, seen)
-            with tf.control_dependencies([noted]):
-                return tf.timestamp()
-
-        def take(ticket: tf.Tensor, waited: tf.Tensor, done_at: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            batch = iterator.get_next_as_optional()
-            has_batch = batch.has_value()
-            with tf.control_dependencies([has_batch]):
-                ready_at, seen = tf.timestamp(), ledger.num_updates()
-            waited += tf.maximum(ready_at - done_at, 0)
-            with tf.control_dependencies([seen]):  # before any weight is read
-                has_batch = tf.identity(has_batch)
-            done_at = tf.cond(has_batch, lambda: make(ticket, batch, seen), lambda: ready_at)
-            return waited, done_at, has_batch, has_batch
-
         def repeat(
             waited: tf.Tensor, done_at: tf.Tensor, _: tf.Tensor, more: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
-            ticket = ledger.take_ticket()
+            ticket = self._ledger.take_ticket()
             return tf.cond(
                 ticket <= last_ticket,
-                lambda: take(ticket, waited, done_at),
+                lambda: self._take(iterator, ticket, waited, done_at),
                 lambda: (waited, done_at, tf.constant(False), more),
             )
 
@@ -105,4 +88,26 @@ def _closure(receive: Receive, step: Step, ledger: Ledger) -> Any:
         waited, _, _, more = tf.while_loop(lambda _, __, go_on, ___: go_on, repeat, begin)
         return waited, more
 
-    return steps
+    def _take(
+        self, iterator: Any, ticket: tf.Tensor, waited: tf.Tensor, done_at: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        """Takes a batch, and makes the step if there is one."""
+        batch = iterator.get_next_as_optional()
+        has_batch = batch.has_value()
+        with tf.control_dependencies([has_batch]):
+            ready_at, seen = tf.timestamp(), self._ledger.num_updates()
+        waited += tf.maximum(ready_at - done_at, 0)
+        with tf.control_dependencies([seen]):  # before any weight is read
+            has_batch = tf.identity(has_batch)
+        done_at = tf.cond(has_batch, lambda: self._make(ticket, batch, seen), lambda: ready_at)
+        return waited, done_at, has_batch, has_batch
+
+    def _make(self, ticket: tf.Tensor, batch: Any, seen: tf.Tensor) -> tf.Tensor:
+        """Makes a step and notes it; returns when it was done."""
+        element = self._receive(batch.get_value())
+        with self._ledger.holding(ticket):
+            done = self._step(element.num_rows, element.parts)
+        with tf.control_dependencies(tf.nest.flatten(done, expand_composites=True)):
+            noted = self._ledger.note(element.num_rows, seen)
+        with tf.control_dependencies([noted]):
+            return tf.timestamp()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.cluster.membership import MEETING_SECONDS
+from tfdist.cluster.membership import RENDEZVOUS_SECONDS
 from tfdist.cluster.ports import check_free, free_ports
 from tfdist.cluster.record import split
 from tfdist.errors import ClusterError, ConfigurationError
@@ -39,7 +39,7 @@ def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrateg
     global _connected
     if _connected is None:
         check_free(tasks["chief"][0])
-        _meet([*tasks["ps"], *tasks["worker"]])
+        _wait_for([*tasks["ps"], *tasks["worker"]])
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
         )
@@ -97,7 +97,7 @@ def serve(cluster: Cluster) -> None:
     )
     server = tf.distribute.Server(cluster.tasks(), cluster.task, cluster.index, "grpc", options)
     (chief,) = cluster.tasks()["chief"]
-    _meet([chief])
+    _wait_for([chief])
     silent_since = time.monotonic()
     while time.monotonic() < silent_since + CHIEF_GONE_SECONDS:
         if _answers(chief):
@@ -106,18 +106,18 @@ def serve(cluster: Cluster) -> None:
     del server  # held until here
 
 
-def _meet(addresses: Sequence[str]) -> None:
+def _wait_for(addresses: Sequence[str]) -> None:
     """Waits until a process listens at each address.
 
     Raises:
         ClusterError: One of them does not in time.
     """
-    deadline = time.monotonic() + MEETING_SECONDS
+    deadline = time.monotonic() + RENDEZVOUS_SECONDS
     while silent := [address for address in addresses if not _answers(address)]:
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"Nobody answers at {', '.join(silent)} after {MEETING_SECONDS:.0f} s: start every "
-                "task of the cluster, each with its own TF_CONFIG."
+                f"Nobody answers at {', '.join(silent)} after {RENDEZVOUS_SECONDS:.0f} s: start "
+                "every task of the cluster, each with its own TF_CONFIG."
             )
         time.sleep(0.2)
 

@@ -20,6 +20,7 @@ from tfdist.strategies.parameter_server import embedding_rows, processes
 from tfdist.strategies.parameter_server import loop as ps_loop
 from tfdist.strategies.parameter_server.atomic_adds import atomic_adds
 from tfdist.strategies.parameter_server.ledger import Ledger
+from tfdist.strategies.parameter_server.tasks import find
 
 
 class ParameterServer(Strategy):
@@ -67,7 +68,7 @@ class ParameterServer(Strategy):
                 "server can hold into several Embedding layers."
             )
         self.devices = ["CPU:0"]  # of a step: each worker makes whole ones by itself
-        tasks = _tasks(cluster.current(), devices, num_servers)
+        tasks = find(cluster.current(), devices, num_servers)
         self.tf_strategy = processes.connect(tasks)
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
@@ -146,51 +147,3 @@ class ParameterServer(Strategy):
                 f"A parameter server and its variables are gone ({str(error).splitlines()[0]}): "
                 "start the cluster again; a checkpoint goes on from the last one saved."
             ) from error
-
-
-def _tasks(found: cluster.Cluster, devices: Any, num_servers: Any) -> dict[str, list[str]]:
-    """Returns the addresses of the cluster that this process is the chief of, by task."""
-    if found.ps and (devices is not None or num_servers is not None):
-        raise ConfigurationError(
-            f"devices and num_servers are for a cluster in line, but {found.source} names workers "
-            f"and {len(found.ps)} servers: leave them out."
-        )
-    if found.ps:
-        return _join(found)
-    if found.size > 1:
-        raise ClusterError(
-            f"{found.source} starts {found.size} workers that are alike, but parameter_server "
-            "needs a chief, workers and ps: python -m tfdist.launch --num-workers N --num-ps M."
-        )
-    return processes.in_line(_number("devices", devices, 2), _number("num_servers", num_servers, 1))
-
-
-def _number(option: str, value: Any, default: int) -> int:
-    """Checks a number of processes."""
-    if value is None:
-        return default
-    if not isinstance(value, int) or value < 1:
-        raise ConfigurationError(
-            f"{option}={value!r}: expected how many to start in line, 1 or more."
-        )
-    return value
-
-
-def _join(found: cluster.Cluster) -> dict[str, list[str]]:
-    """Takes this process's place; returns the cluster's addresses in the chief.
-
-    Raises:
-        ClusterError: The cluster lacks a task.
-        SystemExit: The place is not the chief's, and the chief is done.
-    """
-    tasks = found.tasks()
-    if missing := [task for task in ("chief", "worker", "ps") if not tasks.get(task)]:
-        raise ClusterError(
-            f"{found.source} names no task {missing[0]!r}: parameter_server needs a chief that "
-            "runs the script, workers and ps."
-        )
-    if found.task in ("worker", "ps"):
-        processes.serve(found)
-    if found.task != "chief":  # evaluation is in line, in the chief
-        raise SystemExit(0)
-    return tasks
