@@ -22,9 +22,8 @@ _FIRST_GROUP = 1 << 20
 #: Operations and sizes that have one group key; the next have the next. Both in one int32, and few
 #: groups, for NCCL connects the devices anew for each.
 _OPERATIONS_A_GROUP, _SIZES_A_GROUP = 1 << 9, 1 << 22
-#: A size is an int32 of TensorFlow's, so there are so many groups of sizes.
-MOST_ELEMENTS = (1 << 31) - 1
-_SIZE_GROUPS = (MOST_ELEMENTS + 1) // _SIZES_A_GROUP
+#: Of sizes, which are an int32, too.
+_SIZE_GROUPS = (1 << 31) // _SIZES_A_GROUP
 #: With the last one the group key is the last int32.
 MOST_OPERATIONS = ((1 << 31) - _FIRST_GROUP) // _SIZE_GROUPS * _OPERATIONS_A_GROUP
 
@@ -68,8 +67,7 @@ class VaryingSizes:
             op: `"SUM"` or `"MEAN"`.
 
         Raises:
-            ConfigurationError: The program has more such sums than there are keys. In the graph, an
-                `InvalidArgumentError` for a tensor of more elements.
+            ConfigurationError: The program has more such sums than there are keys.
         """
         if isinstance(tensor, tf.IndexedSlices):
             values, indices = self._end_to_end([tensor.values, tensor.indices], index)
@@ -87,10 +85,14 @@ class VaryingSizes:
         return sums(padded(tensors, index, self._num_replicas, sums))
 
     def _sum(self, tensor: tf.Tensor, index: int) -> tf.Tensor:
+        # The operation itself refuses a tensor of more than 2^31 - 1 elements; `tf.size`, where the
+        # shape is known, does not. An assertion is no way: it is put in an order with the sums of
+        # other replicas, which wait for this one.
+        size = tf.raw_ops.Size(input=tensor)
         flat = all_reduce_by_key(
             tf.reshape(tensor, [-1]),
             self._num_replicas,
-            keys(self._next_operation(index), tf.size(tensor, tf.int64)),
+            keys(self._next_operation(index), size),
             self._communication,
             self._tokens[index],
         )
@@ -109,25 +111,16 @@ def keys(operation: int, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     Args:
         operation: Its number in the program, from 0.
-        size: Elements of its tensor, int64.
+        size: Elements of its tensor, int32.
 
     Raises:
-        ConfigurationError: A number beyond the range of the keys. In the graph, an
-            `InvalidArgumentError` for a size beyond it.
+        ConfigurationError: A number beyond the range of the keys.
     """
     if operation >= MOST_OPERATIONS:
         raise ConfigurationError(
-            f"This program has built more than {MOST_OPERATIONS} sums of tensors of varying size, "
-            "for which TensorFlow has no more keys: start a new process."
+            f"This program has built {MOST_OPERATIONS} sums of tensors of varying size, and "
+            "TensorFlow has no keys for more: start a new process."
         )
-    within = tf.debugging.assert_less_equal(
-        size,
-        tf.constant(MOST_ELEMENTS, tf.int64),
-        f"A sum over workers takes {MOST_ELEMENTS} elements at most: use a smaller batch.",
-    )
-    with tf.control_dependencies([] if within is None else [within]):
-        size = tf.identity(size)
     block, number = divmod(operation, _OPERATIONS_A_GROUP)
     group = _FIRST_GROUP + block * _SIZE_GROUPS + size // _SIZES_A_GROUP
-    instance = number * _SIZES_A_GROUP + size % _SIZES_A_GROUP
-    return tf.cast(group, tf.int32), tf.cast(instance, tf.int32)
+    return group, number * _SIZES_A_GROUP + size % _SIZES_A_GROUP

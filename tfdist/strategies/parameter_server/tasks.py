@@ -32,7 +32,8 @@ def find(cluster: Cluster, devices: Any, num_servers: Any) -> dict[str, list[str
     if cluster.size > 1:
         raise ClusterError(
             f"{cluster.source} starts {cluster.size} workers that do the same, but "
-            "parameter_server needs a chief, workers and ps: python -m tfdist.launch --num-workers N --num-ps M."
+            "parameter_server needs a chief, workers and ps: python -m tfdist.launch --num-workers "
+            "N --num-ps M."
         )
     return processes.in_line(_number("devices", devices, 2), _number("num_servers", num_servers, 1))
 
