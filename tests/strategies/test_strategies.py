@@ -16,9 +16,7 @@ from keras import layers
 
 import tfdist
 from tfdist.errors import ConfigurationError, DeviceError
-from tfdist.strategies import shares
 from tfdist.strategies.central_storage import CentralStorage
-from tfdist.strategies.collectives.fusion import FUSION_LIMIT, fused
 from tfdist.strategies.mirrored import Mirrored
 
 X = np.random.default_rng(0).normal(size=(15, 4)).astype("float32")
@@ -133,43 +131,6 @@ def test_hierarchical_copy_of_an_odd_number() -> None:
 def test_parameter_device_that_does_not_exist() -> None:
     with pytest.raises(DeviceError, match="No device GPU:0"):
         CentralStorage(2, parameter_device="GPU:0")
-
-
-def test_fusion_keeps_order_values_and_kinds() -> None:
-    tensors = [
-        tf.constant([[1.0, 2.0]]),
-        tf.constant(3, tf.int64),
-        tf.ones([FUSION_LIMIT + 1]),
-        tf.IndexedSlices(tf.ones([2, 3]), tf.constant([4, 1]), tf.constant([5, 3])),
-        tf.constant([5.0]),
-    ]
-    calls = []
-
-    def double(packed: list) -> list:
-        calls.append(len(packed))
-        return [t if isinstance(t, tf.IndexedSlices) else t * 2 for t in packed]
-
-    results = fused(double, tensors)
-    assert calls == [4]  # floats, int64, the large one and the slices
-    for result, tensor in zip(results, tensors, strict=True):
-        if isinstance(tensor, tf.IndexedSlices):
-            assert result is tensor
-        else:
-            assert result.dtype == tensor.dtype
-            np.testing.assert_array_equal(result, tensor * 2)
-    assert fused(double, []) == []
-
-
-@pytest.mark.parametrize("rows", [0, 1, 2, 7, 9])
-@pytest.mark.parametrize("num_shares", [1, 2, 3])
-def test_shares_hold_each_row_once_in_order(rows: int, num_shares: int) -> None:
-    batch = ({"a": tf.range(rows), "b": None}, tf.reshape(tf.range(2 * rows), [rows, 2]))
-    parts = shares.split(batch, num_shares, range(num_shares))
-    assert len(parts) == num_shares
-    np.testing.assert_array_equal(np.concatenate([part[0]["a"] for part in parts]), np.arange(rows))
-    sizes = [len(part[1]) for part in parts]
-    assert sum(sizes) == rows
-    assert max(sizes) - min(sizes) <= 1
 
 
 def test_model_loads_in_plain_keras_without_tfdist(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class Strategy:
 
         Args:
             dataset: Of global batches, the same on every worker.
-            own_rows: Whether the batches are this worker's part of the global ones instead. Then
+            own_rows: Whether the batches are this worker's rows of the global ones instead. Then
                 the data never end; where one worker's do, batches without rows follow.
         """
         return shares.distributed(dataset, lambda batch: self.split(batch, own_rows), self.devices)
@@ -132,8 +132,8 @@ class Strategy:
             own_rows: As there.
         """
         num_shares = len(self.devices)
-        parts = shares.split(batch, num_shares, range(num_shares))
-        return shares.Element(shares.num_rows(batch), tf.constant(0, tf.int64), parts)
+        own = shares.split(batch, num_shares, range(num_shares))
+        return shares.Element(shares.num_rows(batch), tf.constant(0, tf.int64), own)
 
     def input_context(self) -> tf.distribute.InputContext:
         """Returns what a function that makes this worker's data set is told."""
@@ -212,7 +212,7 @@ class Strategy:
         Raises:
             UnsupportedModelError: They have to cross the workers and are no dense numbers.
         """
-        return self.local_results(self.run(lambda i: fn(element.parts[i])))
+        return self.local_results(self.run(lambda i: fn(element.shares[i])))
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Returns numbers of all workers, in each of them; called outside of any graph.

@@ -78,7 +78,7 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
                 element = batch
                 if end is not End.WITHOUT_ROWS:
                     element = receive(batch.get_value() if end else batch)
-                done = step(element.num_rows, element.parts)
+                done = step(element.num_rows, element.shares)
                 # Data that were ready before the last step was done kept nobody waiting.
                 waited = made.seconds_waited + tf.maximum(ready_at - done_at, 0)
                 with tf.control_dependencies(_leaves(done)):
@@ -126,7 +126,7 @@ def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Ru
             element = receive(taken)
             if end is End.WITHOUT_ROWS and element.num_rows == 0:
                 break
-            step(element.num_rows, element.parts)
+            step(element.num_rows, element.shares)
             made = _after(made, element, waited)
         return made, step.logs()
 

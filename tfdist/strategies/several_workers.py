@@ -65,9 +65,9 @@ class SeveralWorkers(Strategy):
     def split(self, batch: shares.Batch, own_rows: bool) -> shares.Element:
         if own_rows or self.num_workers == 1:
             return super().split(batch, own_rows)
-        own = range(self.first_replica, self.first_replica + len(self.devices))
-        parts = shares.split(batch, self.num_replicas, own)
-        return shares.Element(shares.num_rows(batch), checksum(batch), parts)
+        numbers = range(self.first_replica, self.first_replica + len(self.devices))
+        own = shares.split(batch, self.num_replicas, numbers)
+        return shares.Element(shares.num_rows(batch), checksum(batch), own)
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         super().prepare(model, optimizer)
@@ -97,7 +97,7 @@ class SeveralWorkers(Strategy):
 
         def on_replica(i: int) -> Any:
             number = self.first_replica + i
-            return end_to_end(fn(element.parts[i]), number, self.num_replicas, self.all_reduce)
+            return end_to_end(fn(element.shares[i]), number, self.num_replicas, self.all_reduce)
 
         return self.local_results(self.run(on_replica))[:1]
 

@@ -15,7 +15,7 @@ class Element(NamedTuple):
 
     num_rows: Any  # of the global batch; int32 scalar
     checksum: Any  # of the global batch, which tells workers whose data differ; int64 scalar
-    parts: Sequence[Batch]  # one a replica of this process
+    shares: Sequence[Batch]  # one a replica of this process
 
 
 def distributed(

@@ -62,10 +62,10 @@ class TFDistribute(Strategy):
             return super().distribute(dataset, own_rows)
 
         def one_by_one(element: shares.Element) -> tf.data.Dataset:
-            rows, checksum, parts = element
-            stream = tf.data.Dataset.from_tensors((rows, checksum, parts[0]))
-            for part in parts[1:]:
-                more = tf.data.Dataset.from_tensors((rows, checksum, part))
+            rows, checksum, by_replica = element
+            stream = tf.data.Dataset.from_tensors((rows, checksum, by_replica[0]))
+            for share in by_replica[1:]:
+                more = tf.data.Dataset.from_tensors((rows, checksum, share))
                 stream = stream.concatenate(more)
             return stream
 
@@ -80,7 +80,7 @@ class TFDistribute(Strategy):
             return super().unpack(element)
         by_replica = self.local_results(element)
         rows, checksum, _ = by_replica[0]
-        return shares.Element(rows, checksum, [part for _, _, part in by_replica])
+        return shares.Element(rows, checksum, [share for _, _, share in by_replica])
 
     def run(self, fn: ReplicaFn) -> Any:
         def on_replica() -> Any:

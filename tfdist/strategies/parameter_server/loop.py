@@ -106,7 +106,7 @@ class _Closure:
         """Makes a step and notes it; returns when it was done."""
         element = self._receive(batch.get_value())
         with self._ledger.holding(ticket):
-            done = self._step(element.num_rows, element.parts)
+            done = self._step(element.num_rows, element.shares)
         with tf.control_dependencies(tf.nest.flatten(done, expand_composites=True)):
             noted = self._ledger.note(element.num_rows, seen)
         with tf.control_dependencies([noted]):
