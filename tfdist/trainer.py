@@ -1,4 +1,4 @@
-"""Trains any Keras model over several replicas to the numbers of one device: the outer loop."""
+"""Trains any Keras model over several replicas to the numbers of one device: the front door."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import keras
-from keras.src.trainers.data_adapters import array_slicing
 
 from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.errors import ConfigurationError
-from tfdist.loops import callback_list, epoch, interrupts, prediction
-from tfdist.loops.compiled_functions import Engine
+from tfdist.loops import callback_list, evaluation, interrupts, prediction
+from tfdist.loops.compiled_functions import CompiledFunctions
+from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
-from tfdist.loops.steps_per_call import Pace, Stats
-from tfdist.model_setup import create
+from tfdist.loops.training import Training
+from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
 from tfdist.step.batch_norm import layers_of
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Logs, Made
+from tfdist.upstream import keras_data
 from tfdist.upstream.keras_model import seeds_of
 from tfdist.watchdog.watchdog import Watchdog
 
@@ -35,10 +35,9 @@ def _together(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: Trainer, *args: Any, **options: Any) -> Any:
-        together = self._watchdog.watching(method.__name__)
         with (
             self.strategy.explaining(),
-            together,
+            self._watchdog.watching(method.__name__),
             interrupts.held_back(self.strategy.stops_together),
         ):
             return method(self, *args, **options)
@@ -58,7 +57,7 @@ class Trainer:
         accumulate: Rounds in which a global batch is computed, to need less memory.
         sync_batch_norm: Whether BatchNorm takes its moments from the global batch; otherwise
             from each replica's share, as in Keras.
-        steps_per_call: Steps in one call of the inner loop; `"auto"`: see `Pace`.
+        steps_per_call: Steps in one call of the inner loop; `"auto"`: see `StepsPerCall`.
         precision: A dtype policy to build the model with, out of `precision.POLICIES`.
         loss_scale: How the loss is scaled; None: dynamically for the float16 policies.
         watchdog_seconds: Of several workers: for which nobody may make a step before the run is
@@ -94,14 +93,14 @@ class Trainer:
             )
         self.strategy = strategy = strategies.create(strategy, devices)
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
-        self.stats = Stats()
         self._watchdog = Watchdog(strategy, watchdog_seconds)
-        self._steps_per_call = steps_per_call
         self.model = create.create(build_model, strategy, precision, loss_scale)
-        self._engine = Engine(
+        functions = CompiledFunctions(
             self.model, strategy, accumulate, sync_batch_norm, precision, loss_scale
         )
-        self._started = False
+        self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
+        self._training = Training(self._outer)
+        self.stats = self._training.throughput
 
     @_together
     def fit(
@@ -132,10 +131,10 @@ class Trainer:
         Raises:
             TfdistError: Model, data and options do not go together; the message has the cure.
         """
-        create.check_trainable(self.model)
+        build.check_trainable(self.model)
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
-                (x, y, sample_weight), validation_split=validation_split
+            (x, y, sample_weight), validation_data = keras_data.train_validation_split(
+                (x, y, sample_weight), validation_split
             )
         feed = Feed(
             self.strategy, x, training=True,
@@ -149,25 +148,8 @@ class Trainer:
                 self.strategy, val_x, y=val_y, sample_weight=val_weight, shuffle=False,
                 batch_size=validation_batch_size or batch_size, steps_per_epoch=validation_steps,
             )  # fmt: skip
-        listeners = self._listeners(callbacks, verbose, epochs, feed.num_batches)
-        pace = Pace(self._steps_per_call, self.model, listeners.callbacks)
-        self._engine.train(feed)
-        self.model.stop_training = False
-        listeners.on_train_begin()
-        logs: dict[str, float] = {}
-        for number in range(self.model._initial_epoch or initial_epoch, epochs):
-            listeners.on_epoch_begin(number)
-            logs = self._train_epoch(number, feed, listeners, pace)
-            if validation is not None and self.model._should_eval(number, validation_freq):
-                results = self._evaluate(validation, listeners)
-                logs |= {f"val_{name}": value for name, value in results.items()}
-            listeners.on_epoch_end(number, logs)
-            self._watchdog.passed(f"the end of epoch {number + 1}")
-            epoch.agree(self.model, self.strategy)
-            if self.model.stop_training:
-                break
-        self._engine.finalize()
-        listeners.on_train_end(logs)
+        heard_by = self._callback_list(callbacks, verbose, epochs, feed.num_batches)
+        self._training.run(feed, validation, heard_by, (initial_epoch, epochs), validation_freq)
         return self.model.history
 
     @_together
@@ -184,14 +166,14 @@ class Trainer:
         return_dict: bool = False,
     ) -> Any:
         """Returns loss and metrics; arguments and result as `keras.Model.evaluate`."""
-        create.check_trainable(self.model)
+        build.check_trainable(self.model)
         feed = Feed(
             self.strategy, x, y=y, sample_weight=sample_weight, batch_size=batch_size,
             steps_per_epoch=steps, shuffle=False,
         )  # fmt: skip
-        listeners = self._listeners(callbacks, verbose, 1, feed.num_batches, history=False)
-        logs = self._evaluate(feed, listeners)
-        return logs if return_dict else self.model._flatten_metrics_in_order(logs)
+        heard_by = self._callback_list(callbacks, verbose, 1, feed.num_batches, history=False)
+        logs = evaluation.run(self._outer, feed, heard_by)
+        return logs if return_dict else keras_data.in_order_of_metrics(self.model, logs)
 
     @_together
     def predict(
@@ -205,13 +187,8 @@ class Trainer:
     ) -> Any:
         """Returns the model's outputs for exactly the rows given, in order, as NumPy arrays."""
         feed = Feed(self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False)
-        predict = self._engine.predict(feed)
-        listeners = self._listeners(callbacks, verbose, 1, feed.num_batches, history=False)
-
-        def passed(step: int) -> None:
-            self._watchdog.passed(f"batch {step + 1} of a prediction")
-
-        return prediction.run(predict, feed, self.model, listeners, passed)
+        heard_by = self._callback_list(callbacks, verbose, 1, feed.num_batches, history=False)
+        return prediction.run(self._outer, feed, heard_by)
 
     def describe(self) -> dict[str, str]:
         """Returns what a start-up table says of this trainer."""
@@ -229,50 +206,7 @@ class Trainer:
             "not exact": "; ".join(f"{name}: {why}" for name, why in inexact.items()) or "nothing",
         }
 
-    def _train_epoch(
-        self, number: int, feed: Feed, listeners: keras.callbacks.CallbackList, pace: Pace
-    ) -> dict[str, Any]:
-        """Makes the steps of one epoch and returns the logs after the last."""
-
-        def end(step: int, made: Made, seconds: float, logs: Logs) -> bool:
-            place = f"step {step + 1} of epoch {number + 1}"
-            self._watchdog.passed(place)
-            self.stats.add(made, seconds)
-            listeners.on_train_batch_end(step, logs)
-            if not (self._started or self.model.stop_training):
-                epoch.check_first_loss(feed, logs)
-            self._started = True
-            self._watchdog.passed(f"{place} and its callbacks")
-            return self.model.stop_training
-
-        self.model.reset_metrics()
-        self.stats.begin()
-        call = self._engine.train(feed)
-        return epoch.run(
-            call, feed, pace, self.strategy.gather, listeners.on_train_batch_begin, end
-        )
-
-    def _evaluate(self, feed: Feed, listeners: keras.callbacks.CallbackList) -> dict[str, Any]:
-        """Computes loss and metrics over a feed, from its beginning."""
-
-        def end(step: int, made: Made, seconds: float, logs: Logs) -> bool:
-            place = f"step {step + 1} of an evaluation"
-            self._watchdog.passed(place)
-            listeners.on_test_batch_end(step, logs)
-            self._watchdog.passed(f"{place} and its callbacks")
-            return self.model.stop_evaluating
-
-        pace = Pace(self._steps_per_call, self.model, listeners.callbacks, "test")
-        call = self._engine.test(feed)
-        self.model.stop_evaluating = False
-        listeners.on_test_begin()
-        self.model.reset_metrics()
-        feed.restart()
-        logs = epoch.run(call, feed, pace, self.strategy.gather, listeners.on_test_batch_begin, end)
-        listeners.on_test_end(logs)
-        return logs
-
-    def _listeners(
+    def _callback_list(
         self,
         callbacks: Any,
         verbose: str | int,

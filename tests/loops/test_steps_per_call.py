@@ -1,4 +1,4 @@
-"""How many steps go into one call, and what is measured."""
+"""How many steps go into one call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from keras import callbacks as kc
 from tests.support.training import build
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.errors import ConfigurationError
-from tfdist.loops import steps_per_call as pace
-from tfdist.loops.steps_per_call import TARGET_SECONDS, Pace, Stats, wants_every_batch
-from tfdist.strategies.inner_loop import Made
+from tfdist.loops import steps_per_call
+from tfdist.loops.steps_per_call import TARGET_SECONDS, StepsPerCall, wants_every_batch
+from tfdist.loops.throughput import Throughput
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,13 @@ def model() -> keras.Model:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """Time that stands still until a test moves it."""
     now = [0.0]
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(steps_per_call.time, "perf_counter", lambda: now[0])
     return now
 
 
-def calls(pacing: Pace, clock: list[float], seconds_per_step: float, number: int) -> list[int]:
+def calls(
+    pacing: StepsPerCall, clock: list[float], seconds_per_step: float, number: int
+) -> list[int]:
     """Makes calls and returns the steps that each was given."""
     given = []
     for _ in range(number):
@@ -44,30 +46,30 @@ def calls(pacing: Pace, clock: list[float], seconds_per_step: float, number: int
 
 def test_calls_grow_to_the_time_they_should_last(model: keras.Model, clock: list[float]) -> None:
     fitting = int(TARGET_SECONDS / 0.001)
-    found = calls(Pace("auto", model, []), clock, 0.001, 6)
+    found = calls(StepsPerCall("auto", model, []), clock, 0.001, 6)
     assert found[:2] == [1, 1]  # the first compiles and tells nothing
     assert found[2:4] == [8, 64]  # no faster, in case a step was quick by chance
     assert found[-1] == pytest.approx(fitting, abs=1)
 
 
 def test_slow_steps_go_one_by_one(model: keras.Model, clock: list[float]) -> None:
-    assert calls(Pace("auto", model, []), clock, 10 * TARGET_SECONDS, 4) == [1] * 4
+    assert calls(StepsPerCall("auto", model, []), clock, 10 * TARGET_SECONDS, 4) == [1] * 4
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 5])
-def test_a_number_is_kept(steps_per_call: int, model: keras.Model, clock: list[float]) -> None:
-    assert calls(Pace(steps_per_call, model, []), clock, 1e-3, 4) == [steps_per_call] * 4
+@pytest.mark.parametrize("number", [1, 5])
+def test_a_number_is_kept(number: int, model: keras.Model, clock: list[float]) -> None:
+    assert calls(StepsPerCall(number, model, []), clock, 1e-3, 4) == [number] * 4
 
 
 def test_steps_per_execution_is_kept(clock: list[float]) -> None:
-    pacing = Pace("auto", build(steps_per_execution=3), [Hearing()])
+    pacing = StepsPerCall("auto", build(steps_per_execution=3), [Hearing()])
     assert calls(pacing, clock, 1e-3, 3) == [3] * 3
 
 
-@pytest.mark.parametrize("steps_per_call", [0, -1, "fast", 1.5])
-def test_numbers_that_make_no_sense(steps_per_call: Any, model: keras.Model) -> None:
+@pytest.mark.parametrize("number", [0, -1, "fast", 1.5])
+def test_numbers_that_make_no_sense(number: Any, model: keras.Model) -> None:
     with pytest.raises(ConfigurationError, match="expected 'auto' or a number from 1"):
-        Pace(steps_per_call, model, [])
+        StepsPerCall(number, model, [])
 
 
 class Hearing(kc.Callback):
@@ -107,7 +109,7 @@ CALLBACKS: dict[str, tuple[Callable[[Path], kc.Callback], bool, bool]] = {
     "TensorBoard": (lambda p: kc.TensorBoard(p), False, False),
     "TensorBoard by step": (lambda p: kc.TensorBoard(p, update_freq=5), True, True),
     "TensorBoard's profile": (lambda p: kc.TensorBoard(p, profile_batch=3), True, False),
-    "progress": (lambda _: ProgressBar(Stats()), False, False),
+    "progress": (lambda _: ProgressBar(Throughput()), False, False),
     "Keras's progress": (lambda _: kc.ProgbarLogger(), False, False),
 }  # fmt: skip
 
@@ -119,18 +121,3 @@ def test_callbacks_that_want_every_batch(name: str, tmp_path: Path, model: keras
     callback.set_model(model)
     assert wants_every_batch(callback) == in_training
     assert wants_every_batch(callback, "test") == in_tests
-
-
-def test_speed_and_waiting() -> None:
-    stats = Stats()
-    stats.begin()
-    stats.add(Made(1, 10, 5.0), 60.0)  # compiles
-    assert stats.examples_per_second == 0.0
-    stats.add(Made(2, 20, 0.5), 1.0)
-    stats.add(Made(2, 20, 0.0), 1.0)
-    assert stats.examples_per_second == pytest.approx(20.0)
-    assert stats.data_wait_share == pytest.approx(0.25)
-    stats.begin()
-    stats.add(Made(1, 5, 3.0), 1.0)
-    assert stats.examples_per_second == pytest.approx(5.0)
-    assert stats.data_wait_share == 1.0

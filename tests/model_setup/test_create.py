@@ -23,6 +23,7 @@ from tests.support.training import (
     steps,
 )
 from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.model_setup import build as build_missing
 from tfdist.model_setup import create
 from tfdist.precision import LossScale
 from tfdist.strategies.mirrored import Mirrored
@@ -206,7 +207,7 @@ def test_layers_made_late_have_the_precision_asked_for(first: str) -> None:
 def test_weights_are_built_in_the_scope_from_shapes(strategy: Mirrored) -> None:
     model = create.create(lambda: compiled(Network()), strategy)
     spec = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
-    create.build(model, strategy, spec)
+    build_missing.for_training(model, strategy, spec)
     assert model.built
     assert model.optimizer.built
     assert all(strategy.owns(v.value) for v in model.variables + model.optimizer.variables)

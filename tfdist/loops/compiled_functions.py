@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -11,22 +11,26 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError, TfdistError
-from tfdist.loops.epoch import Call
 from tfdist.loops.feed import Feed
-from tfdist.loops.prediction import Predict
-from tfdist.model_setup import create, mismatch
+from tfdist.model_setup import build, create, mismatch
 from tfdist.precision import LossScale, Scaling, policy
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.forward_state import ForwardState
 from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Made, Step
-from tfdist.upstream.keras_model import optimizers_of_one_device
+from tfdist.strategies.inner_loop import Logs, Made, Step
+from tfdist.upstream.keras_model import compile_config
+
+#: Makes up to that many steps, each on a batch of the iterator: what was done, and the logs after.
+StepsFn = Callable[[Iterator[Any], int], tuple[Made, Logs]]
+
+#: Computes the outputs for the iterator's next batch, by replica; none at the end of the data.
+OutputsFn = Callable[[Iterator[Any]], tuple[Made, list[Any]]]
 
 
-class Engine:
-    """Builds model and step, and calls the inner loop.
+class CompiledFunctions:
+    """Traces what computes on the replicas, once a way of being called, and keeps it.
 
     Args:
         model: In the strategy's scope.
@@ -49,70 +53,60 @@ class Engine:
         self._model, self._strategy = model, strategy
         self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
         self._precision, self._loss_scale = precision, loss_scale
-        self._compiled_with: Any = None
-        self._calls: dict[tuple[bool, bool, bool], Call] = {}
-        self._predict: Any = None
+        self._compilation: Any = None
+        self._steps: dict[tuple[bool, bool, bool], StepsFn] = {}
+        self._outputs: Any = None
 
-    def train(self, feed: Feed) -> Call:
-        """Returns the training loop, compiled anew if the model was."""
-        return self._call(feed, True)
+    def train(self, feed: Feed) -> StepsFn:
+        """Returns the inner loop of a training, made anew if the model was compiled anew."""
+        return self._inner_loop(feed, True)
 
-    def test(self, feed: Feed) -> Call:
-        """Returns the evaluation loop."""
-        return self._call(feed, False)
+    def evaluate(self, feed: Feed) -> StepsFn:
+        """Returns the inner loop of an evaluation, likewise."""
+        return self._inner_loop(feed, False)
 
-    def predict(self, feed: Feed) -> Predict:
-        """Returns the function that computes the outputs of one batch."""
-        model, strategy = self._model, self._strategy
+    def predict(self, feed: Feed) -> OutputsFn:
+        """Returns the function that computes the outputs for one batch."""
         with policy(self._precision):
-            create.build_weights(model, strategy, feed.element_spec)
-
-        def outputs(iterator: Any) -> list[Any]:
-            return strategy.outputs(model.predict_step, strategy.unpack(next(iterator)))
-
-        if not model.run_eagerly:
-            self._predict = self._predict or tf.function(
+            build.weights(self._model, self._strategy, feed.element_spec)
+        outputs = self._outputs_of_next
+        if not self._model.run_eagerly:
+            self._outputs = self._outputs or tf.function(
                 outputs, reduce_retracing=True, autograph=False
             )
-            outputs = self._predict
+            outputs = self._outputs
 
-        def call(iterator: Iterator[Any]) -> list[Any] | None:
+        def predict(iterator: Iterator[Any]) -> tuple[Made, list[Any]]:
             try:
-                return outputs(iterator)
+                rows, checksum, by_replica = outputs(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
-                return None
+                return Made(0, 0, 0.0), []
+            return Made(1, int(rows), 0.0, int(checksum)), by_replica
 
-        return call
+        return predict
 
-    def finalize(self) -> None:
-        """Ends training: where the optimizer averages weights (EMA), the model gets them."""
-        optimizer, weights = self._model.optimizer, self._model.trainable_variables
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if not inner.use_ema:
-            return
+    def _outputs_of_next(self, iterator: Any) -> tuple[tf.Tensor, tf.Tensor, list[Any]]:
+        """The rows and the checksum of the next global batch, and the outputs for it."""
+        element = self._strategy.unpack(next(iterator))
+        outputs = self._strategy.outputs(self._model.predict_step, element)
+        return element.num_rows, element.checksum, outputs
 
-        def on_copy(_: Any) -> None:
-            with optimizers_of_one_device():
-                inner.finalize_variable_values(weights)
-
-        self._strategy.update(on_copy, self._strategy.run(lambda i: tf.constant(0)))
-
-    def _call(self, feed: Feed, training: bool) -> Call:
-        model = self._model
-        if self._compiled_with is not model._compile_config:
+    def _inner_loop(self, feed: Feed, training: bool) -> StepsFn:
+        model, strategy = self._model, self._strategy
+        if self._compilation is not compile_config(model):
             # A fresh compile() has another optimizer, loss or metrics.
-            self._calls.clear()
-            create.adopt(model, self._strategy, self._precision, self._loss_scale)
-            self._compiled_with = model._compile_config
+            self._steps.clear()
+            create.adopt(model, strategy, self._precision, self._loss_scale)
+            self._compilation = compile_config(model)
         key = (training, feed.may_end, feed.own_rows)
-        if key not in self._calls:
+        if key not in self._steps:
             with policy(self._precision):
-                create.build(model, self._strategy, feed.element_spec)
-            self._strategy.prepare(model, model.optimizer)
-            with self._strategy.scope():
+                build.for_training(model, strategy, feed.element_spec)
+            strategy.prepare(model, model.optimizer)
+            with strategy.scope():
                 step = self._step(feed, training)
-            self._calls[key] = self._in_one_call(step, feed)
-        return self._calls[key]
+            self._steps[key] = self._traced(step, feed)
+        return self._steps[key]
 
     def _step(self, feed: Feed, training: bool) -> Step:
         model = self._model
@@ -125,29 +119,31 @@ class Engine:
             model, self._strategy, state, scaling, self._accumulate, self._sync_batch_norm
         )
 
-    def _in_one_call(self, step: Step, feed: Feed) -> Call:
-        if self._model.jit_compile and not self._strategy.has_local_variables:
+    def _traced(self, step: Step, feed: Feed) -> StepsFn:
+        """Returns the inner loop of a step, whose errors say what is wrong with the data."""
+        model, strategy = self._model, self._strategy
+        if model.jit_compile and not strategy.has_local_variables:
             warnings.warn(
-                f"jit_compile=True is left out: XLA cannot read the variables that strategy "
-                f"{self._strategy.name!r} keeps on another device.",
-                stacklevel=5,
+                "jit_compile=True is left out: XLA cannot read the variables that this strategy "
+                "keeps on another device.",
+                stacklevel=7,
             )
-        steps = self._strategy.compile(step, self._model.run_eagerly, feed.may_end, feed.own_rows)
+        steps = strategy.compile(step, model.run_eagerly, feed.may_end, feed.own_rows)
 
-        def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, float]]:
+        def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, Logs]:
             try:
-                with self._strategy.explaining():  # or a lost process would look like bad data
+                with strategy.explaining():  # or a lost process would look like bad data
                     made, logs = steps(iterator, tf.constant(num_steps))
             except TfdistError:
                 raise
             except (ValueError, TypeError, tf.errors.OpError) as error:
-                raise DataError(mismatch.describe(self._model, feed.element_spec, error)) from error
+                raise DataError(mismatch.describe(model, feed.element_spec, error)) from error
             return Made(*(np.asarray(v).item() for v in made)), _as_floats(logs)
 
         return call
 
 
-def _as_floats(logs: dict[str, Any]) -> dict[str, Any]:
+def _as_floats(logs: Logs) -> Logs:
     """Turns scalars into Python floats; a metric of several numbers stays an array."""
     arrays = {name: np.asarray(value) for name, value in logs.items()}
     return {name: float(a) if a.ndim == 0 else a for name, a in arrays.items()}

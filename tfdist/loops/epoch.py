@@ -1,74 +1,127 @@
-"""One pass over the data: calls of the inner loop, and what callbacks hear of them."""
+"""One pass over the data: the loop that training, evaluation and prediction share.
+
+A call of the inner loop makes several steps. After each call all workers agree whether to go on.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from tfdist.errors import DataError, NonFiniteError
+from tfdist.errors import DataError
 from tfdist.loops import interrupts
+from tfdist.loops.compiled_functions import CompiledFunctions, StepsFn
 from tfdist.loops.feed import Feed
-from tfdist.loops.steps_per_call import Pace
+from tfdist.loops.observers import Call, KerasCallbacks, Loop, Observer, WatchdogMark
+from tfdist.loops.steps_per_call import StepsPerCall
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Logs, Made
+from tfdist.strategies.inner_loop import Logs
+from tfdist.watchdog.watchdog import Watchdog
 
-#: Makes up to that many steps: what was done, and the logs after them.
-Call = Callable[[Iterator[Any], int], tuple[Made, Logs]]
+
+@dataclass(frozen=True)
+class OuterLoop:
+    """What the loops of one trainer work with.
+
+    Attributes:
+        model: In the strategy's scope.
+        strategy: By which the workers agree.
+        functions: The model's compiled functions.
+        watchdog: Hears of every call.
+        steps_per_call: As the trainer's.
+    """
+
+    model: keras.Model
+    strategy: Strategy
+    functions: CompiledFunctions
+    watchdog: Watchdog
+    steps_per_call: int | str
+
+    def pace(self, loop: Loop, callbacks: keras.callbacks.CallbackList) -> StepsPerCall:
+        """Returns what chooses the number of steps of the calls of a loop."""
+        return StepsPerCall(self.steps_per_call, self.model, callbacks.callbacks, loop)
+
+    def observers(
+        self,
+        loop: Loop,
+        callbacks: keras.callbacks.CallbackList,
+        of: str,
+        before: Sequence[Observer] = (),
+        after: Sequence[Observer] = (),
+    ) -> list[Observer]:
+        """Returns who hears of a loop's calls, in the order in which they hear.
+
+        Args:
+            loop: Which of Keras's.
+            callbacks: Hear of the calls.
+            of: What the watchdog calls this pass over the data.
+            before: Hear ahead of the callbacks.
+            after: Hear after them.
+        """
+        return [
+            WatchdogMark(self.watchdog, of),
+            *before,
+            KerasCallbacks(loop, callbacks, self.model),
+            *after,
+            WatchdogMark(self.watchdog, of, " and its callbacks"),
+        ]
 
 
 def run(
-    call: Call,
+    steps: StepsFn,
     feed: Feed,
-    pace: Pace,
-    gather: Callable[[Sequence[float]], np.ndarray],
-    begin: Callable[[int], None],
-    end: Callable[[int, Made, float, Logs], bool],
+    per_call: StepsPerCall,
+    strategy: Strategy,
+    observers: Sequence[Observer],
 ) -> Logs:
     """Makes the steps of an epoch, the same on every worker.
 
     Args:
-        call: The inner loop.
+        steps: The inner loop.
         feed: Where the batches come from.
-        pace: Chooses how many steps go into a call.
-        gather: The strategy's.
-        begin: Told of the first step of each call.
-        end: Told of the last step of each call, what was made in how many seconds, and the logs;
-            returns whether to stop.
+        per_call: Chooses how many steps go into a call.
+        strategy: By which the workers agree.
+        observers: Hear of each call, one after another; any of them may stop the epoch.
 
     Returns:
         The logs after the last step.
 
     Raises:
+        DataError: The workers were fed different batches, or none.
         KeyboardInterrupt: On all workers, after the same step, where one of them was interrupted.
     """
+    for observer in observers:
+        observer.begin_epoch(feed)
     iterator, step, exhausted, stopped = feed.begin_epoch(), 0, False, False
     logs: Logs = {}
-    while (wanted := feed.num_left(step, pace.num_steps)) and not exhausted and not stopped:
-        begin(step)
-        pace.begin_call()
-        made, results = call(iterator, wanted)
-        seconds = pace.end_call(made.num_steps)
+    while (wanted := feed.num_left(step, per_call.num_steps)) and not exhausted and not stopped:
+        for observer in observers:
+            observer.begin_call(step)
+        per_call.begin_call()
+        made, results = steps(iterator, wanted)
+        seconds = per_call.end_call(made.num_steps)
         step += made.num_steps
         exhausted = made.num_steps < wanted
         if made.num_steps:
             logs = results
-            stopped = end(step - 1, made, seconds, logs)
+            for observer in observers:
+                observer.end_call(Call(step - 1, made, seconds, logs))
+            stopped = any(observer.wants_to_stop() for observer in observers)
         # One worker's clock, callbacks and Ctrl-C decide for all: none may go on alone.
-        told = gather([pace.num_steps, stopped, made.checksum, interrupts.pending()])
-        _check_alike(told[:, 2], step)
+        said = [per_call.num_steps, stopped, made.checksum, interrupts.pending()]
+        told = strategy.gather(said)
+        _check_same_batches(told[:, 2], step)
         if told[:, 3].any():
             raise KeyboardInterrupt
-        pace.num_steps, stopped = int(told[0, 0]), bool(told[:, 1].any())
+        per_call.num_steps, stopped = int(told[0, 0]), bool(told[:, 1].any())
     feed.end_epoch(step, exhausted)
     return logs
 
 
-def _check_alike(checksums: np.ndarray, step: int) -> None:
+def _check_same_batches(checksums: np.ndarray, step: int) -> None:
     """Checks that all workers were fed the same global batches.
 
     Raises:
@@ -81,40 +134,3 @@ def _check_alike(checksums: np.ndarray, step: int) -> None:
             "lost or seen twice: seed what shuffles the data (keras.utils.set_random_seed before "
             "they are made), or pass a function of a tf.distribute.InputContext."
         )
-
-
-def agree(model: keras.Model, strategy: Strategy) -> None:
-    """Shares what callbacks decided, so that workers never part.
-
-    A worker that stops stops all; a learning rate that was set is rank 0's.
-    """
-    rate = model.optimizer._learning_rate
-    settable = isinstance(rate, keras.Variable)
-    mine = float(np.asarray(rate.value)) if settable else 0.0
-    told = strategy.gather([model.stop_training, mine])
-    model.stop_training = bool(told[:, 0].any())
-    if settable and told[0, 1] != mine:
-        model.optimizer.learning_rate = told[0, 1]
-
-
-def check_first_loss(feed: Feed, logs: Logs) -> None:
-    """Checks the logs of the very first call.
-
-    Raises:
-        NonFiniteError: The loss is NaN or infinite, and no loss scale may still mend it.
-    """
-    loss = logs.get("loss", 0.0)
-    if math.isfinite(loss) or "loss_scale" in logs:
-        return
-    leaves = tf.nest.flatten(feed.first_batch(), expand_composites=True)
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    bad = sum(int(np.sum(~np.isfinite(a))) for a in arrays if a.dtype.kind == "f")
-    raise NonFiniteError(
-        f"The loss of the first batch is {loss}. "
-        + (
-            f"{bad} values of a batch are NaN or infinite: clean the data."
-            if bad
-            else "Its data are finite, unless they were shuffled: lower the learning rate, "
-            "check the loss, or look for NaN in the data."
-        )
-    )

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from tfdist.errors import DataError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import without_optionals
+from tfdist.upstream import keras_data
 
 _EMPTY = "The data hold no batch: check the data set, its filters and shards."
 
@@ -34,7 +32,7 @@ class Feed:
         num_batches: Steps of an epoch; None while unknown.
         batch_size: Rows of a global batch; None if unknown.
         may_end: Whether the data may end before as many batches as are asked for.
-        own_rows: Whether each worker brings its own part of the global batches.
+        own_rows: Whether each worker brings its own rows of the global batches.
 
     Raises:
         DataError: No data, or training batches of fewer rows than there are replicas.
@@ -49,7 +47,7 @@ class Feed:
         if isinstance(x, (tf.data.Dataset, types.GeneratorType)):
             options["shuffle"] = False  # they have an order of their own; Keras would warn
         try:
-            self._adapter = data_adapters.get_data_adapter(x=x, **options)
+            self._adapter = keras_data.data_adapter(x, **options)
             self._dataset = self._adapter.get_tf_dataset()
         except (ValueError, TypeError) as error:
             raise DataError(
@@ -85,10 +83,8 @@ class Feed:
 
     def first_batch(self) -> Any:
         """Returns the first global batch without taking it from a generator."""
-        if isinstance(self._adapter, GeneratorDataAdapter):
-            return _as_tensors(self._adapter._first_batches[0])
-        if isinstance(self._adapter, PyDatasetAdapter):  # its workers feed one reader at a time
-            return _as_tensors(self._adapter.py_dataset[0])
+        if (known := keras_data.first_batch(self._adapter)) is not None:
+            return tf.nest.map_structure(tf.convert_to_tensor, known)
         for batch in self._dataset:
             return without_optionals(batch)
         raise DataError(_EMPTY)
@@ -135,7 +131,3 @@ def check_batch_size(batch_size: int, num_replicas: int) -> None:
             f"A global batch of {batch_size} rows leaves some of {num_replicas} replicas "
             f"without work: use batch_size={num_replicas} or more, or fewer devices."
         )
-
-
-def _as_tensors(batch: Any) -> Any:
-    return tf.nest.map_structure(tf.convert_to_tensor, batch)

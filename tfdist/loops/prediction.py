@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras.src.backend.tensorflow.trainer import (
-    convert_to_np_if_not_ragged,
-    potentially_ragged_concat,
-)
 
+from tfdist.loops import epoch
+from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
+from tfdist.loops.steps_per_call import StepsPerCall
+from tfdist.strategies.inner_loop import Logs, Made
+from tfdist.upstream import keras_data
 
-#: Returns the outputs of the iterator's next batch by replica; None at the end of the data.
-Predict = Callable[[Iterator[Any]], list[Any] | None]
 
-
-def run(
-    predict: Predict,
-    feed: Feed,
-    model: keras.Model,
-    listeners: keras.callbacks.CallbackList,
-    passed: Callable[[int], None],
-) -> Any:
+def run(outer: OuterLoop, feed: Feed, callbacks: keras.callbacks.CallbackList) -> Any:
     """Returns the model's outputs for the rows of a feed, in order, as NumPy arrays.
 
     Args:
-        predict: Computes one batch.
-        feed: Where the batches come from.
-        model: Its `stop_predicting`, which a callback may set, is heeded.
-        listeners: Hear of every batch and its outputs.
-        passed: Told of each batch that is done.
+        outer: What all loops of the trainer work with.
+        feed: What to predict from.
+        callbacks: Hear of every batch and its outputs; may set `stop_predicting`.
     """
-    listeners.on_predict_begin()
-    model.stop_predicting = False
-    iterator, outputs, step = feed.begin_epoch(), [], 0
-    while feed.num_left(step, 1) and not model.stop_predicting:
-        listeners.on_predict_batch_begin(step)
-        if (shares := predict(iterator)) is None:
-            break
-        passed(step)
-        outputs += shares
-        listeners.on_predict_batch_end(
-            step, {"outputs": keras.tree.map_structure(_lay_end_to_end, *shares)}
-        )
-        step += 1
-    feed.end_epoch(step, exhausted=step == 0)
-    listeners.on_predict_end()
-    whole = keras.tree.map_structure(_lay_end_to_end, *outputs)
-    return keras.tree.map_structure(convert_to_np_if_not_ragged, whole)
+    predict = outer.functions.predict(feed)
+    outputs: list[Any] = []
+
+    def one_batch(iterator: Iterator[Any], _: int) -> tuple[Made, Logs]:
+        made, by_replica = predict(iterator)
+        outputs.extend(by_replica)
+        return made, {"outputs": _end_to_end(by_replica)} if by_replica else {}
+
+    callbacks.on_predict_begin()
+    outer.model.stop_predicting = False
+    observers = outer.observers("predict", callbacks, "a prediction")
+    one_by_one = StepsPerCall(1, outer.model, [])
+    epoch.run(one_batch, feed, one_by_one, outer.strategy, observers)
+    callbacks.on_predict_end()
+    return keras_data.as_arrays(_end_to_end(outputs))
 
 
-def _lay_end_to_end(*parts: Any) -> Any:
-    """Joins the outputs of shares and batches along the rows."""
-    filled = [part for part in parts if part.shape[0] != 0] or [parts[0]]
-    return potentially_ragged_concat(filled)
+def _end_to_end(outputs: list[Any]) -> Any:
+    """Joins the outputs of several replicas and batches along the rows."""
+
+    def join(*tensors: Any) -> Any:
+        filled = [tensor for tensor in tensors if tensor.shape[0] != 0] or [tensors[0]]
+        return keras_data.concatenated(filled)
+
+    return keras.tree.map_structure(join, *outputs)

@@ -1,4 +1,4 @@
-"""How many steps go into one call of the inner loop, and how fast they go."""
+"""How many steps go into one call of the inner loop."""
 
 from __future__ import annotations
 
@@ -9,44 +9,14 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.inner_loop import Made
+from tfdist.upstream import keras_data
 
 #: Seconds that a call should last: long enough to make Python's share small, short enough for a
 #: progress line and for Ctrl-C.
 TARGET_SECONDS = 0.25
 
 
-class Stats:
-    """Throughput of the epoch that runs, for progress lines and logs.
-
-    Attributes:
-        examples_per_second: Rows of global batches, without the first call, which compiles.
-        data_wait_share: Part of the time, 0 to 1, in which the devices waited for data.
-    """
-
-    def __init__(self) -> None:
-        self.examples_per_second = 0.0
-        self.data_wait_share = 0.0
-        self._compiled = False
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts an epoch."""
-        self._seconds, self._rows, self._waited = 0.0, 0, 0.0
-
-    def add(self, made: Made, seconds: float) -> None:
-        """Counts a call."""
-        if not self._compiled:
-            self._compiled = True
-            return
-        self._seconds += seconds
-        self._rows += int(made.num_rows)
-        self._waited += float(made.seconds_waited)
-        self.examples_per_second = self._rows / max(self._seconds, 1e-9)
-        self.data_wait_share = min(1.0, self._waited / max(self._seconds, 1e-9))
-
-
-class Pace:
+class StepsPerCall:
     """Chooses the number of steps of each call.
 
     Args:
@@ -106,7 +76,7 @@ def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -
     if isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
     if isinstance(callback, keras.callbacks.TensorBoard):
-        traces = loop == "train" and callback._should_trace
+        traces = loop == "train" and keras_data.profiles_batches(callback)
         return callback.update_freq != "epoch" or traces
     if loop == "test":
         return any(_overrides(callback, f"on_test_batch_{when}") for when in ("begin", "end"))

@@ -1,21 +1,20 @@
-"""Creates the model in the scope of a strategy, and checks that replicas can train it."""
+"""Creates the model in the scope of a strategy, or what `compile` brought to it later."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 
 from tfdist import precision
-from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError
-from tfdist.model_setup import mismatch
-from tfdist.model_setup.rebuild import compile_alike, rebuild
+from tfdist.errors import ConfigurationError
+from tfdist.model_setup.rebuild import compile_like, rebuild
 from tfdist.strategies.base import Strategy
+from tfdist.upstream import keras_model
 
 #: A function that builds and compiles a model, or a compiled model.
 BuildModel: TypeAlias = "Callable[[], keras.Model] | keras.Model"
@@ -88,7 +87,7 @@ def adopt(
                 "are created again inside, as trainer.model.optimizer and .metrics.",
                 stacklevel=4,
             )
-            compile_alike(model, model)
+            compile_like(model, model)
         precision.with_loss_scale(model, loss_scale, policy)
 
 
@@ -101,7 +100,7 @@ def _claim_optimizer(model: keras.Model) -> None:
             "gradients itself: compile the model with the plain optimizer."
         )
     owner = optimizer.__dict__.get("_tfdist_owner", lambda: None)()
-    known = {id(v) for v in optimizer._trainable_variables} if optimizer.built else None
+    known = {id(v) for v in keras_model.weights_known_to(optimizer)} if optimizer.built else None
     fits = known is None or all(id(v) in known for v in model.trainable_variables)
     if owner not in (None, model) or not fits:
         raise ConfigurationError(
@@ -117,68 +116,3 @@ def _rebuild_in(strategy: Strategy, model: keras.Model) -> keras.Model:
         model = rebuild(model)
     with strategy.scope():
         return rebuild(model)
-
-
-def check_trainable(model: keras.Model) -> None:
-    """Refuses what the step cannot honour.
-
-    Raises:
-        ConfigurationError: The model is not compiled.
-        UnsupportedModelError: It brings a step of its own.
-    """
-    if not model.compiled or model.optimizer is None:
-        raise ConfigurationError(
-            "The model is not compiled: call model.compile(optimizer=..., loss=...) inside "
-            "build_model."
-        )
-    for step in ("train_step", "test_step"):
-        if getattr(type(model), step) is not getattr(keras.Model, step):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} overrides {step}, which would compute on one share and "
-                "bypass the exchange: override compute_loss, compute_metrics or call instead."
-            )
-
-
-def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
-    """Creates the weights that are still missing from the shapes of the data.
-
-    Args:
-        model: In the strategy's scope.
-        strategy: Whose scope that is.
-        element_spec: `tf.TensorSpec`s of a global batch.
-
-    Raises:
-        UnsupportedModelError: The model cannot be built from shapes.
-    """
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
-    if all(layer.built for layer in model._flatten_layers()):
-        return
-    try:
-        symbolic = keras.tree.map_structure(_symbolic, x)
-        with strategy.scope():
-            backend.compute_output_spec(model, symbolic, training=False)
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be built from the data's shapes {mismatch.shapes(x)} "
-            f"({mismatch.cause(error)}): give it an Input, or call it once in build_model."
-        ) from error
-
-
-def build(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
-    """Creates what is still missing to train or evaluate: weights, metrics, optimizer.
-
-    Raises:
-        UnsupportedModelError: The model cannot be built from shapes.
-        DataError: The data do not fit the loss or the metrics.
-    """
-    build_weights(model, strategy, element_spec)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
-    try:
-        with strategy.scope():
-            model._symbolic_build(data_batch=(x, y, sample_weight))
-    except Exception as error:
-        raise DataError(mismatch.describe(model, element_spec, error)) from error
-
-
-def _symbolic(spec: Any) -> Any:
-    return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)

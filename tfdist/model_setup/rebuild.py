@@ -8,6 +8,7 @@ import keras
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.model_setup.mismatch import cause
+from tfdist.upstream import keras_model
 
 
 def rebuild(model: keras.Model) -> keras.Model:
@@ -17,7 +18,7 @@ def rebuild(model: keras.Model) -> keras.Model:
         UnsupportedModelError: The class does not come back from its configuration.
     """
     try:
-        if isinstance(model, keras.Sequential) or hasattr(model, "_operations"):
+        if keras_model.is_functional(model):
             copied = _clone_uncompiled(model)
         else:
             copied = type(model).from_config(model.get_config())
@@ -34,7 +35,7 @@ def rebuild(model: keras.Model) -> keras.Model:
             f"({cause(error)}): pass a function that builds it instead of the model."
         ) from error
     if model.compiled:
-        compile_alike(model, copied)
+        compile_like(model, copied)
     return copied
 
 
@@ -47,15 +48,15 @@ def _clone_uncompiled(model: keras.Model) -> keras.Model:
         model.compiled = compiled
 
 
-def compile_alike(model: keras.Model, copied: keras.Model) -> None:
-    """Compiles a rebuilt model: new optimizer and metrics, for both hold variables."""
+def compile_like(model: keras.Model, copied: keras.Model) -> None:
+    """Compiles a copy as its model was: new optimizer and metrics, for both hold variables."""
 
     def fresh(part: Any) -> Any:
         if isinstance(part, (keras.optimizers.Optimizer, keras.metrics.Metric)):
             return type(part).from_config(part.get_config())
         return part
 
-    optimizer, config = model.optimizer, model._compile_config.config
+    optimizer, config = model.optimizer, keras_model.compile_config(model).config
     copied.compile(**{name: keras.tree.map_structure(fresh, v) for name, v in config.items()})
     if optimizer is not None and optimizer.built and copied.built:
         copied.optimizer.build(copied.trainable_variables)

@@ -35,7 +35,10 @@ def takes_training(model: keras.Model) -> bool:
 
 
 def compile_config(model: keras.Model) -> Any:
-    """Returns what `compile` was given, another object after each: `Trainer._compile_config`."""
+    """Returns what `compile` was given, another object after each: `Trainer._compile_config`.
+
+    Its `config` has the arguments themselves; the public `get_compile_config` serializes them.
+    """
     return model._compile_config
 
 
@@ -281,3 +284,46 @@ def velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     else:
         found = []
     return [v for v in found if v is not None]
+
+
+# Building, rebuilding and agreeing
+
+
+def build_by_shapes(model: keras.Model, x: Any) -> None:
+    """Calls a model on `keras.KerasTensor`s, which makes its weights and computes nothing.
+
+    `keras.src.backend.compute_output_spec`, as Keras does before training; a call of the model
+    itself would leave a node of a graph in it.
+    """
+    backend.compute_output_spec(model, x, training=False)
+
+
+def build_for_training(model: keras.Model, batch: Any) -> None:
+    """Makes the variables of metrics, loss and optimizer from the `tf.TensorSpec`s of a batch.
+
+    `model._symbolic_build`, which `keras.Model.fit` calls with its first batch.
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+def is_functional(model: keras.Model) -> bool:
+    """Tells whether Keras knows the graph of a model's layers, and so can clone it.
+
+    By the attribute `_operations`: `keras.Model` stands for functional and subclassed models.
+    """
+    return isinstance(model, keras.Sequential) or hasattr(model, "_operations")
+
+
+def weights_known_to(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the weights that a built optimizer was built for: `_trainable_variables`."""
+    return list(optimizer._trainable_variables)
+
+
+def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
+    """Returns the variable of a learning rate that can be set; None: a schedule decides it.
+
+    `_learning_rate` of the optimizer, or of the one inside a `LossScaleOptimizer`, whose own is
+    always 0. The public `learning_rate` is a number where a schedule decides.
+    """
+    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    return rate if isinstance(rate, keras.Variable) else None

@@ -1,0 +1,34 @@
+"""How fast steps go, and for how long they wait for data."""
+
+from __future__ import annotations
+
+from tfdist.loops.feed import Feed
+from tfdist.loops.observers import Call, Observer
+
+
+class Throughput(Observer):
+    """Throughput of the epoch that runs, for progress lines and logs.
+
+    Attributes:
+        examples_per_second: Rows of global batches, without the first call, which compiles.
+        data_wait_share: Part of the time, 0 to 1, in which the devices waited for data.
+    """
+
+    def __init__(self) -> None:
+        self.examples_per_second = 0.0
+        self.data_wait_share = 0.0
+        self._compiled = False
+        self._seconds, self._rows, self._waited = 0.0, 0, 0.0
+
+    def begin_epoch(self, feed: Feed) -> None:
+        self._seconds, self._rows, self._waited = 0.0, 0, 0.0
+
+    def end_call(self, call: Call) -> None:
+        if not self._compiled:
+            self._compiled = True
+            return
+        self._seconds += call.seconds
+        self._rows += int(call.made.num_rows)
+        self._waited += float(call.made.seconds_waited)
+        self.examples_per_second = self._rows / max(self._seconds, 1e-9)
+        self.data_wait_share = min(1.0, self._waited / max(self._seconds, 1e-9))

@@ -1,0 +1,145 @@
+"""A training: epochs, each followed by an evaluation where one is wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import NonFiniteError
+from tfdist.loops import epoch, evaluation
+from tfdist.loops.epoch import OuterLoop
+from tfdist.loops.feed import Feed
+from tfdist.loops.observers import Call, Observer
+from tfdist.loops.throughput import Throughput
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.inner_loop import Logs
+from tfdist.upstream import keras_data, keras_model
+
+
+class Training:
+    """The training loop of one trainer.
+
+    Args:
+        outer: What all loops of the trainer work with.
+
+    Attributes:
+        throughput: Of the epoch that runs.
+    """
+
+    def __init__(self, outer: OuterLoop) -> None:
+        self._outer = outer
+        self.throughput = Throughput()
+        self._first_loss = FirstLoss(outer.model)
+
+    def run(
+        self,
+        feed: Feed,
+        validation: Feed | None,
+        callbacks: keras.callbacks.CallbackList,
+        epochs: tuple[int, int],
+        validation_freq: int | Sequence[int],
+    ) -> None:
+        """Trains from one epoch up to another.
+
+        Args:
+            feed: What to train on.
+            validation: What to evaluate on; None: nothing is.
+            callbacks: Hear of everything as in `keras.Model.fit`.
+            epochs: The first, which a callback may replace, and the one before which to stop.
+            validation_freq: After which epochs to evaluate, as in `keras.Model.fit`.
+        """
+        outer, model = self._outer, self._outer.model
+        per_call = outer.pace("train", callbacks)
+        outer.functions.train(feed)  # what cannot be trained is said before anything begins
+        model.stop_training = False
+        callbacks.on_train_begin()
+        logs: Logs = {}
+        for number in range(keras_data.initial_epoch(model, epochs[0]), epochs[1]):
+            callbacks.on_epoch_begin(number)
+            model.reset_metrics()
+            name = f"epoch {number + 1}"
+            observers = outer.observers(
+                "train", callbacks, name, before=[self.throughput], after=[self._first_loss]
+            )
+            steps = outer.functions.train(feed)
+            logs = epoch.run(steps, feed, per_call, outer.strategy, observers)
+            if validation and keras_data.is_validated(model, number, validation_freq):
+                results = evaluation.run(outer, validation, callbacks)
+                logs |= {f"val_{name}": value for name, value in results.items()}
+            callbacks.on_epoch_end(number, logs)
+            outer.watchdog.passed(f"the end of {name}")
+            _agree(model, outer.strategy)
+            if model.stop_training:
+                break
+        _take_averaged_weights(model, outer.strategy)
+        callbacks.on_train_end(logs)
+
+
+class FirstLoss(Observer):
+    """Checks the loss after the first call of all, unless a callback has minded it already."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._checked = False
+
+    def begin_epoch(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def end_call(self, call: Call) -> None:
+        if not (self._checked or self._model.stop_training):
+            _check_finite(self._feed, call.logs)
+        self._checked = True
+
+
+def _check_finite(feed: Feed, logs: Logs) -> None:
+    """Checks the loss of the first steps.
+
+    Raises:
+        NonFiniteError: It is NaN or infinite, and no loss scale may still mend it.
+    """
+    loss = logs.get("loss", 0.0)
+    if math.isfinite(loss) or "loss_scale" in logs:
+        return
+    leaves = tf.nest.flatten(feed.first_batch(), expand_composites=True)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    bad = sum(int(np.sum(~np.isfinite(a))) for a in arrays if a.dtype.kind == "f")
+    raise NonFiniteError(
+        f"The loss of the first batch is {loss}. "
+        + (
+            f"{bad} values of a batch are NaN or infinite: clean the data."
+            if bad
+            else "Its data are finite, unless they were shuffled: lower the learning rate, "
+            "check the loss, or look for NaN in the data."
+        )
+    )
+
+
+def _agree(model: keras.Model, strategy: Strategy) -> None:
+    """Makes what callbacks decided the same on all workers.
+
+    A worker that stops stops all; a learning rate that was set is rank 0's.
+    """
+    rate = keras_model.learning_rate_variable(model.optimizer)
+    mine = 0.0 if rate is None else float(np.asarray(rate.value))
+    told = strategy.gather([model.stop_training, mine])
+    model.stop_training = bool(told[:, 0].any())
+    if rate is not None and told[0, 1] != mine:
+        model.optimizer.learning_rate = told[0, 1]
+
+
+def _take_averaged_weights(model: keras.Model, strategy: Strategy) -> None:
+    """Gives the model the averages of its weights (EMA), where its optimizer keeps them."""
+    optimizer, weights = model.optimizer, model.trainable_variables
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.use_ema:
+        return
+
+    def on_copy(_: object) -> None:
+        with keras_model.optimizers_of_one_device():
+            inner.finalize_variable_values(weights)
+
+    strategy.update(on_copy, strategy.run(lambda i: tf.constant(0)))

@@ -1,0 +1,77 @@
+"""Creates what a model still lacks, once the shapes of the data are known, and checks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError
+from tfdist.model_setup import mismatch
+from tfdist.strategies.base import Strategy
+from tfdist.upstream import keras_model
+
+
+def check_trainable(model: keras.Model) -> None:
+    """Refuses what the step cannot honour.
+
+    Raises:
+        ConfigurationError: The model is not compiled.
+        UnsupportedModelError: It brings a step of its own.
+    """
+    if not model.compiled or model.optimizer is None:
+        raise ConfigurationError(
+            "The model is not compiled: call model.compile(optimizer=..., loss=...) inside "
+            "build_model."
+        )
+    for step in ("train_step", "test_step"):
+        if getattr(type(model), step) is not getattr(keras.Model, step):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} overrides {step}, which would compute on one share and "
+                "bypass the exchange: override compute_loss, compute_metrics or call instead."
+            )
+
+
+def weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
+    """Creates the weights that are still missing from the shapes of the data.
+
+    Args:
+        model: In the strategy's scope.
+        strategy: Whose scope that is.
+        element_spec: `tf.TensorSpec`s of a global batch.
+
+    Raises:
+        UnsupportedModelError: The model cannot be built from shapes.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    if all(layer.built for layer in keras_model.flatten_layers(model)):
+        return
+    try:
+        symbolic = keras.tree.map_structure(_symbolic, x)
+        with strategy.scope():
+            keras_model.build_by_shapes(model, symbolic)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be built from the data's shapes {mismatch.shapes(x)} "
+            f"({mismatch.cause(error)}): give it an Input, or call it once in build_model."
+        ) from error
+
+
+def for_training(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
+    """Creates all that training and evaluation need: weights, states of metrics and optimizer.
+
+    Raises:
+        UnsupportedModelError: The model cannot be built from shapes.
+        DataError: The data do not fit the loss or the metrics.
+    """
+    weights(model, strategy, element_spec)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
+    try:
+        with strategy.scope():
+            keras_model.build_for_training(model, (x, y, sample_weight))
+    except Exception as error:
+        raise DataError(mismatch.describe(model, element_spec, error)) from error
+
+
+def _symbolic(spec: Any) -> Any:
+    return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
