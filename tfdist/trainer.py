@@ -148,8 +148,8 @@ class Trainer:
                 self.strategy, val_x, y=val_y, sample_weight=val_weight, shuffle=False,
                 batch_size=validation_batch_size or batch_size, steps_per_epoch=validation_steps,
             )  # fmt: skip
-        heard_by = self._callback_list(callbacks, verbose, epochs, feed.num_batches)
-        self._training.run(feed, validation, heard_by, (initial_epoch, epochs), validation_freq)
+        callbacks = self._callback_list(callbacks, verbose, epochs, feed.num_batches)
+        self._training.run(feed, validation, callbacks, (initial_epoch, epochs), validation_freq)
         return self.model.history
 
     @_together
@@ -171,8 +171,8 @@ class Trainer:
             self.strategy, x, y=y, sample_weight=sample_weight, batch_size=batch_size,
             steps_per_epoch=steps, shuffle=False,
         )  # fmt: skip
-        heard_by = self._callback_list(callbacks, verbose, 1, feed.num_batches, history=False)
-        logs = evaluation.run(self._outer, feed, heard_by)
+        callbacks = self._callback_list(callbacks, verbose, 1, feed.num_batches, history=False)
+        logs = evaluation.run(self._outer, feed, callbacks)
         return logs if return_dict else keras_data.in_order_of_metrics(self.model, logs)
 
     @_together
@@ -187,8 +187,8 @@ class Trainer:
     ) -> Any:
         """Returns the model's outputs for exactly the rows given, in order, as NumPy arrays."""
         feed = Feed(self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False)
-        heard_by = self._callback_list(callbacks, verbose, 1, feed.num_batches, history=False)
-        return prediction.run(self._outer, feed, heard_by)
+        callbacks = self._callback_list(callbacks, verbose, 1, feed.num_batches, history=False)
+        return prediction.run(self._outer, feed, callbacks)
 
     def describe(self) -> dict[str, str]:
         """Returns what a start-up table says of this trainer."""

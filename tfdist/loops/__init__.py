@@ -1,1 +1,1 @@
-"""The outer loop in plain Python: epochs, evaluation, prediction, and what feeds and paces them."""
+"""The outer loop in plain Python: training, evaluation and prediction, and what feeds them."""

@@ -40,7 +40,7 @@ class OuterLoop:
     watchdog: Watchdog
     steps_per_call: int | str
 
-    def pace(self, loop: Loop, callbacks: keras.callbacks.CallbackList) -> StepsPerCall:
+    def per_call(self, loop: Loop, callbacks: keras.callbacks.CallbackList) -> StepsPerCall:
         """Returns what chooses the number of steps of the calls of a loop."""
         return StepsPerCall(self.steps_per_call, self.model, callbacks.callbacks, loop)
 

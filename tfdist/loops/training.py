@@ -53,7 +53,7 @@ class Training:
             validation_freq: After which epochs to evaluate, as in `keras.Model.fit`.
         """
         outer, model = self._outer, self._outer.model
-        per_call = outer.pace("train", callbacks)
+        per_call = outer.per_call("train", callbacks)
         outer.functions.train(feed)  # what cannot be trained is said before anything begins
         model.stop_training = False
         callbacks.on_train_begin()
