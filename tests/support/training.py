@@ -21,6 +21,9 @@ X, Y = ROWS.x, ROWS.y
 #: `fit` arguments for which nothing is left to chance: batches of 7, 7 and 1 rows.
 FIT: dict[str, Any] = {"x": X, "y": Y, "batch_size": 7, "shuffle": False, "verbose": 0}
 
+#: The same with a validation after each of four epochs.
+VALIDATED = FIT | {"validation_data": (X[:9], 1 - Y[:9]), "epochs": 4}
+
 #: Every strategy of one process, with how many replicas.
 STRATEGIES = [("one_device", 1), ("mirrored", 2), ("central_storage", 2), ("towers", 2)]
 
@@ -46,6 +49,29 @@ def building(make_layers: Callable[[], Sequence[Any]], **options: Any) -> Callab
 def mirrored(build_model: Any = build, **options: Any) -> Trainer:
     """Returns a trainer over two replicas."""
     return Trainer(build_model, "mirrored", devices=2, **options)
+
+
+def afresh() -> tuple[Trainer, keras.Model]:
+    """Returns `mirrored()` and `build()`, both as they are when they are made.
+
+    They are the same two each time, set back: what was traced for one test serves the next.
+    """
+    trainer, plain, states = _made_once()
+    for model, values in zip((trainer.model, plain), states, strict=True):
+        for variable, value in zip(_state(model), values, strict=True):
+            variable.assign(value)
+    return trainer, plain
+
+
+@functools.cache
+def _made_once() -> tuple[Trainer, keras.Model, list[list[np.ndarray]]]:
+    trainer, plain = mirrored(), build()
+    states = [[v.numpy() for v in _state(model)] for model in (trainer.model, plain)]
+    return trainer, plain, states
+
+
+def _state(model: keras.Model) -> list[keras.Variable]:
+    return model.variables + model.optimizer.variables
 
 
 def dataset(batch_size: int = 7) -> tf.data.Dataset:

@@ -1,0 +1,98 @@
+"""Outputs for exactly the rows given, from data in every form."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.support.forms import FORMS, sliced
+from tests.support.training import (
+    X,
+    assert_close,
+    build,
+    dataset,
+    mirrored,
+)
+from tfdist.trainer import Trainer
+
+ROWS = len(X)
+
+
+def with_outputs() -> keras.Model:
+    """Two inputs as a dictionary, and three outputs as a nested structure."""
+    keras.utils.set_random_seed(1)
+    inputs = {"wide": keras.Input((4,), name="wide"), "one": keras.Input((1,), name="one")}
+    joined = layers.Concatenate()([inputs["wide"], inputs["one"]])
+    vector, number = layers.Dense(3)(joined), layers.Dense(1)(joined)
+    image = layers.Reshape((2, 2, 1))(inputs["wide"])
+    return keras.Model(inputs, {"vector": vector, "others": [number, image]})
+
+
+INPUTS = {"wide": X, "one": np.arange(ROWS, dtype="float32")[:, None]}
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Trainer:
+    """A trainer of an uncompiled model over three replicas."""
+    return Trainer(with_outputs, "mirrored", devices=3)
+
+
+@pytest.fixture(scope="module")
+def predicted() -> Any:
+    """What plain Keras predicts."""
+    return with_outputs().predict(INPUTS, verbose=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_predict_takes_data_in_every_form(form: str, predictor: Trainer, predicted: Any) -> None:
+    assert_close(predictor.predict(FORMS[form](INPUTS), verbose=0), predicted)
+
+
+@pytest.mark.parametrize(("rows", "batch_size"), [(15, None), (15, 4), (15, 1), (2, 4), (1, None)])
+def test_predict_returns_exactly_the_rows_given(
+    rows: int, batch_size: int | None, predictor: Trainer, predicted: Any
+) -> None:
+    def first(array: np.ndarray) -> np.ndarray:
+        return array[:rows]
+
+    inputs = keras.tree.map_structure(first, INPUTS)
+    found = predictor.predict(inputs, batch_size=batch_size, verbose=0)
+    assert_close(found, keras.tree.map_structure(first, predicted))
+    assert all(isinstance(leaf, np.ndarray) for leaf in keras.tree.flatten(found))
+
+
+def test_predict_some_steps_of_endless_data(predictor: Trainer, predicted: Any) -> None:
+    found = predictor.predict(sliced(INPUTS, size=7).repeat(), steps=3, verbose=0)
+    assert_close(found, predicted)
+
+
+def test_predict_leaves_labels_aside() -> None:
+    trainer = mirrored(functools.partial(build, metrics=["mae"]))  # compiled, and never trained
+    assert_close(trainer.predict(dataset(), verbose=0), build().predict(X, verbose=0))
+
+
+class Doubled(layers.Layer):
+    """Ragged in, ragged out."""
+
+    def call(self, inputs: tf.RaggedTensor) -> tf.RaggedTensor:
+        return inputs * 2
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+def test_predict_returns_ragged_tensors_as_keras_does() -> None:
+    def build_model() -> keras.Model:
+        return keras.Sequential([keras.Input((None,), dtype="int64", ragged=True), Doubled()])
+
+    ragged = tf.constant([[1, 2], [3, 0], [0, 0], [4, 5], [6, 0]], tf.int64)
+    ragged = tf.RaggedTensor.from_tensor(ragged, padding=0)
+    found = mirrored(build_model).predict(ragged, batch_size=3, verbose=0)
+    assert isinstance(found, tf.RaggedTensor)
+    assert found.to_list() == [[2, 4], [6], [], [8, 10], [12]]

@@ -1,0 +1,56 @@
+"""The same rows in every form that `fit` takes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class Batches(keras.utils.PyDataset):
+    """The rows in batches, counting the epochs that have ended."""
+
+    def __init__(self, *arrays: Any, size: int = 4, **options: Any) -> None:
+        super().__init__(**options)
+        self.arrays, self.size, self.ended = arrays, size, 0
+
+    def __len__(self) -> int:
+        return -(-len(keras.tree.flatten(self.arrays)[0]) // self.size)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        rows = slice(index * self.size, (index + 1) * self.size)
+        return tuple(keras.tree.map_structure(lambda a: a[rows], a) for a in self.arrays)
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
+def generated(*arrays: Any, size: int = 4) -> Iterator[tuple[Any, ...]]:
+    batches = Batches(*arrays, size=size)
+    return (batches[i] for i in range(len(batches)))
+
+
+def sliced(*arrays: Any, size: int = 4) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(size)
+
+
+def from_context(*arrays: Any, size: int = 4) -> Callable[[Any], tf.data.Dataset]:
+    def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        assert isinstance(context, tf.distribute.InputContext)
+        assert context.num_input_pipelines == 1
+        return sliced(*arrays, size=size)
+
+    return dataset_fn
+
+
+FORMS: dict[str, Callable[..., Any]] = {
+    "dataset": sliced,
+    "unknown length": lambda *arrays: sliced(*arrays).filter(lambda *_: True),
+    "generator": generated,
+    "PyDataset": Batches,
+    "PyDataset with workers": functools.partial(Batches, workers=2),
+    "dataset_fn": from_context,
+}

@@ -1,0 +1,105 @@
+"""Data that the trainer refuses: each message has what came and the cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests.support.classifier import LABELS, X, build, fit, network
+from tfdist.errors import (
+    DataError,
+    NonFiniteError,
+)
+
+
+def test_batch_smaller_than_the_replicas() -> None:
+    trainer = tfdist.Trainer(build, devices=3)
+    with pytest.raises(DataError, match=r"batch of 2 rows .* batch_size=3 or more"):
+        trainer.fit(X, LABELS, batch_size=2, verbose=0)
+
+
+@pytest.mark.parametrize("labels", [np.zeros((12, 2)), np.zeros((12, 5, 1))])
+def test_labels_of_a_shape_that_does_not_fit(labels: np.ndarray) -> None:
+    with pytest.raises(DataError, match="do not fit the model") as caught:
+        fit(y=labels)
+    assert str(labels.shape[1:])[1:-1].rstrip(",") in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def test_label_out_of_range() -> None:
+    with pytest.raises(DataError, match="label value of 7 which is outside"):
+        fit(y=np.full(12, 7))
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (LABELS[:5], "Data cardinality is ambiguous"),
+        (LABELS.astype("str"), "cannot be read: Invalid dtype"),
+        (None, "do not fit the model: .* y None"),
+    ],
+)
+def test_labels_that_are_no_labels(labels: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        fit(y=labels)
+
+
+def test_inputs_of_a_shape_that_does_not_fit() -> None:
+    with pytest.raises(DataError, match=r"expected axis -1 of input shape to have value 4"):
+        fit(x=X[:, :2])
+
+
+def no_rows(kind: str) -> Any:
+    data = tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(4)
+    if kind == "generator":
+        return (batch for batch in [])
+    return data.take(0) if kind == "known length" else data.filter(lambda *_: False)
+
+
+@pytest.mark.parametrize("kind", ["generator", "known length", "unknown length"])
+def test_no_data(kind: str) -> None:
+    trainer = tfdist.Trainer(build, devices=2)
+    for call in (trainer.fit, trainer.evaluate, trainer.predict):
+        with pytest.raises(DataError, match=r"hold no batch: check|at least one batch"):
+            call(no_rows(kind), verbose=0)
+
+
+def test_no_rows() -> None:
+    with pytest.raises(DataError, match="hold no batch: check the data set"):
+        fit(x=X[:0], y=LABELS[:0])
+
+
+def test_data_of_no_kind() -> None:
+    with pytest.raises(
+        DataError, match=r"Unrecognized data type[\s\S]*Pass what keras\.Model\.fit"
+    ):
+        fit(x=object(), y=None)
+
+
+def test_nan_in_the_first_batch() -> None:
+    x = X.copy()
+    x[1, 2] = np.nan
+    with pytest.raises(NonFiniteError, match="1 values of a batch are NaN"):
+        fit(x=x)
+
+
+def test_a_loss_of_nan_from_data_that_are_finite() -> None:
+    def build_model() -> keras.Model:
+        model = network()
+        model.compile("sgd", lambda y_true, y_pred: keras.ops.log(-keras.ops.abs(y_pred) - 1.0))
+        return model
+
+    with pytest.raises(NonFiniteError, match=r"data are finite, .* check the loss"):
+        fit(build_model, y=X[:, :3])
+
+
+def test_a_callback_that_minds_nan_goes_first() -> None:
+    trainer = tfdist.Trainer(build, devices=2)
+    stop = keras.callbacks.TerminateOnNaN()
+    history = trainer.fit(X * np.nan, LABELS, batch_size=4, verbose=0, callbacks=[stop])
+    assert np.isnan(history.history["loss"]).all()

@@ -1,0 +1,131 @@
+"""Models that the trainer refuses, or mends and says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfdist
+from tests.support.classifier import X, build, fit, network
+from tfdist.errors import (
+    ConfigurationError,
+    UnsupportedModelError,
+)
+
+
+def test_fit_of_an_uncompiled_model() -> None:
+    with pytest.raises(ConfigurationError, match=r"call model\.compile"):
+        fit(network)
+
+
+def test_a_model_built_before_is_rebuilt_with_its_weights() -> None:
+    model = build()
+    trainer = tfdist.Trainer(model, devices=2)
+    assert trainer.model is not model
+    for mine, given in zip(trainer.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, given)
+    with pytest.warns(UserWarning, match="rebuilt there with its weights"):
+        tfdist.Trainer(lambda: model, devices=2)
+
+
+def test_optimizer_of_another_trainer() -> None:
+    optimizer = keras.optimizers.SGD()
+
+    def shared() -> keras.Model:
+        model = network()
+        model.compile(optimizer, "mse")
+        return model
+
+    first = tfdist.Trainer(shared, strategy="one_device")
+    with pytest.raises(ConfigurationError, match="create the optimizer inside build_model"):
+        tfdist.Trainer(shared, strategy="one_device")
+    assert first.model.optimizer is optimizer
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+class OwnTest(keras.Sequential):
+    def test_step(self, data: Any) -> Any:
+        return super().test_step(data)
+
+
+class Unbuildable(keras.Model):
+    def call(self, inputs: Any) -> Any:
+        raise ZeroDivisionError("no way to build this")
+
+
+@pytest.mark.parametrize(
+    ("layers_", "cls", "says"),
+    [
+        (network().layers, OwnStep, "OwnStep overrides train_step, .* override compute_loss"),
+        (network().layers, OwnTest, "OwnTest overrides test_step"),
+        (None, Unbuildable, "cannot be built from the data's shapes"),
+    ],
+)
+def test_models_that_replicas_cannot_train(layers_: Any, cls: type, says: str) -> None:
+    def build_model() -> keras.Model:
+        model = cls([keras.Input((4,)), layers.Dense(3)]) if layers_ else cls()
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(UnsupportedModelError, match=says):
+        fit(build_model)
+
+
+def test_accumulation_has_no_loss_of_the_whole_batch() -> None:
+    def build_model() -> keras.Model:
+        model = network()
+        model.compile("sgd", lambda y_true, y_pred: keras.ops.std(y_true - y_pred))
+        return model
+
+    with pytest.raises(UnsupportedModelError, match=r"sees whole batches .* use accumulate=1"):
+        fit(build_model, y=X[:, :3], accumulate=2)
+
+
+class AddsSquaredSum(layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(keras.ops.sum(inputs) ** 2)
+        return inputs
+
+
+def test_added_loss_that_is_neither_mean_nor_sum() -> None:
+    def build_model() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), AddsSquaredSum(), layers.Dense(3)])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(UnsupportedModelError, match=r"neither a mean nor a sum .* compute_loss"):
+        fit(build_model, y=X[:, :3])
+
+
+def test_precision_comes_too_late_for_a_built_model() -> None:
+    with pytest.raises(ConfigurationError, match="pass the function that builds it"):
+        tfdist.Trainer(build(), devices=2, precision="mixed_float16")
+
+
+@pytest.mark.parametrize("strategy", ["central_storage", "towers"])
+def test_xla_is_left_out_where_it_cannot_be(strategy: str) -> None:
+    def build_model() -> keras.Model:
+        model = network()
+        model.compile("sgd", "mse", jit_compile=True)
+        return model
+
+    with pytest.warns(UserWarning, match="jit_compile=True is left out"):
+        fit(build_model, y=X[:, :3], strategy=strategy)
+
+
+def test_xla_and_an_exchange_in_the_forward_pass() -> None:
+    def build_model() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), layers.BatchNormalization(), layers.Dense(3)])
+        model.compile("sgd", "mse", jit_compile=True)
+        return model
+
+    with pytest.raises(ConfigurationError, match="compile it with jit_compile=False"):
+        fit(build_model, y=X[:, :3], sync_batch_norm=True)
