@@ -1,0 +1,106 @@
+"""What the workers of a run agree on after each call, and who hears of it; without any graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.training import X, Y, build
+from tfdist.errors import DataError
+from tfdist.loops import epoch
+from tfdist.loops.feed import Feed
+from tfdist.loops.observers import Call, Observer
+from tfdist.loops.steps_per_call import StepsPerCall
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.inner_loop import Made
+
+
+class WithAnother(Strategy):
+    """One device, and another worker whose answers are made up.
+
+    Args:
+        rank: This worker's.
+        **other: What the other says instead of what this one does.
+    """
+
+    def __init__(self, rank: int = 0, **other: float) -> None:
+        super().__init__()
+        self.rank = rank
+        self._other = [
+            other.get(name) for name in ("num_steps", "stopped", "checksum", "interrupted")
+        ]
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        pairs = zip(self._other, numbers, strict=True)
+        others = [own if other is None else other for other, own in pairs]
+        rows = [numbers, others] if self.rank == 0 else [others, numbers]
+        return np.asarray(rows, np.float64)
+
+
+class Listener(Observer):
+    """Writes down what it hears, in a list that others write in too."""
+
+    def __init__(self, name: str, heard: list[str]) -> None:
+        self.name, self.heard = name, heard
+
+    def begin_epoch(self, feed: Feed) -> None:
+        self.heard.append(f"{self.name} {feed.num_batches} batches")
+
+    def begin_call(self, step: int) -> None:
+        self.heard.append(f"{self.name} from {step}")
+
+    def end_call(self, call: Call) -> None:
+        self.heard.append(f"{self.name} to {call.last_step}")
+
+
+class Stop(Observer):
+    def wants_to_stop(self) -> bool:
+        return True
+
+
+def run(strategy: Strategy, *observers: Observer, steps_per_call: int = 1) -> list[int]:
+    """Goes through three batches and returns how many steps each call was asked for."""
+    asked: list[int] = []
+
+    def steps(_: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, Any]]:
+        asked.append(num_steps)
+        return Made(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
+
+    feed = Feed(Strategy(), X, y=Y, batch_size=5)
+    per_call = StepsPerCall(steps_per_call, build(), [])
+    assert epoch.run(steps, feed, per_call, strategy, observers) == {"loss": 1.0}
+    return asked
+
+
+def test_observers_hear_in_their_order() -> None:
+    heard: list[str] = []
+    first, second = Listener("first", heard), Listener("second", heard)
+    assert run(Strategy(), first, second, steps_per_call=2) == [2, 1]
+    by_two = ["3 batches", "from 0", "to 1", "from 2", "to 2"]
+    assert heard == [f"{name} {what}" for what in by_two for name in ("first", "second")]
+
+
+def test_an_observer_stops_the_epoch() -> None:
+    assert run(Strategy(), Observer(), Stop(), Observer()) == [1]
+
+
+def test_another_worker_stops_all() -> None:
+    assert run(WithAnother(stopped=True)) == [1]
+
+
+def test_the_number_of_steps_is_that_of_rank_0() -> None:
+    assert run(WithAnother(rank=1, num_steps=2)) == [1, 2]
+    assert run(WithAnother(rank=0, num_steps=2)) == [1, 1, 1]
+
+
+def test_another_worker_is_interrupted() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(WithAnother(interrupted=True))
+
+
+def test_another_worker_is_fed_other_batches() -> None:
+    with pytest.raises(DataError, match=r"Up to step 1 rank 1 was fed other batches than rank 0"):
+        run(WithAnother(checksum=7))
