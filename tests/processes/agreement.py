@@ -6,6 +6,7 @@ Every scenario returns numbers of both workers, one row each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import keras
@@ -32,6 +33,17 @@ def own_rows(rank: int) -> list[slice]:
     before = 0 if rank == 0 else sum(OWN_BATCHES[0])
     ends = before + np.cumsum(OWN_BATCHES[rank])
     return [slice(e - n, e) for e, n in zip(ends, OWN_BATCHES[rank], strict=True)]
+
+
+def own_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Each rank's own batches, as a data set of unknown length."""
+    rows = own_rows(context.input_pipeline_id)
+
+    def batches() -> Any:
+        yield from ((X[own], Y[own]) for own in rows)
+
+    spec = tf.TensorSpec([None, X.shape[1]]), tf.TensorSpec([None, Y.shape[1]])
+    return tf.data.Dataset.from_generator(batches, output_signature=spec)
 
 
 def stops_on_one_rank(strategy: Strategy) -> np.ndarray:
@@ -91,17 +103,8 @@ def weights_of_rank_0(strategy: Strategy) -> np.ndarray:
 def own_data_of_uneven_length(strategy: Strategy) -> list[np.ndarray]:
     """Weights, where each rank brings data of its own, of which rank 1 has fewer batches."""
 
-    def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        rows = own_rows(context.input_pipeline_id)
-
-        def batches() -> Any:
-            yield from ((X[own], Y[own]) for own in rows)
-
-        spec = tf.TensorSpec([None, X.shape[1]]), tf.TensorSpec([None, Y.shape[1]])
-        return tf.data.Dataset.from_generator(batches, output_signature=spec)
-
     trainer = Trainer(build, strategy)
-    trainer.fit(dataset_fn, epochs=2, verbose=0)
+    trainer.fit(own_data, epochs=2, verbose=0)
     return trainer.model.get_weights()
 
 
@@ -110,6 +113,16 @@ def predicts_every_row(strategy: Strategy) -> float:
     trainer = Trainer(build, strategy)
     predicted = trainer.predict(X, batch_size=4, verbose=0)
     differences = np.abs(predicted - np.asarray(trainer.model(X)))
+    return float(strategy.gather([differences.max()]).max())
+
+
+def predicts_own_data(strategy: Strategy) -> float:
+    """The largest difference likewise, where each rank brings rows of its own."""
+    trainer = Trainer(build, strategy)
+    predicted = trainer.predict(own_data, verbose=0)
+    batches = zip_longest(own_rows(0), own_rows(1), fillvalue=slice(0))
+    whole = np.concatenate([X[own] for batch in batches for own in batch])
+    differences = np.abs(predicted - np.asarray(trainer.model(whole)))
     return float(strategy.gather([differences.max()]).max())
 
 
@@ -128,5 +141,6 @@ SCENARIOS: list[Callable[[Strategy], Any]] = [
     weights_of_rank_0,
     own_data_of_uneven_length,
     predicts_every_row,
+    predicts_own_data,
     public_names,
 ]

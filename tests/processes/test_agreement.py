@@ -71,6 +71,7 @@ def test_own_data_of_uneven_length_are_all_trained_on(outcomes: dict[str, Any]) 
 
 def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
     assert outcomes["predicts_every_row"] < BOUND
+    assert outcomes["predicts_own_data"] < BOUND
 
 
 def test_public_names(outcomes: dict[str, Any]) -> None:

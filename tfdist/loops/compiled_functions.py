@@ -75,11 +75,15 @@ class CompiledFunctions:
                 outputs, reduce_retracing=True, autograph=False
             )
             outputs = self._outputs
+        # Batches without rows follow, which nobody may leave while others have some.
+        ends_without_rows = feed.own_rows and self._strategy.stops_together
 
         def predict(iterator: Iterator[Any]) -> tuple[Made, list[Any]]:
             try:
                 rows, checksum, by_replica = outputs(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
+                return Made(0, 0, 0.0), []
+            if ends_without_rows and keras.tree.flatten(by_replica)[0].shape[0] == 0:
                 return Made(0, 0, 0.0), []
             return Made(1, int(rows), 0.0, int(checksum)), by_replica
 
