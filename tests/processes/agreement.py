@@ -59,6 +59,17 @@ def stops_on_one_rank(strategy: Strategy) -> np.ndarray:
     return strategy.gather([len(history.epoch)])
 
 
+def stops_predicting_on_one_rank(strategy: Strategy) -> np.ndarray:
+    """Rows predicted, where a callback of rank 1 alone stops after the first batch of 4."""
+
+    def stop(batch: int, logs: Any) -> None:
+        trainer.model.stop_predicting = strategy.rank == 1
+
+    trainer = Trainer(build, strategy)
+    callback = keras.callbacks.LambdaCallback(on_predict_batch_end=stop)
+    return strategy.gather([len(trainer.predict(X, batch_size=4, verbose=0, callbacks=callback))])
+
+
 def learning_rate_of_rank_0(strategy: Strategy) -> np.ndarray:
     """Learning rates, where each rank's callback sets another."""
 
@@ -136,6 +147,7 @@ def public_names(strategy: Strategy) -> np.ndarray:
 SCENARIOS: list[Callable[[Strategy], Any]] = [
     unseeded_shuffles_are_alike,  # first: the others seed
     stops_on_one_rank,
+    stops_predicting_on_one_rank,
     learning_rate_of_rank_0,
     other_data_are_refused,
     weights_of_rank_0,

@@ -31,6 +31,7 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_one_rank_stops_all(outcomes: dict[str, Any]) -> None:
     np.testing.assert_array_equal(outcomes["stops_on_one_rank"], [[1], [1]])
+    np.testing.assert_array_equal(outcomes["stops_predicting_on_one_rank"], [[4], [4]])
 
 
 def test_a_learning_rate_is_rank_0s(outcomes: dict[str, Any]) -> None:

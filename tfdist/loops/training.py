@@ -61,17 +61,17 @@ class Training:
         for number in range(keras_data.initial_epoch(model, epochs[0]), epochs[1]):
             callbacks.on_epoch_begin(number)
             model.reset_metrics()
-            name = f"epoch {number + 1}"
+            place = f"epoch {number + 1}"
             observers = outer.observers(
-                "train", callbacks, name, before=[self.throughput], after=[self._first_loss]
+                "train", callbacks, place, before=[self.throughput], after=[self._first_loss]
             )
             steps = outer.functions.train(feed)
             logs = epoch.run(steps, feed, per_call, outer.strategy, observers)
-            if validation and keras_data.is_validated(model, number, validation_freq):
+            if validation is not None and keras_data.is_validated(model, number, validation_freq):
                 results = evaluation.run(outer, validation, callbacks)
                 logs |= {f"val_{name}": value for name, value in results.items()}
             callbacks.on_epoch_end(number, logs)
-            outer.watchdog.passed(f"the end of {name}")
+            outer.watchdog.passed(f"the end of {place}")
             _agree(model, outer.strategy)
             if model.stop_training:
                 break
