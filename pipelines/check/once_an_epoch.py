@@ -15,7 +15,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from pipelines.errors import DataError
-from pipelines.format import framing
+from pipelines.format import record_file
 from pipelines.format.decode import decode
 from pipelines.format.index import Index, load_index
 from pipelines.reading.read import read
@@ -123,7 +123,7 @@ def _records(directory: Path, index: Index) -> Iterator[tuple[str, bytes]]:
     """All records, each with where it is; a damaged one is an error."""
     for shard in index.shards:
         path = directory / shard.name
-        for record in framing.records(path, index.compression):
+        for record in record_file.records(path, index.compression):
             place = f"{path}: record at byte {record.offset}"
             if record.problem:
                 raise DataError(f"{place}: {record.problem}")

@@ -6,9 +6,10 @@ import gzip
 import io
 import zlib
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
-from pipelines.format.index import Compression
+#: Of a file, as TensorFlow names it; empty for none.
+Compression = Literal["", "GZIP", "ZLIB"]
 
 #: Damage of a compressed file, as the standard library reports it.
 INFLATE_ERRORS = (zlib.error, gzip.BadGzipFile, EOFError)

@@ -13,11 +13,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from pipelines.errors import DataError
+from pipelines.format.compression import Compression
 from pipelines.format.feature import Feature
 
 INDEX_NAME = "index.json"
-
-Compression = Literal["", "GZIP", "ZLIB"]
+_CURE = "restore it, or delete the folder and write it again"
 
 
 class Shard(BaseModel):
@@ -40,7 +40,7 @@ class Index(BaseModel):
             the same features apart, so it changes whenever the records would.
         features: of every record.
         compression: of every shard, as TensorFlow names it; empty for none.
-        shards: in the order in which unshuffled reading visits them.
+        shards: in the order of unshuffled reading.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -123,6 +123,3 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-_CURE = "restore it, or delete the folder and write it again"

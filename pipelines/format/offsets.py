@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.errors import DataError
-from pipelines.format import framing
+from pipelines.format import record_file
 from pipelines.format.index import Index, Shard
 
 OFFSETS_NAME = "offsets.npz"
@@ -68,7 +68,7 @@ def _load(path: Path, index: Index) -> np.ndarray | None:
 
 def _walk(directory: Path, shard: Shard) -> np.ndarray:
     path = directory / shard.name
-    found = np.fromiter(framing.offsets(path), np.int64)
+    found = np.fromiter(record_file.offsets(path), np.int64)
     if len(found) != shard.num_records:
         raise DataError(
             f"{path}: the index lists {shard.num_records} records, the file holds {len(found)}; "

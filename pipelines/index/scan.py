@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
-from pipelines.format import framing
+from pipelines.format import record_file
+from pipelines.format.compression import Compression
 from pipelines.format.feature import Feature
-from pipelines.format.index import Compression, Index, Shard, sha256_of
+from pipelines.format.index import Index, Shard, sha256_of
 from pipelines.index import infer, tfds_metadata
 
 _OF_SHARDS = re.compile(r"(\d+)-of-(\d+)")
@@ -57,7 +58,7 @@ def make_index(
             missing or of different data sets, or a declared feature is not in them.
     """
     _check_complete(files)
-    compressions = {path: framing.compression_of(path) for path in files if path.stat().st_size}
+    compressions = {path: record_file.compression_of(path) for path in files if path.stat().st_size}
     if len(set(compressions.values())) > 1:
         raise DataError(f"{files[0].parent}: files of several compressions; choose with --files")
     compression: Compression = next(iter(compressions.values()), "")
@@ -101,7 +102,7 @@ def _look_through(file: _File, advance: parallel_tasks.Advance) -> _Contents:
     from pipelines.format.example_check import parsed  # imports TensorFlow
 
     num_records, seen = 0, dict[str, infer.Seen]()
-    for record in framing.records(file.path, file.compression):
+    for record in record_file.records(file.path, file.compression):
         if record.problem:
             raise DataError(
                 f"{file.path}: record at byte {record.offset}: {record.problem}; restore the file"

@@ -19,7 +19,7 @@ from pipelines.console import command_line, parallel_tasks, tables
 from pipelines.sources import SOURCES
 
 if TYPE_CHECKING:
-    from pipelines.format.index import Compression
+    from pipelines.format.compression import Compression
 
 _DESCRIPTION = """Packs a data set into TFRecord shards, with an index beside them. Started again
 with the same options after an interrupt, it goes on where it stopped."""

@@ -18,7 +18,8 @@ import numpy as np
 
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
-from pipelines.format.index import Compression, Index, Shard
+from pipelines.format.compression import Compression
+from pipelines.format.index import Index, Shard
 from pipelines.pack.work_folder import WorkFolder, finish, finished
 from pipelines.sources.source import Source
 from pipelines.writing.publish import found_in, publish

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines.errors import DataError
-from pipelines.format import framing
-from pipelines.format.index import Compression
+from pipelines.format import record_file
+from pipelines.format.compression import Compression
 from pipelines.reading.blocks import Blocks
 from pipelines.reading.order import Reader, Records
 
@@ -116,7 +116,7 @@ def _look_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> 
         with Path(path.decode()).open("rb") as file:
             for number in range(first, stop):
                 try:
-                    found[number] = framing.read_at(file, int(offsets[number]))
+                    found[number] = record_file.read_at(file, int(offsets[number]))
                 except DataError as error:
                     if skipped is None:
                         return np.array([b""], object), np.zeros(1, np.int64), str(error).encode()

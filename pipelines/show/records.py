@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines.errors import DataError
-from pipelines.format import framing
+from pipelines.format import record_file
 from pipelines.format.decode import decode
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard
@@ -28,7 +28,7 @@ def records(directory: Path, index: Index, num_records: int) -> Iterator[bytes]:
 
     def of(shard: Shard) -> Iterator[bytes]:
         path = directory / shard.name
-        for record in itertools.islice(framing.records(path, index.compression), per_shard):
+        for record in itertools.islice(record_file.records(path, index.compression), per_shard):
             if record.problem:
                 raise DataError(f"{path}: record at byte {record.offset}: {record.problem}")
             yield record.data

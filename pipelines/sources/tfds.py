@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import DataError
-from pipelines.format import framing
+from pipelines.format import record_file
 from pipelines.sources import tfds_features
 from pipelines.sources.source import Example, Options, Source
 
@@ -65,7 +65,7 @@ class _ByOffset:
         self._files: list[Path] = []
         places = [np.empty((0, 2), np.int64)]
         for part in _split_info(info, split).file_instructions:
-            found = np.fromiter(framing.offsets(Path(part.filename)), np.int64)
+            found = np.fromiter(record_file.offsets(Path(part.filename)), np.int64)
             stop = None if part.take < 0 else part.skip + part.take
             found = found[part.skip : stop]
             places.append(np.stack([np.full_like(found, len(self._files)), found], axis=1))
@@ -78,7 +78,7 @@ class _ByOffset:
     def __getitem__(self, number: int) -> Any:
         file, offset = self._places[number]
         with self._files[file].open("rb") as opened:
-            record = framing.read_at(opened, int(offset))
+            record = record_file.read_at(opened, int(offset))
         return self.features.deserialize_example_np(record, decoders=self._decoders)
 
 

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
-from pipelines.format import framing
+from pipelines.format import record_file
+from pipelines.format.compression import Compression
 from pipelines.format.feature import Feature
-from pipelines.format.index import Compression, Index, Shard, load_index, sha256_of
+from pipelines.format.framing import Record
+from pipelines.format.index import Index, Shard, load_index, sha256_of
 
 _NUM_AT_ONCE = 32
 
@@ -30,7 +32,7 @@ class Findings:
     num_records: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def add(self, record: framing.Record, problem: str) -> None:
+    def add(self, record: Record, problem: str) -> None:
         """Notes what is wrong with a record."""
         self.problems.append(f"record at byte {record.offset}: {problem}")
 
@@ -89,8 +91,8 @@ def _check_records(task: _Task, findings: Findings, advance: parallel_tasks.Adva
     # Imports TensorFlow, for which the process that only hands out the tasks need not wait.
     from pipelines.format.example_check import parsed, problem_of
 
-    unread: list[framing.Record] = []  # nothing wrong with them so far
-    for record in framing.records(task.path, task.compression):
+    unread: list[Record] = []  # nothing wrong with them so far
+    for record in record_file.records(task.path, task.compression):
         findings.num_records += 1
         problem = record.problem
         if problem is None:
@@ -110,7 +112,7 @@ def _check_records(task: _Task, findings: Findings, advance: parallel_tasks.Adva
     advance(findings.num_records % _NUM_AT_ONCE)
 
 
-def _read(records: Sequence[framing.Record], task: _Task, findings: Findings) -> None:
+def _read(records: Sequence[Record], task: _Task, findings: Findings) -> None:
     """Does with records what reading does: TensorFlow's parser refuses some that others take."""
     if not records or (not task.decode and _can_be_read([r.data for r in records], task)):
         return

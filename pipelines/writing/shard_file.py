@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from pipelines.format.compression import Compression
 from pipelines.format.framing import frame
-from pipelines.format.index import Compression, Shard
+from pipelines.format.index import Shard
 
 #: Records to collect before they are hashed and written.
 _CHUNK_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import pipelines
-from pipelines.format import framing
+from pipelines.format import record_file
 from pipelines.format.decode import decode
 from pipelines.pack import __main__ as pack
 from pipelines.pack import packing
@@ -38,7 +38,7 @@ def examples(folder: Path) -> list[dict[str, object]]:
     return [
         {name: value.numpy() for name, value in decode(record.data, index.features).items()}
         for shard in index.shards
-        for record in framing.records(folder / shard.name, index.compression)
+        for record in record_file.records(folder / shard.name, index.compression)
     ]
 
 

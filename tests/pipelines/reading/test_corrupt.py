@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import pipelines
-from pipelines.format import framing
+from pipelines.format import record_file
 from tests.support import numbers
 
 
@@ -26,7 +26,7 @@ def shard(folder: Path, i: int) -> Path:
 
 def flip(path: Path, byte: int, *records: int) -> list[int]:
     """Flips a bit of records, at a byte from their beginnings; returns where these are."""
-    begins, data = list(framing.offsets(path)), bytearray(path.read_bytes())
+    begins, data = list(record_file.offsets(path)), bytearray(path.read_bytes())
     for record in records:
         data[begins[record] + byte] ^= 16
     path.write_bytes(data)
@@ -103,7 +103,7 @@ def test_compressed_shards(tmp_path: Path, compression: str) -> None:
     shards = []
     for own in index.shards:
         path = tmp_path / own.name
-        records = [record.data for record in framing.records(path)]
+        records = [record.data for record in record_file.records(path)]
         with tf.io.TFRecordWriter(str(path), compression) as writer:
             for record in records:
                 writer.write(record)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from pipelines import Feature, load_index, write_shards
-from pipelines.format import framing
+from pipelines.format import record_file
 from pipelines.format.decode import decode
 from pipelines.format.encode import encode
 from pipelines.verify.__main__ import main
@@ -73,7 +73,7 @@ def test_damaged_records_are_named_and_others_read(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = shard(folder)
-    starts = list(framing.offsets(path))
+    starts = list(record_file.offsets(path))
     data = bytearray(path.read_bytes())
     for number in (1, 3):
         data[starts[number] + 30] ^= 1
@@ -115,7 +115,7 @@ def test_missing_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_other_file_of_the_same_size(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = [record.data for record in framing.records(shard(folder))]
+    records = [record.data for record in record_file.records(shard(folder))]
     replace(folder, records[::-1])
     assert verify(folder) == 1
     assert "its SHA-256 is not that of the index" in capsys.readouterr().out
@@ -192,7 +192,7 @@ def test_ten_thousand_fuzzed_records(folder: Path) -> None:
     named = {problem.partition(":")[0] for problem in findings.problems}
     sound = [
         record.data
-        for record in framing.records(shard(folder))
+        for record in record_file.records(shard(folder))
         if f"record at byte {record.offset}" not in named
     ]
     assert 500 < len(sound) < 9_500

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines import DataError
-from pipelines.format import framing
-from pipelines.format.index import Compression
+from pipelines.format import record_file
+from pipelines.format.compression import Compression
+from pipelines.format.framing import frame
 from pipelines.writing.shard_file import ShardWriter
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
@@ -42,11 +43,11 @@ def test_tensorflow_and_we_read_each_other(
     dataset = tf.data.TFRecordDataset(str(ours), compression)
     assert list(dataset.as_numpy_iterator()) == data
     for path in (ours, theirs):
-        found = list(framing.records(path, compression))
+        found = list(record_file.records(path, compression))
         assert [record.data for record in found] == data
         assert all(record.problem is None for record in found)
         if data:
-            assert framing.compression_of(path) == compression
+            assert record_file.compression_of(path) == compression
 
 
 def test_shard_describes_the_file(tmp_path: Path) -> None:
@@ -61,9 +62,9 @@ def test_shard_describes_the_file(tmp_path: Path) -> None:
 
 def test_records_are_found_by_their_offsets(tmp_path: Path) -> None:
     path = write(tmp_path / "shard", DATA)
-    assert list(framing.offsets(path)) == STARTS
+    assert list(record_file.offsets(path)) == STARTS
     with path.open("rb") as file:
-        assert [framing.read_at(file, offset) for offset in reversed(STARTS)] == DATA[::-1]
+        assert [record_file.read_at(file, offset) for offset in reversed(STARTS)] == DATA[::-1]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +81,11 @@ def test_flipped_bit_is_found_at_its_record(tmp_path: Path, byte: int, problem: 
     changed = bytearray(path.read_bytes())
     changed[byte] ^= 16
     path.write_bytes(changed)
-    bad = [record for record in framing.records(path) if record.problem]
+    bad = [record for record in record_file.records(path) if record.problem]
     assert [record.offset for record in bad] == [STARTS[3]]
     assert problem in str(bad[0].problem)
     with path.open("rb") as file, pytest.raises(DataError, match=f"byte {STARTS[3]}: {problem}"):
-        framing.read_at(file, STARTS[3])
+        record_file.read_at(file, STARTS[3])
 
 
 def test_one_changed_byte_costs_one_record(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_one_changed_byte_costs_one_record(tmp_path: Path) -> None:
         changed = bytearray(whole)
         changed[byte] ^= 255
         path.write_bytes(changed)
-        found = list(framing.records(path))
+        found = list(record_file.records(path))
         number = next(i for i in reversed(range(1, 6)) if byte >= STARTS[i] - STARTS[1])
         bad = [record.offset for record in found if record.problem]
         assert bad == [STARTS[number] - STARTS[1]]
@@ -109,7 +110,7 @@ def test_files_cut_off_anywhere(tmp_path: Path, compression: Compression) -> Non
     whole = path.read_bytes()
     for num_bytes in range(1, len(whole)):
         path.write_bytes(whole[:num_bytes])
-        found = list(framing.records(path, compression))
+        found = list(record_file.records(path, compression))
         sound = [record.data for record in found if record.problem is None]
         assert sound == DATA[: len(sound)]
         at_boundary = compression == "" and num_bytes in STARTS
@@ -119,11 +120,11 @@ def test_files_cut_off_anywhere(tmp_path: Path, compression: Compression) -> Non
 def test_length_beyond_the_file_asks_for_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     header = (2**62).to_bytes(8, "little")
-    path.write_bytes(header + framing.frame(header)[-4:] + b"data")
-    (record,) = framing.records(path)
+    path.write_bytes(header + frame(header)[-4:] + b"data")
+    (record,) = record_file.records(path)
     assert f"where {2**62} should be" in str(record.problem)
     with pytest.raises(DataError, match="byte 0: cut off"):
-        list(framing.offsets(path))
+        list(record_file.offsets(path))
 
 
 def test_foreign_files_are_none(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_foreign_files_are_none(tmp_path: Path) -> None:
     for foreign in (b"hello", b"\x1f\x8b" + bytes(30), b"x" * 100, b"\x78\x9c" + b"q" * 30):
         path.write_bytes(foreign)
         with pytest.raises(DataError, match="shard: not a TFRecord file"):
-            framing.compression_of(path)
+            record_file.compression_of(path)
 
 
 def test_ten_thousand_fuzzed_files(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_ten_thousand_fuzzed_files(tmp_path: Path) -> None:
                 case _:
                     changed[at : at + 20] = changed[:20]
         path.write_bytes(changed)
-        found = list(framing.records(path))
+        found = list(record_file.records(path))
         sound = [record.data for record in found if record.problem is None]
         assert set(sound) <= set(DATA)
         noticed = any(record.problem for record in found) or len(sound) != len(DATA)
