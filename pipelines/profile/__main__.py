@@ -21,14 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _profile(directory: str, batch_size: int, image_size: int, seconds: float, chart: str) -> None:
-    from pipelines.profile import stages as profiling
+    from pipelines.profile.chart import draw
+    from pipelines.profile.stages import ADVICE, measure
 
-    stages = profiling.measure(
-        directory, batch_size=batch_size, size=(image_size, image_size), seconds=seconds
-    )
+    size = (image_size, image_size)
+    stages = measure(directory, batch_size=batch_size, size=size, seconds=seconds)
     total = sum(stage.microseconds for stage in stages)
     tables.table(
-        ("stage", "us/record", "share", "up to here, records/s"),
+        ("stage", "us/record", "of all", "up to here, records/s"),
         [
             (
                 stage.name,
@@ -40,8 +40,8 @@ def _profile(directory: str, batch_size: int, image_size: int, seconds: float, c
         ],
     )
     limit = max(stages, key=lambda stage: stage.microseconds)
-    print(f"{limit.name} takes most: {profiling.ADVICE[limit.name]}.")
-    profiling.draw(stages, Path(chart))
+    print(f"{limit.name} takes most: {ADVICE[limit.name]}.")
+    draw(stages, Path(chart))
     print(f"chart: {chart}")
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import tensorflow as tf
-from matplotlib.figure import Figure
 
-from pipelines.format import decode as schema
+from pipelines.format.decode import decode
 from pipelines.maps import images
 from pipelines.reading.folder import Folder
 from pipelines.reading.tuning import DEFAULT
@@ -21,7 +18,7 @@ ADVICE = {
     "read": "bring the shards nearer (a local disk), or read more at once (Tuning(num_reads=...))",
     "parse": "store fewer or larger features (encoding 'raw'), or parse whole batches: leave "
     "map_fn out and use batch_fn",
-    "decode": "decode only the part that is used (decode_images=False and "
+    "decode": "decode only the region that is used (decode_images=False and "
     "pipelines.maps.images.random_crop), pack smaller images (--image-size), keep them decoded "
     "(cache='memory'), or add cores or a data service",
     "crop and scale": "pack images at the size that is used (--image-size), keep what was made "
@@ -29,7 +26,7 @@ ADVICE = {
     "batch": "make less of each example: uint8 instead of float32, normalised on the device",
 }
 _SHUFFLE_BUFFER = 1000
-_WARM_UP_SHARE = 0.25
+_WARM_UP_FRACTION = 0.25
 
 
 class Stage(NamedTuple):
@@ -61,16 +58,29 @@ def measure(
         DataError: the folder cannot be read.
     """
     folder = Folder(directory, shuffle_buffer=_SHUFFLE_BUFFER, seed=0)
-    epochs = tf.data.Dataset.range(tf.int64.max).map(lambda epoch: tf.stack([epoch, 0]))
-    read = epochs.flat_map(lambda p: folder.stream(tf.data.Dataset.from_tensors(p)))
-    read = read.map(folder.seeded).unbatch()
+    stages: list[Stage] = []
+    before = 0.0
+    datasets = _up_to_each(folder, size)
+    for name, dataset in datasets.items():
+        rate = _rate(dataset.shard(batch_size, batch_size - 1), batch_size, seconds)
+        stages.append(Stage(name, max(0.0, 1e6 / rate - before), rate))
+        before = max(before, 1e6 / rate)
+    if not any(feature.is_ragged for feature in folder.features):
+        last = datasets.get("crop and scale", datasets["parse"].map(lambda example, _: example))
+        rate = _rate(last.batch(batch_size, drop_remainder=True), batch_size, seconds)
+        stages.append(Stage("batch", max(0.0, 1e6 / rate - 1e6 / stages[-1].records_per_s), rate))
+    return stages
+
+
+def _up_to_each(folder: Folder, size: images.Size) -> dict[str, tf.data.Dataset]:
+    """Endless pipelines, each of which ends with the stage that it is named for."""
     pictures = [feature.name for feature in folder.features if feature.is_image]
 
     def parse(record: tf.Tensor, seed: tf.Tensor) -> tuple[dict[str, Any], tf.Tensor]:
-        return schema.decode(record, folder.features, decode_images=False), seed
+        return decode(record, folder.features, decode_images=False), seed
 
-    def decode(record: tf.Tensor, _: tf.Tensor) -> dict[str, Any]:
-        return schema.decode(record, folder.features)
+    def whole_images(record: tf.Tensor, _: tf.Tensor) -> dict[str, Any]:
+        return decode(record, folder.features)
 
     def crop(record: tf.Tensor, seed: tf.Tensor) -> dict[str, Any]:
         example, seed = parse(record, seed)
@@ -78,37 +88,13 @@ def measure(
             example[name] = images.flip(images.random_crop(example[name], seed, size), seed)
         return example
 
-    parsed = read.map(parse, tf.data.AUTOTUNE)
-    datasets = {"read": read, "parse": parsed}
+    read = folder.for_ever().unbatch()
+    datasets = {"read": read, "parse": read.map(parse, tf.data.AUTOTUNE)}
     if pictures:
-        # Cropping decodes too, the part it needs: what it adds to whole images may be nothing.
-        datasets["decode"] = read.map(decode, tf.data.AUTOTUNE)
+        # Cropping decodes too, the region it needs: what it adds to whole images may be nothing.
+        datasets["decode"] = read.map(whole_images, tf.data.AUTOTUNE)
         datasets["crop and scale"] = read.map(crop, tf.data.AUTOTUNE)
-    last = datasets["crop and scale"] if pictures else parsed.map(lambda example, _: example)
-    stages: list[Stage] = []
-    before = 0.0
-    for name, dataset in datasets.items():
-        rate = _rate(dataset.shard(batch_size, batch_size - 1), batch_size, seconds)
-        stages.append(Stage(name, max(0.0, 1e6 / rate - before), rate))
-        before = max(before, 1e6 / rate)
-    if not any(feature.is_ragged for feature in folder.features):
-        rate = _rate(last.batch(batch_size, drop_remainder=True), batch_size, seconds)
-        stages.append(Stage("batch", max(0.0, 1e6 / rate - 1e6 / stages[-1].records_per_s), rate))
-    return stages
-
-
-def draw(stages: Sequence[Stage], path: Path) -> None:
-    """Draws the stages as bars."""
-    with matplotlib.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(6, 0.6 + 0.45 * len(stages)), layout="constrained")
-        axes = figure.subplots()
-        names = [stage.name for stage in stages]
-        bars = axes.barh(names, [stage.microseconds for stage in stages], color="tab:blue")
-        axes.bar_label(bars, fmt="%.1f", padding=3)
-        axes.invert_yaxis()
-        axes.set_xlabel("microseconds per record")
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, dpi=150)
+    return datasets
 
 
 def _rate(dataset: tf.data.Dataset, num_records: int, seconds: float) -> float:
@@ -117,7 +103,7 @@ def _rate(dataset: tf.data.Dataset, num_records: int, seconds: float) -> float:
     iterator = iter(dataset)
     next(iterator)
     begin = time.perf_counter()
-    while time.perf_counter() - begin < _WARM_UP_SHARE * seconds:
+    while time.perf_counter() - begin < _WARM_UP_FRACTION * seconds:
         next(iterator)
     count, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds or not count:

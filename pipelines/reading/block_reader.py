@@ -1,7 +1,7 @@
 """Reading one block of records; one that cannot be read is looked at again, to say what is wrong.
 
 TensorFlow's own error for a corrupt record names no file, and ends the file there. So a reader that
-fails just ends early, and whoever then asks for the missing records meets what stands behind them.
+fails just ends early, and whoever then asks for the missing records gets what stands behind them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import tensorflow as tf
 from pipelines.errors import DataError
 from pipelines.format import record_file
 from pipelines.format.compression import Compression
-from pipelines.reading.blocks import Blocks
-from pipelines.reading.order import Reader, Records
+from pipelines.reading.blocks import Blocks, Reader, Records
 
 _READ_BYTES = 256 * 1024
 _log = logging.getLogger("pipelines")
@@ -37,7 +36,7 @@ class Skipped:
             _log.warning("%s; left out, %d so far", problem, self.count)
 
 
-def reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool) -> Reader:
+def block_reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool) -> Reader:
     """What reads a block of an uncompressed file as one element.
 
     Args:
@@ -47,8 +46,8 @@ def reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool) -> R
             file, but not the byte.
 
     Returns:
-        A block to `Records`. Errors are
-        `tf.errors.InvalidArgumentError`, or `tf.errors.NotFoundError` of a file that has gone.
+        A block to `Records`. Errors are `tf.errors.InvalidArgumentError`, or
+        `tf.errors.NotFoundError` of a file that has gone.
     """
 
     def read(block: Blocks) -> tf.data.Dataset:
@@ -63,7 +62,7 @@ def reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool) -> R
         # All or nothing: what is left of a damaged block would come under wrong numbers.
         found = found.skip(block.skip).batch(block.count - block.skip, drop_remainder=True)
         numbers = tf.range(block.first + block.skip, block.first + block.count)
-        columns = map(tf.data.Dataset.from_tensors, (numbers, _laps(block, numbers)))
+        columns = map(tf.data.Dataset.from_tensors, (numbers, _starts(block, numbers)))
         whole = tf.data.Dataset.zip(Records(found, *columns))
         again = tf.data.Dataset.from_tensors(block).map(
             _fail if portable else lambda block: _look_again(block, offsets, skipped)
@@ -77,7 +76,7 @@ def sequential_reader(compression: Compression, num_together: int) -> Reader:
     """What reads a block of a compressed file, from the file's beginning.
 
     Returns:
-        As `reader`'s, in elements of up to `num_together` records.
+        As `block_reader`'s, in elements of up to `num_together` records.
     """
 
     def read(block: Blocks) -> tf.data.Dataset:
@@ -87,8 +86,8 @@ def sequential_reader(compression: Compression, num_together: int) -> Reader:
         # Taking no more than there are: zipping asks for one more record before it sees the end.
         found = found.skip(block.offset + block.skip).take(block.count - block.skip)
         numbers = tf.data.Dataset.range(block.first + block.skip, block.first + block.count)
-        laps = tf.data.Dataset.from_tensors(block.lap).repeat()
-        return tf.data.Dataset.zip(Records(found, numbers, laps)).batch(num_together)
+        starts = tf.data.Dataset.from_tensors(block.start).repeat()
+        return tf.data.Dataset.zip(Records(found, numbers, starts)).batch(num_together)
 
     return read
 
@@ -105,7 +104,7 @@ def _fail(block: Blocks) -> Records:
     """The error of a block of which no more is known than its file."""
     problem = ": corrupt or truncated, fewer records can be read than the index lists; restore it"
     tf.debugging.Assert(False, [block.path + problem])
-    return Records(block.path[tf.newaxis], block.first[tf.newaxis], block.lap[tf.newaxis])
+    return Records(block.path[tf.newaxis], block.first[tf.newaxis], block.start[tf.newaxis])
 
 
 def _look_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> Records:
@@ -130,9 +129,9 @@ def _look_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> 
     )
     tf.debugging.Assert(tf.strings.length(problem) == 0, [problem])
     numbers = tf.ensure_shape(numbers, (None,))
-    return Records(tf.ensure_shape(serialized, (None,)), numbers, _laps(block, numbers))
+    return Records(tf.ensure_shape(serialized, (None,)), numbers, _starts(block, numbers))
 
 
-def _laps(block: Blocks, numbers: tf.Tensor) -> tf.Tensor:
-    """The lap of each of a block's records, int64 `(n, 2)`."""
-    return tf.broadcast_to(block.lap, [tf.size(numbers), 2])
+def _starts(block: Blocks, numbers: tf.Tensor) -> tf.Tensor:
+    """The start of the reading, for each of a block's records, int64 `(n, 2)`."""
+    return tf.broadcast_to(block.start, [tf.size(numbers), 2])

@@ -1,8 +1,11 @@
-"""Blocks: short runs of records that lie together in a file, the unit that is found and read."""
+"""Blocks, short runs of records that lie together in a file, and the records read of them.
+
+A block is the unit that is found, shuffled and read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines.format.index import Index
-from pipelines.reading.division import FileShare
+from pipelines.reading.division import ShardRange
 
 #: Bytes of a block. Below, calls cost more than bytes; above, mixing blocks mixes records less.
 _LEAST_BYTES, _MOST_BYTES = 64 * 1024, 1024 * 1024
@@ -19,7 +22,7 @@ _BLOCKS_IN_BUFFER = 16
 
 
 class Blocks(NamedTuple):
-    """Blocks of one pipeline's share, a column for each number; or one block, of scalars.
+    """Blocks that one pipeline reads, a column for each number; or one block, of scalars.
 
     Attributes:
         path: of the file, string `(num_blocks,)`.
@@ -28,8 +31,8 @@ class Blocks(NamedTuple):
         first: its first record's number among all records of the folder, int64.
         count: records, at least one, int64.
         skip: records at its beginning to leave out, int64.
-        lap: the epoch that they are read for, and how many records of it were left out from its
-            beginning, int64 `(num_blocks, 2)`.
+        start: where the reading began that they are read for: the epoch, and the records left out
+            from its beginning, int64 `(num_blocks, 2)`.
     """
 
     path: tf.Tensor
@@ -37,11 +40,40 @@ class Blocks(NamedTuple):
     first: tf.Tensor
     count: tf.Tensor
     skip: tf.Tensor
-    lap: tf.Tensor
+    start: tf.Tensor
 
     def rows(self, which: tf.Tensor) -> Blocks:
         """Some of the blocks."""
         return Blocks(*(tf.gather(column, which) for column in self))
+
+
+class Records(NamedTuple):
+    """Some records on their way.
+
+    Attributes:
+        serialized: string `(n,)`.
+        numbers: of each among all records of the folder, int64 `(n,)`.
+        start: of the reading, as a block's, for each; int64 `(n, 2)`.
+    """
+
+    serialized: tf.Tensor
+    numbers: tf.Tensor
+    start: tf.Tensor
+
+    @property
+    def epoch(self) -> tf.Tensor:
+        """The epoch of them all, int64, scalar."""
+        # Not the first's: where a block is corrupt and left out, there is none.
+        return tf.reduce_max(self.start[:, 0])
+
+    @property
+    def left_out(self) -> tf.Tensor:
+        """Records of the epoch that were left out before the reading began, int64, scalar."""
+        return tf.reduce_max(self.start[:, 1])
+
+
+#: One block to a dataset of `Records` of any lengths.
+Reader = Callable[[Blocks], tf.data.Dataset]
 
 
 def records_per_block(index: Index, shuffle_buffer: int) -> int:
@@ -54,20 +86,20 @@ def records_per_block(index: Index, shuffle_buffer: int) -> int:
     return max(1, _LEAST_BYTES // of_record, fitting)
 
 
-def of_share(
+def blocks_of(
     directory: str | Path,
     index: Index,
-    shares: Sequence[FileShare],
+    ranges: Sequence[ShardRange],
     *,
     size: int,
     offsets: np.ndarray | None,
 ) -> Blocks:
-    """Cuts a share into blocks.
+    """Cuts what a pipeline reads into blocks.
 
     Args:
         directory: where the files lie.
         index: of the whole folder.
-        shares: of its shards, at least one.
+        ranges: of its shards, at least one.
         size: records of a block.
         offsets: the byte at which each record of the folder begins, in its file. None for
             compressed files, which stay in one piece.
@@ -75,16 +107,14 @@ def of_share(
     before = np.cumsum([0, *(shard.num_records for shard in index.shards)]).tolist()
     before_shard = {shard.name: n for shard, n in zip(index.shards, before, strict=False)}
     rows: list[tuple[str, int, int, int]] = []
-    for share in shares:
-        path, first = str(Path(directory) / share.shard.name), before_shard[share.shard.name]
+    for shard, begin, end in ranges:
+        path, first = str(Path(directory) / shard.name), before_shard[shard.name]
         if offsets is None:
-            rows.append((path, share.start, first + share.start, share.num_records))
+            rows.append((path, begin, first + begin, end - begin))
             continue
-        for start in range(share.start, share.stop, size):
-            offset = int(offsets[first + start])
-            rows.append((path, offset, first + start, min(size, share.stop - start)))
+        for at in range(begin, end, size):
+            rows.append((path, int(offsets[first + at]), first + at, min(size, end - at)))
     paths, *numbers = zip(*rows, strict=True)
     offset, first, count = (tf.constant(column, tf.int64) for column in numbers)
-    nothing = tf.zeros(len(rows), tf.int64)
-    lap = tf.stack([nothing, nothing], axis=1)
-    return Blocks(tf.constant(paths), offset, first, count, nothing, lap)
+    skip, start = tf.zeros(len(rows), tf.int64), tf.zeros((len(rows), 2), tf.int64)
+    return Blocks(tf.constant(paths), offset, first, count, skip, start)

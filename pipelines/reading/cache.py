@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipelines.reading import order
+from pipelines.reading import seeds
 from pipelines.reading.folder import Folder
 
 IN_MEMORY = "memory"
 
 
 def cached(
-    positions: tf.data.Dataset,
+    starts: tf.data.Dataset,
     folder: Folder,
     make: Callable[[tf.Tensor], Any],
     place: str | Path,
@@ -27,7 +27,7 @@ def cached(
     What is kept comes again as it came first, in the order of the files, so it is shuffled after.
 
     Args:
-        positions: one element: the epoch, and records of it to leave out, int64 `(2,)`.
+        starts: one element: the epoch, and records of it to leave out, int64 `(2,)`.
         folder: reads in the order of its files.
         make: from a serialized record.
         place: `"memory"`, or a folder, which is made.
@@ -46,12 +46,12 @@ def cached(
         Path(place).mkdir(parents=True, exist_ok=True)
         kept = kept.cache(str(Path(place) / folder.fingerprint))
 
-    def of_epoch(position: tf.Tensor) -> tf.data.Dataset:
-        seed, dataset = order.of_epoch(folder.seed, position[0]), kept
+    def of_epoch(start: tf.Tensor) -> tf.data.Dataset:
+        seed, dataset = seeds.of_epoch(folder.seed, start[0]), kept
         if shuffle_buffer:
             buffer = min(shuffle_buffer, folder.num_records)
             dataset = kept.shuffle(buffer, tf.cast(seed[0], tf.int64), False)
-        dataset = dataset.skip(position[1])
-        return dataset.map(lambda made, number: (made, order.of_examples(seed, number)))
+        dataset = dataset.skip(start[1])
+        return dataset.map(lambda made, number: (made, seeds.of_examples(seed, number)))
 
-    return positions.flat_map(of_epoch)
+    return starts.flat_map(of_epoch)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pipelines.format.index import Shard
 
 
-class FileShare(NamedTuple):
+class ShardRange(NamedTuple):
     """Records `start` to `stop` of one shard."""
 
     shard: Shard
@@ -22,12 +22,12 @@ class FileShare(NamedTuple):
 
     @property
     def num_records(self) -> int:
-        """Records of this share."""
+        """Records in the range."""
         return self.stop - self.start
 
 
-def share_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list[FileShare]:
-    """One pipeline's share of the shards.
+def ranges_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list[ShardRange]:
+    """What one pipeline reads of the shards.
 
     Args:
         shards: all of them, in the same order on every pipeline.
@@ -35,7 +35,7 @@ def share_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list
         pipeline: which one, from 0.
 
     Returns:
-        Disjoint shares, none empty, whose union over all pipelines is every record, once.
+        Disjoint ranges, none empty, whose union over all pipelines is every record, once.
 
     Raises:
         ValueError: `pipeline` is not one of `num_pipelines`.
@@ -49,13 +49,13 @@ def share_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list
         sum(s.num_records for s in divided),
     )
     start = sum(quotas[:pipeline])
-    shares = [FileShare(shard, 0, shard.num_records) for shard in whole[pipeline::num_pipelines]]
-    shares += _run(divided, start, start + quotas[pipeline])
-    return [share for share in shares if share.num_records]
+    ranges = [ShardRange(shard, 0, shard.num_records) for shard in whole[pipeline::num_pipelines]]
+    ranges += _run(divided, start, start + quotas[pipeline])
+    return [of_shard for of_shard in ranges if of_shard.num_records]
 
 
 def policy(num_shards: int, num_pipelines: int) -> str:
-    """How `share_of` divides, in a few words for a start-up table."""
+    """How `ranges_of` divides, in a few words for a start-up table."""
     if num_pipelines == 1:
         return "none: one pipeline reads all"
     divided = num_shards % num_pipelines
@@ -80,12 +80,12 @@ def _quotas(held: Sequence[int], rest: int) -> list[int]:
     return quotas
 
 
-def _run(shards: Sequence[Shard], start: int, stop: int) -> list[FileShare]:
+def _run(shards: Sequence[Shard], start: int, stop: int) -> list[ShardRange]:
     """Records `start` to `stop` of shards laid end to end."""
-    shares, begin = [], 0
+    ranges, begin = [], 0
     for shard in shards:
         end = begin + shard.num_records
         if begin < stop and start < end:
-            shares.append(FileShare(shard, max(start - begin, 0), min(stop, end) - begin))
+            ranges.append(ShardRange(shard, max(start - begin, 0), min(stop, end) - begin))
         begin = end
-    return shares
+    return ranges

@@ -1,9 +1,10 @@
-"""One pipeline's share of a folder, as a stream of serialized records from any place on."""
+"""What one pipeline reads of a folder, as a stream of serialized records from any place on."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,10 +12,11 @@ import tensorflow as tf
 
 from pipelines.errors import DataError
 from pipelines.format import offsets
-from pipelines.format.index import check_shards, load_index
-from pipelines.reading import block_reader as records
-from pipelines.reading import blocks, order
-from pipelines.reading.division import share_of
+from pipelines.format.index import Index, check_shards, load_index
+from pipelines.reading import order, seeds
+from pipelines.reading.block_reader import Skipped, block_reader, sequential_reader
+from pipelines.reading.blocks import Records, blocks_of, records_per_block
+from pipelines.reading.division import ShardRange, ranges_of
 from pipelines.reading.tuning import DEFAULT, Tuning
 
 
@@ -23,7 +25,7 @@ class Folder:
 
     Args:
         directory: the folder.
-        context: says which share is this pipeline's; None: all.
+        context: says which of the pipelines that divide the folder this is; None: the only one.
         shuffle_buffer: records that change places among each other; 0 keeps the order of the files.
         seed: of all orders; None draws one.
         on_corrupt: whether a corrupt record is an error, or left out, counted and logged.
@@ -32,7 +34,7 @@ class Folder:
 
     Attributes:
         features: of every record.
-        num_records: of this pipeline's share, at least one.
+        num_records: that this pipeline reads, at least one.
         seed: the one given or drawn.
         fingerprint: a name for these records of these files, in this order.
 
@@ -55,11 +57,12 @@ class Folder:
     ) -> None:
         index = load_index(directory)
         num_pipelines = context.num_input_pipelines if context else 1
-        shares = share_of(index.shards, num_pipelines, context.input_pipeline_id if context else 0)
-        check_shards(directory, (share.shard for share in shares))
+        ranges = ranges_of(index.shards, num_pipelines, context.input_pipeline_id if context else 0)
+        check_shards(directory, (shard for shard, _, _ in ranges))
         self.features = index.features
-        self.num_records = sum(share.num_records for share in shares)
+        self.num_records = sum(of_shard.num_records for of_shard in ranges)
         self.seed = secrets.randbits(31) if seed is None else seed
+        self.fingerprint = _fingerprint(index, ranges)
         if self.num_records == 0:
             raise DataError(
                 f"{directory}: expected at least one record for each of {num_pipelines} input "
@@ -70,34 +73,30 @@ class Folder:
                 f"on_corrupt: expected 'raise' for {directory}, got 'skip': behind damage nothing "
                 "can be found in compressed shards; pack without --compression"
             )
-        size = blocks.records_per_block(index, shuffle_buffer)
-        table = None if index.compression else offsets.load(directory, index)
-        self._blocks = blocks.of_share(directory, index, shares, size=size, offsets=table)
-        if table is None:
-            self._read = records.sequential_reader(index.compression, size)
-        else:
-            skipped = records.Skipped() if on_corrupt == "skip" else None
-            self._read = records.reader(table, skipped, portable=portable)
-        self._num_reads = 1 if table is None else tuning.num_reads
-        parts = [shard.model_dump_json() for shard in index.shards]
-        parts += [f"{share.shard.name} {share.start} {share.stop}" for share in shares]
-        self.fingerprint = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-        self._chunk = size
         self._window = min(shuffle_buffer, self.num_records)
+        self._block_size = records_per_block(index, shuffle_buffer)
+        if index.compression:
+            table, self._num_reads = None, 1
+            self._read = sequential_reader(index.compression, self._block_size)
+        else:
+            table, self._num_reads = offsets.load(directory, index), tuning.num_reads
+            skipped = Skipped() if on_corrupt == "skip" else None
+            self._read = block_reader(table, skipped, portable=portable)
+        self._blocks = blocks_of(directory, index, ranges, size=self._block_size, offsets=table)
 
-    def stream(self, positions: tf.data.Dataset) -> tf.data.Dataset:
+    def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
         """Records of an epoch.
 
         Args:
-            positions: one element: the epoch, and records of it to leave out, int64 `(2,)`.
+            starts: one element: the epoch, and records of it to leave out, int64 `(2,)`.
 
         Returns:
-            A dataset of `order.Records` of any lengths.
+            A dataset of `Records` of any lengths.
         """
         if not self._window:
-            return order.in_order(positions, self._blocks, self._read, self._num_reads)
+            return order.in_order(starts, self._blocks, self._read, self._num_reads)
         return order.shuffled(
-            positions,
+            starts,
             self._blocks,
             self._read,
             self._num_reads,
@@ -105,8 +104,24 @@ class Folder:
             window=self._window,
         )
 
+    def for_ever(self, num_taken: tf.Tensor | int = 0) -> tf.data.Dataset:
+        """Records with their seeds, epoch after epoch, behind the first `num_taken`.
+
+        Returns:
+            A dataset of what `with_seeds` returns.
+        """
+        num_taken = tf.convert_to_tensor(num_taken, tf.int64)
+        first = num_taken // self.num_records
+
+        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            left_out = tf.where(epoch == first, num_taken % self.num_records, 0)
+            start = tf.data.Dataset.from_tensors(tf.stack([epoch, left_out]))
+            return self.stream(start).map(self.with_seeds)
+
+        return tf.data.Dataset.range(first, tf.int64.max).flat_map(of_epoch)
+
     def in_any_order(self) -> tf.data.Dataset:
-        """All records, as a dataset of `order.Records` that can be divided into blocks."""
+        """All records, as a dataset of `Records` that can be divided into blocks."""
         places = tf.range(tf.size(self._blocks.count))
         if self._window:
             places = tf.random.shuffle(places, self.seed)
@@ -114,16 +129,23 @@ class Folder:
         dataset = dataset.interleave(self._read, num_parallel_calls=self._num_reads)
         if self._window:
             # Not the blocks again: a buffer of them would leave other workers nothing to do.
-            dataset = dataset.unbatch().shuffle(self._window).batch(self._chunk)
+            dataset = dataset.unbatch().shuffle(self._window).batch(self._block_size)
         return dataset
 
-    def seeded_anyhow(self, records: order.Records) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `seeded`, with seeds that are drawn anew each time."""
-        shape = [tf.size(records.numbers), 2]
-        seeds = tf.random.uniform(shape, tf.int32.min, tf.int32.max, tf.int32)
-        return records.serialized, seeds
+    def with_seeds(self, records: Records) -> tuple[tf.Tensor, tf.Tensor]:
+        """The serialized records `(n,)`, and the seed of each in this epoch, int32 `(n, 2)`."""
+        of_epoch = seeds.of_epoch(self.seed, records.epoch)
+        return records.serialized, seeds.of_examples(of_epoch, records.numbers)
 
-    def seeded(self, records: order.Records) -> tuple[tf.Tensor, tf.Tensor]:
-        """The serialized records `(n,)`, and a seed for each, int32 `(n, 2)`."""
-        seed = order.of_epoch(self.seed, records.epoch)
-        return records.serialized, order.of_examples(seed, records.numbers)
+    def with_random_seeds(self, records: Records) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `with_seeds`, with seeds that are drawn anew each time."""
+        shape = [tf.size(records.numbers), 2]
+        drawn = tf.random.uniform(shape, tf.int32.min, tf.int32.max, tf.int32)
+        return records.serialized, drawn
+
+
+def _fingerprint(index: Index, ranges: Sequence[ShardRange]) -> str:
+    """Tells these records of these files, in this order, from any others."""
+    texts = [shard.model_dump_json() for shard in index.shards]
+    texts += [f"{shard.name} {start} {stop}" for shard, start, stop in ranges]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -1,28 +1,20 @@
-"""Several folders as one stream, by weights: what a source gives is its own order, whoever is by.
-
-The sources come in periods: in each, every source has its share of the draws, in an order drawn
-anew. So the shares are exact, and how much of every source was taken before any batch is known
-without drawing what came before.
-"""
+"""Several folders as one stream, by weights; what comes of each is in the order of it alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from pipelines.format import decode
 from pipelines.reading import batching
+from pipelines.reading.batching import BatchFn
+from pipelines.reading.draws import Draws
+from pipelines.reading.examples import AugmentFn, ExampleMaker, MapFn
 from pipelines.reading.folder import Folder
 from pipelines.reading.position import BEGINNING, Position, starts
-from pipelines.reading.read import AugmentFn, MapFn
 from pipelines.reading.tuning import DEFAULT, Tuning
-
-#: Draws after which the shares are exact.
-_PERIOD = 1000
 
 
 class Source(NamedTuple):
@@ -30,7 +22,7 @@ class Source(NamedTuple):
 
     Attributes:
         directory: of the shards.
-        weight: its share of the examples, relative to the others'.
+        weight: how many of the examples are its own, relative to the others'.
         map_fn: what to make of its examples, so that they are like the others'.
     """
 
@@ -48,7 +40,7 @@ def mix(
     shuffle_buffer: int = 0,
     decode_images: bool = True,
     augment_fn: AugmentFn | None = None,
-    batch_fn: Callable[[Any], Any] | None = None,
+    batch_fn: BatchFn | None = None,
     context: tf.distribute.InputContext | None = None,
     start: Position | Callable[[], Position] = BEGINNING,
     tuning: Tuning = DEFAULT,
@@ -67,7 +59,7 @@ def mix(
         decode_images: whether images become pixels.
         augment_fn: what to make of `map_fn`'s results at random.
         batch_fn: what to make of a batch.
-        context: says which share is this pipeline's.
+        context: says which of the pipelines that divide the data and each batch this is.
         start: where the first iteration begins.
         tuning: how much is done at once.
 
@@ -79,8 +71,8 @@ def mix(
         ValueError: no source, a weight that is not positive or too small beside the others, or
             a batch that cannot be divided among the pipelines.
     """
-    draws = tf.constant(np.repeat(np.arange(len(sources)), _shares(sources)))
-    batch_size = batching.share(batch_size, context)
+    draws = Draws([source.weight for source in sources], seed)
+    batch_size = batching.per_pipeline(batch_size, context)
     folders = [
         Folder(
             source.directory,
@@ -91,64 +83,26 @@ def mix(
         )
         for source in sources
     ]
+    makers = [
+        ExampleMaker(folder.features, decode_images, source.map_fn, augment_fn)
+        for source, folder in zip(sources, folders, strict=True)
+    ]
 
-    def drawn(period: tf.Tensor) -> tf.Tensor:
-        pair = tf.stack([tf.constant(seed, tf.int64), period])
-        return tf.random.experimental.stateless_shuffle(draws, pair)
-
-    def examples(source: Source, folder: Folder, taken: tf.Tensor) -> tf.data.Dataset:
-        """A source's examples for ever, behind the first `taken`."""
-        first = taken // folder.num_records
-
-        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            left_out = tf.where(epoch == first, taken % folder.num_records, 0)
-            position = tf.data.Dataset.from_tensors(tf.stack([epoch, left_out]))
-            return folder.stream(position).map(folder.seeded)
-
-        def made(record: tf.Tensor, seed: tf.Tensor) -> Any:
-            example = decode.decode(record, folder.features, decode_images=decode_images)
-            example = source.map_fn(example) if source.map_fn else example
-            return augment_fn(example, seed) if augment_fn else example
-
-        epochs = tf.data.Dataset.range(first, tf.int64.max)
-        return epochs.flat_map(of_epoch).unbatch().map(made, tuning.num_maps)
-
-    def of_iteration(position: tf.Tensor) -> tf.data.Dataset:
-        first = position[0] * num_batches * batch_size + position[1]
-        period, within = first // _PERIOD, first % _PERIOD
-        counts = tf.math.bincount(tf.cast(draws, tf.int32), minlength=len(sources))
-        counts_within = tf.math.bincount(
-            tf.cast(drawn(period)[:within], tf.int32), minlength=len(sources)
-        )
-        taken = period * tf.cast(counts, tf.int64) + tf.cast(counts_within, tf.int64)
-        choices = tf.data.Dataset.range(period, tf.int64.max).map(drawn).unbatch().skip(within)
+    def of_iteration(start: tf.Tensor) -> tf.data.Dataset:
+        epoch, left_out = start[0], start[1]
+        place = epoch * num_batches * batch_size + left_out
+        taken = draws.taken_before(place)
         streams = [
-            examples(source, folder, taken[i])
-            for i, (source, folder) in enumerate(zip(sources, folders, strict=True))
+            folder.for_ever(taken[i]).unbatch().map(maker.made, tuning.num_maps)
+            for i, (folder, maker) in enumerate(zip(folders, makers, strict=True))
         ]
-        mixed = tf.data.Dataset.choose_from_datasets(streams, choices)
-        return mixed.take(num_batches * batch_size - position[1])
+        mixed = tf.data.Dataset.choose_from_datasets(streams, draws.behind(place))
+        return mixed.take(num_batches * batch_size - left_out)
 
-    dataset = starts(start, batch_size).flat_map(of_iteration).batch(batch_size)
-    if batch_fn:
-        dataset = dataset.map(batch_fn, tuning.num_maps)
-    if start == BEGINNING:
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(num_batches))
-    dataset = dataset.prefetch(tuning.num_prefetched)
-    return dataset.with_options(tuning.options(deterministic=True))
-
-
-def _shares(sources: Sequence[Source]) -> list[int]:
-    """How many draws of a period each source has, at least one; the largest remainders first."""
-    weights = np.array([source.weight for source in sources], np.float64)
-    if not len(weights) or not np.all(weights > 0) or not np.all(np.isfinite(weights)):
-        raise ValueError(f"sources: expected positive weights, got {weights.tolist()}")
-    exact = weights / weights.sum() * _PERIOD
-    shares = np.floor(exact).astype(int)
-    shares[np.argsort(shares - exact, kind="stable")[: _PERIOD - shares.sum()]] += 1
-    if not np.all(shares):
-        raise ValueError(
-            f"sources: expected weights of at least {1 / _PERIOD:.1%} of all, got "
-            f"{weights.tolist()}; leave the smallest out, or put folders together"
-        )
-    return shares.tolist()
+    return batching.finished(
+        starts(start, batch_size).flat_map(of_iteration).batch(batch_size),
+        batch_fn=batch_fn,
+        num_batches=num_batches if start == BEGINNING else None,
+        deterministic=True,
+        tuning=tuning,
+    )

@@ -28,12 +28,16 @@ BEGINNING = Position()
 
 
 def starts(start: Position | Callable[[], Position], batch_size: int) -> tf.data.Dataset:
-    """One element an iteration: the epoch to read and the records to leave out, int64 `(2,)`.
+    """Where each iteration begins to read.
 
     Args:
         start: of the first iteration; each further one reads the next epoch whole. A function is
             asked at the beginning of each iteration instead.
         batch_size: records in a batch of this pipeline.
+
+    Returns:
+        A dataset of one element an iteration: the epoch to read, and how many records to leave out
+        from its beginning, int64 `(2,)`.
     """
     iteration = -1
 

@@ -5,23 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tensorflow as tf
 
-from pipelines.format import decode
 from pipelines.reading import batching
-from pipelines.reading import data_service as service
-from pipelines.reading.batching import LastBatch
+from pipelines.reading.batching import BatchFn, LastBatch
 from pipelines.reading.cache import cached
+from pipelines.reading.data_service import through
+from pipelines.reading.examples import AugmentFn, ExampleMaker, MapFn
 from pipelines.reading.folder import Folder
 from pipelines.reading.position import BEGINNING, Position, starts
 from pipelines.reading.tuning import DEFAULT, Tuning
-
-#: What to make of one example, a dictionary of arrays.
-MapFn = Callable[[dict[str, tf.Tensor]], Any]
-#: What to make of a map's result at random, with a seed, int32 `(2,)`, for stateless operations.
-AugmentFn = Callable[[Any, tf.Tensor], Any]
 
 
 def read(
@@ -35,7 +30,7 @@ def read(
     cache: str | Path | None = None,
     augment_fn: AugmentFn | None = None,
     last_batch: LastBatch = "keep",
-    batch_fn: Callable[..., Any] | None = None,
+    batch_fn: BatchFn | None = None,
     context: tf.distribute.InputContext | None = None,
     start: Position | Callable[[], Position] = BEGINNING,
     on_corrupt: Literal["raise", "skip"] = "raise",
@@ -53,7 +48,7 @@ def read(
             windows are in memory, as they are stored. 0 reads in the order of the files.
         seed: fixes the order of each epoch and what is drawn for each example. None draws one.
         decode_images: whether images become pixels before `map_fn`; otherwise it gets the bytes
-            of the file, for maps that decode only the part they need (`pipelines.maps.images`).
+            of the file, for maps that decode only the region they need (`pipelines.maps.images`).
         map_fn: what to make of one example, always the same; run in parallel.
         cache: keeps what `map_fn` made, from the first epoch on: `"memory"`, or a folder on disk.
             The folder is not made anew where `map_fn` changes: name another one then.
@@ -63,8 +58,8 @@ def read(
             pair: the batch, and which rows are its own, bool `(batch,)`.
         batch_fn: what to make of a batch; run in parallel. For what needs no look at single
             examples it is many times cheaper.
-        context: says which share of the data and of each batch is this pipeline's. Without one
-            the dataset holds everything.
+        context: says which of the pipelines that divide the data and each batch this is. Without
+            one the dataset holds everything.
         start: where the first iteration begins; each further one reads the next epoch. What lies
             before is not read. A function is asked at the beginning of every iteration instead.
         on_corrupt: `"skip"` leaves corrupt records out, and logs and counts them.
@@ -84,13 +79,12 @@ def read(
         ValueError: the batch cannot be divided among the pipelines; a start in an order that
             cannot be repeated; a cache or skipping with a data service.
     """
-    batch_size = batching.share(batch_size, context)
-    repeatable = not shuffle_buffer or seed is not None
-    ordered = repeatable if deterministic is None else deterministic
+    batch_size = batching.per_pipeline(batch_size, context)
     if data_service and (cache or on_corrupt == "skip"):
         raise ValueError("data_service: expected none with cache or on_corrupt='skip'; choose one")
-    repeatable = repeatable and not data_service
-    if start != BEGINNING and not (repeatable and ordered):
+    repeatable = not shuffle_buffer or seed is not None
+    ordered = repeatable if deterministic is None else deterministic
+    if start != BEGINNING and not (repeatable and ordered and not data_service):
         raise ValueError(
             "start: expected an order that can be repeated; give a seed, and leave deterministic "
             "out"
@@ -98,49 +92,39 @@ def read(
     folder = Folder(
         directory,
         context=context,
+        # What a cache keeps is shuffled when it comes out.
         shuffle_buffer=0 if cache else shuffle_buffer,
         seed=seed,
         on_corrupt=on_corrupt,
         portable=data_service is not None,
         tuning=tuning,
     )
-
-    def example(record: tf.Tensor) -> Any:
-        example = decode.decode(record, folder.features, decode_images=decode_images)
-        return map_fn(example) if map_fn else example
-
-    def augmented(made: Any, seed: tf.Tensor) -> Any:
-        made = made if cache else example(made)
-        return augment_fn(made, seed) if augment_fn else made
-
-    # Of a service's every worker the last batch may be short.
-    drop = last_batch == "drop" and not data_service
-    seeded = folder.seeded_anyhow if data_service else folder.seeded
+    maker = ExampleMaker(folder.features, decode_images, map_fn, augment_fn)
+    to_batches = functools.partial(
+        batching.batches_of, maker=maker, batch_size=batch_size, num_maps=tuning.num_maps
+    )
+    drop = last_batch == "drop"
     if data_service:
-        dataset = folder.in_any_order()
+        # Of a service's every worker the last batch may be short: none is dropped over there.
+        records = folder.in_any_order()
+        dataset = to_batches(records, folder.with_random_seeds, drop_remainder=False)
+        dataset = through(dataset, data_service, batch_size, drop_remainder=drop)
     elif cache:
-        dataset = starts(start, batch_size)
-        dataset = cached(dataset, folder, example, cache, shuffle_buffer, tuning.num_maps)
+        begin = starts(start, batch_size)
+        dataset = cached(begin, folder, maker.mapped, cache, shuffle_buffer, tuning.num_maps)
+        dataset = dataset.map(maker.augmented, tuning.num_maps).batch(batch_size, drop)
     else:
-        dataset = folder.stream(starts(start, batch_size))
-    if map_fn or augment_fn or cache:
-        if not cache:
-            dataset = dataset.map(seeded).unbatch()
-        dataset = dataset.map(augmented, tuning.num_maps)
-        dataset = dataset.batch(batch_size, drop)
-    else:
-        # Whole batches: calling a function costs more than parsing a small record.
-        dataset = dataset.map(lambda records: records.serialized)
-        dataset = dataset.rebatch(batch_size, drop).map(example, tuning.num_maps)
-    if data_service:
-        drop = last_batch == "drop"
-        dataset = service.through(dataset, data_service, batch_size, drop_remainder=drop)
+        records = folder.stream(starts(start, batch_size))
+        dataset = to_batches(records, folder.with_seeds, drop_remainder=drop)
     if last_batch == "pad":
         dataset = dataset.map(functools.partial(batching.pad, batch_size=batch_size))
-    if batch_fn:
-        dataset = dataset.map(batch_fn, tuning.num_maps)
+    num_batches = None
     if start == BEGINNING and on_corrupt == "raise":
         num_batches = batching.num_batches(folder.num_records, batch_size, last_batch)
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(num_batches))
-    dataset = dataset.prefetch(tuning.num_prefetched)
-    return dataset.with_options(tuning.options(deterministic=ordered))
+    return batching.finished(
+        dataset,
+        batch_fn=batch_fn,
+        num_batches=num_batches,
+        deterministic=ordered,
+        tuning=tuning,
+    )

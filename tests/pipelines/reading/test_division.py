@@ -1,4 +1,4 @@
-"""Shares are disjoint, complete and even."""
+"""What the pipelines read is disjoint, complete and even."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.format.index import Shard
-from pipelines.reading.division import policy, share_of
+from pipelines.reading.division import policy, ranges_of
 
 
 def shards_of(counts: list[int]) -> list[Shard]:
@@ -17,26 +17,26 @@ def shards_of(counts: list[int]) -> list[Shard]:
 
 
 @given(st.lists(st.integers(0, 20), max_size=12), st.integers(1, 9))
-def test_every_record_is_in_one_share(counts: list[int], num_pipelines: int) -> None:
+def test_every_record_is_in_one_range(counts: list[int], num_pipelines: int) -> None:
     seen: Counter[tuple[str, int]] = Counter()
     for pipeline in range(num_pipelines):
-        for share in share_of(shards_of(counts), num_pipelines, pipeline):
-            numbers = range(share.start, share.stop)
-            assert 0 < share.num_records == len(numbers) <= share.shard.num_records
-            seen.update((share.shard.name, i) for i in numbers)
+        for of_shard in ranges_of(shards_of(counts), num_pipelines, pipeline):
+            numbers = range(of_shard.start, of_shard.stop)
+            assert 0 < of_shard.num_records == len(numbers) <= of_shard.shard.num_records
+            seen.update((of_shard.shard.name, i) for i in numbers)
     expected = {(str(f), i) for f, count in enumerate(counts) for i in range(count)}
     assert set(seen) == expected
     assert all(count == 1 for count in seen.values())
 
 
 @given(st.integers(0, 200), st.integers(1, 12), st.integers(1, 9))
-def test_shares_of_even_shards_are_even(num_records: int, num_shards: int, workers: int) -> None:
+def test_even_shards_are_divided_evenly(num_records: int, num_shards: int, workers: int) -> None:
     counts = [len(range(i, num_records, num_shards)) for i in range(num_shards)]
-    shares = [
-        sum(share.num_records for share in share_of(shards_of(counts), workers, worker))
+    held = [
+        sum(of_shard.num_records for of_shard in ranges_of(shards_of(counts), workers, worker))
         for worker in range(workers)
     ]
-    assert max(shares) - min(shares) <= 1
+    assert max(held) - min(held) <= 1
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 9))
@@ -45,12 +45,12 @@ def test_divided_files_even_out_what_whole_ones_do_not(counts: list[int], worker
     shards = shards_of(counts)
     num_whole = len(counts) - len(counts) % workers
     whole = [sum(counts[worker:num_whole:workers]) for worker in range(workers)]
-    shares = [
-        sum(share.num_records for share in share_of(shards, workers, worker))
+    held = [
+        sum(of_shard.num_records for of_shard in ranges_of(shards, workers, worker))
         for worker in range(workers)
     ]
-    for before, after in zip(whole, shares, strict=True):
-        assert after == before or after <= min(shares) + 1
+    for before, after in zip(whole, held, strict=True):
+        assert after == before or after <= min(held) + 1
 
 
 def test_policy_in_words() -> None:
@@ -62,4 +62,4 @@ def test_policy_in_words() -> None:
 
 def test_pipeline_that_is_none() -> None:
     with pytest.raises(ValueError, match="pipeline: expected 0 to 1, got 2"):
-        share_of([], 2, 2)
+        ranges_of([], 2, 2)

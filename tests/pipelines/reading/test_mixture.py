@@ -61,7 +61,7 @@ def test_sources_keep_their_order_and_resume(
         assert taken(begun) == epochs[1][batch:]
 
 
-def test_shares_are_exact(tmp_path: Path) -> None:
+def test_proportions_are_exact(tmp_path: Path) -> None:
     for i in range(3):
         numbers.write(tmp_path / str(i), 30, 1)
     sources = [Source(tmp_path / str(i), weight, tagged(i)) for i, weight in enumerate([1, 2, 7])]

@@ -64,9 +64,9 @@ def test_each_record_on_one_worker(
             dataset = pipelines.read(
                 directory, 3 * workers, shuffle_buffer=10, seed=seed, context=context
             )
-            share = numbers.order(dataset)
-            assert dataset.cardinality() == -(-len(share) // 3)
-            seen += share
+            own = numbers.order(dataset)
+            assert dataset.cardinality() == -(-len(own) // 3)
+            seen += own
         assert sorted(seen) == list(range(num_records))
 
 
