@@ -41,7 +41,8 @@ def _pack(
     shuffle: bool = True,
     **of_source: object,
 ) -> None:
-    from pipelines.pack.packing import Plan, pack
+    from pipelines.pack.packing import pack
+    from pipelines.pack.plan import Plan
     from pipelines.sources import open_source
     from pipelines.sources.source import Options
 
@@ -99,7 +100,7 @@ def _parser() -> ArgumentParser:
 def _add_source_flags(parser: ArgumentParser) -> None:
     """The flags that only some sources take; `sources.source.Options` has their names."""
     group = parser.add_argument_group("of some sources")
-    group.add_argument("--split", help="of tfds, cifar, celeba, imagenet: which part")
+    group.add_argument("--split", help="of tfds, cifar, celeba, imagenet: train, test, ...")
     group.add_argument("--data-dir", help="of tfds: where its data sets are; none is downloaded")
     group.add_argument("--label", help="of tables: the column of class names")
     group.add_argument(

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,58 +18,13 @@ from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format.compression import Compression
 from pipelines.format.index import Index, Shard
+from pipelines.pack.plan import Plan
 from pipelines.pack.work_folder import WorkFolder, finish, finished
 from pipelines.sources.source import Source
 from pipelines.writing.publish import found_in, publish
 from pipelines.writing.shard_file import ShardWriter, shard_name
 
 _NUM_BETWEEN_REPORTS = 50
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be packed and how; the records follow from it to the last bit.
-
-    Attributes:
-        source: of the examples.
-        num_shards: files to deal them out to.
-        seed: of the order in which they are dealt out, or None for the order of the source.
-        compression: of the files.
-    """
-
-    source: Source
-    num_shards: int
-    seed: int | None
-    compression: Compression
-
-    @functools.cached_property
-    def order(self) -> np.ndarray:
-        """The numbers of the examples in the order in which they are dealt out."""
-        numbers = np.arange(len(self.source))
-        # PCG64 by name: NumPy may change what default_rng is.
-        if self.seed is not None:
-            np.random.Generator(np.random.PCG64(self.seed)).shuffle(numbers)
-        return numbers
-
-    @property
-    def description(self) -> str:
-        """Goes into the index: differs whenever the records would."""
-        order = "in order" if self.seed is None else f"shuffled by seed {self.seed}"
-        return f"{self.source.description}; {order}"
-
-    def to_json(self) -> str:
-        """Equal texts are plans that write the same shards."""
-        wanted = self.wanted() | {"features": [f.model_dump() for f in self.source.features]}
-        return json.dumps(wanted)
-
-    def wanted(self) -> dict[str, object]:
-        """What the index of a folder packed by this plan holds."""
-        return {
-            "source": self.description,
-            "features": self.source.features,
-            "num_shards": self.num_shards,
-            "compression": self.compression,
-        }
 
 
 class _ShardTask(NamedTuple):
@@ -125,9 +78,7 @@ def _shards(plan: Plan, folder: Path, num_workers: int) -> tuple[Shard, ...]:
     paths = [folder / shard_name(i, plan.num_shards) for i in range(plan.num_shards)]
     shards = {path: finished(path) for path in paths}
     tasks = [
-        _ShardTask(path, plan.order[i :: plan.num_shards])
-        for i, path in enumerate(paths)
-        if shards[path] is None
+        _ShardTask(path, plan.numbers(i)) for i, path in enumerate(paths) if shards[path] is None
     ]
     written = parallel_tasks.run(
         functools.partial(_write_shard, plan.source, plan.compression),

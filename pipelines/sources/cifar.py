@@ -6,16 +6,15 @@ Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html describes both layo
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
+from pipelines.sources.cifar_pickle import unpickled
 from pipelines.sources.source import Example, Options, Source, fingerprint
 
 OPTIONS = frozenset({"split"})
@@ -128,7 +127,7 @@ def _layout(folder: Path) -> _Layout | None:
 
 def _label_names(folder: Path, layout: _Layout) -> dict[str, tuple[str, ...]]:
     if layout.meta is not None:
-        meta = _unpickled(folder / layout.meta)
+        meta = unpickled(folder / layout.meta)
         return {name: tuple(meta[key]) for name, key in layout.names.items()}
     return {
         name: tuple((folder / file).read_text("utf-8").split())
@@ -138,33 +137,10 @@ def _label_names(folder: Path, layout: _Layout) -> dict[str, tuple[str, ...]]:
 
 def _rows(file: Path, layout: _Layout) -> np.ndarray:
     if layout.meta is not None:
-        batch = _unpickled(file)
+        batch = unpickled(file)
         labels = [np.array(batch[key], np.uint8)[:, None] for key in layout.keys]
         return np.concatenate([*labels, batch["data"]], axis=1)
     row_bytes = len(layout.names) + _PIXELS
     if (size := file.stat().st_size) % row_bytes:
         raise DataError(f"{file}: expected images of {row_bytes} bytes, got {size} bytes; cut off?")
     return np.fromfile(file, np.uint8).reshape(-1, row_bytes)
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """A pickle can call anything; those of CIFAR need what makes an array, and no more."""
-
-    _ALLOWED = ("_reconstruct", "ndarray", "dtype", "_frombuffer", "scalar")
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy" and name in self._ALLOWED:
-            # The files name modules of NumPy 1.
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
-def _unpickled(file: Path) -> dict[str, Any]:
-    try:
-        # Written by Python 2: its strings are bytes, those of array data among them.
-        loaded = _ArraysOnly(io.BytesIO(file.read_bytes()), encoding="latin1").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError) as error:
-        raise DataError(f"{file}: not a batch of CIFAR: {error}") from None
-    return dict(loaded)
