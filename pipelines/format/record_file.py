@@ -42,6 +42,18 @@ def records(path: Path, compression: Compression = "") -> Iterator[Record]:
             file.seek(offset)
 
 
+def sound_records(path: Path, compression: Compression = "") -> Iterator[Record]:
+    """Reads a file from end to end.
+
+    Raises:
+        DataError: a record is damaged.
+    """
+    for record in records(path, compression):
+        if record.problem:
+            raise _damage(path, record.offset, record.problem)
+        yield record
+
+
 def read_at(file: BinaryIO, offset: int) -> bytes:
     """The data of the record at an offset of an uncompressed file.
 
@@ -51,8 +63,8 @@ def read_at(file: BinaryIO, offset: int) -> bytes:
     file.seek(offset)
     record, _ = read_record(file, offset, os.fstat(file.fileno()).st_size)
     if record is None or record.problem:
-        problem = record.problem if record else "the file ends here"
-        raise DataError(f"{file.name}: record at byte {offset}: {problem}; restore the file")
+        problem = record.problem if record else None
+        raise _damage(file.name, offset, problem or "the file ends here")
     return record.data
 
 
@@ -69,9 +81,7 @@ def offsets(path: Path) -> Iterator[int]:
             length, problem = read_length(file.read(HEADER_BYTES))
             end = offset + framed_bytes(length)
             if problem or end > num_bytes:
-                raise DataError(
-                    f"{path}: record at byte {offset}: {problem or 'cut off'}; restore the file"
-                )
+                raise _damage(path, offset, problem or "cut off")
             yield offset
             offset = end
 
@@ -91,6 +101,10 @@ def compression_of(path: Path) -> Compression:
     raise DataError(
         f"{path}: not a TFRecord file: its first bytes are no record's; name the files with --files"
     )
+
+
+def _damage(path: Path | str, offset: int, problem: str) -> DataError:
+    return DataError(f"{path}: record at byte {offset}: {problem}; restore the file")
 
 
 def _next_sound(file: BinaryIO, offset: int) -> int | None:

@@ -102,11 +102,7 @@ def _look_through(file: _File, advance: parallel_tasks.Advance) -> _Contents:
     from pipelines.format.example_check import parsed  # imports TensorFlow
 
     num_records, seen = 0, dict[str, infer.Seen]()
-    for record in record_file.records(file.path, file.compression):
-        if record.problem:
-            raise DataError(
-                f"{file.path}: record at byte {record.offset}: {record.problem}; restore the file"
-            )
+    for record in record_file.sound_records(file.path, file.compression):
         infer.add_example(seen, parsed(record.data, f"{file.path}: record at byte {record.offset}"))
         num_records += 1
         if num_records % _NUM_BETWEEN_REPORTS == 0:

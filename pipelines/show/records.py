@@ -28,10 +28,8 @@ def records(directory: Path, index: Index, num_records: int) -> Iterator[bytes]:
 
     def of(shard: Shard) -> Iterator[bytes]:
         path = directory / shard.name
-        for record in itertools.islice(record_file.records(path, index.compression), per_shard):
-            if record.problem:
-                raise DataError(f"{path}: record at byte {record.offset}: {record.problem}")
-            yield record.data
+        sound = record_file.sound_records(path, index.compression)
+        yield from (record.data for record in itertools.islice(sound, per_shard))
 
     per_shard = -(-num_records // max(index.num_shards, 1))
     turns = itertools.zip_longest(*map(of, index.shards))
