@@ -55,7 +55,7 @@ def _check(
 def _parser() -> ArgumentParser:
     parser = command_line.parser("check", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="folder with an index")
-    parser.add_argument("--num-workers", type=PositiveInt, default=1, help="that share the data")
+    parser.add_argument("--num-workers", type=PositiveInt, default=1, help="that divide the data")
     parser.add_argument("--batch-size", type=PositiveInt, default=32, help="of each worker")
     parser.add_argument("--num-epochs", type=PositiveInt, default=2, help="to read")
     parser.add_argument(

@@ -52,7 +52,7 @@ def check(
 
     Args:
         directory: a folder with an index.
-        num_workers: input pipelines that share the data.
+        num_workers: input pipelines that divide the data.
         batch_size: of each worker.
         num_epochs: to read.
         shuffle_buffer: examples to shuffle among.
@@ -123,14 +123,11 @@ def _records(directory: Path, index: Index) -> Iterator[tuple[str, bytes]]:
     """All records, each with where it is; a damaged one is an error."""
     for shard in index.shards:
         path = directory / shard.name
-        for record in record_file.records(path, index.compression):
-            place = f"{path}: record at byte {record.offset}"
-            if record.problem:
-                raise DataError(f"{place}: {record.problem}")
-            yield place, record.data
+        for record in record_file.sound_records(path, index.compression):
+            yield f"{path}: record at byte {record.offset}", record.data
 
 
 def _hash(example: dict[str, tf.Tensor]) -> tf.Tensor:
     """One number for all features of an example."""
-    parts = [tf.io.serialize_tensor(example[name]) for name in sorted(example)]
-    return tf.strings.to_hash_bucket_fast(tf.strings.join(parts, "|"), _NUM_HASHES)
+    values = [tf.io.serialize_tensor(example[name]) for name in sorted(example)]
+    return tf.strings.to_hash_bucket_fast(tf.strings.join(values, "|"), _NUM_HASHES)

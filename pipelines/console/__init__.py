@@ -1,1 +1,1 @@
-"""What the commands of `pipelines` share: flags and exit codes, tables, tasks side by side."""
+"""What all commands of `pipelines` use: flags and exit codes, tables, tasks in processes."""

@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 Advance = Callable[[int], None]
 
 _SECONDS_BETWEEN_LOOKS = 0.1
-#: Of a worker process: the function that it calls, and what all processes share: the records done
-#: so far, and whether to stop. The pool's initializer sets it, for neither can come with a task:
-#: a function may carry a whole data set with it.
-_shared: dict[str, Any] = {}
+#: Of a worker process: the function that it calls, and two numbers in memory that all processes
+#: see: the records done so far, and whether to stop. The pool's initializer sets it, for none can
+#: come with a task: a function may carry a whole data set with it.
+_of_worker: dict[str, Any] = {}
 
 
 class _StopAskedError(Exception):
@@ -48,7 +48,7 @@ def run(
     """Calls a function for each task and shows how many records are done.
 
     Args:
-        function: picklable; sent once to each process, where its tasks share what it carries. It
+        function: picklable; sent once to each process, where all its tasks use what it carries. It
             calls its second argument now and then, which is also where an interrupt ends it.
         tasks: picklable.
         num_workers: processes; with one, or one task, all is done in this process.
@@ -108,7 +108,7 @@ def _start(done: Any, stop: Any, function: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A killed first process asks nobody to stop.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _shared.update(done=done, stop=stop, function=function)
+    _of_worker.update(done=done, stop=stop, function=function)
 
 
 def _end_with_parent() -> None:
@@ -119,11 +119,11 @@ def _end_with_parent() -> None:
 
 
 def _call(task: Any) -> Any:
-    return _shared["function"](task, _advance)
+    return _of_worker["function"](task, _advance)
 
 
 def _advance(num_records: int) -> None:
-    if _shared["stop"].value:
+    if _of_worker["stop"].value:
         raise _StopAskedError
-    with _shared["done"].get_lock():
-        _shared["done"].value += num_records
+    with _of_worker["done"].get_lock():
+        _of_worker["done"].value += num_records

@@ -30,7 +30,7 @@ def decode(
         serialized: string tensor of shape `()` or `(batch,)`.
         features: those wanted, of the record's.
         decode_images: whether images become pixels; otherwise they stay the bytes of a file, for
-            maps that decode only the part they need.
+            maps that decode only the region they need.
 
     Returns:
         By name, each feature in its dtype, of its shape behind `serialized`'s; a batch of arrays

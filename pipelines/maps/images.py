@@ -24,17 +24,17 @@ def random_crop(
     area: tuple[float, float] = (0.08, 1.0),
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tf.Tensor:
-    """A random part of an image, scaled to one size: decoded and cropped in one go.
+    """A random region of an image, scaled to one size: decoded and cropped in one go.
 
     The "inception crop" (Szegedy et al. 2014, "Going deeper with convolutions"), with the values
-    that became usual; a part that would stand out over the image is cut back to it.
+    that became usual; a region that would stand out over the image is cut back to it.
 
     Args:
         encoded: JPEG or PNG, string scalar.
         seed: int32 `(2,)`.
         size: height and width of the result.
-        area: of the part, as shares of the image's.
-        aspect: width over height of the part.
+        area: of the region, as fractions of the image's.
+        aspect: width over height of the region.
 
     Returns:
         Pixels, uint8 `(height, width, 3)`.
@@ -43,25 +43,25 @@ def random_crop(
     u = tf.random.stateless_uniform((4,), tf.random.experimental.stateless_fold_in(seed, _OF_CROP))
     side = tf.sqrt(tf.reduce_prod(shape) * _between(area, u[0]))
     log_aspect = _between((math.log(aspect[0]), math.log(aspect[1])), u[1])
-    part = tf.minimum(side * tf.exp(log_aspect * tf.constant([-0.5, 0.5])), shape)
-    return _resized(_decoded(encoded, (shape - part) * u[2:], part), size)
+    region = tf.minimum(side * tf.exp(log_aspect * tf.constant([-0.5, 0.5])), shape)
+    return _resized(_decoded(encoded, (shape - region) * u[2:], region), size)
 
 
-def center_crop(encoded: tf.Tensor, size: Size, *, share: float = 0.875) -> tf.Tensor:
+def center_crop(encoded: tf.Tensor, size: Size, *, fraction: float = 0.875) -> tf.Tensor:
     """The middle of an image, scaled to one size: for evaluation.
 
     Args:
         encoded: JPEG or PNG, string scalar.
-        size: height and width of the result; the part that is decoded is as wide for its height.
-        share: of the largest such part, by side.
+        size: height and width of the result; the region that is decoded is as wide for its height.
+        fraction: of the largest such region, by side.
 
     Returns:
         Pixels, uint8 `(height, width, 3)`.
     """
     shape = tf.cast(_shape(encoded), tf.float32)
     wanted = tf.constant(size, tf.float32)
-    part = wanted * tf.reduce_min(shape / wanted) * share
-    return _resized(_decoded(encoded, (shape - part) / 2, part), size)
+    region = wanted * tf.reduce_min(shape / wanted) * fraction
+    return _resized(_decoded(encoded, (shape - region) / 2, region), size)
 
 
 def resize(encoded: tf.Tensor, size: Size) -> tf.Tensor:
@@ -93,15 +93,15 @@ def _shape(encoded: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _decoded(encoded: tf.Tensor, begin: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-    """A part of an image, of whole pixels, at least one."""
-    begin, part = tf.cast(begin, tf.int32), tf.maximum(tf.cast(part, tf.int32), 1)
-    window = tf.concat([begin, part], 0)
+def _decoded(encoded: tf.Tensor, begin: tf.Tensor, region: tf.Tensor) -> tf.Tensor:
+    """A region of an image, of whole pixels, at least one."""
+    begin, region = tf.cast(begin, tf.int32), tf.maximum(tf.cast(region, tf.int32), 1)
+    window = tf.concat([begin, region], 0)
     return tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.decode_and_crop_jpeg(encoded, window, channels=3),
         lambda: tf.image.crop_to_bounding_box(
-            tf.io.decode_png(encoded, channels=3), begin[0], begin[1], part[0], part[1]
+            tf.io.decode_png(encoded, channels=3), begin[0], begin[1], region[0], region[1]
         ),
     )
 
@@ -111,5 +111,5 @@ def _resized(pixels: tf.Tensor, size: Size) -> tf.Tensor:
     return tf.ensure_shape(tf.cast(tf.round(scaled), tf.uint8), (*size, 3))
 
 
-def _between(limits: tuple[float, float], share: tf.Tensor) -> tf.Tensor:
-    return limits[0] + (limits[1] - limits[0]) * share
+def _between(limits: tuple[float, float], fraction: tf.Tensor) -> tf.Tensor:
+    return limits[0] + (limits[1] - limits[0]) * fraction

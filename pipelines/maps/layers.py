@@ -9,7 +9,7 @@ after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,12 +72,23 @@ class _Seeds(keras.random.SeedGenerator):
 def _drawing_from(layer: keras.layers.Layer, seed: tf.Tensor) -> Iterator[None]:
     """Has a layer, and those inside it, draw from a seed for a while."""
     seeds = _Seeds(seed)
-    random = [part for part in layer._flatten_layers() if hasattr(part, "generator")]
-    before = [vars(part)["generator"] for part in random]
-    for part in random:
-        vars(part)["generator"] = seeds  # past Keras's tracking, which would keep it
+    random = [inner for inner in _with_inner(layer, {}) if hasattr(inner, "generator")]
+    before = [vars(inner)["generator"] for inner in random]
+    for inner in random:
+        vars(inner)["generator"] = seeds  # past Keras's tracking, which would keep it
     try:
         yield
     finally:
-        for part, generator in zip(random, before, strict=True):
-            vars(part)["generator"] = generator
+        for inner, generator in zip(random, before, strict=True):
+            vars(inner)["generator"] = generator
+
+
+def _with_inner(
+    layer: keras.layers.Layer, found: dict[int, keras.layers.Layer]
+) -> Iterable[keras.layers.Layer]:
+    """A layer and those inside it, however deep: Keras lists them nowhere in public."""
+    found[id(layer)] = layer
+    for value in keras.tree.flatten(list(vars(layer).values())):
+        if isinstance(value, keras.layers.Layer) and id(value) not in found:
+            _with_inner(value, found)
+    return found.values()

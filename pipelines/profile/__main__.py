@@ -28,7 +28,7 @@ def _profile(directory: str, batch_size: int, image_size: int, seconds: float, c
     stages = measure(directory, batch_size=batch_size, size=size, seconds=seconds)
     total = sum(stage.microseconds for stage in stages)
     tables.table(
-        ("stage", "us/record", "of all", "up to here, records/s"),
+        ("stage", "us/record", "percent", "up to here, records/s"),
         [
             (
                 stage.name,

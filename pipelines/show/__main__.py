@@ -40,7 +40,7 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
     of = "all" if counts.num_records == index.num_records else f"{counts.num_records:,} sampled"
     for feature, of_label in counts.by_feature().items():
         tables.table(
-            (feature, f"of {of} records", "share"),
+            (feature, f"of {of} records", "percent"),
             (
                 (name, f"{count:,}", f"{count / counts.num_records:.1%}")
                 for name, count in of_label.items()

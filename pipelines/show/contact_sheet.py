@@ -18,7 +18,7 @@ def save_sheet(images: Sequence[np.ndarray], captions: Sequence[str], path: Path
 
     Args:
         images: uint8 or uint16 `(height, width)` or `(height, width, channels)`. All are brightened
-            by the same factor, so that pixels that use a part of their range can be seen.
+            by the same factor, so that pixels that use little of their range can be seen.
         captions: one an image.
         path: of the PNG.
     """

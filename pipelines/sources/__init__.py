@@ -53,7 +53,7 @@ def _kind_of(location: str) -> str:
     for name in _LAYOUTS:
         if _module(name).fits(location):
             return name
-    # A dictionary by module, since two names may share one.
+    # A dictionary by module, since two names may be of one.
     found = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}
     if len(found) == 1:
         return next(iter(found.values()))

@@ -80,7 +80,7 @@ class ImageCoding(BaseModel):
             name: of the file, for errors.
 
         Returns:
-            The same bytes where nothing is to be changed, after a look at every part of them.
+            The same bytes where nothing is to be changed, all of which were looked at.
 
         Raises:
             DataError: the image is damaged, or has more channels than are stored.

@@ -81,7 +81,7 @@ def write_index(folder: Path, index: Index) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a small file so that its name never stands for a part of it."""
+    """Writes a small file so that its name never stands for a half of it."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, "utf-8")
     _sync(partial)

@@ -1,4 +1,4 @@
-"""The same seed makes the same of an image; parts are what the whole image has there."""
+"""The same seed makes the same of an image; regions are what the whole image has there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def encoded(pixels: np.ndarray, kind: str) -> tf.Tensor:
     kind=st.sampled_from(["jpeg", "png"]),
     seed=st.integers(-(2**31), 2**31 - 1),
 )
-def test_random_parts_have_the_size_and_repeat(
+def test_random_regions_have_the_size_and_repeat(
     height: int, width: int, kind: str, seed: int
 ) -> None:
     image, seeds = encoded(gradient(height, width), kind), tf.constant([seed, 1])
@@ -41,18 +41,18 @@ def test_random_parts_have_the_size_and_repeat(
     np.testing.assert_array_equal(first, again)
 
 
-def test_seeds_draw_different_parts() -> None:
+def test_seeds_draw_different_regions() -> None:
     image = encoded(gradient(60, 90), "png")
-    parts = [images.random_crop(image, tf.constant([1, i]), (8, 8)).numpy() for i in range(30)]
-    assert len({part.tobytes() for part in parts}) == 30
-    shares = [(np.ptp(p[..., 0] / 255) + 0.1) * (np.ptp(p[..., 1] / 255) + 0.1) for p in parts]
-    assert min(shares) < 0.4 < 0.6 < max(shares)
+    regions = [images.random_crop(image, tf.constant([1, i]), (8, 8)).numpy() for i in range(30)]
+    assert len({region.tobytes() for region in regions}) == 30
+    areas = [(np.ptp(r[..., 0] / 255) + 0.1) * (np.ptp(r[..., 1] / 255) + 0.1) for r in regions]
+    assert min(areas) < 0.4 < 0.6 < max(areas)
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
 def test_middle_and_whole(kind: str) -> None:
     image = encoded(gradient(64, 128), kind)
-    middle = images.center_crop(image, (32, 32), share=0.5).numpy().astype(int)
+    middle = images.center_crop(image, (32, 32), fraction=0.5).numpy().astype(int)
     assert middle[16, 16, 0] == pytest.approx(128, abs=6)
     assert np.ptp(middle[..., 0]) == pytest.approx(127, abs=8)  # half of the height
     assert np.ptp(middle[..., 1]) == pytest.approx(64, abs=8)  # a quarter of the width: a square
