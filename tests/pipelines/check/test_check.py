@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from pipelines.check import once_an_epoch
 from pipelines.check.__main__ import main
-from pipelines.pack import __main__ as pack
-from pipelines.reading import read
+from pipelines.pack.__main__ import main as pack
+from pipelines.reading.read import read
 from tests.support import numbers
 
 
-@pytest.mark.parametrize(("num_workers", "shuffle_buffer"), [(1, 0), (3, 10), (4, 1000)])
+@pytest.mark.parametrize(("num_workers", "shuffle_buffer"), [(1, 0), (4, 10)])
 def test_each_record_is_read_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], num_workers: int, shuffle_buffer: int
 ) -> None:
@@ -28,7 +28,7 @@ def test_each_record_is_read_once(
 def test_equal_records_count_as_often_as_they_are_there(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("same\n" * 9 + "other\n")
     command = [str(tmp_path / "a.txt"), str(tmp_path / "data"), "--num-shards=2"]
-    assert pack.main([*command, "--num-workers=1"]) == 0
+    assert pack([*command, "--num-workers=1"]) == 0
     assert main([str(tmp_path / "data"), "--num-workers=2"]) == 0
 
 
@@ -51,7 +51,7 @@ def test_wrong_reading_is_found_out(
     says: str,
 ) -> None:
     def wrong(*arguments: Any, **options: Any) -> tf.data.Dataset:
-        return change(read.read(*arguments, **options).unbatch()).batch(4)
+        return change(read(*arguments, **options).unbatch()).batch(4)
 
     numbers.write(tmp_path / "data", num_records=10, num_shards=2)
     monkeypatch.setattr(once_an_epoch, "read", wrong)

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import pipelines
-from pipelines.profile import __main__ as profile
-from pipelines.profile import stages as profiling
+from pipelines.profile.__main__ import main
+from pipelines.profile.stages import ADVICE, measure
 from tests.support import numbers
 
 
@@ -21,9 +21,9 @@ def test_stages_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     pipelines.write_shards(examples, tmp_path / "d", features, num_shards=2, source="black")
     chart = tmp_path / "chart.png"
     flags = ["--seconds", "0.05", "--batch-size", "4", "--chart", str(chart)]
-    assert profile.main([str(tmp_path / "d"), *flags]) == 0
+    assert main([str(tmp_path / "d"), *flags]) == 0
     printed = capsys.readouterr().out
-    for stage in profiling.ADVICE:
+    for stage in ADVICE:
         assert stage in printed
     assert "takes most" in printed
     assert chart.read_bytes().startswith(b"\x89PNG")
@@ -31,11 +31,11 @@ def test_stages_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_stages_without_images(tmp_path: Path) -> None:
     numbers.write(tmp_path, 30, 2)
-    stages = profiling.measure(tmp_path, batch_size=8, size=(8, 8), seconds=0.05)
+    stages = measure(tmp_path, batch_size=8, size=(8, 8), seconds=0.05)
     assert [stage.name for stage in stages] == ["read", "parse", "batch"]
     assert all(stage.records_per_s > 0 for stage in stages)
 
 
 def test_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert profile.main([str(tmp_path)]) == 1
+    assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("error: ")

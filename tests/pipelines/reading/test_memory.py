@@ -10,10 +10,10 @@ import psutil
 
 import pipelines
 
-NUM_RECORDS, RECORD_BYTES = 1000, 1_000_000
+NUM_RECORDS, RECORD_BYTES = 1000, 400_000
 BUFFER = 20
-#: The buffer three times, and blocks and batches under way: a fraction of the set's 1 GB.
-MOST_BYTES = 400_000_000
+#: The buffer three times, and blocks and batches under way: a fraction of the set's 400 MB.
+MOST_BYTES = 200_000_000
 
 
 def test_resident_size_is_bounded(tmp_path: Path) -> None:

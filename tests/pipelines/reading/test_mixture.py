@@ -29,7 +29,7 @@ def taken(dataset: tf.data.Dataset) -> list[Taken]:
     ]
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=3)
 @given(
     sizes=st.lists(st.integers(2, 40), min_size=1, max_size=3),
     batch_size=st.integers(1, 9),

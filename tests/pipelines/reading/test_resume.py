@@ -16,7 +16,7 @@ import pipelines
 from pipelines import Position
 from tests.support import numbers
 
-quick = settings(deadline=None, max_examples=10)
+quick = settings(deadline=None, max_examples=5)
 
 
 @pytest.fixture
@@ -76,9 +76,10 @@ def test_start_that_is_asked_for(folder: Path) -> None:
     position = Position(0, 2)
     reading: dict[str, Any] = {"batch_size": 10, "shuffle_buffer": 30, "seed": 1}
     dataset = pipelines.read(folder, start=lambda: position, **reading)
+    whole = pipelines.read(folder, **reading)
+    epochs = [batches(whole) for _ in range(4)]
     for position in [Position(0, 2), Position(0, 2), Position(3, 9), Position(1, 0)]:
-        expected = pipelines.read(folder, start=position, **reading)
-        assert batches(dataset) == batches(expected)
+        assert batches(dataset) == epochs[position.epoch][position.batch :]
     assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
 
 

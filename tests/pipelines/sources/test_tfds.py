@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 import pipelines
 from pipelines import DataError
 from pipelines.index.__main__ import main as index
-from pipelines.pack import __main__ as pack
+from pipelines.pack.__main__ import main as pack
 from tests.support import opened
 
 NUM_TRAIN, NUM_TEST = 50, 7
@@ -113,7 +113,7 @@ def test_splits_and_slices(data_dir: Path, split: str, num: int) -> None:
 
 def test_packed_and_read_back(data_dir: Path, tmp_path: Path) -> None:
     command = ["tfds:tiny_digits", str(tmp_path / "packed"), "--data-dir", str(data_dir)]
-    assert pack.main([*command, "--num-shards", "3", "--num-workers", "1"]) == 0
+    assert pack([*command, "--num-shards", "3", "--num-workers", "1"]) == 0
     seen = 0
     for batch in pipelines.read(tmp_path / "packed", 8).as_numpy_iterator():
         for row in range(len(batch["number"])):
@@ -172,7 +172,7 @@ def test_image_data_sets(
 ) -> None:
     command = [f"tfds:{name}", str(tmp_path / name), "--num-shards", "2", "--num-workers", "1"]
     with tfds.testing.mock_data(num_examples=4):
-        assert pack.main(command) == 0
+        assert pack(command) == 0
     features = {f.name: f for f in pipelines.load_index(tmp_path / name).features}
     assert (features["image"].dtype, features["image"].shape, features["image"].encoding) == image
     assert len(features[label].label_names) == num_labels

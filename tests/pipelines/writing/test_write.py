@@ -13,11 +13,11 @@ import pytest
 
 import pipelines
 from pipelines.format.index import check_shards
-from tests.support import numbers
+from tests.support import ROOT, numbers
 
 KILLED = """
 import os, signal, sys
-from tests.pipelines import numbers
+from tests.support import numbers
 import pipelines
 
 def examples():
@@ -93,7 +93,7 @@ def test_interrupted_writing_leaves_nothing(tmp_path: Path, failure: type[BaseEx
 
 def test_killed_writing_leaves_no_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "data")]
-    killed = subprocess.run(command, cwd=Path(__file__).parents[2], timeout=120, check=False)
+    killed = subprocess.run(command, cwd=ROOT, timeout=120, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
     assert numbers.write(tmp_path / "data", num_records=10, num_shards=2).num_records == 10
