@@ -1,6 +1,6 @@
 """TFRecord pipelines: sharded files with an index beside them, and the way back to batches.
 
-`schema` says what a record holds, `index` what a folder holds, `write_shards` fills a folder
+A `Feature` says what a record holds, an `Index` what a folder holds, `write_shards` fills a folder
 atomically, `read` turns it into a `tf.data.Dataset`. Nothing here needs `tfdist`, and naming this
 package imports no TensorFlow: commands answer `--help` at once.
 """

@@ -1,1 +1,1 @@
-"""What lies in a folder of shards: records, their framing and features, the index beside them."""
+"""What lies in a folder of shards: files of framed records, their features, the index beside."""

@@ -1,1 +1,1 @@
-"""From a folder of shards to batches: order, division over workers, place in the epoch."""
+"""From a folder of shards to batches: `read` and `mix`, and a file for each of their stages."""
