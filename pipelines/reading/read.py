@@ -84,11 +84,7 @@ def read(
         raise ValueError("data_service: expected none with cache or on_corrupt='skip'; choose one")
     repeatable = not shuffle_buffer or seed is not None
     ordered = repeatable if deterministic is None else deterministic
-    if start != BEGINNING and not (repeatable and ordered and not data_service):
-        raise ValueError(
-            "start: expected an order that can be repeated; give a seed, and leave deterministic "
-            "out"
-        )
+    _check_start(start, repeatable=repeatable and ordered and not data_service)
     folder = Folder(
         directory,
         context=context,
@@ -118,13 +114,21 @@ def read(
         dataset = to_batches(records, folder.with_seeds, drop_remainder=drop)
     if last_batch == "pad":
         dataset = dataset.map(functools.partial(batching.pad, batch_size=batch_size))
-    num_batches = None
-    if start == BEGINNING and on_corrupt == "raise":
-        num_batches = batching.num_batches(folder.num_records, batch_size, last_batch)
+    is_whole = start == BEGINNING and on_corrupt == "raise"
     return batching.finished(
         dataset,
         batch_fn=batch_fn,
-        num_batches=num_batches,
+        num_batches=(
+            batching.num_batches(folder.num_records, batch_size, last_batch) if is_whole else None
+        ),
         deterministic=ordered,
         tuning=tuning,
     )
+
+
+def _check_start(start: Position | Callable[[], Position], *, repeatable: bool) -> None:
+    if start != BEGINNING and not repeatable:
+        raise ValueError(
+            "start: expected an order that can be repeated; give a seed, and leave deterministic "
+            "out"
+        )
