@@ -17,7 +17,7 @@ def of_epoch(seed: int, epoch: tf.Tensor) -> tf.Tensor:
 def of_examples(epoch_seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """The seed of each example, int32 `(..., 2)`: from the epoch's seed and the record's number.
 
-    So an example is augmented alike in the same epoch whoever reads it, wherever it stands.
+    So an example is augmented the same way in an epoch whoever reads it, wherever it stands.
     """
     key = tf.random.experimental.stateless_fold_in(epoch_seed, OF_EXAMPLES)[0]
     numbers = tf.cast(numbers, tf.int32)
