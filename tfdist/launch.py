@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from tfdist.cluster.networks import interface_towards
-from tfdist.launcher import flags as options
-from tfdist.launcher import group, horovod, kubernetes, mpirun, plan, slurm, workers
+from tfdist.console import command
+from tfdist.launcher import flags, group, horovod, kubernetes, mpirun, plan, slurm, workers
 from tfdist.launcher.child import Failure, Streams
 from tfdist.launcher.flags import Options
 from tfdist.launcher.plan import Process
-from tfdist.run import flags as command_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,18 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; that of the first worker that failed; 1 for an error; 130 for an
         interrupt.
     """
-    failed: list[Failure] = []
 
-    def command() -> None:
-        chosen = options.parse(sys.argv[1:] if arguments is None else arguments)
-        if failure := launch(chosen):
-            failed.append(failure)
+    def parse_and_launch() -> int:
+        failure = launch(flags.parse(sys.argv[1:] if arguments is None else arguments))
+        if failure is None:
+            return 0
+        print(f"error: {failure}", file=sys.stderr)
+        return failure.code
 
-    code = command_line.run(command)
-    if failed:
-        print(f"error: {failed[0]}", file=sys.stderr)
-        return failed[0].code
-    return code
+    return command.run(parse_and_launch)
 
 
 def launch(chosen: Options) -> Failure | None:
@@ -94,11 +90,11 @@ def _run_workers(chosen: Options) -> Failure | None:
 def _print_for_each_host(chosen: Options) -> None:
     """What the user has to type where."""
     hosts = ",".join(f"{host}:{number}" for host, number in chosen.hosts.items())
-    flags = ["--hosts", hosts, "--port", str(chosen.port)]
+    given = ["--hosts", hosts, "--port", str(chosen.port)]
     if chosen.gpus_per_worker:
-        flags += ["--gpus-per-worker", str(chosen.gpus_per_worker)]
+        given += ["--gpus-per-worker", str(chosen.gpus_per_worker)]
     for host in chosen.hosts:
-        line = [sys.executable, "-m", "tfdist.launch", *flags, "--on", host, "--", *chosen.command]
+        line = [sys.executable, "-m", "tfdist.launch", *given, "--on", host, "--", *chosen.command]
         print(f"# on {host}\n{shlex.join(line)}")
 
 

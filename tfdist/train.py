@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.config import TrainConfig
+from tfdist.console import command
 from tfdist.errors import DataError
 from tfdist.run import flags, recipe
 from tfdist.run.rank_duties import in_turns, once, printing_to
@@ -25,13 +25,12 @@ _SMOKE_STEPS = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
-    # What matters is raised as well; the rest are pages about drivers that a machine lacks.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    command.quieten_tensorflow()
 
-    def command() -> None:
+    def parse_and_train() -> None:
         train(flags.parse("python -m tfdist.train", _DESCRIPTION, arguments))
 
-    return flags.run(command)
+    return command.run(parse_and_train)
 
 
 def train(config: TrainConfig) -> keras.callbacks.History:

@@ -13,14 +13,14 @@ import yaml
 
 from tests.support.manifest_schemas import JOBS
 from tfdist.errors import ConfigurationError
-from tfdist.launcher import flags as options
 from tfdist.launcher import kubernetes, slurm
+from tfdist.launcher.flags import parse
 
 COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
 
 
 def manifest(*flags: str) -> dict[str, Any]:
-    return yaml.safe_load(kubernetes.manifest(options.parse([*flags, *COMMAND])))
+    return yaml.safe_load(kubernetes.manifest(parse([*flags, *COMMAND])))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_mpi_job_runs_the_command_on_all_workers() -> None:
     ],
 )
 def test_kind_follows_the_strategy(flags: list[str], kind: str) -> None:
-    made = yaml.safe_load(kubernetes.manifest(options.parse(["--print-k8s", *flags])))
+    made = yaml.safe_load(kubernetes.manifest(parse(["--print-k8s", *flags])))
     assert made["kind"] == kind
 
 
@@ -92,7 +92,7 @@ def test_servers_where_there_are_none(kind: str) -> None:
 
 def test_slurm_script() -> None:
     flags = ["--print-slurm", "--hosts", "n1:2,n2:2", "--gpus-per-worker", "1", "--name", "digits"]
-    script = slurm.script(options.parse([*flags, *COMMAND]))
+    script = slurm.script(parse([*flags, *COMMAND]))
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
     for wanted in ("ntasks=4", "nodes=2", "nodelist=n1,n2", "gpus-per-task=1", "job-name=digits"):
         assert f"#SBATCH --{wanted}" in directives
@@ -106,7 +106,7 @@ def test_slurm_script_runs_the_command(tmp_path: Any) -> None:
     (tmp_path / "srun").chmod(0o755)
     done = subprocess.run(
         [bash, "-s"],
-        input=slurm.script(options.parse(["--print-slurm", *COMMAND])),
+        input=slurm.script(parse(["--print-slurm", *COMMAND])),
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -16,8 +16,8 @@ from tests.support.starting import launch
 from tfdist import cluster
 from tfdist.cluster import mpi_library
 from tfdist.errors import LaunchError
-from tfdist.launcher import flags as options
 from tfdist.launcher import horovod, mpirun, plan, workers
+from tfdist.launcher.flags import Options, parse
 
 
 def test_places_are_those_that_horovod_computes() -> None:
@@ -54,8 +54,8 @@ def test_servers_and_workers_are_told_the_same_cluster() -> None:
     assert [process.leads for process in made] == [True, False, False, False]
 
 
-def parsed(*flags: str) -> options.Options:
-    return options.parse([*flags, "--", "program", "--flag"])
+def parsed(*flags: str) -> Options:
+    return parse([*flags, "--", "program", "--flag"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import tests  # noqa: F401 - quietens TensorFlow
 import tfdist
 from tests.support.training import build
-from tfdist.run import flags
+from tfdist.console import command
 
 #: What befalls a worker that never comes to the first step.
 ASLEEP = "asleep"
@@ -67,4 +67,4 @@ def main(strategy: str, fault: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(flags.run(lambda: main(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    sys.exit(command.run(lambda: main(sys.argv[1], sys.argv[2], int(sys.argv[3]))))

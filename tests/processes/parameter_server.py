@@ -12,7 +12,7 @@ import numpy as np
 import tests  # noqa: F401 - quietens TensorFlow
 from tests.support.training import build, steps
 from tfdist import Trainer
-from tfdist.run import flags
+from tfdist.console import command
 from tfdist.strategies.parameter_server.strategy import ParameterServer
 
 BATCHES, BATCH_SIZE = 25, 8
@@ -40,4 +40,4 @@ def main(stop: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(flags.run(lambda: main(Path(sys.argv[1]))))
+    sys.exit(command.run(lambda: main(Path(sys.argv[1]))))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tfdist.config import TrainConfig
-from tfdist.errors import ConfigurationError, DataError
+from tfdist.errors import ConfigurationError
 from tfdist.run import flags as command_line
 
 RECIPE = "test_recipes.tiny"
@@ -151,16 +151,3 @@ def test_import_error_inside_a_recipe_is_not_hidden(tmp_path: Path) -> None:
             parse("--recipe", "broken_recipe_package.one")
     finally:
         sys.path.remove(str(tmp_path))
-
-
-def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong() -> None:
-        raise DataError("Expected 3 rows, got 2: add one.")
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    assert command_line.run(lambda: None) == 0
-    assert command_line.run(wrong) == 1
-    assert capsys.readouterr().err == "error: Expected 3 rows, got 2: add one.\n"
-    assert command_line.run(interrupted) == 130

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
-from jsonargparse import ActionYesNo, ArgumentParser
+from jsonargparse import ActionYesNo
 
+from tfdist.console import command
 from tfdist.doctor import report
 from tfdist.doctor.check import Check
-from tfdist.run import flags
+
+_DESCRIPTION = "Looks this machine over: a red line makes the exit code 1 and says its cure."
 
 #: The groups of lines, by title: the module that makes each. These import no TensorFlow until then.
 GROUPS = {
@@ -25,13 +26,13 @@ GROUPS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for a red line, 130 for an interrupt."""
-    # What matters is a line of the report; the rest are pages about drivers that a machine lacks.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    parser = ArgumentParser(
-        prog="python -m tfdist.doctor",
-        description="Looks this machine over: a red line makes the exit code 1 and says its cure.",
-        allow_abbrev=False,
-    )
+    command.quieten_tensorflow()
+    return command.run(lambda: _doctor(arguments))
+
+
+def _doctor(arguments: Sequence[str] | None) -> int:
+    """Parses the command line and does what it says; returns the exit code."""
+    parser = command.parser("python -m tfdist.doctor", _DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
         "--all-reduce",
@@ -39,14 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=True,
         help="time sums over the replicas of this host, or over the ranks that run this",
     )
-    chosen = parser.parse_args(arguments)
-    healthy = True
-
-    def command() -> None:
-        nonlocal healthy
-        healthy = _examine(chosen.json, chosen.all_reduce)
-
-    return flags.run(command) or int(not healthy)
+    chosen = command.parse(parser, arguments)
+    return int(not _examine(chosen.json, chosen.all_reduce))
 
 
 def _examine(as_json: bool, all_reduce: bool) -> bool:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from jsonargparse import ArgumentParser
-
+from tfdist.console import command
 from tfdist.install_horovod import install
-from tfdist.run import flags
+
+_DESCRIPTION = "Builds Horovod against the installed TensorFlow and installs it."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
-    parser = ArgumentParser(
-        prog="python -m tfdist.install_horovod",
-        description="Builds Horovod against the installed TensorFlow and installs it.",
-        allow_abbrev=False,
-    )
+    return command.run(lambda: _install(arguments))
+
+
+def _install(arguments: Sequence[str] | None) -> None:
+    """Parses the command line and does what it says."""
+    parser = command.parser("python -m tfdist.install_horovod", _DESCRIPTION)
     parser.add_argument(
         "--mpi",
         choices=["auto", "system", "pypi", "none"],
@@ -27,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rebuild", action="store_true", help="build again what is installed or kept"
     )
-    chosen = parser.parse_args(arguments)
-    return flags.run(lambda: install.install(mpi=chosen.mpi, rebuild=chosen.rebuild))
+    chosen = command.parse(parser, arguments)
+    install.install(mpi=chosen.mpi, rebuild=chosen.rebuild)
 
 
 if __name__ == "__main__":

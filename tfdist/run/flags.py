@@ -1,4 +1,4 @@
-"""From a command line to a configuration, and from an error to a line and an exit code.
+"""From a command line to a configuration.
 
 Each layer overrides the one before it: the defaults of tfdist, those of the recipe, the files given
 with `--config` in their order, the flags. This module imports no TensorFlow; the recipe may.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jsonargparse import ActionYesNo, ArgumentParser
@@ -17,12 +17,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from tfdist.config import GROUPS, TrainConfig
-from tfdist.errors import ConfigurationError, TfdistError
+from tfdist.console import command
+from tfdist.errors import ConfigurationError
 from tfdist.run import recipe as recipes
 from tfdist.strategies import STRATEGIES
-
-#: Shells show 128 + the signal's number; an interrupt is signal 2.
-INTERRUPTED = 130
 
 
 def parse(program: str, description: str, arguments: Sequence[str] | None) -> TrainConfig:
@@ -53,18 +51,6 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
     return config
 
 
-def run(main: Callable[[], None]) -> int:
-    """Calls `main` and returns the exit code of the process; errors with a cure are one line."""
-    try:
-        main()
-    except TfdistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return 0
-
-
 def _config_files_first(arguments: Sequence[str]) -> list[str]:
     """Moves `--config FILE` to the front: flags override files wherever they stand.
 
@@ -81,13 +67,7 @@ def _config_files_first(arguments: Sequence[str]) -> list[str]:
 
 def _parser(program: str, description: str) -> ArgumentParser:
     """The flags: one for each field of `TrainConfig`, in the groups of its bases."""
-    parser = ArgumentParser(
-        prog=program,
-        description=description,
-        exit_on_error=False,
-        allow_abbrev=False,
-        print_config=None,
-    )
+    parser = command.parser(program, description)
     parser.add_argument(
         "--config", action="config", metavar="FILE", help="YAML file of fields; flags override it"
     )
@@ -133,14 +113,13 @@ def _metavar(annotation: Any) -> str:
 def _read(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[TrainConfig, bool]:
     """Returns the configuration, and whether it is only to be printed."""
     try:
-        values: Mapping[str, Any] = parser.parse_args(list(arguments)).as_dict()
+        values: Mapping[str, Any] = command.parse(parser, arguments).as_dict()
         fields = {key: value for key, value in values.items() if key in TrainConfig.model_fields}
         return TrainConfig(**fields), "print_config" in values
-    except argparse.ArgumentError as error:
-        message = " ".join(str(error).split())
     except ValidationError as error:
-        message = _message(error)
-    raise ConfigurationError(f"{message}\n{parser.prog} --help lists what there is.")
+        raise ConfigurationError(
+            f"{_message(error)}\n{parser.prog} --help lists what there is."
+        ) from None
 
 
 def _message(error: ValidationError) -> str:

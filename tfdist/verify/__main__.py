@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
 import sys
 from collections.abc import Sequence
 
-from jsonargparse import ArgumentParser
+from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from tfdist import cluster
+from tfdist.console import command
 from tfdist.errors import ConfigurationError, TfdistError
-from tfdist.run import flags
 from tfdist.strategies import STRATEGIES
 from tfdist.verify import report
 from tfdist.verify.attempt import attempt
 from tfdist.verify.verdict import Verdict
 
 ALL = "all"
-_PROGRAM = "python -m tfdist.verify"
 _DESCRIPTION = "Trains a small network under a strategy and compares it with plain Keras's."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 where all passed, else 1; 130: interrupted."""
-    # What matters is raised as well; the rest are pages about drivers that a machine lacks.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    passed = False
-
-    def command() -> None:
-        nonlocal passed
-        passed = _verify(_parse(arguments))
-
-    return flags.run(command) or int(not passed)
+    command.quieten_tensorflow()
+    return command.run(lambda: int(not _verify(_parse(arguments))))
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(
-        prog=_PROGRAM, description=_DESCRIPTION, exit_on_error=False, allow_abbrev=False
-    )
+def _parse(arguments: Sequence[str] | None) -> Namespace:
+    parser = command.parser("python -m tfdist.verify", _DESCRIPTION)
     parser.add_argument(
         "--strategy", choices=[*STRATEGIES, ALL], default=ALL, help="which; left out: all, in turns"
     )
@@ -57,11 +45,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--timeout", type=PositiveInt, default=300, metavar="SECONDS", help="for each strategy"
     )
-    try:
-        chosen = parser.parse_args(arguments)
-    except argparse.ArgumentError as error:
-        message = " ".join(str(error).split())
-        raise ConfigurationError(f"{message}\n{_PROGRAM} --help lists what there is.") from None
+    chosen = command.parse(parser, arguments)
     if cluster.discover().size > 1 and (chosen.num_workers or chosen.strategy == ALL):
         raise ConfigurationError(
             f"this is one of {cluster.discover().size} processes already: name one --strategy, "
@@ -70,7 +54,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return chosen
 
 
-def _verify(chosen: argparse.Namespace) -> bool:
+def _verify(chosen: Namespace) -> bool:
     """Makes the trials, prints what came of them, and tells whether nothing is wrong."""
     outcomes: dict[str, Verdict | TfdistError] = {}
     for name in STRATEGIES if chosen.strategy == ALL else [chosen.strategy]:
@@ -84,7 +68,7 @@ def _verify(chosen: argparse.Namespace) -> bool:
     return all(map(report.healthy, outcomes.values()))
 
 
-def _outcome(name: str, chosen: argparse.Namespace) -> Verdict | TfdistError:
+def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:
     """Makes a trial, in this process or in others."""
     from tfdist.launcher.notebook import notebook_launch
 

@@ -1,0 +1,75 @@
+"""The manner of every command: flags, one-line errors, exit codes. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from jsonargparse import ArgumentParser, Namespace
+
+from tfdist.errors import ConfigurationError, TfdistError
+
+#: Shells show 128 + the signal's number; an interrupt is signal 2.
+INTERRUPTED = 130
+
+
+def run(main: Callable[[], int | None]) -> int:
+    """Calls `main` and returns the exit code of the process.
+
+    Args:
+        main: Does the work; returns the exit code, None for 0; raises what the user should know.
+
+    Returns:
+        `main`'s; 1 for an error with a cure, which is printed as one line; 130 for an interrupt.
+    """
+    try:
+        return main() or 0
+    except TfdistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def quieten_tensorflow() -> None:
+    """Keeps TensorFlow's log off the terminal, unless the user set how much is to be shown.
+
+    What matters is raised as well; the rest are pages about drivers that a machine lacks. Has to be
+    called before TensorFlow is imported.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def parser(program: str, description: str) -> ArgumentParser:
+    """Returns an empty parser, for `parse`; arguments are added as to argparse.
+
+    Args:
+        program: How the command is called, for its usage line.
+        description: What it does.
+    """
+    return ArgumentParser(
+        prog=program,
+        description=description,
+        exit_on_error=False,
+        allow_abbrev=False,
+        print_config=None,
+    )
+
+
+def parse(parser: ArgumentParser, arguments: Sequence[str] | None) -> Namespace:
+    """Returns the values of a command line; `--help` prints and exits.
+
+    Args:
+        parser: Knows the flags.
+        arguments: The command line without the program's name, or None for this process's.
+
+    Raises:
+        ConfigurationError: An unknown flag, or a value that does not fit.
+    """
+    try:
+        return parser.parse_args(sys.argv[1:] if arguments is None else list(arguments))
+    except argparse.ArgumentError as error:
+        message = " ".join(str(error).split())
+        raise ConfigurationError(f"{message}\n{parser.prog} --help lists what there is.") from None
