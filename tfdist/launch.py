@@ -83,7 +83,7 @@ def _run_workers(chosen: Options) -> Failure | None:
     here = [process for process in made.processes if chosen.on in (None, process.host)]
     if chosen.dry_run:
         return _run(here, chosen)
-    with workers.meeting(made, slots) if chosen.on in (None, slots[0].host) else nullcontext():
+    with workers.rendezvous(made, slots) if chosen.on in (None, slots[0].host) else nullcontext():
         return _run(here, chosen)
 
 

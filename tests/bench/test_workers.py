@@ -3,71 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.bench.test_step import ROOT, run
+from tests.bench.test_step import run
 from tfdist.bench.scaling import measure
 from tfdist.bench.scaling.engines import ENGINES
-from tfdist.errors import LaunchError
-from tfdist.launcher.worker_pool import Group
-
-
-def doubling(offset: str) -> object:
-    """What a worker calls: its answers are twice the question, and a number."""
-    return lambda number: 2 * number + int(offset)
-
-
-def failing() -> object:
-    raise ValueError("no such engine")
-
-
-def test_group_answers_by_rank_and_leaves_nobody() -> None:
-    with Group(f"{__name__}:doubling", "1", num_workers=2) as group:
-        assert group.ask(3) == [7, 7]
-        assert group.ask(4) == [9, 9]
-        workers = list(group._processes)
-    assert not any(worker.is_running() for worker in workers)
-
-
-def test_nobody_outlives_a_benchmark_that_is_killed() -> None:
-    script = f"""
-import time
-from tfdist.bench.workers.group import Group
-group = Group({f"{__name__}:doubling"!r}, "1", num_workers=2)
-print(*(worker.pid for worker in group._processes), flush=True)
-time.sleep(600)
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as bench:
-        assert bench.stdout is not None
-        workers = [psutil.Process(int(word)) for word in bench.stdout.readline().split()]
-        bench.kill()
-    assert len(workers) == 2
-    _, left = psutil.wait_procs(workers, timeout=30)
-    assert not left
-
-
-def test_group_that_does_not_start_says_why() -> None:
-    with pytest.raises(LaunchError, match="no such engine"):
-        Group(f"{__name__}:failing", num_workers=1)
-
-
-def test_worker_that_fails_ends_the_group() -> None:
-    with Group(f"{__name__}:doubling", "1", num_workers=1) as group:
-        with pytest.raises(LaunchError, match="unsupported operand"):
-            group.ask(None)
-        with pytest.raises(LaunchError, match="have ended"):
-            group.ask(1)
 
 
 class Fixed:
-    """A group whose workers take a known time."""
+    """A pool whose workers take a known time."""
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
@@ -83,8 +29,8 @@ class Fixed:
 def test_scaling_numbers_follow_from_the_times() -> None:
     from tfdist.bench.step.workloads import WORKLOADS
 
-    groups = {name: Fixed(name) for name in ENGINES if name != "Horovod, MPI"}
-    result = measure.model("cnn", WORKLOADS["cnn"], groups, 2)  # type: ignore[arg-type]
+    pools = {name: Fixed(name) for name in ENGINES if name != "Horovod, MPI"}
+    result = measure.model("cnn", WORKLOADS["cnn"], pools, 2)  # type: ignore[arg-type]
     rows = {(row["engine"], row["way"]): row for row in result["rows"]}
     ours = rows["multi_worker", "tfdist"]
     assert ours["images_per_s"]["median"] == pytest.approx(2 * 64 / 0.125)

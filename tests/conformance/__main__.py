@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.conformance import table
 from tests.conformance.cases import CASES
 from tests.conformance.engines import STRATEGIES
-from tests.conformance.group import LAYOUTS
+from tests.conformance.layouts import LAYOUTS
 from tests.conformance.verdicts import KERAS, KERAS_EVEN, Question, Verdict, ask_all
 
 ENGINES = (KERAS, KERAS_EVEN, *dict.fromkeys(name for name, _ in STRATEGIES), *LAYOUTS)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conformance import engines, results
 from tests.conformance.cases import CASES
-from tests.conformance.group import LAYOUTS, Group
+from tests.conformance.layouts import LAYOUTS, Group
 from tfdist.errors import TfdistError
 
 # Each layout in one process of pytest-xdist, which starts its group once.

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 from tests import start_tensorflow
-from tests.conformance.group import LAYOUTS, Group
+from tests.conformance.layouts import LAYOUTS, Group
 
 TIMEOUT_SECONDS = 120.0
 # Processes are forked from one that has imported TensorFlow, which takes seconds, but has not

@@ -1,4 +1,4 @@
-"""One group of two ranks, started once, that runs the programs of all tests here."""
+"""One pool of two ranks, started once, that runs the programs of all tests here."""
 
 from __future__ import annotations
 
@@ -8,22 +8,33 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.group import Group, Layout
+from tests.conformance.layouts import AnsweringPool, Layout
 
 Run = Callable[[str], list[Any]]
+
+
+def _programs() -> Callable[[str], Any]:
+    """In a rank: returns what runs a program."""
+    import tests  # noqa: F401 - quietens TensorFlow
+    import tfdist.horovod as hvd
+
+    hvd.init()
+    from tests.horovod.programs import PROGRAMS
+
+    return lambda program: PROGRAMS[program]()
 
 
 @pytest.fixture(scope="module")  # ranks that wait for work are busy asking for it
 def run() -> Iterator[Run]:
     """Runs a program of `tests.horovod.programs`; returns what it returned, by rank."""
     pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
-    with Group(Layout("horovod", 2, via="mpi"), worker="tests.horovod.worker") as group:
+    with AnsweringPool(Layout("horovod", 2, via="mpirun"), _programs) as pool:
 
         def on_all_ranks(program: str) -> list[Any]:
-            answers = group.ask(program)
+            answers = pool.ask(program)
             failed = [answer.error for answer in answers if answer.error]
             assert not failed, "\n".join(failed)
-            return [answer.result for answer in answers]
+            return [answer.value for answer in answers]
 
         yield on_all_ranks
 

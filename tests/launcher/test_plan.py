@@ -35,7 +35,7 @@ def test_every_worker_is_told_the_same_cluster() -> None:
     assert [found.rank for found in seen] == [0, 1, 2]
     assert [found.local_rank for found in seen] == [0, 1, 0]
     assert {found.addresses for found in seen} == {("a:5001", "a:5002", "b:5001")}
-    assert made.meeting == "a:5000"
+    assert made.rendezvous == "a:5000"
     assert [process.host for process in made.processes] == ["a", "a", "b"]
 
 
@@ -124,8 +124,8 @@ def test_host_s_own_name(address: str, fits: bool, monkeypatch: pytest.MonkeyPat
 def test_workers_meet_at_horovod_s_server() -> None:
     slots = plan.slots({plan.LOCAL: 2})
     made = workers.plan(["run"], slots)
-    with workers.meeting(made, slots):
-        url = f"http://{made.meeting}/scope/key"
+    with workers.rendezvous(made, slots):
+        url = f"http://{made.rendezvous}/scope/key"
         put = urllib.request.Request(url, data=b"value", method="PUT")
         urllib.request.urlopen(put, timeout=10).close()
         with urllib.request.urlopen(url, timeout=10) as got:

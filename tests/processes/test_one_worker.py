@@ -6,12 +6,12 @@ import pytest
 
 from tests.conformance import engines, results
 from tests.conformance.cases import CASES
-from tests.conformance.group import Group, Layout
+from tests.conformance.layouts import Group, Layout
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("via", ["nothing", "TF_CONFIG"])
+@pytest.mark.parametrize("via", ["", "processes"])
 def test_a_worker_alone_has_the_numbers_of_one_device(via: str) -> None:
     with Group(Layout("multi_worker", 1, num_devices=2, via=via)) as group:
         for name in ("uneven-batches", "embedding"):

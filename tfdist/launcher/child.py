@@ -43,7 +43,8 @@ class Streams:
     """Where output goes.
 
     Attributes:
-        only: The name of the one process that is shown, without its name; None: all are.
+        only: The name of the one process that is shown, without its name; None: all are; empty:
+            none is.
         out: For standard output; None: this process's.
         err: For standard error; None: this process's.
     """
@@ -59,7 +60,7 @@ class Streams:
         return Relay("" if self.only else name, self.out or sys.stdout, self.err or sys.stderr)
 
 
-class Member:
+class Child:
     """A process of a group.
 
     Args:
@@ -72,16 +73,16 @@ class Member:
         self.process = process
         self._environ = {**os.environ, "PYTHONUNBUFFERED": "1", **process.environ, **environ}
         self._relay = streams.relay(process.name)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
 
-    def start(self, ended: Callable[[Member], None]) -> None:
+    def start(self, ended: Callable[[Child], None]) -> None:
         """Starts it; `ended` is called from a thread when it has ended.
 
         Raises:
             LaunchError: It cannot be started.
         """
         try:
-            child = subprocess.Popen(
+            popen = subprocess.Popen(
                 self.process.command,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
@@ -94,11 +95,11 @@ class Member:
                 f"{self.process.command[0]!r} cannot be started ({error.strerror}): "
                 "expected a program and its arguments after --."
             ) from None
-        self._child = child
-        self._relay.start(child)
+        self._popen = popen
+        self._relay.start(popen)
 
         def wait() -> None:
-            child.wait()
+            popen.wait()
             ended(self)
 
         threading.Thread(target=wait, daemon=True).start()
@@ -106,18 +107,18 @@ class Member:
     @property
     def running(self) -> bool:
         """Whether it has been started, and has not ended."""
-        return self._child is not None and self._child.returncode is None
+        return self._popen is not None and self._popen.returncode is None
 
     @property
     def code(self) -> int:
         """The exit code of one that has ended, as a shell has it."""
-        code = self._child.returncode if self._child else 0
+        code = self._popen.returncode if self._popen else 0
         return code if code >= 0 else 128 - code
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and its children."""
-        if self._child and self.running:
-            os.killpg(self._child.pid, number)
+        if self._popen and self.running:
+            os.killpg(self._popen.pid, number)
 
     def drain(self) -> None:
         """Lets the rest of its output come."""

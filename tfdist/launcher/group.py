@@ -8,11 +8,11 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType, MappingProxyType, TracebackType
 
-from tfdist.launcher.child import Failure, Member, Streams
+from tfdist.launcher.child import Child, Failure, Streams
 from tfdist.launcher.orphans import marked, watching
 from tfdist.launcher.plan import Process
 
@@ -40,27 +40,62 @@ def run(
         SystemExit: SIGTERM or SIGHUP came; they have been ended.
         LaunchError: A program cannot be started.
     """
-    mark = uuid.uuid4().hex
-    members = [Member(process, marked(mark), streams or Streams()) for process in processes]
-    try:
-        with _signals_raise(), watching(mark), _Group(members, grace, restarts) as group:
-            failed = group.wait()
-    finally:  # now that nobody holds a pipe open any more
-        for member in members:
-            member.drain()
+    running = started(processes, grace=grace, restarts=restarts, streams=streams)
+    with signals_raise(), running as group:
+        failed = group.wait()
     return failed.failure() if failed else None
 
 
-class _Group:
-    """All of them; leaving the block ends those that still run."""
+@contextmanager
+def started(
+    processes: Sequence[Process],
+    *,
+    grace: float,
+    restarts: int = 0,
+    streams: Streams | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Group]:
+    """Starts processes; leaving the block ends those that still run, and all that they started.
 
-    def __init__(self, members: Sequence[Member], grace: float, restarts: int) -> None:
-        self._members, self._grace, self._restarts = members, grace, restarts
+    Args:
+        processes: As for `run`, like those that follow.
+        grace: Seconds.
+        restarts: Number.
+        streams: Where output goes.
+        environ: Variables that all have, beside this process's and their own.
+
+    Raises:
+        LaunchError: A program cannot be started.
+    """
+    mark = uuid.uuid4().hex
+    shared = {**environ, **marked(mark)}
+    children = [Child(process, shared, streams or Streams()) for process in processes]
+    try:
+        with watching(mark), Group(children, grace, restarts) as group:
+            group.start()
+            yield group
+    finally:  # now that nobody holds a pipe open any more
+        for child in children:
+            child.drain()
+
+
+class Group:
+    """All of them; leaving the block ends those that still run.
+
+    Args:
+        children: Not started yet.
+        grace: As for `run`.
+        restarts: As for `run`.
+    """
+
+    def __init__(self, children: Sequence[Child], grace: float, restarts: int) -> None:
+        self._children, self._grace, self._restarts = children, grace, restarts
         self._last = min(grace, _LAST_SECONDS)
-        self._ended: queue.SimpleQueue[Member] = queue.SimpleQueue()  # in the order of their ends
-        self._returns: Counter[str] = Counter()
+        self._ended: queue.SimpleQueue[Child] = queue.SimpleQueue()  # in the order of their ends
+        self._num_restarts: Counter[str] = Counter()
+        self._num_left = len(children)
 
-    def __enter__(self) -> _Group:
+    def __enter__(self) -> Group:
         return self
 
     def __exit__(
@@ -73,42 +108,59 @@ class _Group:
         finally:  # a second Ctrl-C comes here at once
             self._end(signal.SIGKILL, _LAST_SECONDS)
 
-    def wait(self) -> Member | None:
-        """Starts all, waits for the end of the run, and returns the one that failed."""
-        for member in self._members:
-            member.start(self._ended.put)
-        num_left = len(self._members)
-        while num_left:
-            member = self._ended.get()
-            if member.code and self._starts_again(member):
-                continue
-            if member.code:
-                return member
-            if member.process.leads:
-                self._wait(self._grace)
+    def start(self) -> None:
+        """Starts all.
+
+        Raises:
+            LaunchError: One cannot be started.
+        """
+        for child in self._children:
+            child.start(self._ended.put)
+
+    def wait(self, seconds: float | None = None) -> Child | None:
+        """Waits for the end of the run, or for so long, and returns the one that failed."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while self._num_left:
+            try:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                child = self._ended.get(timeout=left)
+            except queue.Empty:
                 return None
-            num_left -= 1
+            if child.code and self._starts_again(child):
+                continue
+            if child.code:
+                return child
+            if child.process.leads:
+                self._wait_for_all(self._grace)
+                return None
+            self._num_left -= 1
         return None
 
-    def _starts_again(self, member: Member) -> bool:
+    def last_words(self) -> str:
+        """Returns what each said last on standard error."""
+        said = {child.process.name: child.failure().last_words for child in self._children}
+        return "\n".join(f"{name}: {words}" for name, words in said.items() if words)
+
+    def _starts_again(self, child: Child) -> bool:
         """Starts one that has failed again, if it may."""
-        self._returns[member.process.name] += 1
-        if not member.process.may_return or self._returns[member.process.name] > self._restarts:
+        self._num_restarts[child.process.name] += 1
+        too_often = self._num_restarts[child.process.name] > self._restarts
+        if too_often or not child.process.may_return:
             return False
-        member.start(self._ended.put)
+        child.start(self._ended.put)
         return True
 
     @property
     def _running(self) -> bool:
-        return any(member.running for member in self._members)
+        return any(child.running for child in self._children)
 
     def _end(self, number: int, seconds: float) -> None:
         """Sends a signal to those that run, and waits for them to end."""
-        for member in self._members:
-            member.signal(number)
-        self._wait(seconds)
+        for child in self._children:
+            child.signal(number)
+        self._wait_for_all(seconds)
 
-    def _wait(self, seconds: float) -> None:
+    def _wait_for_all(self, seconds: float) -> None:
         """Waits until none runs."""
         deadline = time.monotonic() + seconds
         while self._running and (left := deadline - time.monotonic()) > 0:
@@ -119,7 +171,7 @@ class _Group:
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """Within the block SIGTERM and SIGHUP unwind the stack, as Ctrl-C does.
 
     So does SIGINT where a shell told this process to ignore it, as they do in the background.

@@ -1,4 +1,4 @@
-"""What Horovod's Gloo controller needs from a launcher: variables, and a server to meet at.
+"""What Horovod's Gloo controller needs from a launcher: variables, and a rendezvous server.
 
 As `horovod.runner.gloo_run` sets them, without its own way of starting and ending processes.
 """

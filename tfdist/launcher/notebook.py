@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from tfdist.errors import LaunchError
-from tfdist.launcher import group, notebook_worker, workers
-from tfdist.launcher.child import Streams
-from tfdist.launcher.plan import LOCAL, slots
-
-_GRACE_SECONDS = 15.0
+from tfdist.launcher import notebook_worker
+from tfdist.launcher.group import signals_raise
+from tfdist.launcher.worker_pool import WorkerPool
 
 
 def notebook_launch(fn: Callable[[], Any], num_workers: int = 2) -> Any:
@@ -40,14 +34,10 @@ def notebook_launch(fn: Callable[[], Any], num_workers: int = 2) -> Any:
     """
     if num_workers < 1:
         raise LaunchError(f"num_workers={num_workers}: expected at least 1.")
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as name:
-        task, result = Path(name, "task"), Path(name, "result")
-        task.write_bytes(pickle.dumps(sys.path) + cloudpickle.dumps(fn))
-        places = slots({LOCAL: num_workers})
-        command = [sys.executable, "-P", notebook_worker.__file__, str(task), str(result)]
-        made = workers.plan(command, places)
-        with workers.meeting(made, places):
-            failure = group.run(made.processes, grace=_GRACE_SECONDS, streams=Streams(only="0"))
-        if failure:
-            raise LaunchError(str(failure))
-        return cloudpickle.loads(result.read_bytes())
+    pool = WorkerPool(
+        notebook_worker.make_answer, num_workers=num_workers, answer_seconds=None, shows=0
+    )
+    with signals_raise(), pool:
+        returned = pool.ask(cloudpickle.dumps(fn))[0]
+        pool.finish()
+    return cloudpickle.loads(returned)

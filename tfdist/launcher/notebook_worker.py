@@ -1,35 +1,28 @@
-"""A worker of `tfdist.notebook_launch`: `call.py TASK RESULT` calls the function in a file.
-
-It is run as a file, and takes the notebook's path before it imports anything of it.
-"""
+"""What a worker of `tfdist.notebook_launch` does: it calls a function of the notebook."""
 
 from __future__ import annotations
 
-import pickle
-import sys
-from pathlib import Path
+from collections.abc import Callable
+
+import cloudpickle
+
+from tfdist.cluster import is_chief
 
 
-def main(task: str, result: str) -> None:
-    """Reads the function, calls it, and writes what it returned if this is rank 0."""
-    with Path(task).open("rb") as file:
-        sys.path[:] = pickle.load(file)
-        fn = pickle.load(file)
-    returned = fn()
-
-    import cloudpickle
-
-    from tfdist.cluster import is_chief
-
-    if is_chief():
-        try:
-            Path(result).write_bytes(cloudpickle.dumps(returned))
-        except Exception as error:
-            raise TypeError(
-                f"The function returned {type(returned).__name__}, which pickle does not take: "
-                "return numbers or arrays, or save to a file."
-            ) from error
+def make_answer() -> Callable[[bytes], bytes | None]:
+    """Returns what the pool of workers calls."""
+    return _call
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def _call(function: bytes) -> bytes | None:
+    """Calls a function that cloudpickle wrote, and returns as such what it returned on rank 0."""
+    returned = cloudpickle.loads(function)()
+    if not is_chief():
+        return None
+    try:
+        return cloudpickle.dumps(returned)
+    except Exception as error:
+        raise TypeError(
+            f"The function returned {type(returned).__name__}, which pickle does not take: "
+            "return numbers or arrays, or save to a file."
+        ) from error

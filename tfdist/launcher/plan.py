@@ -72,9 +72,9 @@ def slots(hosts: Mapping[str, int]) -> list[Slot]:
     places = [(host, local) for host, number in hosts.items() for local in range(number)]
     made = []
     for rank, (host, local) in enumerate(places):
-        alike = [other for other, number in hosts.items() if number > local]
+        peers = [other for other, number in hosts.items() if number > local]
         made.append(
-            Slot(host, rank, len(places), local, hosts[host], alike.index(host), len(alike))
+            Slot(host, rank, len(places), local, hosts[host], peers.index(host), len(peers))
         )
     return made
 

@@ -1,22 +1,25 @@
-"""A worker of a `Group`: `worker.py PORT MODULE:FUNCTION ARGUMENT...`."""
+"""A worker of a `WorkerPool`: `pool_worker.py ADDRESS` answers questions until nobody asks.
+
+It is run as a file, and takes the asking process's path before it imports anything of it.
+"""
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from multiprocessing.connection import Client
 
-from tfdist import cluster
 
+def main(address: str) -> None:
+    """Makes what answers, tells its rank, and answers."""
+    with Client(address, "AF_UNIX") as connection:
+        sys.path[:] = connection.recv()
+        make_answer, arguments = connection.recv()
+        answer = make_answer(*arguments)
 
-def main(port: str, maker: str, *arguments: str) -> None:
-    """Starts the engine and answers questions until nobody asks any more."""
-    rank = cluster.discover().rank
-    module, function = maker.split(":")
-    answer = getattr(importlib.import_module(module), function)(*arguments)
-    with Client(("127.0.0.1", int(port))) as connection:
-        connection.send((rank, os.getpid()))
+        from tfdist import cluster
+
+        connection.send((cluster.discover().rank, os.getpid()))
         while True:
             try:
                 question = connection.recv()

@@ -19,11 +19,11 @@ class Plan(NamedTuple):
 
     Attributes:
         processes: The workers, by rank.
-        meeting: `"host:port"` where Horovod's workers meet.
+        rendezvous: `"host:port"` where Horovod's workers find each other.
     """
 
     processes: list[Process]
-    meeting: str
+    rendezvous: str
 
 
 def plan(
@@ -39,8 +39,8 @@ def plan(
     Args:
         command: What each of them runs.
         slots: The place of each.
-        first_port: Where the ports of every host begin: one for the meeting, one for each worker.
-            None: free ports; all workers are on this host.
+        first_port: Where the ports of every host begin: one for the rendezvous, one for each
+            worker. None: free ports; all workers are on this host.
         interface: The network interface by which they reach each other; empty: found out.
         gpus_per_worker: How many GPUs of its host each worker sees; 0: all.
     """
@@ -49,25 +49,25 @@ def plan(
         ports = free_ports(1 + len(slots))
     else:
         ports = [first_port, *(first_port + 1 + slot.local_rank for slot in slots)]
-    meeting, *own = ports
+    rendezvous, *own = ports
     tasks = {"worker": [f"{slot.host}:{port}" for slot, port in zip(slots, own, strict=True)]}
     processes = []
     for slot in slots:
         told = tf_config(tasks, "worker", slot.rank)
         if horovod.installed():
             card = "lo" if first == LOCAL else interface
-            told |= horovod.environ(slot, first, meeting, card)
+            told |= horovod.environ(slot, first, rendezvous, card)
         if gpus_per_worker:
             begin = slot.local_rank * gpus_per_worker
             visible = map(str, range(begin, begin + gpus_per_worker))
             told["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
         processes.append(Process(str(slot.rank), tuple(command), told, slot.host))
-    return Plan(processes, f"{first}:{meeting}")
+    return Plan(processes, f"{first}:{rendezvous}")
 
 
 @contextlib.contextmanager
-def meeting(made: Plan, slots: Sequence[Slot]) -> Iterator[None]:
-    """Lets Horovod's workers meet on this host within the block.
+def rendezvous(made: Plan, slots: Sequence[Slot]) -> Iterator[None]:
+    """Runs the server on this host, within the block, by which Horovod's workers find each other.
 
     Raises:
         ClusterError: The port is in use.
@@ -75,6 +75,6 @@ def meeting(made: Plan, slots: Sequence[Slot]) -> Iterator[None]:
     if not horovod.installed():
         yield
         return
-    check_free(made.meeting)
-    with horovod.serving(slots, int(made.meeting.rpartition(":")[2])):
+    check_free(made.rendezvous)
+    with horovod.serving(slots, int(made.rendezvous.rpartition(":")[2])):
         yield

@@ -56,12 +56,10 @@ def run(
     asked = list(engines or ENGINES)
     absent = {name: why for name in asked if (why := missing(name))}
     with contextlib.ExitStack() as stack:
-        groups = {
-            name: stack.enter_context(ENGINES[name]()) for name in asked if name not in absent
-        }
+        pools = {name: stack.enter_context(ENGINES[name]()) for name in asked if name not in absent}
         load = OthersLoad()
         results = [
-            measure.size(groups, num_bytes, _SMOKE_ROUNDS if smoke else rounds)
+            measure.size(pools, num_bytes, _SMOKE_ROUNDS if smoke else rounds)
             for num_bytes in (_SMOKE_SIZES if smoke else sizes)
         ]
         others = load.share()

@@ -11,7 +11,7 @@ from typing import Any
 from tfdist import cluster
 from tfdist.cluster import mpi_library
 from tfdist.cluster.ports import free_ports
-from tfdist.launcher.worker_pool import Group
+from tfdist.launcher.worker_pool import WorkerPool
 
 #: Takes a number of bytes and of repeats; returns the median time of a sum in seconds.
 Measure = Callable[[int, int], float]
@@ -19,16 +19,16 @@ Measure = Callable[[int, int], float]
 REPLICAS = 2
 
 
-def of_tfdist(strategy: str, devices: str) -> Measure:
+def of_tfdist(strategy: str, devices: int) -> Measure:
     """In a worker: starts a strategy, and sums through it."""
     from tfdist import strategies
     from tfdist.doctor.all_reduce import measure
 
-    made = strategies.create(strategy, int(devices))
+    made = strategies.create(strategy, devices)
     return lambda num_bytes, repeats: measure(made, num_bytes, repeats)[0]
 
 
-def of_torch(port: str) -> Measure:
+def of_torch(port: int) -> Measure:
     """In a worker: starts PyTorch's Gloo, and sums through it."""
     import torch
     import torch.distributed as dist
@@ -50,20 +50,20 @@ def of_torch(port: str) -> Measure:
     return measure
 
 
-def _tfdist(strategy: str, devices: int = 1, **options: Any) -> Callable[[], Group]:
-    return lambda: Group(f"{__name__}:of_tfdist", strategy, str(devices), **options)
+def _tfdist(strategy: str, devices: int = 1, **options: Any) -> Callable[[], WorkerPool]:
+    return lambda: WorkerPool(of_tfdist, strategy, devices, **options)
 
 
-def _torch() -> Group:
-    return Group(f"{__name__}:of_torch", str(free_ports(1)[0]))
+def _torch() -> WorkerPool:
+    return WorkerPool(of_torch, free_ports(1)[0], pauses=True)
 
 
 #: How to start each, by its name in the tables.
-ENGINES: dict[str, Callable[[], Group]] = {
-    "mirrored": _tfdist("mirrored", REPLICAS, num_workers=1),
-    "multi_worker": _tfdist("multi_worker", pauses=False),
-    "Horovod, MPI": _tfdist("horovod", via="mpirun"),
-    "Horovod, Gloo": _tfdist("horovod", pauses=False),
+ENGINES: dict[str, Callable[[], WorkerPool]] = {
+    "mirrored": _tfdist("mirrored", REPLICAS, num_workers=1, pauses=True),
+    "multi_worker": _tfdist("multi_worker"),
+    "Horovod, MPI": _tfdist("horovod", via="mpirun", pauses=True),
+    "Horovod, Gloo": _tfdist("horovod"),
     "PyTorch, Gloo": _torch,
 }
 

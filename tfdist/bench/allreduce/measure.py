@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist.bench.allreduce.engines import REPLICAS
 from tfdist.bench.interleave import ratio, spread, take_turns
-from tfdist.launcher.worker_pool import Group
+from tfdist.launcher.worker_pool import WorkerPool
 
 COPY = "memory copy"
 
@@ -21,18 +21,17 @@ _BYTES_A_ROUND = 1 << 24
 _MOST_REPEATS = 32
 
 
-def size(groups: Mapping[str, Group], num_bytes: int, num_rounds: int) -> dict[str, Any]:
+def size(pools: Mapping[str, WorkerPool], num_bytes: int, num_rounds: int) -> dict[str, Any]:
     """Returns, for a size, each engine's times, bus bandwidths and ratios to a memory copy's.
 
     Args:
-        groups: The engines' workers.
+        pools: The engines' workers.
         num_bytes: Of the tensor, on each replica.
         num_rounds: Measurements of each.
     """
     repeats = max(1, min(_MOST_REPEATS, _BYTES_A_ROUND // num_bytes))
     contenders = {
-        name: functools.partial(_slowest, group, num_bytes, repeats)
-        for name, group in groups.items()
+        name: functools.partial(_slowest, pool, num_bytes, repeats) for name, pool in pools.items()
     }
     contenders[COPY] = functools.partial(_copy, num_bytes, repeats)
     seconds = take_turns(contenders, num_rounds)
@@ -46,9 +45,9 @@ def size(groups: Mapping[str, Group], num_bytes: int, num_rounds: int) -> dict[s
     }
 
 
-def _slowest(group: Group, num_bytes: int, repeats: int) -> float:
+def _slowest(pool: WorkerPool, num_bytes: int, repeats: int) -> float:
     """The time of the worker that waits longest."""
-    return max(group.ask(num_bytes, repeats))
+    return max(pool.ask(num_bytes, repeats))
 
 
 def _copy(num_bytes: int, repeats: int) -> float:

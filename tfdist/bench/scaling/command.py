@@ -58,10 +58,10 @@ def run(
         raise DeviceError("two processes of one core each need two cores, but there is one.")
     asked = list(engines or ENGINES)
     absent = {name: why for name in asked if (why := missing(name))}
-    tiny, results = "tiny" if smoke else "", []
+    results = []
     with contextlib.ExitStack() as stack:
-        groups = {
-            name: stack.enter_context(ENGINES[name].start(tiny))
+        pools = {
+            name: stack.enter_context(ENGINES[name].start(smoke))
             for name in asked
             if name not in absent
         }
@@ -69,7 +69,7 @@ def run(
         for name in models:
             workload = MODELS[name].tiny() if smoke else MODELS[name]
             turns = _SMOKE_ROUNDS if smoke else rounds
-            results.append(measure.model(name, workload, groups, turns))
+            results.append(measure.model(name, workload, pools, turns))
             report.show(results[-1])
         others = load.share()
     for name, why in absent.items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tfdist import cluster
 from tfdist.bench.step.workloads import WORKLOADS, Workload
 from tfdist.cluster.ports import free_ports
-from tfdist.launcher.worker_pool import Group
+from tfdist.launcher.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
@@ -44,13 +44,13 @@ class Engine(NamedTuple):
         alone: The engine with one process.
     """
 
-    start: Callable[..., Group]
+    start: Callable[[bool], WorkerPool]
     ways: tuple[str, ...]
     apart: str
     alone: str
 
 
-def of_tfdist(strategy: str, tiny: str) -> Measure:
+def of_tfdist(strategy: str, tiny: bool) -> Measure:
     """In a worker: starts a strategy; trains through it, and by hand through what it stands on."""
     _own_core()
     import tensorflow as tf
@@ -78,14 +78,14 @@ def of_tfdist(strategy: str, tiny: str) -> Measure:
     return lambda model, way, num_steps: prepared(model, way, num_steps)().ms
 
 
-def of_torch(port: str, joined: str, tiny: str) -> Measure:
+def of_torch(port: int, joined: bool, tiny: bool) -> Measure:
     """In a worker: trains the same networks by PyTorch; `joined`: through DDP over Gloo."""
     _own_core()
     from tfdist.bench.scaling import by_torch
 
     if joined:
-        by_torch.join(int(port), cluster.discover())
-    prepared = functools.cache(lambda model: by_torch.prepare(_workload(model, tiny), bool(joined)))
+        by_torch.join(port, cluster.discover())
+    prepared = functools.cache(lambda model: by_torch.prepare(_workload(model, tiny), joined))
     return lambda model, way, num_steps: prepared(model)(num_steps)
 
 
@@ -98,7 +98,7 @@ def _own_core() -> None:
     process.cpu_affinity([cores[cluster.discover().rank % len(cores)]])
 
 
-def _workload(model: str, tiny: str) -> Workload:
+def _workload(model: str, tiny: bool) -> Workload:
     return MODELS[model].tiny() if tiny else MODELS[model]
 
 
@@ -111,14 +111,14 @@ def _exchange(strategy: Strategy) -> Any:
     return functools.partial(hvd.grouped_allreduce, op=hvd.Average)
 
 
-def _tfdist(strategy: str, **options: Any) -> Callable[[str], Group]:
-    return lambda tiny: Group(f"{__name__}:of_tfdist", strategy, tiny, **options)
+def _tfdist(strategy: str, **options: Any) -> Callable[[bool], WorkerPool]:
+    return lambda tiny: WorkerPool(of_tfdist, strategy, tiny, **options)
 
 
-def _torch(joined: str, num_workers: int) -> Callable[[str], Group]:
-    def start(tiny: str) -> Group:
-        port = str(free_ports(1)[0])
-        return Group(f"{__name__}:of_torch", port, joined, tiny, num_workers=num_workers)
+def _torch(joined: bool, num_workers: int) -> Callable[[bool], WorkerPool]:
+    def start(tiny: bool) -> WorkerPool:
+        port = free_ports(1)[0]
+        return WorkerPool(of_torch, port, joined, tiny, num_workers=num_workers, pauses=True)
 
     return start
 
@@ -128,12 +128,12 @@ _ALONE, _APART = "one process", "two apart"
 _TORCH_ALONE, _TORCH_APART = "PyTorch, one process", "PyTorch, two apart"
 
 ENGINES = {
-    _ALONE: Engine(_tfdist("one_device", num_workers=1), _BOTH, _ALONE, _ALONE),
-    _APART: Engine(_tfdist("one_device"), (OURS,), _APART, _ALONE),
-    "multi_worker": Engine(_tfdist("multi_worker", pauses=False), _BOTH, _APART, _ALONE),
-    "Horovod, MPI": Engine(_tfdist("horovod", via="mpirun"), _BOTH, _APART, _ALONE),
-    "Horovod, Gloo": Engine(_tfdist("horovod", pauses=False), _BOTH, _APART, _ALONE),
-    _TORCH_ALONE: Engine(_torch("", 1), (BY_HAND,), _TORCH_ALONE, _TORCH_ALONE),
-    _TORCH_APART: Engine(_torch("", 2), (BY_HAND,), _TORCH_APART, _TORCH_ALONE),
-    "PyTorch, Gloo": Engine(_torch("joined", 2), (BY_HAND,), _TORCH_APART, _TORCH_ALONE),
+    _ALONE: Engine(_tfdist("one_device", num_workers=1, pauses=True), _BOTH, _ALONE, _ALONE),
+    _APART: Engine(_tfdist("one_device", pauses=True), (OURS,), _APART, _ALONE),
+    "multi_worker": Engine(_tfdist("multi_worker"), _BOTH, _APART, _ALONE),
+    "Horovod, MPI": Engine(_tfdist("horovod", via="mpirun", pauses=True), _BOTH, _APART, _ALONE),
+    "Horovod, Gloo": Engine(_tfdist("horovod"), _BOTH, _APART, _ALONE),
+    _TORCH_ALONE: Engine(_torch(False, 1), (BY_HAND,), _TORCH_ALONE, _TORCH_ALONE),
+    _TORCH_APART: Engine(_torch(False, 2), (BY_HAND,), _TORCH_APART, _TORCH_ALONE),
+    "PyTorch, Gloo": Engine(_torch(True, 2), (BY_HAND,), _TORCH_APART, _TORCH_ALONE),
 }

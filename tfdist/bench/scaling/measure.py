@@ -10,7 +10,7 @@ from tfdist.bench.interleave import ratio, spread, take_turns
 from tfdist.bench.scaling.engines import BY_HAND, ENGINES, OURS
 from tfdist.bench.step.workloads import Workload
 from tfdist.errors import LaunchError
-from tfdist.launcher.worker_pool import Group
+from tfdist.launcher.worker_pool import WorkerPool
 
 #: What a step of tfdist may take at most, as a ratio to one of a loop by hand on the same engine.
 HAND_GOAL = 1.05
@@ -22,27 +22,28 @@ Times = Mapping[tuple[str, str], Sequence[float]]
 
 
 def model(
-    name: str, workload: Workload, groups: Mapping[str, Group], num_rounds: int
+    name: str, workload: Workload, pools: Mapping[str, WorkerPool], num_rounds: int
 ) -> dict[str, Any]:
     """Returns images per second, efficiency and the share of exchange by engine and way.
 
     Args:
         name: Out of `MODELS`.
         workload: That model's, with the batch of one worker.
-        groups: The engines' workers.
+        pools: The engines' workers.
         num_rounds: Measurements of each.
     """
     ready, failed = {}, {}
-    for engine, group in groups.items():
+    for engine, pool in pools.items():
         for way in ENGINES[engine].ways:
-            ask = functools.partial(_slowest, group, name, way, workload.num_steps)
+            ask = functools.partial(_slowest, pool, name, way, workload.num_steps)
             try:
                 ask()  # compiles
                 ready[engine, way] = ask
             except LaunchError as error:
-                failed[engine, way] = {"engine": engine, "way": way, "error": str(error)}
+                why = str(error).splitlines()[-1]
+                failed[engine, way] = {"engine": engine, "way": way, "error": why}
     times: Times = take_turns(ready, num_rounds)
-    rows = [_row(key, times, workload.batch_size * groups[key[0]].num_workers) for key in times]
+    rows = [_row(key, times, workload.batch_size * pools[key[0]].num_workers) for key in times]
     _judge(rows)
     return {
         "model": name,
@@ -53,8 +54,8 @@ def model(
     }
 
 
-def _slowest(group: Group, *question: Any) -> float:
-    return max(group.ask(*question))
+def _slowest(pool: WorkerPool, *question: Any) -> float:
+    return max(pool.ask(*question))
 
 
 def _row(key: tuple[str, str], times: Times, num_images: int) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""Pools of workers that train cases together: which processes they have, and what they answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfdist.errors import LaunchError, TfdistError
+from tfdist.launcher.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    from tests.conformance.results import Result
+
+#: Horovod looks for work so many ms apart. At its own 1 ms three idle processes take more than half
+#: a core from those that trace.
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "HOROVOD_CYCLE_TIME": "10"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which processes a group has.
+
+    Attributes:
+        strategy: tfdist's name of it.
+        num_workers: processes.
+        num_devices: logical CPU devices of each; workers of a parameter server's in-line cluster.
+        via: what starts them, as of `WorkerPool`.
+    """
+
+    strategy: str
+    num_workers: int
+    num_devices: int = 1
+    via: str = "processes"
+
+    def __str__(self) -> str:
+        devices = f"x{self.num_devices}" if self.num_devices > 1 else ""
+        return f"{self.strategy}-{self.via or 'alone'}-{self.num_workers}{devices}"
+
+
+#: Those that train every case: by strategy.
+LAYOUTS = {
+    "horovod": [Layout("horovod", 2, via="mpirun"), Layout("horovod", 3)],
+    "multi_worker": [
+        Layout("multi_worker", 2),
+        Layout("multi_worker", 3),
+        Layout("multi_worker", 2, num_devices=2),
+    ],
+    "parameter_server": [Layout("parameter_server", 1, via="")],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one worker made of a question: a value, or what it raised.
+
+    Attributes:
+        value: None where it raised something.
+        error: the traceback of that.
+        declined: the message of it, where it was a TfdistError.
+    """
+
+    value: Any = None
+    error: str = ""
+    declined: str = ""
+
+
+class AnsweringPool(WorkerPool):
+    """Workers that go on after an error: they answer with its traceback.
+
+    Args:
+        layout: of the processes.
+        make_answer: as of `WorkerPool`.
+        arguments: of `make_answer`.
+    """
+
+    def __init__(
+        self, layout: Layout, make_answer: Callable[..., Callable[..., Any]], *arguments: Any
+    ) -> None:
+        self.layout = layout
+        super().__init__(
+            _tolerant, make_answer, *arguments,
+            num_workers=layout.num_workers, via=layout.via, environ=QUIET,
+        )  # fmt: skip
+
+
+def _tolerant(make_answer: Callable[..., Callable[..., Any]], *arguments: Any) -> Callable:
+    """In a worker: turns what `make_answer` returns into what returns an `Answer`."""
+    answer = make_answer(*arguments)
+
+    def tolerant(*question: Any) -> Answer:
+        try:
+            return Answer(answer(*question))
+        except Exception as error:
+            declined = str(error) if isinstance(error, TfdistError) else ""
+            return Answer(None, traceback.format_exc(), declined)
+
+    return tolerant
+
+
+def training(strategy: str, num_devices: int) -> Callable[[str], Result]:
+    """In a worker: returns what trains a case, by its name."""
+    from tfdist import strategies
+
+    strategies.create(strategy, num_devices)  # before anything starts TensorFlow
+    from tests.conformance import engines
+    from tests.conformance.cases import CASES
+
+    return lambda case: engines.tfdist(CASES[case], strategy, num_devices)
+
+
+class Group(AnsweringPool):
+    """Workers of one layout that train cases; use as a context."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout, training, layout.strategy, layout.num_devices)
+
+    def train(self, case: str) -> Result:
+        """Returns what all workers came to.
+
+        Raises:
+            TfdistError: All of them decline the case.
+            AssertionError: A worker failed, or they differ, be it by a bit.
+        """
+        try:
+            answers = self.ask(case)
+        except LaunchError as error:  # a TfdistError, but none of the case
+            raise AssertionError(f"{self.layout}: {error}") from None
+        if all(answer.declined for answer in answers):
+            raise TfdistError(answers[0].declined)
+        if failed := [answer.error for answer in answers if answer.error]:
+            raise AssertionError("\n".join(failed))
+        first, *others = [dataclasses.asdict(answer.value) for answer in answers]
+        for rank, other in enumerate(others, 1):
+            np.testing.assert_equal(other, first, f"rank {rank} against rank 0")
+        return answers[0].value

@@ -1,0 +1,104 @@
+"""Processes that answer questions together: what comes back, what goes wrong, who is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.support import ROOT
+from tfdist import cluster
+from tfdist.errors import LaunchError
+from tfdist.launcher.worker_pool import WorkerPool
+
+
+def doubling(offset: int) -> Callable[[int], int]:
+    """What a worker calls: its answers are twice the question, and a number."""
+    return lambda number: 2 * number + offset
+
+
+def failing() -> Callable[[], None]:
+    raise ValueError("no such engine")
+
+
+def ranked() -> Callable[[str], object]:
+    """Answers what the worker knows of itself, and does what it is told."""
+    asked = {
+        "place": lambda: (cluster.discover().rank, cluster.discover().size),
+        "addresses": lambda: os.environ.get("TF_CONFIG"),
+        "variable": lambda: os.environ.get("OF_THE_POOL"),
+        "sleep": lambda: time.sleep(600 if cluster.discover().rank else 0),
+        "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    }
+    return lambda question: asked[question]()
+
+
+def test_answers_come_by_rank_and_nobody_is_left() -> None:
+    with WorkerPool(doubling, 1, num_workers=2, pauses=True) as pool:
+        assert pool.ask(3) == [7, 7]
+        assert pool.ask(4) == [9, 9]
+        workers = list(pool.processes)
+    assert len(workers) == 2
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_workers_know_their_places_and_have_the_pool_s_variables() -> None:
+    with WorkerPool(ranked, num_workers=3, environ={"OF_THE_POOL": "yes"}) as pool:
+        assert pool.ask("place") == [(0, 3), (1, 3), (2, 3)]
+        assert pool.ask("variable") == ["yes"] * 3
+
+
+def test_process_that_nothing_starts_knows_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with WorkerPool(ranked, num_workers=1, via="") as pool:
+        assert pool.ask("addresses") == [None]
+
+
+def test_nobody_outlives_a_program_that_is_killed() -> None:
+    script = f"""
+import time
+from {__name__} import doubling
+from tfdist.launcher.worker_pool import WorkerPool
+pool = WorkerPool(doubling, 1, num_workers=2, pauses=True)
+pool.start()
+print(*(worker.pid for worker in pool.processes), flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        workers = [psutil.Process(int(word)) for word in program.stdout.readline().split()]
+        program.kill()
+    assert len(workers) == 2
+    _, left = psutil.wait_procs(workers, timeout=30)
+    assert not left
+
+
+def test_pool_that_does_not_start_says_why() -> None:
+    with pytest.raises(LaunchError, match="no such engine"):
+        WorkerPool(failing, num_workers=1).start()
+
+
+def test_worker_that_fails_is_told_with_its_traceback_and_new_ones_start() -> None:
+    with WorkerPool(doubling, 1, num_workers=1) as pool:
+        with pytest.raises(LaunchError, match=r"(?s)rank 0 .*Traceback.*unsupported operand"):
+            pool.ask(None)
+        assert pool.processes == []
+        assert pool.ask(1) == [3]
+
+
+def test_one_that_does_not_answer_ends_all() -> None:
+    with WorkerPool(ranked, answer_seconds=0.5) as pool:
+        workers = list(pool.processes)
+        with pytest.raises(LaunchError, match=r"no answer to \('sleep',\) within 0.5 s"):
+            pool.ask("sleep")
+        assert not any(worker.is_running() for worker in workers)
+        with pytest.raises(LaunchError, match="signal SIGKILL"):
+            pool.ask("die")

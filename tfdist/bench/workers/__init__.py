@@ -1,1 +1,0 @@
-"""Groups of processes that measure when they are told: started once, asked in turns."""
