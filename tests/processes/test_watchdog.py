@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.beating import SECONDS as LIMIT
-from tests.processes.beating import SIZE
+from tests.processes.reporting import SECONDS as LIMIT
+from tests.processes.reporting import SIZE
 from tests.support import ROOT
 from tests.support.waiting import wait_for
 from tfdist.watchdog.exit import EXIT_CODE
@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
             for rank in range(SIZE):
                 arguments = [str(tmp_path), str(rank), fault, str(victim)]
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.processes.beating", *arguments],
+                    [sys.executable, "-m", "tests.processes.reporting", *arguments],
                     cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 )  # fmt: skip
                 cleaning.enter_context(process)
@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
                 processes.append(process)
             if pause:
                 wait_for((tmp_path / "place").exists, SECONDS)
-                time.sleep(3)  # all beat
+                time.sleep(3)  # all report
                 _signal(processes, signal.SIGSTOP)
                 time.sleep(pause)
                 _signal(processes, signal.SIGCONT)
@@ -72,7 +72,7 @@ def test_the_others_say_why_and_end(fault: str, message: str, victim: int, run: 
             assert "It reached step 7, not step 7 and its callbacks." in output
         for rank in range(SIZE):
             assert re.search(rf"^  rank {rank} on \S+ \(pid .*; last sign of li", output, re.M)
-        assert "beating.py" in output  # the stack of the main thread
+        assert "reporting.py" in output  # the stack of the main thread
         assert code == EXIT_CODE
 
 

@@ -1,6 +1,6 @@
 """Ends a run whose workers wait for one that will not come, and says for which.
 
-Every worker tells rank 0 once a second how far it is, and rank 0 tells all. `pulse` holds what a
-worker tells, `hub` and `guest` carry it, `verdict` judges, `ending` ends, and `watch` is what the
-trainer uses.
+Every worker reports to rank 0 once a second how far it is, and rank 0 tells all. `status` holds how
+far this one is, `reporter` and `monitor` send and receive reports, `verdict` judges them, `exit`
+ends the process, `heartbeat` is the thread of all this, and `watchdog` is what the trainer uses.
 """

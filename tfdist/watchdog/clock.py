@@ -1,4 +1,4 @@
-"""Time as long as this process beats."""
+"""Time as long as this process runs."""
 
 from __future__ import annotations
 

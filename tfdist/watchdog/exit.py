@@ -12,7 +12,7 @@ from typing import NoReturn
 EXIT_CODE = 75
 
 
-def end(reason: str) -> NoReturn:
+def exit_now(reason: str) -> NoReturn:
     """Prints why, and the stacks of all threads, and ends this process.
 
     By force: what tidies up as a process ends waits for the others, too.

@@ -1,4 +1,4 @@
-"""The thread that beats: it lives from the first call of the trainer to the end of the process."""
+"""The thread that reports: from the first call of the trainer to the end of the process."""
 
 from __future__ import annotations
 
@@ -13,66 +13,66 @@ from collections.abc import Callable, Sequence
 
 from tfdist.cluster.networks import this_host
 from tfdist.cluster.record import Cluster, split
-from tfdist.watchdog.exit import end
-from tfdist.watchdog.monitor import Hub
-from tfdist.watchdog.reporter import Guest
-from tfdist.watchdog.status import Pulse
-from tfdist.watchdog.verdict import Row
+from tfdist.watchdog.exit import exit_now
+from tfdist.watchdog.monitor import Monitor
+from tfdist.watchdog.report import Report
+from tfdist.watchdog.reporter import Reporter
+from tfdist.watchdog.status import Status
 
-_TELL_SECONDS = 1.0
+_SEND_SECONDS = 1.0
 
 
-class Beats:
+class Heartbeat:
     """Joins the watchdogs of all workers; made by all of them at the same place.
 
     Args:
         rank: Of this worker.
         size: Number of workers.
-        share: Gives the text of rank 0 to all.
+        broadcast: Gives the text of rank 0 to all.
         hosts: Where the others may find this host.
 
     Attributes:
-        pulse: What this worker tells of itself.
+        status: How far this worker is.
     """
 
     def __init__(
-        self, rank: int, size: int, share: Callable[[str], str], hosts: Sequence[str]
+        self, rank: int, size: int, broadcast: Callable[[str], str], hosts: Sequence[str]
     ) -> None:
-        self.pulse = Pulse(rank)
-        self._node: Hub | Guest
+        self.status = Status(rank)
+        self._node: Monitor | Reporter
         if rank == 0:
             listener, token = _listener(), secrets.token_hex(8)
-            share(" ".join([token, str(listener.getsockname()[1]), *hosts]))
-            self._node = Hub(self.pulse, size, listener, token, self._obey)
+            broadcast(" ".join([token, str(listener.getsockname()[1]), *hosts]))
+            self._node = Monitor(self.status, size, listener, token, self._on_verdict)
         else:
-            token, port, *places = share("").split()
-            self._node = Guest(self.pulse, places, int(port), token, self._obey)
+            token, port, *places = broadcast("").split()
+            self._node = Reporter(self.status, places, int(port), token, self._on_verdict)
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._beat, name="watchdog", daemon=True).start()
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
         atexit.register(self._leave)
 
-    def tell(self) -> None:
+    def send(self) -> None:
         """Tells the others now; what is said last must have left before the process may end."""
-        telling = asyncio.run_coroutine_threadsafe(self._node.tell(), self._loop)
+        sending = asyncio.run_coroutine_threadsafe(self._node.send(), self._loop)
         with contextlib.suppress(concurrent.futures.TimeoutError):
-            telling.result(_TELL_SECONDS)
+            sending.result(_SEND_SECONDS)
 
-    def rows(self) -> list[Row]:
+    def reports(self) -> list[Report]:
         """Returns what is known of each worker now, by rank."""
-        return self._node.rows()
+        return self._node.reports()
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.create_task(self._node.run())
         self._loop.run_forever()
 
     def _leave(self) -> None:
-        self.pulse.end()
-        self.tell()
+        self.status.end()
+        self.send()
 
-    def _obey(self, reason: str) -> None:
-        if self.pulse.at_work:
-            end(reason)
+    def _on_verdict(self, reason: str) -> None:
+        if self.status.at_work:
+            exit_now(reason)
 
 
 def _listener() -> socket.socket:

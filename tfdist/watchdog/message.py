@@ -1,4 +1,4 @@
-"""Lines of JSON that the workers send each other, and who may."""
+"""What the workers' watchdogs send each other, and who may."""
 
 from __future__ import annotations
 
@@ -7,44 +7,37 @@ from collections.abc import AsyncIterator
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tfdist.watchdog.verdict import Row
-
-#: Bytes of a line: the table of some thousand workers.
-LIMIT = 2**20
+from tfdist.cluster import messages
+from tfdist.watchdog.report import Report
 
 
-class Line(BaseModel):
-    """What is sent: to rank 0 a worker's own row, from there all rows.
+class Update(BaseModel):
+    """What is sent: to rank 0 a worker's own report, from there those of all.
 
     Attributes:
         token: What only the workers of this run know.
-        rows: As they are when the line is sent.
+        reports: As they are when this is sent.
         verdict: Rank 0's; None while all may go on.
     """
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True)
 
     token: str
-    rows: tuple[Row, ...]
+    reports: tuple[Report, ...]
     verdict: str | None = None
 
     def encode(self) -> bytes:
         """Returns it as it is sent."""
-        return self.model_dump_json().encode() + b"\n"
+        return messages.encode(self.model_dump())
 
 
-async def lines(reader: StreamReader, token: str) -> AsyncIterator[Line]:
+async def updates(reader: StreamReader, token: str) -> AsyncIterator[Update]:
     """Yields what a worker of this run sends, until its connection ends or something else comes."""
     try:
-        while raw := await reader.readline():
-            line = Line.model_validate_json(raw)
-            if line.token != token:
+        while message := await messages.receive(reader):
+            update = Update.model_validate(message)
+            if update.token != token:
                 return
-            yield line
-    except (OSError, ValidationError, ValueError):  # gone; a stranger; a line too long
+            yield update
+    except (OSError, ValidationError):  # gone; a stranger
         return
-
-
-def aged(row: Row, age: float) -> Row:
-    """Returns a row that came so many seconds ago, as it is now."""
-    return row.model_copy(update={"idle": row.idle + age, "silent": row.silent + age})

@@ -7,74 +7,78 @@ import socket
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable
 
-from tfdist.watchdog.message import LIMIT, Line, aged, lines
-from tfdist.watchdog.status import BEAT_SECONDS, Pulse
-from tfdist.watchdog.verdict import Row, verdict
+from tfdist.cluster.messages import LIMIT
+from tfdist.watchdog.message import Update, updates
+from tfdist.watchdog.report import Report
+from tfdist.watchdog.status import HEARTBEAT_SECONDS, Status
+from tfdist.watchdog.verdict import verdict
 
 
-class Hub:
+class Monitor:
     """Listens at a socket.
 
     Args:
-        pulse: Of this process.
+        status: Of this process.
         size: Number of workers.
-        listener: Where the others come.
-        token: What they begin with.
-        obey: Told of a verdict, after the others were.
+        listener: Where the others connect.
+        token: What they are known by.
+        on_verdict: Told of a verdict, after the others were.
     """
 
     def __init__(
         self,
-        pulse: Pulse,
+        status: Status,
         size: int,
         listener: socket.socket,
         token: str,
-        obey: Callable[[str], None],
+        on_verdict: Callable[[str], None],
     ) -> None:
-        self._pulse, self._listener, self._token, self._obey = pulse, listener, token, obey
-        self._rows = {rank: Row(rank=rank) for rank in range(size)}
-        self._heard = dict.fromkeys(self._rows, pulse.clock.now())
-        self._guests: set[StreamWriter] = set()
+        self._status, self._listener, self._token = status, listener, token
+        self._on_verdict = on_verdict
+        self._reports = {rank: Report(rank=rank) for rank in range(size)}
+        self._heard = dict.fromkeys(self._reports, status.clock.now())
+        self._reporters: set[StreamWriter] = set()
 
     async def run(self) -> None:
-        """Beats for ever."""
-        await asyncio.start_server(self._welcome, sock=self._listener, limit=LIMIT)
+        """Sends for ever."""
+        await asyncio.start_server(self._hear, sock=self._listener, limit=LIMIT)
         while True:
-            self._pulse.clock.tick()
-            await self.tell()
-            await asyncio.sleep(BEAT_SECONDS)
+            self._status.clock.tick()
+            await self.send()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    def rows(self) -> list[Row]:
+    def reports(self) -> list[Report]:
         """Returns what is known of each worker now, by rank."""
-        now = self._pulse.clock.now()
-        known = [aged(row, now - self._heard[rank]) for rank, row in self._rows.items()]
-        known[self._pulse.rank] = self._pulse.row()
+        now = self._status.clock.now()
+        known = [report.aged(now - self._heard[rank]) for rank, report in self._reports.items()]
+        known[self._status.rank] = self._status.report()
         return known
 
-    async def tell(self) -> None:
+    async def send(self) -> None:
         """Tells all workers of all, and obeys the verdict."""
-        rows = self.rows()
-        reason = verdict(rows, self._pulse.seconds) if self._pulse.seconds else None
-        line = Line(token=self._token, rows=tuple(rows), verdict=reason).encode()
-        for guest in self._guests:
-            guest.write(line)  # not waited for: one that is stopped never takes it
+        reports = self.reports()
+        reason = verdict(reports, self._status.seconds) if self._status.seconds else None
+        update = Update(token=self._token, reports=tuple(reports), verdict=reason).encode()
+        for reporter in self._reporters:
+            reporter.write(update)  # not waited for: one that is stopped never takes it
         if reason:
-            await asyncio.sleep(0.1)  # for the line to leave before this process does
-            self._obey(reason)
+            await asyncio.sleep(0.1)  # for the update to leave before this process does
+            self._on_verdict(reason)
 
-    async def _welcome(self, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _hear(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Hears one worker until it goes."""
         rank = None
         try:
-            async for line in lines(reader, self._token):
-                row = line.rows[0]
-                self._rows[row.rank], self._heard[row.rank] = row, self._pulse.clock.now()
+            async for update in updates(reader, self._token):
+                report = update.reports[0]
+                self._reports[report.rank] = report
+                self._heard[report.rank] = self._status.clock.now()
                 if rank is None:
-                    rank = row.rank
-                    self._guests.add(writer)
-                    await self.tell()  # at once: it wants to know whether it came to the right one
+                    rank = report.rank
+                    self._reporters.add(writer)
+                    await self.send()  # at once: it wants to know whether it came to the right one
         finally:
-            self._guests.discard(writer)
+            self._reporters.discard(writer)
             writer.close()
             if rank is not None:
-                self._rows[rank] = self._rows[rank].model_copy(update={"connected": False})
+                self._reports[rank] = self._reports[rank].model_copy(update={"connected": False})

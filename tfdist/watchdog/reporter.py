@@ -1,4 +1,4 @@
-"""Every other rank of the watchdog: tells rank 0 of itself, and hears of the others."""
+"""Every other rank of the watchdog: reports to rank 0, and hears of the others."""
 
 from __future__ import annotations
 
@@ -8,78 +8,80 @@ import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Sequence
 
-from tfdist.watchdog.message import LIMIT, Line, aged, lines
-from tfdist.watchdog.status import BEAT_SECONDS, Pulse
-from tfdist.watchdog.verdict import Row, verdict
+from tfdist.cluster.messages import LIMIT
+from tfdist.watchdog.message import Update, updates
+from tfdist.watchdog.report import Report
+from tfdist.watchdog.status import HEARTBEAT_SECONDS, Status
+from tfdist.watchdog.verdict import verdict
 
 #: For rank 0 to answer at an address; one of a network that leads nowhere does not.
 _ANSWER_SECONDS = 3.0
 _ROUNDS = 5
 
 
-class Guest:
-    """Comes to rank 0.
+class Reporter:
+    """Connects to rank 0.
 
     Args:
-        pulse: Of this process.
+        status: Of this process.
         hosts: Addresses of rank 0's host; the first that works is taken.
         port: Where rank 0 listens.
-        token: What it is known by.
-        obey: Told of a verdict.
+        token: What this worker is known by.
+        on_verdict: Told of a verdict.
     """
 
     def __init__(
         self,
-        pulse: Pulse,
+        status: Status,
         hosts: Sequence[str],
         port: int,
         token: str,
-        obey: Callable[[str], None],
+        on_verdict: Callable[[str], None],
     ) -> None:
-        self._pulse, self._token, self._obey = pulse, token, obey
+        self._status, self._token, self._on_verdict = status, token, on_verdict
         self._hosts, self._port = hosts, port
-        self._line = Line(token=token, rows=())
-        self._heard = pulse.clock.now()
+        self._last = Update(token=token, reports=())
+        self._heard = status.clock.now()
         self._connected = True
         self._writer: StreamWriter | None = None
 
     async def run(self) -> None:
-        """Beats for ever; only warns where rank 0 cannot be reached."""
-        reader = await self._reach()
+        """Reports for ever; only warns where rank 0 cannot be reached."""
+        reader = await self._connect()
         if reader is None:
             places = ", ".join(f"{host}:{self._port}" for host in self._hosts)
             print(
-                f"warning: rank {self._pulse.rank} reaches rank 0 at none of {places}: open the "
+                f"warning: rank {self._status.rank} reaches rank 0 at none of {places}: open the "
                 "ports between the hosts, or the watchdog cannot tell who is alive.",
                 file=sys.stderr,
             )
             return
         listening = asyncio.create_task(self._listen(reader))
         while True:
-            await self.tell()
-            await asyncio.sleep(BEAT_SECONDS)
-            self._pulse.clock.tick()
+            await self.send()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self._status.clock.tick()
             self._connected = not listening.done()
-            self._watch_rank_0()
+            self._judge_rank_0()
 
-    def rows(self) -> list[Row]:
+    def reports(self) -> list[Report]:
         """Returns what is known of each worker; of the others as rank 0 said last."""
-        rows = list(self._line.rows)
-        if rows:
-            age = self._pulse.clock.now() - self._heard
-            rows[0] = aged(rows[0], age).model_copy(update={"connected": self._connected})
-            rows[self._pulse.rank] = self._pulse.row()
-        return rows
+        reports = list(self._last.reports)
+        if reports:
+            age = self._status.clock.now() - self._heard
+            reports[0] = reports[0].aged(age).model_copy(update={"connected": self._connected})
+            reports[self._status.rank] = self._status.report()
+        return reports
 
-    async def tell(self) -> None:
-        """Tells rank 0 of this worker."""
+    async def send(self) -> None:
+        """Reports to rank 0."""
         if self._writer:
-            self._writer.write(self._own())
+            self._writer.write(self._own_report())
 
-    def _own(self) -> bytes:
-        return Line(token=self._token, rows=(self._pulse.row(),)).encode()
+    def _own_report(self) -> bytes:
+        return Update(token=self._token, reports=(self._status.report(),)).encode()
 
-    async def _reach(self) -> StreamReader | None:
+    async def _connect(self) -> StreamReader | None:
         """Tries the addresses, several times, and returns the way to rank 0."""
         for _ in range(_ROUNDS):
             for host in self._hosts:
@@ -88,23 +90,23 @@ class Guest:
                         reader, writer = await asyncio.open_connection(
                             host, self._port, limit=LIMIT
                         )
-                        writer.write(self._own())
-                        self._take(await anext(lines(reader, self._token)))
+                        writer.write(self._own_report())
+                        self._take(await anext(updates(reader, self._token)))
                         self._writer = writer
                         return reader
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
         return None
 
     async def _listen(self, reader: StreamReader) -> None:
-        async for line in lines(reader, self._token):
-            self._take(line)
-            if line.verdict:
-                self._obey(line.verdict)
+        async for update in updates(reader, self._token):
+            self._take(update)
+            if update.verdict:
+                self._on_verdict(update.verdict)
 
-    def _take(self, line: Line) -> None:
-        self._line, self._heard = line, self._pulse.clock.now()
+    def _take(self, update: Update) -> None:
+        self._last, self._heard = update, self._status.clock.now()
 
-    def _watch_rank_0(self) -> None:
+    def _judge_rank_0(self) -> None:
         """Judges rank 0, which can tell of the others but not of its own end."""
-        if self._pulse.seconds and (reason := verdict(self.rows(), self._pulse.seconds)):
-            self._obey(reason)
+        if self._status.seconds and (reason := verdict(self.reports(), self._status.seconds)):
+            self._on_verdict(reason)

@@ -1,4 +1,4 @@
-"""What this worker tells of itself: written by the trainer, read by the thread that beats."""
+"""How far this worker is: written by the trainer, read by the thread that reports."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import os
 import socket
 
 from tfdist.watchdog.clock import Clock
-from tfdist.watchdog.verdict import Row, State
+from tfdist.watchdog.report import Report, State
 
-#: How often a worker tells of itself.
-BEAT_SECONDS = 1.0
+#: How often a worker reports.
+HEARTBEAT_SECONDS = 1.0
 
 
-class Pulse:
+class Status:
     """How far this worker is.
 
     Args:
         rank: Its number.
 
     Attributes:
-        seconds: For which nobody may have passed a mark.
+        seconds: For which nobody may have passed a place.
         clock: Of all times that workers tell of themselves and of each other.
     """
 
     def __init__(self, rank: int) -> None:
         self.rank, self.seconds = rank, 0.0
-        self.clock = Clock(BEAT_SECONDS)
+        self.clock = Clock(HEARTBEAT_SECONDS)
         self._host, self._pid = socket.gethostname(), os.getpid()
-        self._visit = self._count = 0
+        self._num_calls = self._num_passed = 0
         self._place, self._state, self._error = "nothing", State.OUTSIDE, ""
         self._moved = self.clock.now()
 
@@ -39,14 +39,14 @@ class Pulse:
     def enter(self, task: str, seconds: float) -> None:
         """Begins a call of the trainer."""
         self.seconds = seconds
-        self._visit, self._count = self._visit + 1, 0
+        self._num_calls, self._num_passed = self._num_calls + 1, 0
         self._state, self._error = State.AT_WORK, ""
-        self.move(f"the start of {task}")
+        self.passed(f"the start of {task}")
 
-    def move(self, place: str) -> None:
-        """Passes a mark; the trainers of all workers pass the same ones in the same order."""
+    def passed(self, place: str) -> None:
+        """Passes a place; the trainers of all workers pass the same ones in the same order."""
         self._place, self._moved = place, self.clock.now()
-        self._count += 1
+        self._num_passed += 1
 
     def leave(self, state: State, error: str = "") -> None:
         """Ends a call of the trainer."""
@@ -57,14 +57,14 @@ class Pulse:
         if self._state is State.OUTSIDE:
             self.leave(State.ENDED)
 
-    def row(self) -> Row:
+    def report(self) -> Report:
         """Returns what to tell the others now."""
-        return Row(
+        return Report(
             rank=self.rank,
             host=self._host,
             pid=self._pid,
-            visit=self._visit,
-            count=self._count,
+            num_calls=self._num_calls,
+            num_passed=self._num_passed,
             place=self._place,
             state=self._state,
             error=self._error,

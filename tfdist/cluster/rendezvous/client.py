@@ -1,18 +1,15 @@
-"""How a worker comes to rank 0, and the messages that cross: lines of JSON, one object each."""
+"""How a worker comes to rank 0, and learns what came of it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
+from tfdist.cluster.messages import Message, receive, send
 from tfdist.cluster.ports import free_ports
 from tfdist.cluster.record import split
 from tfdist.errors import ClusterError
 
 _RETRY_SECONDS = 0.2
-
-Message = dict[str, Any]
 
 
 async def ask(place: str, me: Message, seconds: float) -> tuple[str, ...]:
@@ -56,20 +53,6 @@ async def _ask_once(place: str, me: Message) -> Message:
     if answer is None:
         raise ConnectionError("it is not a worker of tfdist, or ended")
     return answer
-
-
-def send(writer: asyncio.StreamWriter, message: Message) -> None:
-    """Sends a message."""
-    writer.write(json.dumps(message).encode() + b"\n")
-
-
-async def receive(reader: asyncio.StreamReader) -> Message | None:
-    """Returns a message; None where what comes is none."""
-    try:
-        message = json.loads(await reader.readline())
-    except ValueError:  # no JSON, or more than a line may hold
-        return None
-    return message if isinstance(message, dict) else None
 
 
 def result(answer: Message) -> tuple[str, ...]:

@@ -15,9 +15,10 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tfdist.cluster.messages import Message, receive, send
 from tfdist.cluster.ports import check_free, free_ports
 from tfdist.cluster.record import Cluster, split
-from tfdist.cluster.rendezvous.client import Message, ask, receive, result, send
+from tfdist.cluster.rendezvous.client import ask, result
 from tfdist.errors import ClusterError
 
 #: For one message to cross the wire; who takes longer is no worker.

@@ -1,4 +1,4 @@
-"""A worker that beats but makes no steps, without TensorFlow: FOLDER RANK FAULT VICTIM."""
+"""A worker that reports but makes no steps, without TensorFlow: FOLDER RANK FAULT VICTIM."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from tfdist.watchdog.heartbeat import Beats
-from tfdist.watchdog.verdict import State
+from tfdist.watchdog.heartbeat import Heartbeat
+from tfdist.watchdog.report import State
 
 SIZE, SECONDS = 3, 4.0
 _FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
@@ -18,7 +18,7 @@ _FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 def main(folder: Path, rank: int, fault: str, victim: int) -> None:
     """Works in step with the others until something happens to one of them."""
 
-    def share(text: str) -> str:
+    def broadcast(text: str) -> str:
         place = folder / "place"
         if rank == 0:
             (folder / "half").write_text(text)
@@ -27,31 +27,34 @@ def main(folder: Path, rank: int, fault: str, victim: int) -> None:
             time.sleep(0.05)
         return place.read_text()
 
-    beats = Beats(rank, SIZE, share, ["203.0.113.1", "127.0.0.1"])  # the first leads nowhere
-    beats.pulse.enter("fit", SECONDS)
-    while not (known := beats.rows()) or any(row.state is State.UNHEARD for row in known):
+    hosts = ["203.0.113.1", "127.0.0.1"]  # the first leads nowhere
+    heartbeat = Heartbeat(rank, SIZE, broadcast, hosts)
+    heartbeat.status.enter("fit", SECONDS)
+    while not (known := heartbeat.reports()) or any(r.state is State.UNHEARD for r in known):
         time.sleep(0.05)
-    beats.pulse.move("step 7")
-    beats.tell()
+    heartbeat.status.passed("step 7")
+    heartbeat.send()
     if rank == victim:
         if number := _FAULTS.get(fault):
             os.kill(os.getpid(), number)
         if fault == "failing":
-            beats.pulse.leave(State.FAILED, "ValueError: cursed")
-            beats.tell()
+            heartbeat.status.leave(State.FAILED, "ValueError: cursed")
+            heartbeat.send()
             return
         if fault == "leaving":
-            beats.pulse.leave(State.OUTSIDE)
-            beats.tell()
+            heartbeat.status.leave(State.OUTSIDE)
+            heartbeat.send()
             return
         time.sleep(3600)
-    beats.pulse.move("step 7 and its callbacks")
+    if fault == "failing":
+        time.sleep(1)  # its end is what is over first
+    heartbeat.status.passed("step 7 and its callbacks")
     if fault == "leaving":
         for i in range(round(2 * SECONDS)):  # nobody waits for who is done
-            beats.pulse.move(f"part {i} of the model saved")
+            heartbeat.status.passed(f"part {i} of the model saved")
             time.sleep(1)
-        beats.pulse.leave(State.OUTSIDE)
-        beats.tell()
+        heartbeat.status.leave(State.OUTSIDE)
+        heartbeat.send()
         return
     time.sleep(3600)  # the exchange that never ends
 
