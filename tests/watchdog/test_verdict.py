@@ -66,7 +66,7 @@ def test_all_may_go_on(other: Report) -> None:
             report(
                 1, num_calls=0, state=State.OUTSIDE, connected=False, silent=11, place="the end"
             ),
-            "died: its connection closed without a word. It reached a, not step 5.",
+            "died: its connection closed without a word. It reached the end, not step 5.",
         ),
     ],
 )
