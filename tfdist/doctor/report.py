@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from tfdist.console import tables
 from tfdist.doctor.check import Check, State
 
 _STYLES: dict[State, str] = {"ok": "green", "missing": "yellow", "wrong": "red"}
@@ -29,18 +28,12 @@ def as_json(groups: Groups) -> str:
 
 def show(groups: Groups) -> None:
     """Prints a table; a line that is not green has the cure under it."""
-    table = Table(show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for group, checks in groups.items():
-        table.add_section()
-        table.add_row(group, "", "")
-        for check in checks:
-            style = _STYLES[check.state]
-            table.add_row(f"  {check.name}", f"[{style}]{check.state}[/]", _escaped(check))
-    Console(highlight=False).print(table)
+    tables.facts(
+        *([(group, "", ""), *map(_row, checks)] for group, checks in groups.items()),
+    )
 
 
-def _escaped(check: Check) -> str:
-    return escape(f"{check.value}\ncure: {check.cure}" if check.cure else check.value)
+def _row(check: Check) -> tuple[tables.Cell, ...]:
+    state = Text(check.state, style=_STYLES[check.state])
+    found = f"{check.value}\ncure: {check.cure}" if check.cure else check.value
+    return f"  {check.name}", state, found

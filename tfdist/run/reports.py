@@ -7,11 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from tfdist import schedules
 from tfdist.config import TrainConfig
+from tfdist.console import tables
 
 if TYPE_CHECKING:
     from tfdist.trainer import Trainer
@@ -41,7 +39,7 @@ def start(trainer: Trainer, config: TrainConfig, data: Any, run_dir: Path) -> No
     }
     if config.smoke:
         rows["smoke"] = "three steps of training and of validation"
-    _show(rows)
+    tables.facts(rows.items())
 
 
 def summary(
@@ -74,7 +72,7 @@ def summary(
     rows["speed of the last epoch"] = (
         f"{stats.examples_per_second:.0f} images/s, {stats.data_wait_share:.0%} waiting for data"
     )
-    _show({**rows, **of_strategy, "run folder": str(run_dir)})
+    tables.facts({**rows, **of_strategy, "run folder": str(run_dir)}.items())
 
 
 def _metrics(history: History, epoch: int) -> str:
@@ -85,12 +83,3 @@ def _metrics(history: History, epoch: int) -> str:
     return ", ".join(
         f"{name} {float(curve[epoch]):.4f}" for name, curve in curves.items() if epoch < len(curve)
     )
-
-
-def _show(rows: Mapping[str, str]) -> None:
-    table = Table(show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)

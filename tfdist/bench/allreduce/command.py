@@ -52,6 +52,7 @@ def run(
     from tfdist.bench import document
     from tfdist.bench.allreduce import measure, report
     from tfdist.bench.machine import OthersLoad
+    from tfdist.console import tables
 
     asked = list(engines or ENGINES)
     absent = {name: why for name in asked if (why := missing(name))}
@@ -64,6 +65,6 @@ def run(
         ]
         others = load.share()
     report.show(results, absent)
-    report.console.print(document.conclude("allreduce", results, others, json))
+    tables.text(document.conclude("allreduce", results, others, json))
     if chart:
         report.draw(results, Path(chart))

@@ -6,27 +6,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from tfdist.bench.allreduce.measure import COPY
-from tfdist.console import files
-
-console = Console(highlight=False, markup=False)
+from tfdist.console import files, tables
 
 
 def show(results: Sequence[dict[str, Any]], absent: Mapping[str, str]) -> None:
     """Prints bandwidths by size and engine, and which engines there are none of."""
-    table = Table(title="bus bandwidth, GB/s (share of a memory copy's)", title_justify="left")
-    table.add_column("bytes", justify="right")
-    for name in results[0]["engines"]:
-        table.add_column(name, justify="right")
-    for result in results:
-        cells = [_cell(name, own) for name, own in result["engines"].items()]
-        table.add_row(in_words(result["bytes"]), *cells)
-    console.print(table)
+    tables.numbers(
+        ("bytes", *results[0]["engines"]),
+        [
+            (in_words(result["bytes"]), *(_cell(*own) for own in result["engines"].items()))
+            for result in results
+        ],
+        title="bus bandwidth, GB/s (share of a memory copy's)",
+        num_names=0,
+    )
     for name, why in absent.items():
-        console.print(f"{name} is left out: {why}.")
+        tables.text(f"{name} is left out: {why}.")
 
 
 def draw(results: Sequence[dict[str, Any]], path: Path) -> None:

@@ -53,6 +53,7 @@ def run(
     from tfdist.bench import document
     from tfdist.bench.machine import OthersLoad
     from tfdist.bench.scaling import measure, report
+    from tfdist.console import tables
 
     if len(os.sched_getaffinity(0)) < 2:
         raise DeviceError("two processes of one core each need two cores, but there is one.")
@@ -73,8 +74,8 @@ def run(
             report.show(results[-1])
         others = load.share()
     for name, why in absent.items():
-        report.console.print(f"{name} is left out: {why}.")
-    report.console.print(report.NOTE)
-    report.console.print(document.conclude("scaling", results, others, json))
+        tables.text(f"{name} is left out: {why}.")
+    tables.text(report.NOTE)
+    tables.text(document.conclude("scaling", results, others, json))
     if chart:
         report.draw(results, Path(chart))

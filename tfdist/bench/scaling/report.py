@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from tfdist.console import files
-
-console = Console(highlight=False, markup=False)
+from tfdist.console import files, tables
 
 NOTE = (
     "Medians, quartiles in brackets. Each process has one core and its own share of the batch. "
@@ -23,21 +18,16 @@ NOTE = (
 
 def show(result: dict[str, Any]) -> None:
     """Prints the table of one model."""
-    table = Table(
+    tables.numbers(
+        ("engine", "way", "images/s", "efficiency", "exchange", "by hand"),
+        [(row["engine"], row["way"], *_cells(row)) for row in result["rows"]],
         title=f"{result['model']}, batch {result['batch_per_worker']} a process, "
         f"{result['steps']} steps, {result['rounds']} rounds",
-        title_justify="left",
+        num_names=2,
     )
-    for heading in ("engine", "way"):
-        table.add_column(heading)
-    for heading in ("images/s", "efficiency", "exchange", "by hand"):
-        table.add_column(heading, justify="right")
-    for row in result["rows"]:
-        table.add_row(row["engine"], row["way"], *_cells(row))
-    console.print(table)
     for row in result["rows"]:
         if "error" in row:
-            console.print(f"{row['engine']}, {row['way']} fails: {row['error']}")
+            tables.text(f"{row['engine']}, {row['way']} fails: {row['error']}")
 
 
 def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
