@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import os
-import statistics
-import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 #: Sizes of the gradient, in MB of 10^6 bytes.
 SIZES = (1, 4, 16, 64, 256)
-
-_REPEATS = 5
 
 #: Copies of the gradient that a sum over the replicas of a process holds at once, for each.
 _COPIES = 4
@@ -60,39 +56,10 @@ def started_by_horovod() -> bool:
 
 def _line(strategy: Strategy, megabytes: int) -> Check:
     name = f"{strategy.name} x{strategy.num_replicas}, {megabytes} MB"
+    from tfdist.strategies.collectives.bandwidth import measure
+
     seconds, total = measure(strategy, int(megabytes * 1e6))
     if total != strategy.num_replicas:
         value = f"{strategy.num_replicas} ones add up to {total}"
         return Check(name, value, "wrong", "train with another --strategy or --all-reduce")
     return Check(name, f"{seconds * 1e3:.1f} ms, {megabytes / 1e3 / seconds:.2f} GB/s")
-
-
-def measure(strategy: Strategy, num_bytes: int, repeats: int = _REPEATS) -> tuple[float, float]:
-    """Adds up ones of float32 over all replicas; every rank calls it alike.
-
-    Args:
-        strategy: Whose replicas.
-        num_bytes: Of the tensor on each of them.
-        repeats: How often.
-
-    Returns:
-        The median time in seconds, and the sum of the ones.
-    """
-    import tensorflow as tf
-
-    ones = tf.ones([num_bytes // 4])
-
-    def on_replica(_: int) -> list:
-        # One tensor a replica: TensorFlow takes what all of them share for summed already.
-        return strategy.all_reduce([tf.identity(ones)])
-
-    @tf.function
-    def reduce() -> list:
-        return strategy.local_results(strategy.run(on_replica))  # whole: the rest is not computed
-
-    total, times = float(reduce()[0][0][0]), []  # traces, and makes the ranks meet
-    for _ in range(repeats):
-        began = time.perf_counter()
-        total = float(reduce()[0][0][0])  # waits for the sum
-        times.append(time.perf_counter() - began)
-    return statistics.median(times), total

@@ -110,3 +110,18 @@ def keep_tables_on_chief(strategy: tf.distribute.ParameterServerStrategy) -> Non
     """
     nothing: Callable[[], None] = lambda: None  # noqa: E731
     strategy.extended._resource_creator_scope = nothing
+
+
+def graphs_run_by(fn: Callable[[], object]) -> list[Any]:
+    """Calls a function, and returns the graphs that TensorFlow ran in it, as it optimised them.
+
+    `context().enable_run_metadata` and its kin: run metadata were public in TensorFlow 1 alone.
+
+    Returns:
+        `RunMetadata.FunctionGraphs` messages; their `partition_graphs` are those of the devices.
+    """
+    context().enable_run_metadata()
+    fn()
+    graphs = list(context().export_run_metadata().function_graphs)
+    context().disable_run_metadata()
+    return graphs

@@ -22,7 +22,7 @@ REPLICAS = 2
 def of_tfdist(strategy: str, devices: int) -> Measure:
     """In a worker: starts a strategy, and sums through it."""
     from tfdist import strategies
-    from tfdist.doctor.all_reduce import measure
+    from tfdist.strategies.collectives.bandwidth import measure
 
     made = strategies.create(strategy, devices)
     return lambda num_bytes, repeats: measure(made, num_bytes, repeats)[0]

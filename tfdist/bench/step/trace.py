@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tfdist.bench.step.contenders import Case, Measure, hand_written, in_loop
+from tfdist.upstream.tensorflow import graphs_run_by
 
 
 class Trace(NamedTuple):
@@ -50,10 +50,7 @@ def _trace(case: Case, prepare: Callable[[Case], Measure]) -> Trace:
 
 def _operations(measure: Measure) -> Counter[str]:
     """Counts what the largest graph has after optimisation, on all devices, at the first call."""
-    context.enable_run_metadata()
-    measure()
-    graphs = context.export_run_metadata().function_graphs
-    context.disable_run_metadata()
+    graphs = graphs_run_by(measure)
     counts = [Counter(n.op for part in g.partition_graphs for n in part.node) for g in graphs]
     return max(counts, key=Counter.total)
 
