@@ -99,13 +99,13 @@ if rank == 0:
 try:
     {}["first"]
 except KeyError:
-    raise ValueError("no such share") from None
+    raise ValueError("no such batch") from None
 """
     done = launch_program(tmp_path, body)
     assert done.returncode == 1
     end = done.stderr.partition("error: ")[2]
     assert end.startswith("rank 1 was the first to fail, with exit code 1:\nTraceback (most")
-    assert end.endswith("ValueError: no such share\n")
+    assert end.endswith("ValueError: no such batch\n")
 
 
 def test_signal_that_ends_a_worker_is_named(tmp_path: Path) -> None:

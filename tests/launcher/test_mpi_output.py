@@ -14,7 +14,7 @@ from tests.support.starting import ENVIRON
 HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "5"}
 
 
-def tagged(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
+def prefixed(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tfdist.launcher.mpi_output", *program],
         env=ENVIRON | HYDRA,
@@ -34,7 +34,7 @@ def tagged(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedProc
     ],
 )
 def test_exit_code_is_the_command_s(code: str, exit_code: int) -> None:
-    done = tagged(sys.executable, "-c", f"print('a', flush=True); {code}")
+    done = prefixed(sys.executable, "-c", f"print('a', flush=True); {code}")
     assert done.stdout == "[4] a\n"
     assert done.returncode == exit_code
 
@@ -43,7 +43,7 @@ def test_files_that_mpirun_left_open_stay_open() -> None:
     reader, writer = os.pipe()
     try:
         code = f"import os; os.write({writer}, b'x')"
-        assert tagged(sys.executable, "-c", code, fds=(writer,)).returncode == 0
+        assert prefixed(sys.executable, "-c", code, fds=(writer,)).returncode == 0
         assert os.read(reader, 1) == b"x"
     finally:
         os.close(reader)
@@ -51,6 +51,6 @@ def test_files_that_mpirun_left_open_stay_open() -> None:
 
 
 def test_program_that_is_not_there() -> None:
-    done = tagged("/not/there")
+    done = prefixed("/not/there")
     assert done.returncode == 127
     assert done.stderr == "error: '/not/there' cannot be started (No such file or directory).\n"

@@ -52,7 +52,7 @@ def test_workers_know_each_other_and_are_other_processes() -> None:
 def test_error_of_a_rank_comes_with_its_traceback() -> None:
     def fn() -> None:
         if tfdist.rank() == 1:
-            raise ValueError("share without rows")
+            raise ValueError("batch without rows")
         import time
 
         time.sleep(600)
@@ -60,7 +60,7 @@ def test_error_of_a_rank_comes_with_its_traceback() -> None:
     with pytest.raises(LaunchError, match="rank 1 was the first to fail") as error:
         tfdist.notebook_launch(fn)
     assert "Traceback (most recent call last)" in str(error.value)
-    assert "ValueError: share without rows" in str(error.value)
+    assert "ValueError: batch without rows" in str(error.value)
 
 
 def test_result_that_cannot_come_back() -> None:

@@ -16,7 +16,7 @@ def conclude(benchmark: str, results: Any, others: float, path: str | None) -> s
     Args:
         benchmark: Its name.
         results: Plain data.
-        others: Share of the processor that other processes took meanwhile.
+        others: Fraction of the processor that other processes took meanwhile.
         path: Where to write; None: nowhere.
     """
     facts = machine.facts()

@@ -45,8 +45,8 @@ class OthersLoad:
         self._began = time.perf_counter()
         self._all, self._own = _busy_seconds(), self._own_seconds()
 
-    def share(self) -> float:
-        """Returns the share of all cores' time, 0 to 1, that others took since the start."""
+    def fraction(self) -> float:
+        """Returns the fraction of all cores' time, 0 to 1, that others took since the start."""
         seconds = time.perf_counter() - self._began
         others = (_busy_seconds() - self._all) - (self._own_seconds() - self._own)
         return round(min(1.0, max(0.0, others / (seconds * (psutil.cpu_count() or 1)))), 3)

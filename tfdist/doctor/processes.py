@@ -73,9 +73,9 @@ def _operations(hvd: Any) -> Check:
 def _mismatch(found: mpi_library.Mpi | None) -> list[Check]:
     """Ranks that another MPI's mpirun starts would each train alone, as rank 0 of 1."""
     loaded = _loaded_libraries()
-    for library, kinds in _FAMILIES.items():
-        if found and library in loaded and found.kind not in (*kinds, "MPI"):
-            value = f"built with {' or '.join(kinds)}, but mpirun is {found.kind}'s"
+    for library, names in _FAMILIES.items():
+        if found and library in loaded and found.kind not in (*names, "MPI"):
+            value = f"built with {' or '.join(names)}, but mpirun is {found.kind}'s"
             return [Check("Horovod's MPI", value, "wrong", f"{_INSTALL} --rebuild")]
     return []
 

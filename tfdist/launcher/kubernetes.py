@@ -92,7 +92,7 @@ def _run_policy() -> dict[str, Any]:
 
 
 def _replicas(number: int, container: dict[str, Any]) -> dict[str, Any]:
-    """Pods that are alike. One that fails fails the job: the others could not go on."""
+    """Equal pods. One that fails fails the job: the others could not go on."""
     return {
         "replicas": number,
         "restartPolicy": "Never",

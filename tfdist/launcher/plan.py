@@ -59,8 +59,8 @@ def parse_hosts(text: str) -> dict[str, int]:
         ConfigurationError: It is something else, or names a host twice.
     """
     hosts: dict[str, int] = {}
-    for part in text.split(","):
-        host, _, number = part.strip().partition(":")
+    for entry in text.split(","):
+        host, _, number = entry.strip().partition(":")
         if not host or host in hosts or not (number or "1").isdecimal() or number == "0":
             raise ConfigurationError(f"--hosts {text}: expected host:workers, as in a:2,b:2.")
         hosts[host] = int(number or 1)

@@ -27,7 +27,7 @@ _INFINITE = 1e30
 
 
 def judge(strategy: Strategy) -> Verdict:
-    """Makes a trial; every worker calls it alike.
+    """Makes a trial; every worker makes it.
 
     Args:
         strategy: New in this process.

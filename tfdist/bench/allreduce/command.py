@@ -63,7 +63,7 @@ def run(
             measure.size(pools, num_bytes, _SMOKE_ROUNDS if smoke else rounds)
             for num_bytes in (_SMOKE_SIZES if smoke else sizes)
         ]
-        others = load.share()
+        others = load.fraction()
     report.show(results, absent)
     tables.text(document.conclude("allreduce", results, others, json))
     if chart:

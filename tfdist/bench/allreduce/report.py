@@ -18,7 +18,7 @@ def show(results: Sequence[dict[str, Any]], absent: Mapping[str, str]) -> None:
             (in_words(result["bytes"]), *(_cell(*own) for own in result["engines"].items()))
             for result in results
         ],
-        title="bus bandwidth, GB/s (share of a memory copy's)",
+        title="bus bandwidth, GB/s (fraction of a memory copy's)",
         num_names=0,
     )
     for name, why in absent.items():

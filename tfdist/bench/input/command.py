@@ -58,4 +58,4 @@ def run(num_images: int, rounds: int, data_dir: str, with_model: bool, json: str
         results["rounds"] = rounds
         results["contenders"] = measure.compare(contenders.available(), made, num_images, rounds)
         report.show(results["contenders"], num_images, rounds)
-    report.conclude(results, load.share(), json)
+    report.conclude(results, load.fraction(), json)

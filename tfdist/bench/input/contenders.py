@@ -1,6 +1,6 @@
 """Ways to read the photographs, each as its users write it: batches of 224x224, cropped at random.
 
-The same work in every one: decode, a part of 8 to 100 % of the area at random, scaled to 224x224,
+The same work in every one: decode, a crop of 8 to 100 % of the area at random, scaled to 224x224,
 mirrored at random, batches of 64; but Keras's own reader scales whole images, which is less.
 """
 
@@ -60,7 +60,7 @@ def _limit(made: Photographs) -> Iterator[int]:
         lambda i, encoded: augmented(encoded, tf.stack([SEED, tf.cast(i, tf.int32)])),
         tf.data.AUTOTUNE,
     )
-    # Of 64 one leaves the graph, so that Python's part is that of the others; none is copied.
+    # Of 64 one leaves the graph, so that Python does what it does in the others; none is copied.
     dataset = dataset.repeat().shard(BATCH_SIZE, BATCH_SIZE - 1).prefetch(tf.data.AUTOTUNE)
     return (BATCH_SIZE for _ in dataset)
 
@@ -141,7 +141,7 @@ def _grain(made: Photographs) -> Iterator[int]:
 
 
 def _in_tensorflow(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """A random part of a decoded image, with TensorFlow's own functions."""
+    """A random crop of a decoded image, with TensorFlow's own functions."""
     begin, size, _ = tf.image.sample_distorted_bounding_box(
         tf.shape(image),
         tf.zeros((1, 0, 4)),
@@ -150,8 +150,8 @@ def _in_tensorflow(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Te
         min_object_covered=0.0,
         use_image_if_no_bounding_boxes=True,
     )
-    part = tf.image.resize(tf.slice(image, begin, size), SIZE)
-    return tf.cast(tf.image.random_flip_left_right(part), tf.uint8), label
+    crop = tf.image.resize(tf.slice(image, begin, size), SIZE)
+    return tf.cast(tf.image.random_flip_left_right(crop), tf.uint8), label
 
 
 def _sizes(dataset: tf.data.Dataset) -> Iterator[int]:

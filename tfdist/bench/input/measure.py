@@ -10,7 +10,7 @@ from tfdist.bench.input.contenders import LIMIT, OURS, Contender
 from tfdist.bench.input.photographs import Photographs
 from tfdist.bench.interleave import ratio, spread, take_turns
 
-#: At least this share of the limit, and this many times every other.
+#: At least this fraction of the limit, and this many times every other.
 LIMIT_GOAL, OTHERS_GOAL = 0.95, 1.5
 _WARM_UP_STEPS = 3  # until workers run and buffers hold what they will
 

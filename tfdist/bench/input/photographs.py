@@ -72,7 +72,7 @@ def _written(files: Path, num_images: int) -> Iterator[dict[str, object]]:
 
 
 def _jpeg(number: int) -> bytes:
-    """One image: a part of a photograph, mirrored or not, brighter or darker."""
+    """One image: a crop of a photograph, mirrored or not, brighter or darker."""
     from PIL import Image, ImageEnhance
     from sklearn.datasets import load_sample_images
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 
 class Source:
-    """Images by number: a random part, scaled, mirrored at random.
+    """Images by number: a random crop, scaled, mirrored at random.
 
     Args:
         files: a folder with a folder for each class.
@@ -37,11 +37,11 @@ class Source:
         height = min(image.height, int(math.sqrt(area / aspect)))
         left = int(random.integers(image.width - width + 1))
         top = int(random.integers(image.height - height + 1))
-        part = image.resize(
+        crop = image.resize(
             self._size[::-1],
             Image.Resampling.BILINEAR,
             (left, top, left + width, top + height),
         )
         if random.integers(2):
-            part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return np.array(part), int(path.parent.name)
+            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.array(crop), int(path.parent.name)

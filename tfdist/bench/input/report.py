@@ -32,7 +32,7 @@ def conclude(results: dict[str, Any], others: float, path: str | None) -> None:
 
     Args:
         results: What was measured.
-        others: Share of the processor that other processes took meanwhile.
+        others: Fraction of the processor that other processes took meanwhile.
         path: Where to write; None: nowhere.
     """
     tables.text(

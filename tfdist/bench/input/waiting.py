@@ -26,7 +26,7 @@ def measure(made: Photographs) -> dict[str, float]:
     """Trains a network that is slower than its input.
 
     Returns:
-        `data_wait`, the share of the time that the steps waited; `goal`, `steps`, `step_ms`,
+        `data_wait`, the fraction of the time that the steps waited; `goal`, `steps`, `step_ms`,
         `batch_ms` (of the input alone, on its core).
 
     Raises:

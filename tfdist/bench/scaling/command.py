@@ -72,7 +72,7 @@ def run(
             turns = _SMOKE_ROUNDS if smoke else rounds
             results.append(measure.model(name, workload, pools, turns))
             report.show(results[-1])
-        others = load.share()
+        others = load.fraction()
     for name, why in absent.items():
         tables.text(f"{name} is left out: {why}.")
     tables.text(report.NOTE)

@@ -24,7 +24,7 @@ Times = Mapping[tuple[str, str], Sequence[float]]
 def model(
     name: str, workload: Workload, pools: Mapping[str, WorkerPool], num_rounds: int
 ) -> dict[str, Any]:
-    """Returns images per second, efficiency and the share of exchange by engine and way.
+    """Returns images per second, efficiency and the fraction of exchange by engine and way.
 
     Args:
         name: Out of `MODELS`.
@@ -72,8 +72,8 @@ def _row(key: tuple[str, str], times: Times, num_images: int) -> dict[str, Any]:
     if (base := _like(times, alone, way)) and engine != alone:
         row["efficiency"] = ratio(base, own)._asdict()  # as many images a process
     if (base := _like(times, apart, way)) and engine not in (apart, alone):
-        shares = [1 - without / whole for without, whole in zip(base, own, strict=True)]
-        row["exchange"] = spread(shares)._asdict()
+        fractions = [1 - without / whole for without, whole in zip(base, own, strict=True)]
+        row["exchange"] = spread(fractions)._asdict()
     if way == OURS and (engine, BY_HAND) in times:
         row["to_by_hand"] = ratio(own, times[engine, BY_HAND])._asdict()
     return row

@@ -10,8 +10,8 @@ from tfdist.console import files, tables
 
 NOTE = (
     "Medians, quartiles in brackets. Each process has one core and its own share of the batch. "
-    "'efficiency': images a second of a process, to those of one process alone. 'exchange': share "
-    "of a step beyond that of two processes which exchange nothing. 'by hand': tfdist's time to "
+    "'efficiency': images a second of a process, to those of one process alone. 'exchange': "
+    "fraction of a step beyond that of two processes which exchange nothing. 'by hand': tfdist's time to "
     "that of a loop by hand over the same engine."
 )
 
@@ -57,12 +57,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if "error" in row:
         return ["fails", "", "", ""]
     rates = "{median:.0f} ({low:.0f}-{high:.0f})".format(**row["images_per_s"])
-    shares = [_share(row[name]) if name in row else "" for name in ("efficiency", "exchange")]
+    fractions = [_fraction(row[name]) if name in row else "" for name in ("efficiency", "exchange")]
     if "to_by_hand" not in row:
-        return [rates, *shares, ""]
-    return [rates, *shares, "{median:.2f} ({low:.2f}-{high:.2f})".format(**row["to_by_hand"])]
+        return [rates, *fractions, ""]
+    return [rates, *fractions, "{median:.2f} ({low:.2f}-{high:.2f})".format(**row["to_by_hand"])]
 
 
-def _share(own: Mapping[str, Any]) -> str:
+def _fraction(own: Mapping[str, Any]) -> str:
     cell = "{median:.0%} ({low:.0%}-{high:.0%})".format(**own)
     return f"{cell}, goal {own['goal']:.0%}" if "goal" in own else cell

@@ -82,7 +82,7 @@ def run(
     for case in cases:
         results.append(measure.case(case, _SMOKE_ROUNDS if smoke else rounds))
         report.show(results[-1])
-    report.conclude(results, load.share(), json)
+    report.conclude(results, load.fraction(), json)
 
 
 def _case(model: str, num_replicas: int, steps: int | None, smoke: bool) -> Case:

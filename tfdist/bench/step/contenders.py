@@ -38,7 +38,7 @@ Measure = Callable[[], Sample]
 
 @dataclass(frozen=True)
 class Case:
-    """A workload on a number of replicas, alike for all contenders.
+    """A workload on a number of replicas, the same for all contenders.
 
     Attributes:
         model: Which of the workloads it is.

@@ -41,7 +41,7 @@ def conclude(results: Sequence[dict[str, Any]], others: float, path: str | None)
 
     Args:
         results: Of all cases, as `measure.case` returns them.
-        others: Share of the processor that other processes took meanwhile.
+        others: Fraction of the processor that other processes took meanwhile.
         path: Where to write; None: nowhere.
     """
     tables.text(

@@ -51,7 +51,7 @@ def _trace(case: Case, prepare: Callable[[Case], Measure]) -> Trace:
 def _operations(measure: Measure) -> Counter[str]:
     """Counts what the largest graph has after optimisation, on all devices, at the first call."""
     graphs = graphs_run_by(measure)
-    counts = [Counter(n.op for part in g.partition_graphs for n in part.node) for g in graphs]
+    counts = [Counter(n.op for one in g.partition_graphs for n in one.node) for g in graphs]
     return max(counts, key=Counter.total)
 
 

@@ -26,7 +26,7 @@ class Replicas(Protocol):
 
 
 def measure(replicas: Replicas, num_bytes: int, repeats: int = _REPEATS) -> tuple[float, float]:
-    """Adds up ones of float32 over all replicas; every rank calls it alike.
+    """Adds up ones of float32 over all replicas; every rank calls it with the same numbers.
 
     Args:
         replicas: Those of a strategy.
