@@ -10,9 +10,9 @@ from tfdist.console import files, tables
 
 NOTE = (
     "Medians, quartiles in brackets. Each process has one core and its own share of the batch. "
-    "'efficiency': images a second of a process, to those of one process alone. 'exchange': "
-    "fraction of a step beyond that of two processes which exchange nothing. 'by hand': tfdist's time to "
-    "that of a loop by hand over the same engine."
+    "'efficiency': images a second of a process, to those of one process alone. 'exchange': the "
+    "fraction of a step beyond that of two processes which exchange nothing. 'by hand': tfdist's "
+    "time to that of a loop by hand over the same engine."
 )
 
 
