@@ -61,6 +61,13 @@ def test_rule_of_a_configuration() -> None:
     assert float(rule(40)) == pytest.approx(0.0)
 
 
+def test_epochs_of_unknown_length() -> None:
+    assert schedules.learning_rate(TrainConfig(learning_rate=0.1), None) == 0.1
+    for config in (TrainConfig(lr_rule="cosine"), TrainConfig(warmup_epochs=1)):
+        with pytest.raises(ConfigurationError, match="assert_cardinality"):
+            schedules.learning_rate(config, None)
+
+
 def test_description() -> None:
     config = TrainConfig(
         lr_rule="cosine", warmup_epochs=2, learning_rate=0.1, batch_size=512, lr_reference_batch=256

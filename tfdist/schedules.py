@@ -71,16 +71,25 @@ def peak(config: TrainConfig) -> float:
     return linear_scaling(config.learning_rate, config.batch_size, config.lr_reference_batch)
 
 
-def learning_rate(config: TrainConfig, steps_per_epoch: int) -> LearningRate:
+def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningRate:
     """The learning rate that the configuration asks for, ready for an optimizer.
 
     Args:
         config: Gives the rule, the rate, the epochs and the warmup.
-        steps_per_epoch: Global batches in one epoch.
+        steps_per_epoch: Global batches in one epoch; None where the data do not tell.
 
     Raises:
-        ConfigurationError: The warmup is as long as the training.
+        ConfigurationError: The warmup is as long as the training, or the rule goes by the length
+            of an epoch and nobody knows it.
     """
+    if steps_per_epoch is None:
+        if config.lr_rule == "constant" and not config.warmup_epochs:
+            return peak(config)
+        raise ConfigurationError(
+            f"The learning rate ({describe(config)}) goes by the steps of an epoch, and the data "
+            "do not tell how many they are: use tf.data.experimental.assert_cardinality in the "
+            "recipe's train_data, or --lr-rule constant --warmup-epochs 0."
+        )
     warmup_steps = round(config.warmup_epochs * steps_per_epoch)
     if config.lr_rule == "cosine":
         return cosine(peak(config), config.epochs * steps_per_epoch, warmup_steps)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdist.config import TrainConfig
 from tfdist.console import command
-from tfdist.errors import DataError
 from tfdist.run import flags, recipe
-from tfdist.run.rank_duties import in_turns, once, printing_to
+from tfdist.run.rank_duties import once, printing_to
 
 if TYPE_CHECKING:
     import keras
 
-    from tfdist.precision import LossScale
-    from tfdist.trainer import Trainer
-
 _DESCRIPTION = "Trains a recipe under a strategy and leaves a run folder."
-_SMOKE_STEPS = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,24 +37,20 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     """
     import keras  # not at the top, because `--help` answers without TensorFlow
 
-    import pipelines
     from tfdist.callbacks.curves import Curves
     from tfdist.callbacks.metrics_log import MetricsLog
-    from tfdist.run import reports
+    from tfdist.run import from_config, reports
     from tfdist.run.folder import RunFolder
 
     workload = recipe.find(config.recipe)
     keras.utils.set_random_seed(config.seed)
-    trainer = make_trainer(config, workload)  # makes devices: before any TensorFlow operation
-    strategy = trainer.strategy
-    try:
-        with in_turns(strategy):
-            data, validation = workload.train_data(config), workload.validation_data(config)
-    except pipelines.DataError as error:
-        raise DataError(str(error)) from error
+    strategy = from_config.make_strategy(config)
+    data, validation = from_config.make_data(config, workload, strategy)
+    steps_per_epoch = recipe.num_steps(data)
+    trainer = from_config.make_trainer(config, workload, strategy, steps_per_epoch)
     folder = RunFolder(once(strategy, lambda: str(RunFolder.create(config).path)))
     if strategy.is_chief:
-        reports.start(trainer, config, data, folder.path)
+        reports.start(trainer, config, steps_per_epoch, folder.path)
 
     history, curves = keras.callbacks.History(), Curves(folder.curves)
     log = MetricsLog(folder.metrics, trainer.stats)
@@ -71,7 +62,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
                 data,
                 validation_data=validation,
                 callbacks=[history, log, curves, events] if strategy.is_chief else [history],
-                **_fit_arguments(config),
+                **from_config.fit_arguments(config),
             )
         except KeyboardInterrupt:
             interrupted = True
@@ -85,64 +76,6 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     if interrupted:
         raise KeyboardInterrupt
     return history
-
-
-def make_trainer(config: TrainConfig, workload: recipe.Recipe) -> Trainer:
-    """Returns a trainer for a recipe's model, spread as the configuration says.
-
-    Raises:
-        TfdistError: The strategy, its devices or options, the batch or the precision cannot be had.
-    """
-    import tfdist
-    from tfdist import cluster
-    from tfdist.loops.feed import check_batch_size
-
-    if config.workers or config.rank is not None:
-        cluster.use(cluster.discover(workers=config.workers or (), rank=config.rank))
-    options = config.strategy_options()
-    strategy = tfdist.strategies.create(config.strategy, config.devices, **options)
-    check_batch_size(config.batch_size, strategy.num_replicas)  # data sets do not tell theirs
-    return tfdist.Trainer(
-        lambda: workload.build_model(config),
-        strategy=strategy,
-        accumulate=config.accumulate,
-        sync_batch_norm=config.sync_batch_norm,
-        steps_per_call=config.steps_per_call,
-        precision=config.precision,
-        loss_scale=_loss_scale(config),
-        watchdog_seconds=config.watchdog_seconds,
-    )
-
-
-def _fit_arguments(config: TrainConfig) -> dict[str, Any]:
-    """How long and how loud to train."""
-    steps = _SMOKE_STEPS if config.smoke else None
-    return {
-        "epochs": 1 if config.smoke else config.epochs,
-        "steps_per_epoch": steps,
-        "validation_steps": steps,
-        "verbose": config.verbose,
-        "shuffle": False,  # a recipe's data set shuffles itself; Keras warns of shuffling twice
-    }
-
-
-def _loss_scale(config: TrainConfig) -> LossScale | None:
-    """The loss scale asked for; float16 underflows without one, the other formats need none."""
-    from tfdist.precision import LossScale
-
-    if isinstance(config.loss_scale, float):
-        return LossScale.fixed(config.loss_scale)
-    in_float16 = config.precision in ("float16", "mixed_float16")
-    if config.loss_scale == "none" and in_float16:
-        return LossScale.fixed(1.0)  # Keras puts a dynamic scale there by itself
-    if config.loss_scale == "none" or (config.loss_scale == "auto" and not in_float16):
-        return None
-    return LossScale(
-        initial=config.loss_scale_initial,
-        growth_interval=config.loss_scale_growth_interval,
-        growth_factor=config.loss_scale_growth_factor,
-        backoff_factor=config.loss_scale_backoff_factor,
-    )
 
 
 if __name__ == "__main__":

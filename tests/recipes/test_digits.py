@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from recipes import digits
 from tfdist.config import TrainConfig
+from tfdist.run import recipe
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,21 @@ def test_label_names(config: TrainConfig) -> None:
 
 def test_two_steps(config: TrainConfig) -> None:
     keras.utils.set_random_seed(0)
-    model = digits.build_model(config)
-    history = model.fit(digits.train_data(config).take(2), verbose=0)
+    data = digits.train_data(config)
+    model = digits.build_model(config, recipe.num_steps(data))
+    history = model.fit(data.take(2), verbose=0)
     assert np.isfinite(history.history["loss"][0])
     assert model.optimizer.iterations == 2
     assert model.count_params() == 119_370
+
+
+def test_rate_rises_for_half_an_epoch_and_ends_with_the_last(config: TrainConfig) -> None:
+    rate = digits.build_model(config, 23).optimizer.get_config()["learning_rate"]["config"]
+    assert rate["warmup_steps"] == 12
+    assert rate["warmup_steps"] + rate["decay_steps"] == 20 * 23
+
+
+def test_model_needs_no_data(tmp_path: Path) -> None:
+    config = TrainConfig(**{**digits.DEFAULTS, "data_dir": str(tmp_path)})
+    digits.build_model(config, 23)
+    assert list(tmp_path.iterdir()) == []

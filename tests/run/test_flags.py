@@ -23,7 +23,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType(RECIPE)
     module.DEFAULTS = {"epochs": 7, "lr_reference_batch": 32}  # type: ignore[attr-defined]
     for member in ("build_model", "train_data", "validation_data"):
-        setattr(module, member, lambda config: None)
+        setattr(module, member, lambda *arguments: None)
     monkeypatch.setitem(sys.modules, "test_recipes", ModuleType("test_recipes"))
     monkeypatch.setitem(sys.modules, RECIPE, module)
     return module

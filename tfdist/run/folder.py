@@ -19,12 +19,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import tfdist
 from tfdist.config import TrainConfig
 from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
 
-_PACKAGES = ("tensorflow", "keras", "numpy")
+_PACKAGES = ("tfdist", "tensorflow", "keras", "numpy")
 
 
 class RunFolder:
@@ -120,9 +119,8 @@ def _new(config: TrainConfig) -> Path:
 
 def _versions() -> dict[str, Any]:
     return {
-        "tfdist": tfdist.__version__,
-        "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
         "machine": platform.platform(),
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -130,7 +128,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
-    """The installed version; TensorFlow may be installed under another package's name."""
+    """The installed version, or, installed under another name or not at all, what it says."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

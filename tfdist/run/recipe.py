@@ -1,14 +1,16 @@
 """Finding a recipe by its name; what a recipe is.
 
 A recipe is a module with the four members of `Recipe`: its own defaults for the configuration, and
-three functions that take the resolved configuration.
+three functions that are handed the resolved configuration.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 from tfdist.config import TrainConfig
@@ -18,21 +20,35 @@ _PACKAGE = "recipes"
 
 
 class Recipe(Protocol):
-    """What the training command asks of a recipe module."""
+    """What the training command asks of a recipe module.
+
+    The data come first, so that the model can be told how long an epoch is; the arguments are
+    handed over by their place.
+    """
 
     DEFAULTS: Mapping[str, Any]  #: fields of TrainConfig that this workload sets otherwise
 
-    def build_model(self, config: TrainConfig) -> Any:
-        """Returns a compiled `keras.Model`; called inside the strategy's scope."""
-
     def train_data(self, config: TrainConfig) -> Any:
-        """Returns a `tf.data.Dataset` of global batches for one epoch."""
+        """Returns a `tf.data.Dataset` of global batches for one epoch.
+
+        Where the data cannot tell how many batches they are and the recipe knows, it says so with
+        `tf.data.experimental.assert_cardinality`.
+        """
 
     def validation_data(self, config: TrainConfig) -> Any:
         """Returns a `tf.data.Dataset` of global batches for validation."""
 
+    def build_model(self, config: TrainConfig, steps_per_epoch: int | None) -> Any:
+        """Returns a compiled `keras.Model`; called inside the strategy's scope.
 
-_MEMBERS = ("DEFAULTS", "build_model", "train_data", "validation_data")
+        Args:
+            config: The resolved configuration.
+            steps_per_epoch: The global batches of `train_data`, for rules of the learning rate;
+                None where the data do not tell. `schedules.learning_rate` takes either.
+        """
+
+
+_FUNCTIONS = ("train_data", "validation_data", "build_model")
 
 
 def names() -> list[str]:
@@ -49,7 +65,8 @@ def find(name: str) -> Recipe:
         name: a module of the package `recipes`, or, with a dot in it, any importable module.
 
     Raises:
-        ConfigurationError: no such recipe, or the module lacks a member of `Recipe`.
+        ConfigurationError: no such recipe, or the module lacks a member of `Recipe`, or has one
+            that cannot be called as it is there.
     """
     path = name if "." in name else f"{_PACKAGE}.{name}"
     try:
@@ -61,8 +78,38 @@ def find(name: str) -> Recipe:
             f"No recipe is called {name!r}; choose one of {', '.join(names())}, "
             "or give the dotted name of a module."
         ) from None
-    if missing := [member for member in _MEMBERS if not hasattr(module, member)]:
-        raise ConfigurationError(
-            f"{path} is no recipe: it lacks {', '.join(missing)} (see tfdist.run.recipe.Recipe)."
-        )
+    _check(module)
     return cast(Recipe, module)
+
+
+def num_steps(data: Any) -> int | None:
+    """The batches of a `tf.data.Dataset`; None where it does not tell, or never ends."""
+    steps = int(data.cardinality())
+    return steps if steps >= 0 else None
+
+
+def _check(module: ModuleType) -> None:
+    """Checks that a module is a recipe.
+
+    Raises:
+        ConfigurationError: It lacks a member, or one of its functions takes other arguments.
+    """
+    members = ("DEFAULTS", *_FUNCTIONS)
+    if missing := [member for member in members if not hasattr(module, member)]:
+        raise ConfigurationError(
+            f"{module.__name__} is no recipe: it lacks {', '.join(missing)} "
+            "(see tfdist.run.recipe.Recipe)."
+        )
+    for name in _FUNCTIONS:
+        arguments = list(inspect.signature(getattr(Recipe, name)).parameters)[1:]
+        function = getattr(module, name)
+        try:
+            inspect.signature(function).bind(*arguments)
+        except TypeError:
+            came = (
+                f"def {name}{inspect.signature(function)}" if callable(function) else repr(function)
+            )
+            raise ConfigurationError(
+                f"{module.__name__}: expected def {name}({', '.join(arguments)}), got {came}: "
+                "change its parameters (tfdist.run.recipe.Recipe says what each one is)."
+            ) from None

@@ -17,22 +17,26 @@ if TYPE_CHECKING:
 History = Mapping[str, Sequence[float]]
 
 
-def start(trainer: Trainer, config: TrainConfig, data: Any, run_dir: Path) -> None:
+def start(
+    trainer: Trainer, config: TrainConfig, steps_per_epoch: int | None, run_dir: Path
+) -> None:
     """Shows what is about to run.
 
     Args:
         trainer: Describes itself and its strategy.
         config: Gives the recipe, the batch and the learning-rate rule.
-        data: The training data, a `tf.data.Dataset` of global batches.
+        steps_per_epoch: The global batches of an epoch; None where the data do not tell.
         run_dir: Where the run's files go.
     """
-    steps, replicas = int(data.cardinality()), trainer.strategy.num_replicas
+    replicas = trainer.strategy.num_replicas
     fewest, most = config.batch_size // replicas, -(-config.batch_size // replicas)
     rows = {
         "recipe": config.recipe,
         "global batch": str(config.batch_size),
         "per-replica batch": str(most) if fewest == most else f"{fewest} or {most}",
-        "steps per epoch": str(steps) if steps >= 0 else "unknown until the first has ended",
+        "steps per epoch": "unknown until the first has ended"
+        if steps_per_epoch is None
+        else str(steps_per_epoch),
         "learning rate": schedules.describe(config),
         **trainer.describe(),
         "run folder": str(run_dir),

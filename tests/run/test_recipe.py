@@ -1,0 +1,78 @@
+"""A module is a recipe if it can be called as one; data tell their length or do not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import ConfigurationError
+from tfdist.run import recipe
+
+NAME = "test_recipes.one"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType(NAME)
+    members: dict[str, Any] = {
+        "DEFAULTS": {},
+        "train_data": lambda config: None,
+        "validation_data": lambda config: None,
+        "build_model": lambda config, steps_per_epoch: None,
+    }
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, "test_recipes", ModuleType("test_recipes"))
+    monkeypatch.setitem(sys.modules, NAME, module)
+    return module
+
+
+def test_recipe_is_found(module: ModuleType) -> None:
+    assert recipe.find(NAME) is module
+
+
+@pytest.mark.parametrize("member", ["DEFAULTS", "train_data", "validation_data", "build_model"])
+def test_member_that_is_missing(module: ModuleType, member: str) -> None:
+    delattr(module, member)
+    with pytest.raises(ConfigurationError, match=f"is no recipe: it lacks {member}"):
+        recipe.find(NAME)
+
+
+def of_config_alone(config: object) -> None: ...
+
+
+def with_more(config: object, steps_per_epoch: int, width: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "came"),
+    [
+        (of_config_alone, r"got def build_model\(config: 'object'\)"),
+        (with_more, r"width: 'int'\)"),
+        ("cnn", "got 'cnn'"),
+    ],
+)
+def test_model_of_another_signature(
+    module: ModuleType, function: Callable[..., None] | str, came: str
+) -> None:
+    vars(module)["build_model"] = function
+    with pytest.raises(ConfigurationError, match=came) as error:
+        recipe.find(NAME)
+    assert "expected def build_model(config, steps_per_epoch)" in str(error.value)
+    assert "change its parameters" in str(error.value)
+
+
+def test_names_of_parameters_are_the_recipes_own(module: ModuleType) -> None:
+    vars(module)["build_model"] = lambda options, steps, width=3: None
+    assert recipe.find(NAME) is module
+
+
+def test_steps_of_data() -> None:
+    data = tf.data.Dataset.range(100)
+    assert recipe.num_steps(data.batch(64)) == 2
+    assert recipe.num_steps(data.filter(lambda row: row > 3).batch(64)) is None
+    assert recipe.num_steps(data.repeat().batch(64)) is None
