@@ -61,7 +61,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
             trainer.fit(
                 data,
                 validation_data=validation,
-                callbacks=[history, log, curves, events] if strategy.is_chief else [history],
+                callbacks=[history, log, curves, events],
                 **from_config.fit_arguments(config),
             )
         except KeyboardInterrupt:

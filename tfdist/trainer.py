@@ -217,6 +217,6 @@ class Trainer:
         """Returns Keras's container of callbacks, with a progress line if wanted."""
         progress = ProgressBar(self.stats) if verbose else None
         return callback_list.create(
-            callbacks, progress,
+            callbacks, progress, self.strategy,
             model=self.model, verbose=verbose, epochs=epochs, steps=steps, add_history=history,
         )  # fmt: skip

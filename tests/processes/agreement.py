@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tests.processes import chief_callbacks
 from tests.support.training import X, Y, build
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer
@@ -155,4 +156,5 @@ SCENARIOS: list[Callable[[Strategy], Any]] = [
     predicts_every_row,
     predicts_own_data,
     public_names,
+    *chief_callbacks.SCENARIOS,
 ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.processes import agreement
+from tests.processes import agreement, chief_callbacks
 from tests.support.training import BOUND, X, Y, build
 
 pytestmark = pytest.mark.processes
@@ -77,3 +77,24 @@ def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
 
 def test_public_names(outcomes: dict[str, Any]) -> None:
     np.testing.assert_array_equal(outcomes["public_names"], [[0, 2, 1, 0], [1, 2, 0, 1]])
+
+
+def test_callbacks_write_on_the_chief_and_what_they_restore_holds_on_both(
+    outcomes: dict[str, Any],
+) -> None:
+    found = outcomes["writes_and_restores"]
+    assert found["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
+    np.testing.assert_array_equal(found["num_files"], [[5], [0]])
+    assert found["rows"] == 2
+    first, third = (chief_callbacks.plain(epochs) for epochs in (1, 3))
+    np.testing.assert_array_equal(*found["first_epoch"])
+    np.testing.assert_allclose(found["first_epoch"][0], first, rtol=BOUND, atol=BOUND)
+    np.testing.assert_array_equal(found["resumed_epochs"], [[2, 1], [2, 1]])
+    np.testing.assert_array_equal(*found["resumed"])
+    np.testing.assert_allclose(found["resumed"][0], third, rtol=BOUND, atol=BOUND)
+
+
+def test_the_chief_may_not_change_the_model_within_an_epoch(outcomes: dict[str, Any]) -> None:
+    said = outcomes["change_within_an_epoch_is_refused"]
+    assert "variables are not the same on all ranks" in said
+    assert "set its chief_only = False" in said

@@ -23,6 +23,8 @@ class Curves(keras.callbacks.Callback):
         path: The PNG to write; it is replaced whole, so a viewer never sees half a picture.
     """
 
+    chief_only = True
+
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path

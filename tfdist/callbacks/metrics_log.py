@@ -24,6 +24,8 @@ class MetricsLog(keras.callbacks.Callback):
             `data_wait_share` of the epoch.
     """
 
+    chief_only = True
+
     def __init__(self, path: Path, stats: Any = None) -> None:
         super().__init__()
         self._path = path

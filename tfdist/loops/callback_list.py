@@ -1,25 +1,92 @@
-"""Keras's container of callbacks, made as `keras.Model.fit` makes it."""
+"""Keras's container of callbacks, made as `keras.Model.fit` makes it, for all workers.
+
+Each worker runs the callbacks that are its own (`callback_roles`). What those of the chief alone
+change in the model when a training begins, at the end of an epoch or when it ends, holds on all:
+weights, optimizer, and the epoch that a training goes on with. At other times they must leave the
+model as it is. To see that costs two checksums of the variables at each of these points.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 
+from tfdist.loops.callback_roles import is_chief_only
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.collectives import same_variables
+from tfdist.upstream import keras_data
+
+_CURE = (
+    "a callback that does not run on every rank changed them within an epoch. Let it do so at the "
+    "end of an epoch, or set its chief_only = False."
+)
+
 
 def create(
-    callbacks: Any, progress: keras.callbacks.Callback | None, **options: Any
+    callbacks: Any, progress: keras.callbacks.Callback | None, strategy: Strategy, **options: Any
 ) -> keras.callbacks.CallbackList:
-    """Returns a container of callbacks; one that is a container already is returned as it is.
+    """Returns a container of this worker's callbacks; called on all workers together.
+
+    Where no callback is for the chief alone, what is a container already is returned as it is.
 
     Args:
-        callbacks: None, a callback, or a structure of them.
+        callbacks: None, a callback, or a structure of them; on each worker its own.
         progress: Added last, unless one of the callbacks is a progress bar; None: none is.
+        strategy: Knows the chief, and carries what it says.
         **options: What `keras.callbacks.CallbackList` takes.
     """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
-    given = keras.tree.flatten(callbacks) if callbacks else []
-    if progress and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
-        given.append(progress)
-    return keras.callbacks.CallbackList(given, add_progbar=False, **options)
+    made = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
+    given = made.callbacks if made else keras.tree.flatten(callbacks) if callbacks else []
+    for_chief = [c for c in given if is_chief_only(c)]
+    shared = len(told := strategy.gather([bool(for_chief)])) > 1 and told.any()
+    if made:
+        if not shared:
+            return made
+        progress, options = None, made.params | {"model": options["model"]}
+    own = [c for c in given if strategy.is_chief or c not in for_chief]
+    if progress and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in own):
+        own.append(progress)
+    if shared:
+        return _Shared(own, strategy, **options)
+    return keras.callbacks.CallbackList(own, add_progbar=False, **options)
+
+
+class _Shared(keras.callbacks.CallbackList):
+    """The callbacks of one of several workers, of which some run on the chief alone."""
+
+    def __init__(
+        self, callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, **options: Any
+    ) -> None:
+        self._strategy = strategy
+        super().__init__(callbacks, add_progbar=False, **options)
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        with self._as_on_the_chief():
+            super().on_train_begin(logs)
+        epoch = int(self._strategy.gather([keras_data.initial_epoch(self.model, 0)])[0, 0])
+        keras_data.set_initial_epoch(self.model, epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        with self._as_on_the_chief():
+            super().on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        with self._as_on_the_chief():
+            super().on_train_end(logs)
+
+    @contextmanager
+    def _as_on_the_chief(self) -> Iterator[None]:
+        """Gives the variables of all workers the values that the chief's have after it.
+
+        Raises:
+            ClusterError: They were not the same before.
+        """
+        model, strategy = self.model, self._strategy
+        variables = model.variables + model.optimizer.variables
+        same_variables.check_values(strategy, variables, _CURE)
+        yield
+        if not same_variables.are_same(strategy, variables):
+            strategy.prepare(model, model.optimizer)

@@ -82,3 +82,8 @@ def in_order_of_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
 def profiles_batches(board: keras.callbacks.TensorBoard) -> bool:
     """Tells whether a TensorBoard is to profile batches, which it keeps as `_should_trace`."""
     return bool(board._should_trace)
+
+
+def set_initial_epoch(model: keras.Model, epoch: int) -> None:
+    """Says with which epoch a training goes on, as `BackupAndRestore` does; 0: with the given."""
+    model._initial_epoch = epoch or None

@@ -53,13 +53,23 @@ def check_values(workers: Workers, variables: Sequence[keras.Variable], cure: st
     Raises:
         ClusterError: They have not.
     """
-    rows = workers.gather([_digest(_first_copy(v).tobytes()) for v in variables])
+    rows = _digests(workers, variables)
     if _ranks_apart(rows):
         unequal = np.flatnonzero((rows != rows[0]).any(0))
         raise ClusterError(
             f"{len(unequal)} of {len(variables)} variables are not the same on all ranks, the "
             f"first is {variables[unequal[0]].path!r} on {_named(rows)}: {cure}"
         )
+
+
+def are_same(workers: Workers, variables: Sequence[keras.Variable]) -> bool:
+    """Tells whether variables, as many on every worker, have the same values on all of them."""
+    return not _ranks_apart(_digests(workers, variables))
+
+
+def _digests(workers: Workers, variables: Sequence[keras.Variable]) -> np.ndarray:
+    """A number for each variable, one row a worker."""
+    return workers.gather([_digest(_first_copy(v).tobytes()) for v in variables])
 
 
 def _first_copy(variable: keras.Variable) -> np.ndarray:

@@ -1,0 +1,78 @@
+"""What runs on every worker and what on the chief alone, for every callback of Keras and others."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+from keras import callbacks as kc
+
+from tfdist.callbacks.curves import Curves
+from tfdist.callbacks.metrics_log import MetricsLog
+from tfdist.callbacks.progress import ProgressBar
+from tfdist.loops.callback_roles import is_chief_only
+
+WRITE = {
+    kc.BackupAndRestore,
+    kc.CSVLogger,
+    kc.ModelCheckpoint,
+    kc.OrbaxCheckpoint,
+    kc.RemoteMonitor,
+    kc.TensorBoard,
+    Curves,
+    MetricsLog,
+}
+DECIDE = {
+    kc.Callback,
+    kc.EarlyStopping,
+    kc.History,
+    kc.LambdaCallback,
+    kc.LearningRateScheduler,
+    kc.ProgbarLogger,
+    kc.ReduceLROnPlateau,
+    kc.SwapEMAWeights,
+    kc.TerminateOnNaN,
+    ProgressBar,
+}
+
+
+def made(cls: type[kc.Callback], **members: object) -> kc.Callback:
+    """An object of a class's subclass, as users write them; it needs no arguments."""
+    return type("Mine", (cls,), {"__init__": lambda self: None, **members})()
+
+
+def test_every_callback_of_keras_is_known() -> None:
+    there = {getattr(kc, name) for name in dir(kc) if isinstance(getattr(kc, name), type)}
+    assert there - {kc.CallbackList} <= WRITE | DECIDE
+
+
+@pytest.mark.parametrize("cls", sorted(WRITE, key=str))
+def test_what_writes_runs_on_the_chief_alone(cls: type[kc.Callback]) -> None:
+    assert is_chief_only(made(cls))
+    assert not is_chief_only(made(cls, chief_only=False))
+
+
+@pytest.mark.parametrize("cls", sorted(DECIDE, key=str))
+def test_what_decides_runs_everywhere(cls: type[kc.Callback]) -> None:
+    assert not is_chief_only(made(cls))
+    assert is_chief_only(made(cls, chief_only=True))
+
+
+def test_an_object_may_say_it_of_itself() -> None:
+    callback = keras.callbacks.LambdaCallback()
+    callback.chief_only = True
+    assert is_chief_only(callback)
+
+
+@pytest.mark.parametrize(
+    "module", ["wandb.integration.keras.callbacks", "mlflow.tensorflow.callback"]
+)
+def test_trackers_report_from_the_chief(module: str) -> None:
+    tracker = type("Logger", (kc.Callback,), {"__module__": module})
+    assert is_chief_only(tracker())
+    assert is_chief_only(made(tracker))
+
+
+def test_the_callback_for_hyperparameters_is_a_trackers() -> None:
+    from tensorboard.plugins.hparams import api
+
+    assert is_chief_only(made(api.KerasCallback))

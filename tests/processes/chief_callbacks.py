@@ -1,0 +1,95 @@
+"""What two workers do that are handed the same callbacks, of which some are the chief's alone.
+
+Each has a folder of its own, as on two hosts: what rank 1 knows of rank 0's files was told it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import callbacks as kc
+
+from tests.support.training import FIT, build
+from tfdist.errors import ClusterError
+from tfdist.strategies.base import Strategy
+from tfdist.trainer import Trainer
+
+
+class RestoresTheFirst(kc.ModelCheckpoint):
+    """Ends a training with the weights of its first epoch."""
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model.load_weights(self.filepath.format(epoch=1))
+
+
+class ChangesWeights(kc.Callback):
+    """Changes them after the first batch of an epoch."""
+
+    chief_only = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 0:
+            self.model.set_weights([w + 1 for w in self.model.get_weights()])
+
+
+def writes_and_restores(strategy: Strategy) -> dict[str, Any]:
+    """Files, epochs and weights of a training, and of another one that goes on with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _two_trainings(strategy, Path(folder))
+
+
+def _two_trainings(strategy: Strategy, folder: Path) -> dict[str, Any]:
+    def backup() -> kc.Callback:
+        return kc.BackupAndRestore(folder / "backup", delete_checkpoint=False)
+
+    trainer = Trainer(_build, strategy)
+    callbacks = [
+        kc.EarlyStopping(monitor="loss", patience=5),
+        RestoresTheFirst(folder / "{epoch}.weights.h5", save_weights_only=True),
+        kc.CSVLogger(folder / "log.csv"),
+        kc.TensorBoard(folder / "board", histogram_freq=1, update_freq=1),
+        backup(),
+    ]
+    trainer.fit(**FIT, epochs=2, callbacks=callbacks)
+    files = sorted(path.name for path in folder.iterdir())
+    resumed = Trainer(_build, strategy)
+    epochs = resumed.fit(**FIT, epochs=3, callbacks=[backup()]).epoch
+    return {
+        "files": files,
+        "num_files": strategy.gather([len(files)]),
+        "rows": len((folder / "log.csv").read_text().splitlines()) - 1 if files else None,
+        "first_epoch": strategy.gather(_weights(trainer.model)),
+        "resumed_epochs": strategy.gather([epochs[0], len(epochs)]),
+        "resumed": strategy.gather(_weights(resumed.model)),
+    }
+
+
+def change_within_an_epoch_is_refused(strategy: Strategy) -> str:
+    """The error of a callback that leaves rank 0 with other weights than rank 1."""
+    try:
+        Trainer(_build, strategy).fit(**FIT, callbacks=[ChangesWeights()])
+    except ClusterError as error:
+        return str(error)
+    return "no error"
+
+
+def plain(epochs: int) -> np.ndarray:
+    """Weights that plain Keras trains on one device."""
+    model = _build()
+    model.fit(**FIT, epochs=epochs)
+    return _weights(model)
+
+
+def _build() -> keras.Model:
+    return build(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def _weights(model: keras.Model) -> np.ndarray:
+    return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+
+SCENARIOS = [writes_and_restores, change_within_an_epoch_is_refused]
