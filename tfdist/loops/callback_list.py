@@ -3,13 +3,12 @@
 Each worker runs the callbacks that are its own (`callback_roles`). What those of the chief alone
 change in the model when a training begins, at the end of an epoch or when it ends, holds on all:
 weights, optimizer, and the epoch that a training goes on with. At other times they must leave the
-model as it is. To see that costs two checksums of the variables at each of these points.
+model as it is; to see that costs a checksum of the variables, before and after the end of an epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -64,29 +63,24 @@ class _Shared(keras.callbacks.CallbackList):
         super().__init__(callbacks, add_progbar=False, **options)
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        with self._as_on_the_chief():
-            super().on_train_begin(logs)
+        super().on_train_begin(logs)
+        self._take_over()
         epoch = int(self._strategy.gather([keras_data.initial_epoch(self.model, 0)])[0, 0])
         keras_data.set_initial_epoch(self.model, epoch)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        with self._as_on_the_chief():
-            super().on_epoch_end(epoch, logs)
+        same_variables.check_values(self._strategy, self._variables(), _CURE)
+        super().on_epoch_end(epoch, logs)
+        self._take_over()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        with self._as_on_the_chief():
-            super().on_train_end(logs)
+        super().on_train_end(logs)
+        self._take_over()
 
-    @contextmanager
-    def _as_on_the_chief(self) -> Iterator[None]:
-        """Gives the variables of all workers the values that the chief's have after it.
+    def _take_over(self) -> None:
+        """Gives the variables of all workers the values that the chief's have."""
+        if not same_variables.are_same(self._strategy, self._variables()):
+            self._strategy.prepare(self.model, self.model.optimizer)
 
-        Raises:
-            ClusterError: They were not the same before.
-        """
-        model, strategy = self.model, self._strategy
-        variables = model.variables + model.optimizer.variables
-        same_variables.check_values(strategy, variables, _CURE)
-        yield
-        if not same_variables.are_same(strategy, variables):
-            strategy.prepare(model, model.optimizer)
+    def _variables(self) -> list[keras.Variable]:
+        return self.model.variables + self.model.optimizer.variables

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tfdist.errors import ConfigurationError, TfdistError
 
 if TYPE_CHECKING:
-    from tfdist.strategies.base import Strategy
+    from tfdist.strategies import Strategy
 
 _FAILED, _DONE = "!", "="
 
