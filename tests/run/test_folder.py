@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+import tfdist
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
 from tfdist.run.folder import RunFolder
@@ -19,6 +20,7 @@ def test_holds_configuration_and_versions(tmp_path: Path) -> None:
     assert folder.path == tmp_path / "a" / "b"
     assert TrainConfig(**yaml.safe_load((folder.path / "config.yaml").read_text())) == config
     versions = json.loads((folder.path / "versions.json").read_text())
+    assert versions["tfdist"] == tfdist.__version__
     assert versions["keras"] == keras.__version__
     assert versions["tensorflow"].startswith("2.")
 
