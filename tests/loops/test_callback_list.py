@@ -54,6 +54,15 @@ def test_container_is_left_as_it_is(num_workers: int) -> None:
     assert create(container, Worker(0, num_workers), ProgressBar(None)) is container
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_variables_are_compared_where_the_chief_might_change_them(rank: int) -> None:
+    reader = Writer()
+    reader.only_reads = True
+    assert type(create([reader], Worker(rank))) is kc.CallbackList
+    assert type(create([reader, Writer()], Worker(rank))) is not kc.CallbackList
+    assert type(create([Writer()], Worker(0, num_workers=1))) is kc.CallbackList
+
+
 def test_container_of_several_workers_loses_what_is_the_chiefs() -> None:
     model = keras.Model()
     container = kc.CallbackList([Writer(), kc.TerminateOnNaN()], model=model, epochs=3)

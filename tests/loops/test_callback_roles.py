@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import keras
 import pytest
 from keras import callbacks as kc
@@ -9,7 +11,7 @@ from keras import callbacks as kc
 from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.metrics_log import MetricsLog
 from tfdist.callbacks.progress import ProgressBar
-from tfdist.loops.callback_roles import is_chief_only
+from tfdist.loops.callback_roles import is_chief_only, may_change_model
 
 WRITE = {
     kc.BackupAndRestore,
@@ -55,6 +57,15 @@ def test_what_writes_runs_on_the_chief_alone(cls: type[kc.Callback]) -> None:
 def test_what_decides_runs_everywhere(cls: type[kc.Callback]) -> None:
     assert not is_chief_only(made(cls))
     assert is_chief_only(made(cls, chief_only=True))
+
+
+def test_what_only_writes_is_known_to_leave_the_model_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "one.keras"
+    for callback in (kc.ModelCheckpoint(path), kc.CSVLogger(path), Curves(path), MetricsLog(path)):
+        assert not may_change_model(callback)
+    assert may_change_model(kc.BackupAndRestore(path))
+    assert may_change_model(made(kc.ModelCheckpoint))
+    assert may_change_model(made(kc.Callback, chief_only=True))
 
 
 def test_an_object_may_say_it_of_itself() -> None:

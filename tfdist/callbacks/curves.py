@@ -23,7 +23,7 @@ class Curves(keras.callbacks.Callback):
         path: The PNG to write; it is replaced whole, so a viewer never sees half a picture.
     """
 
-    chief_only = True
+    chief_only = only_reads = True
 
     def __init__(self, path: Path) -> None:
         super().__init__()

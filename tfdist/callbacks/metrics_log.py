@@ -24,7 +24,7 @@ class MetricsLog(keras.callbacks.Callback):
             `data_wait_share` of the epoch.
     """
 
-    chief_only = True
+    chief_only = only_reads = True
 
     def __init__(self, path: Path, stats: Any = None) -> None:
         super().__init__()

@@ -3,7 +3,8 @@
 Each worker runs the callbacks that are its own (`callback_roles`). What those of the chief alone
 change in the model when a training begins, at the end of an epoch or when it ends, holds on all:
 weights, optimizer, and the epoch that a training goes on with. At other times they must leave the
-model as it is; to see that costs a checksum of the variables, before and after the end of an epoch.
+model as it is; to see that costs a checksum of the variables, before and after the end of an epoch,
+unless all of them are known to leave it so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import keras
 
-from tfdist.loops.callback_roles import is_chief_only
+from tfdist.loops.callback_roles import is_chief_only, may_change_model
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.collectives import same_variables
 from tfdist.upstream import keras_data
@@ -40,21 +41,22 @@ def create(
     made = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
     given = made.callbacks if made else keras.tree.flatten(callbacks) if callbacks else []
     for_chief = [c for c in given if is_chief_only(c)]
-    shared = len(told := strategy.gather([bool(for_chief)])) > 1 and told.any()
+    told = strategy.gather([bool(for_chief), any(may_change_model(c) for c in for_chief)])
+    several = len(told) > 1
     if made:
-        if not shared:
+        if not (several and told[:, 0].any()):
             return made
         progress, options = None, made.params | {"model": options["model"]}
     own = [c for c in given if strategy.is_chief or c not in for_chief]
     if progress and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in own):
         own.append(progress)
-    if shared:
+    if several and told[:, 1].any():
         return _Shared(own, strategy, **options)
     return keras.callbacks.CallbackList(own, add_progbar=False, **options)
 
 
 class _Shared(keras.callbacks.CallbackList):
-    """The callbacks of one of several workers, of which some run on the chief alone."""
+    """One worker's callbacks, where the chief alone has some that may change the model."""
 
     def __init__(
         self, callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, **options: Any
