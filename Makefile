@@ -2,8 +2,11 @@
 #   make train                        two mirrored replicas on the digits (ARGS="--epochs 2" adds flags)
 #   make train EXTRAS=gpu             with TensorFlow's CUDA packages
 #   make horovod                      Horovod, built for the TensorFlow in .venv: needs a C++ compiler
-#   make test                         lint and the whole test suite (ARGS="-k config" adds pytest flags);
+#   make test                         lint and the test suite (ARGS="-k config" adds pytest flags);
 #                                     HOROVOD= leaves Horovod out
+#   make conformance                  every case of tests/conformance under every strategy and every
+#                                     number of replicas and processes; make test asks those cases
+#                                     of a further number that tests/conformance/selection.py names
 #   make lint                         ruff, mypy, import contract
 PYTHON ?= python3
 EXTRAS ?=
@@ -11,7 +14,7 @@ ARGS ?=
 HOROVOD ?= horovod
 BIN := .venv/bin
 
-.PHONY: train horovod test lint format clean
+.PHONY: train horovod test conformance lint format clean
 
 train: .venv/installed$(addprefix -,$(EXTRAS))
 	$(BIN)/python -m tfdist.train --strategy mirrored $(ARGS)
@@ -20,6 +23,9 @@ horovod: .venv/installed-horovod
 
 test: lint $(HOROVOD)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+conformance: .venv/installed-dev $(HOROVOD)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "" tests/conformance $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from tests.conformance.engines import STRATEGIES
 from tests.conformance.layouts import LAYOUTS
 from tests.conformance.verdicts import KERAS, KERAS_EVEN, Question, Verdict, ask_all
 
-ENGINES = (KERAS, KERAS_EVEN, *dict.fromkeys(name for name, _ in STRATEGIES), *LAYOUTS)
+ENGINES = (KERAS, KERAS_EVEN, *STRATEGIES, *LAYOUTS)
 
 
 def _arguments() -> argparse.Namespace:

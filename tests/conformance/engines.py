@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -15,12 +15,13 @@ from tests.conformance.cases import CASES
 from tests.conformance.results import Result, collect
 from tests.support.case import Case
 
-# tfdist's strategies of one process, each with how many replicas.
-STRATEGIES = [("one_device", 1)] + [
-    (name, num_replicas)
-    for name in ("mirrored", "central_storage", "towers")
-    for num_replicas in (2, 3)
-]
+#: tfdist's strategies of one process: each with the numbers of replicas that train every case.
+STRATEGIES = {
+    "one_device": [1],
+    "mirrored": [2, 3],
+    "central_storage": [2, 3],
+    "towers": [2, 3],
+}
 
 
 def _keras_fit(case: Case, evaluated: Sequence[Case], model: keras.Model) -> list[Result]:
@@ -34,41 +35,64 @@ def _keras_fit(case: Case, evaluated: Sequence[Case], model: keras.Model) -> lis
         ]
 
 
-def one_device(case: Case, *evaluated: Case) -> list[Result]:
-    """Plain Keras on one device: trains a case, then evaluates each of the others.
+def _known(case: Case) -> Case:
+    """The case with data of known length.
 
-    Data of unknown length is given as data of known length: on the former Keras counts a step too
-    many in every epoch, on one device too.
+    On those of unknown length Keras counts a step too many in every epoch, on one device too.
     """
-    feed = "dataset" if case.feed == "unknown length" else case.feed
-    known, *others = (dataclasses.replace(c, feed=feed) for c in (case, *evaluated))
-    return _keras_fit(known, others, case.build())
+    return dataclasses.replace(case, feed="dataset") if case.feed == "unknown length" else case
+
+
+def one_device(case: Case) -> Result:
+    """Plain Keras on one device."""
+    case = _known(case)
+    return _keras_fit(case, [case], case.build())[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class References:
+    """What plain Keras on one device makes of a case and of changes to its rows.
+
+    Attributes:
+        right: the right answer.
+        half_evaluated: trained on all rows, evaluated on half of every batch.
+        permuted: the rows of every batch in another order: rounding is all that may differ.
+        half_lost: trained on half of every batch, evaluated on all rows.
+    """
+
+    right: Result
+    half_evaluated: Result
+    permuted: Result
+    half_lost: Result
 
 
 @functools.cache
-def _references(name: str) -> list[Result]:
-    return one_device(CASES[name], CASES[name], feeds.half_lost(CASES[name]))
+def references(name: str) -> References:
+    """All of them from one model, which is traced once."""
+    case = _known(CASES[name])
+    half, permuted, model = feeds.half_lost(case), feeds.permuted(case), case.build()
+    begin = _beginning(model, case)
+    right, half_evaluated = _keras_fit(case, [case, half], model)
+    begin()
+    (in_another_order,) = _keras_fit(permuted, [permuted], model)
+    begin()
+    (half_lost,) = _keras_fit(half, [case], model)
+    return References(right, half_evaluated, in_another_order, half_lost)
 
 
-def reference(name: str) -> Result:
-    """The right answer of a case."""
-    return _references(name)[0]
+def _beginning(model: keras.Model, case: Case) -> Callable[[], None]:
+    """Makes all variables; returns what gives them the values that they have now."""
+    if not model.built:
+        model(case.data.x[:1])
+    model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables]
+    values = [keras.ops.convert_to_numpy(variable) for variable in variables]
 
+    def begin() -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
-def half_evaluated(name: str) -> Result:
-    """One device that trains on all rows and evaluates half of every batch."""
-    return _references(name)[1]
-
-
-def permuted(name: str) -> Result:
-    """One device, the rows of every batch in another order: rounding is all that may differ."""
-    case = feeds.permuted(CASES[name])
-    return one_device(case, case)[0]
-
-
-def half_lost(name: str) -> Result:
-    """One device that trains on half of every batch and evaluates all rows."""
-    return one_device(feeds.half_lost(CASES[name]), CASES[name])[0]
+    return begin
 
 
 @functools.cache

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import pytest
 
 import tfdist
-from tests.conformance import engines, results
+from tests.conformance import engines, results, selection
 from tests.conformance.cases import CASES
 from tfdist.errors import TfdistError
 
+QUESTIONS = [
+    pytest.param(
+        name, strategy, num_replicas,
+        marks=selection.marks(name, number), id=f"{name}-{strategy}-{num_replicas}",
+    )
+    for name in CASES
+    for strategy, numbers in engines.STRATEGIES.items()
+    for number, num_replicas in enumerate(numbers)
+]  # fmt: skip
 
-@pytest.mark.parametrize(("strategy", "num_replicas"), engines.STRATEGIES)
-@pytest.mark.parametrize("name", CASES)
-def test_equals_one_device(name: str, strategy: str, num_replicas: int) -> None:
+
+@pytest.mark.parametrize(("name", "strategy", "num_replicas"), QUESTIONS)
+def test_equals_one_device(
+    name: str, strategy: str, num_replicas: int, references: Callable[[str], engines.References]
+) -> None:
     """Weights, history, evaluation and counts are those of the reference."""
     case = CASES[name]
     try:
@@ -23,7 +36,7 @@ def test_equals_one_device(name: str, strategy: str, num_replicas: int) -> None:
         if not case.may_refuse:
             raise
         return
-    differences = results.compare(result, engines.reference(name), case)
+    differences = results.compare(result, references(name).right, case)
     assert not differences, "\n".join(map(str, differences))
 
 

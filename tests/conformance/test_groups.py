@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.conformance import engines, results
+from tests.conformance import engines, results, selection
 from tests.conformance.cases import CASES
-from tests.conformance.layouts import LAYOUTS, Group
+from tests.conformance.layouts import LAYOUTS, Group, Layout
 from tfdist.errors import TfdistError
 
 # Each layout in one process of pytest-xdist, which starts its group once.
-PARAMS = [
-    pytest.param(layout, marks=pytest.mark.xdist_group(str(layout)), id=str(layout))
+QUESTIONS = [
+    pytest.param(
+        layout, name,
+        marks=[pytest.mark.xdist_group(str(layout)), *selection.marks(name, number)],
+        id=f"{layout}-{name}",
+    )
     for layouts in LAYOUTS.values()
-    for layout in layouts
-]
+    for number, layout in enumerate(layouts)
+    for name in CASES
+]  # fmt: skip
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(scope="module", params=PARAMS)
-def group(request: pytest.FixtureRequest) -> Iterator[Group]:
-    if request.param.strategy == "horovod":
-        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
-    with Group(request.param) as group:
-        yield group
+@pytest.fixture(scope="module")
+def group_of() -> Iterator[Callable[[Layout], Group]]:
+    """Returns the group of a layout, which runs until that of another is asked for."""
+    running: list[Group] = []
+
+    def get(layout: Layout) -> Group:
+        if layout.strategy == "horovod":
+            reason = "Horovod is not installed: make horovod"
+            pytest.importorskip("horovod.tensorflow", reason=reason)
+        if not running or running[0].layout != layout:
+            while running:
+                running.pop().stop()
+            running.append(Group(layout))
+        return running[0]
+
+    yield get
+    while running:
+        running.pop().stop()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_equals_one_device_on_every_worker(name: str, group: Group) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize(("layout", "name"), QUESTIONS)
+def test_equals_one_device_on_every_worker(
+    layout: Layout,
+    name: str,
+    group_of: Callable[[Layout], Group],
+    references: Callable[[str], engines.References],
+) -> None:
+    case, group = CASES[name], group_of(layout)
     try:
         result = group.train(name)
     except TfdistError:
         if not case.may_refuse:
             raise
         return
-    differences = results.compare(result, engines.reference(name), case)
+    differences = results.compare(result, references(name).right, case)
     assert not differences, "\n".join(map(str, differences))

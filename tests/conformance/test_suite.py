@@ -1,39 +1,57 @@
-"""Tests of the suite itself: its tolerance is fair, and no case is blind."""
+"""Tests of the suite itself: its tolerance is fair, no case is blind, and none is forgotten."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from tests.conformance import engines, results
+from tests.conformance import results, selection
 from tests.conformance.cases import CASES
+from tests.conformance.engines import References
 
-pytestmark = pytest.mark.parametrize("name", CASES)
+
+@pytest.fixture(params=CASES)
+def name(request: pytest.FixtureRequest) -> str:
+    """The name of every case."""
+    return request.param
 
 
-def test_reference_is_finite(name: str) -> None:
+@pytest.fixture
+def answers(name: str, references: Callable[[str], References]) -> References:
+    """What plain Keras makes of that."""
+    return references(name)
+
+
+def test_reference_is_finite(answers: References) -> None:
     """The right answer is made of numbers: NaN would equal any other NaN."""
-    answer = engines.reference(name)
-    for values in (answer.weights, answer.history, answer.evaluation):
+    for values in (answers.right.weights, answers.right.history, answers.right.evaluation):
         assert all(np.all(np.isfinite(value)) for value in values.values())
 
 
-def test_order_of_rows_is_tolerated(name: str) -> None:
+def test_order_of_rows_is_tolerated(name: str, answers: References) -> None:
     """Rounding in another order of summing stays within the tolerance."""
-    differences = results.compare(engines.permuted(name), engines.reference(name), CASES[name])
+    differences = results.compare(answers.permuted, answers.right, CASES[name])
     assert not differences, "\n".join(map(str, differences))
 
 
-def test_lost_rows_are_seen(name: str) -> None:
+def test_lost_rows_are_seen(name: str, answers: References) -> None:
     """Training without half of each batch is far outside of the tolerance."""
-    assert _far_off(engines.half_lost(name), name, "weight")
+    assert _far_off(answers.half_lost, answers, name, "weight")
 
 
-def test_rows_lost_in_evaluation_are_seen(name: str) -> None:
+def test_rows_lost_in_evaluation_are_seen(name: str, answers: References) -> None:
     """Evaluation without half of each batch is far outside of the tolerance."""
-    assert _far_off(engines.half_evaluated(name), name, "evaluation")
+    assert _far_off(answers.half_evaluated, answers, name, "evaluation")
 
 
-def _far_off(result: results.Result, name: str, what: str) -> list[results.Difference]:
-    differences = results.compare(result, engines.reference(name), CASES[name])
+def test_the_table_of_further_numbers_has_cases_only() -> None:
+    assert not {name for names in selection.FURTHER.values() for name in names} - CASES.keys()
+
+
+def _far_off(
+    result: results.Result, answers: References, name: str, what: str
+) -> list[results.Difference]:
+    differences = results.compare(result, answers.right, CASES[name])
     return [d for d in differences if d.what.startswith(what) and d.times > 10.0]

@@ -68,9 +68,9 @@ def judge(question: Question) -> Verdict:
         return Verdict("absent")
     if question.engine == KERAS_EVEN:
         case = feeds.even(case, num_replicas)
-        reference = engines.one_device(case, case)[0]
+        reference = engines.one_device(case)
     else:
-        reference = engines.reference(case.name)
+        reference = engines.references(case.name).right
     try:
         if plain:
             result = engines.keras_mirrored(case, num_replicas)
