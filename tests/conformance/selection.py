@@ -15,39 +15,27 @@ FURTHER = {
     "How the rows of a batch are cut, and how many shares are left without a row": (
         "uneven-batches",
         "small-batches",
-        "weights-of-zero",
     ),
     "How data are handed to several workers, and where their end is found": (
         "unknown-length",
         "generator",
-        "steps-per-epoch",
-        "validation-split",
     ),
     "What a share's mean, sum or penalty counts for, as one of so many": (
         "add-loss-sum",
         "add-loss-of-weights",
         "masked-mean-with-sample-weight",
-        "compute-loss-mean",
     ),
-    "What crosses replicas: dense, sparse and large gradients, states of metrics and layers": (
+    "What is summed over replicas: dense and sparse gradients, states of metrics": (
         "embedding-clipped",
-        "large-weights",
         "auc",
-        "layer-state",
     ),
     "What is exchanged in the forward pass, and whole batches laid together from their shares": (
         "batch-norm",
         "circle",
         "metric-function-of-batch",
     ),
-    "What all replicas have to decide alike": (
-        "loss-scale-overflow",
-        "early-stopping",
-    ),
-    "Rounds of accumulation, each of them cut again": (
-        "accumulate-clipped",
-        "gradient-accumulation-clipped",
-    ),
+    "What all replicas have to decide alike": ("loss-scale-overflow",),
+    "Rounds of accumulation, each of them cut again": ("accumulate-clipped",),
     "All of it at once": ("all-together",),
 }
 
