@@ -10,7 +10,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.horovod import keras_changes
 from tfdist.horovod.exchange import Exchange, exchanges_of, remember
 from tfdist.horovod.ranks import Average, Compression, Sum
-from tfdist.upstream.keras_model import clip_after
+from tfdist.upstream.keras_optimizers import clip_after
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

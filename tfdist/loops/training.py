@@ -17,7 +17,7 @@ from tfdist.loops.observers import Call, Observer
 from tfdist.loops.throughput import Throughput
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
-from tfdist.upstream import keras_data, keras_model
+from tfdist.upstream import keras_data, keras_optimizers
 
 
 class Training:
@@ -123,7 +123,7 @@ def _agree(model: keras.Model, strategy: Strategy) -> None:
 
     A worker that stops stops all; a learning rate that was set is rank 0's.
     """
-    rate = keras_model.learning_rate_variable(model.optimizer)
+    rate = keras_optimizers.learning_rate_variable(model.optimizer)
     mine = 0.0 if rate is None else float(np.asarray(rate.value))
     told = strategy.gather([model.stop_training, mine])
     model.stop_training = bool(told[:, 0].any())
@@ -139,7 +139,7 @@ def _take_averaged_weights(model: keras.Model, strategy: Strategy) -> None:
         return
 
     def on_copy(_: object) -> None:
-        with keras_model.optimizers_of_one_device():
+        with keras_optimizers.optimizers_of_one_device():
             inner.finalize_variable_values(weights)
 
     strategy.update(on_copy, strategy.run(lambda i: tf.constant(0)))

@@ -14,7 +14,7 @@ from tfdist import precision
 from tfdist.errors import ConfigurationError
 from tfdist.model_setup.rebuild import compile_like, rebuild
 from tfdist.strategies.base import Strategy
-from tfdist.upstream import keras_model
+from tfdist.upstream import keras_optimizers
 
 #: A function that builds and compiles a model, or a compiled model.
 BuildModel: TypeAlias = "Callable[[], keras.Model] | keras.Model"
@@ -100,7 +100,9 @@ def _claim_optimizer(model: keras.Model) -> None:
             "gradients itself: compile the model with the plain optimizer."
         )
     owner = optimizer.__dict__.get("_tfdist_owner", lambda: None)()
-    known = {id(v) for v in keras_model.weights_known_to(optimizer)} if optimizer.built else None
+    known = (
+        {id(v) for v in keras_optimizers.weights_known_to(optimizer)} if optimizer.built else None
+    )
     fits = known is None or all(id(v) in known for v in model.trainable_variables)
     if owner not in (None, model) or not fits:
         raise ConfigurationError(

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.replica import Replica
-from tfdist.upstream import keras_model
+from tfdist.upstream import keras_losses, keras_model
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 
@@ -26,13 +26,13 @@ def on_share(compile_loss: Any, replica: Replica, aggregations: Aggregations) ->
     """A view of Keras's `CompileLoss` whose losses and per-output trackers see the global batch."""
     losses = [
         _ShareLoss(loss, replica, functools.partial(aggregations.has_independent_rows, number))
-        for number, loss in enumerate(keras_model.compiled_losses(compile_loss))
+        for number, loss in enumerate(keras_losses.compiled_losses(compile_loss))
     ]
     trackers = [
         _ShareTracker(tracker, replica.num_microbatches)
-        for tracker in keras_model.loss_trackers(compile_loss)
+        for tracker in keras_losses.loss_trackers(compile_loss)
     ]
-    return keras_model.compile_loss_of(compile_loss, losses, trackers)
+    return keras_losses.compile_loss_of(compile_loss, losses, trackers)
 
 
 class _ShareTracker:
@@ -90,10 +90,10 @@ class _ShareLoss:
         if weight is not None:
             weight = keras.ops.convert_to_tensor(weight, dtype=dtype)
         # Zeros and ones; Keras's factor total / valid for means comes below.
-        weight = keras_model.masked_weights(weight, mask, dtype)
+        weight = keras_losses.masked_weights(weight, mask, dtype)
         if weight is not None:
             weight = tf.cast(weight, dtype)
-            values, weight = keras_model.of_same_rank(values, weight)
+            values, weight = keras_losses.of_same_rank(values, weight)
             values = values * weight
         if reduction not in _MEANS:
             return values if reduction in (None, "none") else tf.reduce_sum(values)

@@ -18,7 +18,8 @@ from tfdist.step.forward_state import Changes, ForwardState
 from tfdist.step.replica import Replica
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Batch
-from tfdist.upstream.keras_model import loss_tracker, takes_training
+from tfdist.upstream.keras_losses import loss_tracker
+from tfdist.upstream.keras_model import takes_training
 
 
 class Contribution(NamedTuple):

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.precision import Scaling
 from tfdist.step.forward_backward import Contribution, all_reduced
 from tfdist.strategies.base import Strategy
-from tfdist.upstream.keras_model import num_batches_seen
+from tfdist.upstream.keras_optimizers import num_batches_seen
 
 Gradients = dict[int, Any]  # by place among the trainable variables
 

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 import keras
 
 from tfdist.step import batch_norm
-from tfdist.upstream.keras_model import losses_of_one_device, moments_taken_by
+from tfdist.upstream.keras_losses import losses_of_one_device
+from tfdist.upstream.keras_model import moments_taken_by
 
 
 @contextmanager

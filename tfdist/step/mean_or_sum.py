@@ -26,7 +26,7 @@ from tfdist.step.probes import (
     metric_changes,
 )
 from tfdist.strategies import shares
-from tfdist.upstream import keras_model
+from tfdist.upstream import keras_losses, keras_model
 
 #: How far a probe may be off, relative to what it compares.
 _EXACT, _RANDOM = 1e-3, 0.2
@@ -118,8 +118,8 @@ class Aggregations:
         Args:
             number: Its place among the losses of the model.
         """
-        compile_loss = keras_model.compile_loss(self._model)
-        if is_row_by_row(keras_model.compiled_losses(compile_loss)[number]):
+        compile_loss = keras_losses.compile_loss(self._model)
+        if is_row_by_row(keras_losses.compiled_losses(compile_loss)[number]):
             return True
         with tf.init_scope():
             if not self._compiled:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.strategies import shares
-from tfdist.upstream import keras_model
+from tfdist.upstream import keras_losses
 
 #: Rows of the probe at most: enough for a random layer's mean, few enough to be quick.
 MAX_ROWS = 64
@@ -81,7 +81,7 @@ def has_own_metrics(model: keras.Model) -> bool:
     if type(model).compute_metrics is not keras.Model.compute_metrics:
         return True
     # A MeanMetricWrapper is as Keras's own as the function that it wraps.
-    sources = [keras_model.function_of(metric) for metric in keras_model.compiled_metrics(model)]
+    sources = [keras_losses.function_of(metric) for metric in keras_losses.compiled_metrics(model)]
     return not all(s.__module__.startswith("keras.src.") for s in sources)
 
 
@@ -99,7 +99,7 @@ def compiled_losses(model: keras.Model, batch: Any) -> list[CompiledLoss]:
 
     with keras.StatelessScope():  # trackers and states stay as they are
         y_pred = model(x, training=False)
-        compile_loss = keras_model.compile_loss(model)
-        recorders = [recorder(loss) for loss in keras_model.compiled_losses(compile_loss)]
-        keras_model.compile_loss_of(compile_loss, recorders)(y, y_pred, sample_weight)
+        compile_loss = keras_losses.compile_loss(model)
+        recorders = [recorder(loss) for loss in keras_losses.compiled_losses(compile_loss)]
+        keras_losses.compile_loss_of(compile_loss, recorders)(y, y_pred, sample_weight)
     return found

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.step import compiled_loss
 from tfdist.step.mean_or_sum import Aggregation, Aggregations
 from tfdist.step.replica import Replica
-from tfdist.upstream.keras_model import compile_loss, total_loss
+from tfdist.upstream.keras_losses import compile_loss, total_loss
 
 
 def of_share(

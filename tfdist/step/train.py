@@ -21,7 +21,7 @@ from tfdist.step.keras_patches import keras_on_shares
 from tfdist.step.on_replicas import OnReplicas
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Batch
-from tfdist.upstream.keras_model import optimizers_of_one_device
+from tfdist.upstream.keras_optimizers import optimizers_of_one_device
 
 
 class TrainStep:

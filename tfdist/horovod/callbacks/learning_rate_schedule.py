@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigurationError
-from tfdist.upstream.keras_model import velocities
+from tfdist.upstream.keras_optimizers import velocities
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

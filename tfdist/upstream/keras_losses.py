@@ -1,0 +1,104 @@
+"""Private names of Keras's losses and metrics, and of how a model holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+
+from tfdist.upstream.patching import replaced
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """Returns the metric that is logged as `loss`: `Trainer._loss_tracker`."""
+    return model._loss_tracker
+
+
+def compile_loss(model: keras.Model) -> Any:
+    """Returns the `CompileLoss` of a model, None without a loss: `Trainer._compile_loss`."""
+    return model._compile_loss
+
+
+def compiled_losses(compile_loss: Any) -> list[keras.losses.Loss]:
+    """Returns the losses of a `CompileLoss` in its order: `CompileLoss._flat_losses`."""
+    return [entry.loss for entry in compile_loss._flat_losses]
+
+
+def loss_trackers(compile_loss: Any) -> list[keras.metrics.Mean]:
+    """Returns what logs the loss of each output: `CompileLoss._metrics`."""
+    return compile_loss._metrics
+
+
+def compile_loss_of(
+    compile_loss: Any,
+    losses: Sequence[Callable[..., Any]],
+    trackers: Sequence[Any] | None = None,
+) -> Any:
+    """Returns a view of a built `CompileLoss` that calls other functions.
+
+    Args:
+        compile_loss: Keras's; stays as it is.
+        losses: Take the place of its losses, one each.
+        trackers: Take the place of its per-output trackers; None: its own.
+    """
+    view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
+    view.__dict__.update(compile_loss.__dict__)
+    entries = zip(compile_loss._flat_losses, losses, strict=True)
+    view._flat_losses = [entry._replace(loss=loss) for entry, loss in entries]
+    if trackers is not None:
+        view._metrics = list(trackers)
+    return view
+
+
+def total_loss(
+    model: keras.Model, added: Sequence[tf.Tensor], batch: tuple[Any, ...], training: bool
+) -> tf.Tensor:
+    """Returns Keras's own total loss: `Trainer._compute_loss`, `Trainer._losses_override`.
+
+    Args:
+        model: Compiled.
+        added: Stand in for `model.losses`.
+        batch: Inputs, labels, outputs and weights.
+        training: As in `Model.compute_loss`.
+    """
+    model._losses_override.extend(added)
+    try:
+        return model._compute_loss(*batch, training=training)
+    finally:
+        model._losses_override.clear()
+
+
+def masked_weights(weights: Any, mask: Any, dtype: Any) -> Any:
+    """Returns weights with a mask's zeros: `apply_mask` of `keras.src.losses.loss`.
+
+    For a "sum" it leaves the mask at 0 and 1; for means it would scale it by total / valid.
+    """
+    return keras_loss.apply_mask(weights, mask, dtype=dtype, reduction="sum")
+
+
+def of_same_rank(values: Any, weights: Any) -> tuple[Any, Any]:
+    """Squeezes or expands as Keras: `squeeze_or_expand_to_same_rank` of its losses."""
+    return keras_loss.squeeze_or_expand_to_same_rank(values, weights)
+
+
+@contextmanager
+def losses_of_one_device() -> Iterator[None]:
+    """Keeps Keras from dividing losses by the number of replicas: `keras.src.losses.loss`."""
+    with ExitStack() as stack:
+        for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+            stack.enter_context(replaced(keras_loss, name, lambda value: value))
+        yield
+
+
+def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Returns the metrics that `compile` was given: `Trainer._compile_metrics`."""
+    return [] if model._compile_metrics is None else model._compile_metrics.metrics
+
+
+def function_of(metric: keras.metrics.Metric) -> Any:
+    """Returns what a `MeanMetricWrapper` wraps, or the metric's class: `MeanMetricWrapper._fn`."""
+    return getattr(metric, "_fn", type(metric))

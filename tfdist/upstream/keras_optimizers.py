@@ -1,0 +1,95 @@
+"""Private names of Keras's optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfdist.upstream.patching import replace, replaced
+
+
+def num_batches_seen(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
+    """Returns the batches that an accumulating optimizer has had: `Optimizer._iterations`.
+
+    `iterations` counts updates instead.
+    """
+    return tf.convert_to_tensor(optimizer._iterations)
+
+
+@contextmanager
+def optimizers_of_one_device() -> Iterator[None]:
+    """Lets a Keras optimizer change one copy of the variables, by gradients already summed.
+
+    Inside `Strategy.update` every assignment is local. So what `TFOptimizer` does for
+    `tf.distribute` (all-reduce, merge calls) gives way to the plain methods of `BaseOptimizer`;
+    clipping, weight decay, EMA, constraints and counters are Keras's own.
+    """
+
+    def update_each(self: Any, gradients: list, variables: list, learning_rate: Any) -> None:
+        for gradient, variable in zip(gradients, variables, strict=True):
+            # Where it is: a server sends none of the moments that an update needs.
+            with tf.device(variable.value.device):
+                self.update_step(gradient, variable.value, learning_rate)
+
+    plain = {"_backend_update_step": update_each} | {
+        name: getattr(BaseOptimizer, name)
+        for name in (
+            "_apply_weight_decay",
+            "_overwrite_model_variables_with_average_value",
+            "_backend_increment_gradient_accumulators",
+        )
+    }
+    with ExitStack() as stack:
+        # On the class: optimizers such as Nadam override these and call their parent's.
+        for name, function in plain.items():
+            stack.enter_context(replaced(TFOptimizer, name, function))
+        yield
+
+
+def clip_after(optimizer: keras.optimizers.Optimizer, function: Callable[[list], list]) -> None:
+    """Lets an optimizer clip `function(gradients)` from now on: its `_clip_gradients`.
+
+    Keras calls it once a step, after accumulation, whether there is anything to clip or not.
+    """
+
+    def clip(gradients: list) -> list:
+        return type(optimizer)._clip_gradients(optimizer, function(gradients))
+
+    replace(optimizer, "_clip_gradients", clip)
+
+
+def velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the sums of past steps that SGD and RMSprop keep, each times its learning rate.
+
+    RMSprop's are `_momentums`; those of SGD are public.
+    """
+    if not optimizer.built:
+        found = []
+    elif isinstance(optimizer, keras.optimizers.SGD):
+        found = optimizer.momentums
+    elif isinstance(optimizer, keras.optimizers.RMSprop):
+        found = optimizer._momentums
+    else:
+        found = []
+    return [v for v in found if v is not None]
+
+
+def weights_known_to(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the weights that a built optimizer was built for: `_trainable_variables`."""
+    return list(optimizer._trainable_variables)
+
+
+def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
+    """Returns the variable of a learning rate that can be set; None: a schedule decides it.
+
+    `_learning_rate` of the optimizer, or of the one inside a `LossScaleOptimizer`, whose own is
+    always 0. The public `learning_rate` is a number where a schedule decides.
+    """
+    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    return rate if isinstance(rate, keras.Variable) else None
