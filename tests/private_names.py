@@ -8,6 +8,7 @@ underscore that no class of ours defines.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 
@@ -15,40 +16,45 @@ from tests.support import ROOT
 
 _PACKAGES = ("tfdist", "pipelines", "recipes")
 _ALLOWED = ROOT / "tfdist" / "upstream"
+_PAGE = _ALLOWED / "README.md"
 _MODULES = ("keras.src", "tensorflow.python", "unittest")
 #: Public in spite of the underscore, as their documentation says.
 _PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 
 
 def main() -> int:
-    """Prints each place, and returns 1 where there is one."""
+    """Prints each place that is wrong, and returns 1 where there is one."""
     paths = [path for package in _PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     trees = {path: ast.parse(path.read_text()) for path in paths}
     ours = {name for tree in trees.values() for name in _defined(tree)}
-    found = [
-        f"{path.relative_to(ROOT)}:{line}: {what}; move it into tfdist/upstream"
-        for path, tree in trees.items()
-        if _ALLOWED not in path.parents
-        for line, what in _private(tree, ours)
-    ]
-    print("\n".join(found) or "private names of Keras and TensorFlow: in tfdist/upstream alone")
+    page, found = _PAGE.read_text(), []
+    for path, tree in trees.items():
+        allowed = _ALLOWED in path.parents
+        for line, use, name in _private(tree, ours):
+            if not allowed:
+                found.append(
+                    f"{path.relative_to(ROOT)}:{line}: {use}; move it into tfdist/upstream"
+                )
+            elif not re.search(rf"\b{re.escape(name)}\b", page):
+                found.append(f"{path.relative_to(ROOT)}:{line}: {use}; {_PAGE.name} lacks {name}")
+    print("\n".join(found) or "private names: in tfdist/upstream alone, and on its page")
     return 1 if found else 0
 
 
-def _private(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int, str]]:
-    """Yields the line and the name of what is private to others."""
+def _private(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int, str, str]]:
+    """Yields line, words and name of what is private to others."""
     own = _defined(tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for module in _modules(node):
                 if any(f"{module}.".startswith(f"{private}.") for private in _MODULES):
-                    yield node.lineno, f"imports {module}"
+                    yield node.lineno, f"imports {module}", module
         if not isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
             continue
         known = ours if isinstance(node, ast.Attribute) and _of_self(node) else own
         for name in _named(node):
             if _is_private(name) and name not in known:
-                yield node.lineno, f"uses {ast.unparse(node)}"
+                yield node.lineno, f"uses {ast.unparse(node)}", str(name)
 
 
 def _named(node: ast.Attribute | ast.Call | ast.Subscript) -> list[object]:
