@@ -237,7 +237,7 @@ def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
     said = []
     for line in lines[1::2]:  # both are this host
         run = subprocess.run(
-            shlex.split(line), env=ENVIRON, capture_output=True, text=True, timeout=60, check=False
+            shlex.split(line), env=ENVIRON, capture_output=True, text=True, timeout=240, check=False
         )
         assert run.returncode == 0, run.stderr
         said.append(sorted(run.stdout.splitlines()))

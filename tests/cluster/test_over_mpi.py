@@ -30,7 +30,7 @@ def test_under_mpirun() -> None:
         env=os.environ | AS_ROOT | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -76,7 +76,7 @@ def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
             env={"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr

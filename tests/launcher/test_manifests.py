@@ -110,7 +110,7 @@ def test_slurm_script_runs_the_command(tmp_path: Any) -> None:
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=240,
         check=True,
     )
     assert done.stdout.split("|")[-5:] == ["python", "train.py", "--name", "it's", ""]

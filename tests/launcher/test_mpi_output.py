@@ -21,7 +21,7 @@ def prefixed(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedPr
         pass_fds=fds,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

@@ -31,7 +31,7 @@ def test_function_of_a_cell() -> None:
         env=ENVIRON,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

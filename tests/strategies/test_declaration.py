@@ -83,7 +83,7 @@ def test_a_name_that_is_taken(change: str) -> None:
         "import tfdist.config"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     assert f"the option '{name}' means something else already" in done.stderr
 

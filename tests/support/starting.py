@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support import ROOT
 
-SECONDS = 60
+SECONDS = 240
 ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}
 
 #: What a worker's program begins with.

@@ -93,7 +93,7 @@ def test_interrupted_writing_leaves_nothing(tmp_path: Path, failure: type[BaseEx
 
 def test_killed_writing_leaves_no_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "data")]
-    killed = subprocess.run(command, cwd=ROOT, timeout=120, check=False)
+    killed = subprocess.run(command, cwd=ROOT, timeout=240, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
     assert numbers.write(tmp_path / "data", num_records=10, num_shards=2).num_records == 10
@@ -103,7 +103,7 @@ def test_racing_writers_agree(tmp_path: Path) -> None:
     barrier, indices = threading.Barrier(4), []
 
     def examples() -> Iterator[dict[str, object]]:
-        barrier.wait(timeout=60)  # all have found no folder and begin to write
+        barrier.wait(timeout=240)  # all have found no folder and begin to write
         yield from numbers.examples(50)
 
     def write() -> None:
