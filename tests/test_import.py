@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import tfdist
+from tests.support.commands import help_without_tensorflow, packages_that_run
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,13 @@ import tfdist
 def test_importing_pulls_in_no_tensorflow(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'tensorflow', 'keras'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0
+
+
+def test_help_pulls_in_no_tensorflow() -> None:
+    commands = ["tfdist.train", "tfdist.launch", *packages_that_run("tfdist")]
+    shown = help_without_tensorflow(*commands)
+    assert len(commands) == 6
+    assert all(f"python -m {command}" in shown for command in commands)
 
 
 @pytest.mark.parametrize("name", tfdist.__all__)

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from pipelines import DataError
 from pipelines.console import command_line
-from tests.support import ROOT
-
-#: Every package that `python -m` runs.
-COMMANDS = sorted(path.parent.name for path in (ROOT / "pipelines").glob("*/__main__.py"))
-#: All in one process: what the first imports, the others find imported.
-HELP = """
-import runpy, sys
-for command in sys.argv[1:]:
-    sys.argv[1:] = ["--help"]
-    try:
-        runpy.run_module(f"pipelines.{command}", run_name="__main__")
-    except SystemExit as end:
-        assert not end.code
-    assert not {"tensorflow", "keras"} & set(sys.modules), command
-"""
+from tests.support.commands import help_without_tensorflow, packages_that_run
 
 
 def test_help_needs_no_tensorflow() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", HELP, *COMMANDS],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    shown = [f"python -m pipelines.{command}" in done.stdout for command in COMMANDS]
-    assert len(shown) == 6
-    assert all(shown)
+    commands = packages_that_run("pipelines")
+    shown = help_without_tensorflow(*commands)
+    assert len(commands) == 6
+    assert all(f"python -m {command}" in shown for command in commands)
 
 
 @pytest.mark.parametrize(
