@@ -8,11 +8,12 @@ import tensorflow as tf
 from keras import layers
 
 from tfdist import strategies
-from tfdist.model_setup.create import build
+from tfdist.model_setup import build
 from tfdist.precision import Scaling
 from tfdist.step.forward_state import ForwardState
 from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.train import TrainStep
+from tfdist.strategies.shares import Share
 
 
 def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
@@ -23,14 +24,15 @@ def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
         model = keras.Sequential([keras.Input((2,)), *hidden])
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     rows = tf.zeros((4, 2))
-    build(model, strategy, (tf.TensorSpec(rows.shape), tf.TensorSpec(rows.shape)))
+    build.for_training(model, strategy, (tf.TensorSpec(rows.shape), tf.TensorSpec(rows.shape)))
     strategy.prepare(model, model.optimizer)
     state = ForwardState(model, Aggregations(model, lambda: (rows, rows)))
     step = TrainStep(model, strategy, state, Scaling(model.optimizer, None))
 
     @tf.function(autograph=False)
     def steps(rows: tf.Tensor) -> None:
-        step(tf.shape(rows)[0] * num_replicas, [(rows, rows)] * num_replicas)
+        num_rows = tf.shape(rows)[0]
+        step(num_rows * num_replicas, [Share(num_rows, (rows, rows))] * num_replicas)
 
     nodes = steps.get_concrete_function(rows).graph.as_graph_def().node
     edges = sum(source.startswith("^") for node in nodes for source in node.input)

@@ -63,6 +63,7 @@ def global_moments(
         return moments(layer, inputs, mask)
     axes = reduction_axes(layer)
     weights = tf.ones_like(inputs[..., :1] if layer.axis in (-1, inputs.shape.rank - 1) else inputs)
+    weights = replica.if_counted(weights)
     if mask is not None:
         weights *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
     # Keras adds epsilon to the weights that a mask leaves; without a mask the count is exact.

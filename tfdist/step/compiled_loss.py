@@ -124,7 +124,12 @@ def gather_masks(replica: Replica, shares: Any, wholes: Any) -> None:
     """Gathers the Keras masks that the outputs carry, onto the gathered outputs."""
     if replica.num_replicas == 1:
         return
-    for share, whole in zip(tf.nest.flatten(shares), tf.nest.flatten(wholes), strict=True):
-        mask = keras_model.mask_of(share)
+    pass_masks_on(shares, wholes, replica.gather)
+
+
+def pass_masks_on(outputs: Any, made: Any, how: Callable[[Any], Any]) -> None:
+    """Gives what was made of outputs the Keras masks that those carry, made likewise by `how`."""
+    for output, new in zip(tf.nest.flatten(outputs), tf.nest.flatten(made), strict=True):
+        mask = keras_model.mask_of(output)
         if mask is not None:
-            keras_model.set_mask(whole, replica.gather(mask))
+            keras_model.set_mask(new, how(mask))

@@ -14,7 +14,7 @@ from tfdist.step.forward_state import ForwardState
 from tfdist.step.keras_patches import keras_on_shares
 from tfdist.step.on_replicas import OnReplicas
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import Batch
+from tfdist.strategies.shares import Share
 
 
 class EvaluateStep:
@@ -33,7 +33,7 @@ class EvaluateStep:
         compute = functools.partial(forward, model, state)
         self._replicas = OnReplicas(strategy, compute, in_xla=model.jit_compile)
 
-    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         with keras_on_shares(self._model, sync_batch_norm=False):
             sums = self._replicas.summed(total_rows, shares)
         return self._strategy.update(self._apply, sums)

@@ -17,7 +17,7 @@ from tfdist.step import compiled_loss, total_loss
 from tfdist.step.forward_state import Changes, ForwardState
 from tfdist.step.replica import Replica
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import Batch
+from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_losses import loss_tracker
 from tfdist.upstream.keras_model import takes_training
 
@@ -50,12 +50,12 @@ class Contribution(NamedTuple):
 
 
 def forward(
-    model: keras.Model, state: ForwardState, replica: Replica, share: Batch
+    model: keras.Model, state: ForwardState, replica: Replica, share: Share
 ) -> Contribution:
     """Returns what a share adds to loss and metrics; nothing is trained."""
-    batch = keras.utils.unpack_x_y_sample_weight(share)
     with state.scope(replica) as scope, replica:
-        y_pred, loss = _outputs_and_loss(model, state, replica, batch, scope, training=False)
+        batch, y_pred = _outputs(model, replica, share, training=False)
+        loss = _loss(model, state, replica, batch, y_pred, scope, training=False)
         _update_metrics(model, state, replica, batch, y_pred, loss)
     return Contribution({}, *state.changes(scope, replica))
 
@@ -66,13 +66,13 @@ def forward_backward(
     state: ForwardState,
     scaling: Scaling,
     replica: Replica,
-    share: Batch,
+    share: Share,
 ) -> Contribution:
     """Returns the gradients of a share's part of the loss, and all else that it adds."""
-    batch = keras.utils.unpack_x_y_sample_weight(share)
     with state.scope(replica) as scope, replica:
         with tf.GradientTape() as tape:
-            y_pred, loss = _outputs_and_loss(model, state, replica, batch, scope, training=True)
+            batch, y_pred = _outputs(model, replica, share, training=True)
+            loss = _loss(model, state, replica, batch, y_pred, scope, training=True)
             scaled = scaling.scale(loss)
         # A layer may have assigned to a weight: then the gradient is that of the new value.
         assigned = [scope.get_current_value(v) for v in trainable]
@@ -81,7 +81,7 @@ def forward_backward(
         ]
         gradients = enumerate(tape.gradient(scaled, sources))
         _update_metrics(model, state, replica, batch, y_pred, loss)
-    connected = {i: gradient for i, gradient in gradients if gradient is not None}
+    connected = {i: _counted_slices(g, replica) for i, g in gradients if g is not None}
     return Contribution(connected, *state.changes(scope, replica))
 
 
@@ -100,21 +100,34 @@ def all_reduced(strategy: Strategy, structure: Any) -> Any:
     return tf.nest.pack_sequence_as(structure, strategy.all_reduce(tf.nest.flatten(structure)))
 
 
-def _outputs_and_loss(
+def _outputs(
+    model: keras.Model, replica: Replica, share: Share, training: bool
+) -> tuple[tuple[Any, Any, Any], Any]:
+    """Calls the model as Keras's own steps do.
+
+    Returns:
+        Inputs, labels and weights, and the model's output for them: of the rows that count.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(share.rows)
+    outputs = model(x, training=training) if takes_training(model) else model(x)
+    y_pred = replica.counted(outputs)
+    compiled_loss.pass_masks_on(outputs, y_pred, replica.counted)
+    return keras.utils.unpack_x_y_sample_weight(replica.counted(share.rows)), y_pred
+
+
+def _loss(
     model: keras.Model,
     state: ForwardState,
     replica: Replica,
     batch: tuple[Any, Any, Any],
+    y_pred: Any,
     scope: keras.StatelessScope,
     training: bool,
-) -> tuple[Any, tf.Tensor]:
-    """Calls the model as Keras's own steps do; returns its output and this share of the loss."""
-    x = batch[0]
-    y_pred = model(x, training=training) if takes_training(model) else model(x)
-    loss = total_loss.of_share(
+) -> tf.Tensor:
+    """This share of the total loss."""
+    return total_loss.of_share(
         model, replica, batch, y_pred, scope.losses, state.aggregations, training
     )
-    return y_pred, loss
 
 
 def _update_metrics(
@@ -133,3 +146,11 @@ def _update_metrics(
         x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
         compiled_loss.gather_masks(replica, share_pred, y_pred)
     model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _counted_slices(gradient: Any, replica: Replica) -> Any:
+    """A gradient without slices where no row counts: zeros would be a change of some optimizers."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    values, indices = replica.counted((gradient.values, gradient.indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)

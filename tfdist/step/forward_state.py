@@ -78,7 +78,7 @@ class ForwardState:
             if place < len(self._seeds):
                 state.same[place] = new - offset(variable, replica.microbatch)
             elif self._aggregation(variable, replica) is Aggregation.SUM:
-                state.added[place] = new - variable
+                state.added[place] = replica.if_counted(new - variable)
             elif keras.backend.is_float_dtype(variable.dtype):
                 state.averaged[place] = _weighted(new, replica)
             else:  # a counter, which moves alike on every replica
@@ -131,9 +131,8 @@ def _weighted(new: tf.Tensor, replica: Replica) -> tf.Tensor:
     """A value of a microbatch by its rows among the batch's."""
     if replica.num_microbatches == 1:
         return new
-    weighted = new * tf.cast(replica.fraction, new.dtype)
     # Moments of no rows are NaN, which a weight of zero would not take out.
-    return tf.where(replica.num_rows > 0, weighted, tf.zeros_like(weighted))
+    return replica.if_counted(new * tf.cast(replica.fraction, new.dtype))
 
 
 def _write(variables: list[keras.Variable], changes: Changes) -> None:

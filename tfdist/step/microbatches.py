@@ -15,14 +15,14 @@ import tensorflow as tf
 from tfdist.step.forward_backward import Contribution
 from tfdist.step.replica import Totals
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import Batch, num_rows, take
+from tfdist.strategies.shares import Share, share
 
-#: (replica, round, rows of the round, totals) -> what they contribute
-Compute = Callable[[int, Any, Batch, Totals], Contribution]
+#: (replica, round, what it computes in that, totals) -> what that contributes
+Compute = Callable[[int, Any, Share, Totals], Contribution]
 
 
 def over_rounds(
-    strategy: Strategy, compute: Compute, shares: Sequence[Batch], num_rounds: int
+    strategy: Strategy, compute: Compute, shares: Sequence[Share], num_rounds: int
 ) -> list[Contribution]:
     """Adds up what each replica of this process contributes in all rounds.
 
@@ -31,8 +31,8 @@ def over_rounds(
     """
 
     def of_round(number: Any, totals: list[Totals]) -> list[Contribution]:
-        rows = [_microbatch(share, number, num_rounds) for share in shares]
-        results = strategy.run(lambda i: compute(i, number, rows[i], totals[i]))
+        cut = [_microbatch(own, number, num_rounds) for own in shares]
+        results = strategy.run(lambda i: compute(i, number, cut[i], totals[i]))
         return [_dense(result) for result in strategy.local_results(results)]
 
     def noted(number: Any) -> list[list[tf.Tensor]]:
@@ -56,18 +56,18 @@ def over_rounds(
 
     first = computed(0)
     sums = add_up(
-        [share.summable() for share in first],
-        lambda number: [share.summable() for share in computed(number)],
+        [each.summable() for each in first],
+        lambda number: [each.summable() for each in computed(number)],
     )
-    return [total.with_same(share) for total, share in zip(sums, first, strict=True)]
+    return [total.with_same(each) for total, each in zip(sums, first, strict=True)]
 
 
-def _microbatch(share: Batch, number: Any, num_rounds: int) -> Batch:
-    """Returns the rows of one round."""
-    rows = num_rows(share)
-    return take(share, rows * number // num_rounds, rows * (number + 1) // num_rounds)
+def _microbatch(own: Share, number: Any, num_rounds: int) -> Share:
+    """Returns what a replica computes of its share in one round."""
+    rows = own.num_rows
+    return share(own.rows, rows * number // num_rounds, rows * (number + 1) // num_rounds)
 
 
-def _dense(share: Contribution) -> Contribution:
-    gradients = {i: tf.convert_to_tensor(g) for i, g in share.gradients.items()}
-    return share._replace(gradients=gradients)
+def _dense(each: Contribution) -> Contribution:
+    gradients = {i: tf.convert_to_tensor(g) for i, g in each.gradients.items()}
+    return each._replace(gradients=gradients)

@@ -11,7 +11,8 @@ from tfdist.step.forward_backward import Contribution, exchange
 from tfdist.step.microbatches import over_rounds
 from tfdist.step.replica import Replica, Totals
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import Batch, num_rows
+from tfdist.strategies.shares import Share
+from tfdist.strategies.stand_in import counted
 
 
 class OnReplicas:
@@ -27,7 +28,7 @@ class OnReplicas:
     def __init__(
         self,
         strategy: Strategy,
-        compute: Callable[[Replica, Batch], Contribution],
+        compute: Callable[[Replica, Share], Contribution],
         num_rounds: int = 1,
         in_xla: bool = False,
     ) -> None:
@@ -35,7 +36,7 @@ class OnReplicas:
         self._in_xla = in_xla and strategy.has_local_variables
         self._compiled: dict[int, Callable[..., Contribution]] = {}
 
-    def summed(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+    def summed(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         """Returns the sums over all replicas, on each of them, as `Strategy.run` returns them."""
         run, strategy = self._strategy.run, self._strategy
         if self._num_rounds == 1:
@@ -44,7 +45,7 @@ class OnReplicas:
         local = self.local(total_rows, shares)
         return run(lambda i: exchange(strategy, local[i]))
 
-    def local(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> list[Contribution]:
+    def local(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> list[Contribution]:
         """Returns what each replica of this process contributes, not yet exchanged."""
         compute = self._on_rows(total_rows)
         if self._num_rounds > 1:
@@ -53,33 +54,35 @@ class OnReplicas:
         return self._strategy.local_results(results)
 
     def _on_rows(self, total_rows: tf.Tensor) -> Callable[..., Contribution]:
-        """Returns a function of a replica, a round, its rows and totals."""
+        """Returns a function of a replica, a round, its share of that and totals."""
 
-        def compute(index: int, number: Any, rows: Batch, totals: Totals) -> Contribution:
+        def compute(index: int, number: Any, share: Share, totals: Totals) -> Contribution:
             if not self._in_xla:
-                return self._contribution(index, total_rows, number, rows, totals)
+                return self._contribution(index, total_rows, number, share, totals)
+            if self._strategy.num_replicas * self._num_rounds > 1:
+                share = share._replace(rows=counted(share.rows, share.num_rows))
             if index not in self._compiled:  # one a replica: each captures its own variables
                 self._compiled[index] = tf.function(
                     lambda *arguments: self._contribution(index, *arguments),
                     jit_compile=True,
                     autograph=False,
                 )
-            return self._compiled[index](total_rows, number, rows, totals)
+            return self._compiled[index](total_rows, number, share, totals)
 
         return compute
 
     def _contribution(
-        self, index: int, total_rows: tf.Tensor, number: Any, rows: Batch, totals: Totals
+        self, index: int, total_rows: tf.Tensor, number: Any, share: Share, totals: Totals
     ) -> Contribution:
         replica = Replica(
             index=self._strategy.first_replica + index,
             num_replicas=self._strategy.num_replicas,
             num_rounds=self._num_rounds,
             round=number,
-            num_rows=num_rows(rows),
+            num_rows=share.num_rows,
             total_rows=total_rows,
             all_reduce=self._strategy.all_reduce,
             totals=totals,
             in_xla=self._in_xla,
         )
-        return self._compute(replica, rows)
+        return self._compute(replica, share)

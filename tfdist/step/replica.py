@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.strategies import stand_in
 
 _local = threading.local()
 
@@ -47,7 +48,7 @@ class Replica:
         num_replicas: Over all workers.
         num_rounds: Rounds of accumulation in the step.
         round: Which of them this is: int32, or a Python int.
-        num_rows: Rows of this share in this round, int32 scalar; may be 0.
+        num_rows: Rows of this share in this round, int32 scalar; may be 0, where one stands in.
         total_rows: Rows of the global batch, over all replicas and rounds, int32 scalar.
         all_reduce: Sums a list of tensors over the replicas.
         totals: Where sums over several rounds come from.
@@ -78,6 +79,21 @@ class Replica:
     def fraction(self) -> tf.Tensor:
         """The fraction of the global batch's rows that are in this microbatch, float32."""
         return tf.cast(self.num_rows, tf.float32) / tf.cast(self.total_rows, tf.float32)
+
+    def counted(self, structure: Any) -> Any:
+        """Returns rows, or what was computed from them, without one that only stands in.
+
+        XLA knows no slice of unknown size: it is given shares without rows.
+        """
+        if self.num_microbatches == 1 or self.in_xla:
+            return structure
+        return stand_in.counted(structure, self.num_rows)
+
+    def if_counted(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns a sum over this share; zeros where no row of it counts."""
+        if self.num_microbatches == 1:
+            return value
+        return tf.where(self.num_rows > 0, value, tf.zeros_like(value))
 
     def __enter__(self) -> Replica:
         _local.replica = self

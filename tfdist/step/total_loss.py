@@ -76,7 +76,7 @@ def _of_batch(
     replica: Replica, added: list, aggregations: Aggregations, training: bool
 ) -> list[tf.Tensor]:
     """What the added losses of this share add to the batch's; a mean over no rows is no NaN."""
-    values = [tf.where(replica.num_rows > 0, _aggregate(loss), 0.0) for loss in added]
+    values = [replica.if_counted(_aggregate(loss)) for loss in added]
     how = aggregations.of_losses(len(added), training)
     return [
         value if each is Aggregation.SUM else value * replica.fraction

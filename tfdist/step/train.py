@@ -20,7 +20,7 @@ from tfdist.step.gradient_accumulation import GradientAccumulation
 from tfdist.step.keras_patches import keras_on_shares
 from tfdist.step.on_replicas import OnReplicas
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import Batch
+from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_optimizers import optimizers_of_one_device
 
 
@@ -56,7 +56,7 @@ class TrainStep:
         if scaling.optimizer.gradient_accumulation_steps:
             self._accumulation = GradientAccumulation(strategy, scaling, self._trainable)
 
-    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         with keras_on_shares(self._model, self._sync_batch_norm):
             if self._accumulation is None:
                 sums = self._replicas.summed(total_rows, shares)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import inner_loop, shares
+from tfdist.strategies.stand_in import counted
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
@@ -203,7 +204,7 @@ class Strategy:
         return loop(self.unpack, step, inner_loop.End.OF_ITERATOR if may_end else None)
 
     def outputs(self, fn: Callable[[shares.Batch], Any], element: shares.Element) -> list[Any]:
-        """Calls `fn(share)` on every replica, for outputs of a model.
+        """Calls `fn` on the rows of every replica, for outputs of a model.
 
         Returns:
             Its results, which laid end to end are those for all rows of the global batch, in order
@@ -212,7 +213,13 @@ class Strategy:
         Raises:
             UnsupportedModelError: They have to cross the workers and are no dense numbers.
         """
-        return self.local_results(self.run(lambda i: fn(element.shares[i])))
+        if self.num_replicas == 1:
+            return self.local_results(self.run(lambda i: fn(element.shares[i].rows)))
+
+        def on_replica(i: int) -> Any:
+            return counted(fn(element.shares[i].rows), element.shares[i].num_rows)
+
+        return self.local_results(self.run(on_replica))
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Returns numbers of all workers, in each of them; called outside of any graph.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tfdist.strategies.checksum import mixed
-from tfdist.strategies.shares import Batch, Element
+from tfdist.strategies.shares import Element, Share
 
 
 class Made(NamedTuple):
@@ -40,7 +40,7 @@ class Step(Protocol):
 
     training: bool  # whether it changes weights
 
-    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Batch]) -> Any:
+    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         """Makes one step on the shares of one global batch of `total_rows` rows.
 
         Returns tensors that are ready when the step has been made.

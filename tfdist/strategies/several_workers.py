@@ -18,6 +18,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.checksum import checksum
 from tfdist.strategies.collectives import host_values, same_variables
 from tfdist.strategies.collectives.end_to_end import end_to_end
+from tfdist.strategies.stand_in import counted, with_a_row
 
 
 class SeveralWorkers(Strategy):
@@ -63,8 +64,12 @@ class SeveralWorkers(Strategy):
         return super().distribute(dataset, own_rows)
 
     def split(self, batch: shares.Batch, own_rows: bool) -> shares.Element:
-        if own_rows or self.num_workers == 1:
+        if self.num_workers == 1:
             return super().split(batch, own_rows)
+        if own_rows:
+            rows, num_shares = shares.num_rows(batch), len(self.devices)
+            own = shares.split(with_a_row(batch), num_shares, range(num_shares), rows)
+            return shares.Element(rows, tf.constant(0, tf.int64), own)
         numbers = range(self.first_replica, self.first_replica + len(self.devices))
         own = shares.split(batch, self.num_replicas, numbers)
         return shares.Element(shares.num_rows(batch), checksum(batch), own)
@@ -97,7 +102,8 @@ class SeveralWorkers(Strategy):
 
         def on_replica(i: int) -> Any:
             number = self.first_replica + i
-            return end_to_end(fn(element.shares[i]), number, self.num_replicas, self.all_reduce)
+            outputs = counted(fn(element.shares[i].rows), element.shares[i].num_rows)
+            return end_to_end(outputs, number, self.num_replicas, self.all_reduce)
 
         return self.local_results(self.run(on_replica))[:1]
 

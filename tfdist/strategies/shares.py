@@ -10,12 +10,24 @@ import tensorflow as tf
 Batch = Any  # nested tuples, lists and dicts of tensors with rows along axis 0
 
 
+class Share(NamedTuple):
+    """What one replica computes of a global batch.
+
+    There is always a row: TensorFlow's convolutions and poolings fail or abort on none, and other
+    people's code may. A share without rows has one that stands in, for nothing that is counted:
+    see `stand_in`.
+    """
+
+    num_rows: Any  # that count; int32 scalar, may be 0
+    rows: Batch  # as many; or one, where none counts
+
+
 class Element(NamedTuple):
     """What a process gets of one global batch."""
 
     num_rows: Any  # of the global batch; int32 scalar
     checksum: Any  # of the global batch, which tells workers whose data differ; int64 scalar
-    shares: Sequence[Batch]  # one a replica of this process
+    shares: Sequence[Share]  # one a replica of this process
 
 
 def distributed(
@@ -51,21 +63,36 @@ def num_rows(batch: Batch) -> tf.Tensor:
     return tf.shape(first)[0]
 
 
-def split(batch: Batch, num_shares: int, wanted: Sequence[int]) -> tuple[Batch, ...]:
+def split(
+    batch: Batch, num_shares: int, wanted: Sequence[int], rows: tf.Tensor | None = None
+) -> tuple[Share, ...]:
     """Splits a batch into consecutive shares whose sizes differ by one row at most.
 
-    A batch of fewer rows than shares leaves some shares without rows. In order, so that what the
-    replicas return can be laid end to end.
+    A batch of fewer rows than shares leaves some shares without rows: a row of another stands in.
+    In order, so that what the replicas return can be laid end to end.
 
     Args:
         batch: To split.
         num_shares: Into how many.
         wanted: The numbers of the shares to return.
+        rows: How many rows of the batch count; None: all that it has.
     """
+    rows = num_rows(batch) if rows is None else rows
     if num_shares == 1:
-        return (batch,)
-    rows = num_rows(batch)
-    return tuple(take(batch, rows * i // num_shares, rows * (i + 1) // num_shares) for i in wanted)
+        return (Share(rows, batch),)
+    bounds = [(rows * i // num_shares, rows * (i + 1) // num_shares) for i in wanted]
+    return tuple(share(batch, begin, end) for begin, end in bounds)
+
+
+def share(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Share:
+    """Returns the share from one row of a batch up to another; where none is, the next stands in.
+
+    Args:
+        batch: Of more than `begin` rows.
+        begin: The first row, int32 scalar.
+        end: The row after the last, int32 scalar.
+    """
+    return Share(end - begin, take(batch, begin, tf.maximum(end, begin + 1)))
 
 
 def take(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:
@@ -95,7 +122,7 @@ def without_rows(element_spec: Any) -> tf.data.Dataset:
             )
         if isinstance(spec, tf.SparseTensorSpec):
             return tf.sparse.from_dense(tf.zeros([0, *spec.shape[1:]], spec.dtype))
-        return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
+        return tf.zeros([0, *(size or 1 for size in spec.shape[1:])], spec.dtype)
 
     return tf.data.Dataset.from_tensors(tf.nest.map_structure(empty, element_spec))
 
