@@ -41,7 +41,9 @@ def test_equals_one_device(
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "central_storage", "towers"])
-@pytest.mark.parametrize("name", ["small-batches", "several-losses-dict", "masked-steps"])
+@pytest.mark.parametrize(
+    "name", ["small-batches", "several-losses-dict", "masked-steps", "convolution"]
+)
 def test_predicts_as_one_device(name: str, strategy: str) -> None:
     """The outputs of exactly the rows given, in order and structure; no batch is even."""
     case = CASES[name]

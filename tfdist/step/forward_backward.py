@@ -54,7 +54,7 @@ def forward(
 ) -> Contribution:
     """Returns what a share adds to loss and metrics; nothing is trained."""
     with state.scope(replica) as scope, replica:
-        batch, y_pred = _outputs(model, replica, share, training=False)
+        batch, y_pred = _outputs(model, state, replica, share, scope, training=False)
         loss = _loss(model, state, replica, batch, y_pred, scope, training=False)
         _update_metrics(model, state, replica, batch, y_pred, loss)
     return Contribution({}, *state.changes(scope, replica))
@@ -71,7 +71,7 @@ def forward_backward(
     """Returns the gradients of a share's part of the loss, and all else that it adds."""
     with state.scope(replica) as scope, replica:
         with tf.GradientTape() as tape:
-            batch, y_pred = _outputs(model, replica, share, training=True)
+            batch, y_pred = _outputs(model, state, replica, share, scope, training=True)
             loss = _loss(model, state, replica, batch, y_pred, scope, training=True)
             scaled = scaling.scale(loss)
         # A layer may have assigned to a weight: then the gradient is that of the new value.
@@ -101,7 +101,12 @@ def all_reduced(strategy: Strategy, structure: Any) -> Any:
 
 
 def _outputs(
-    model: keras.Model, replica: Replica, share: Share, training: bool
+    model: keras.Model,
+    state: ForwardState,
+    replica: Replica,
+    share: Share,
+    scope: keras.StatelessScope,
+    training: bool,
 ) -> tuple[tuple[Any, Any, Any], Any]:
     """Calls the model as Keras's own steps do.
 
@@ -109,7 +114,8 @@ def _outputs(
         Inputs, labels and weights, and the model's output for them: of the rows that count.
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(share.rows)
-    outputs = model(x, training=training) if takes_training(model) else model(x)
+    with state.counting(scope, replica):
+        outputs = model(x, training=training) if takes_training(model) else model(x)
     y_pred = replica.counted(outputs)
     compiled_loss.pass_masks_on(outputs, y_pred, replica.counted)
     return keras.utils.unpack_x_y_sample_weight(replica.counted(share.rows)), y_pred

@@ -9,6 +9,7 @@ saved or evaluated.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -70,6 +71,17 @@ class ForwardState:
         seeds = [(v, v + offset(v, replica.microbatch)) for v in self._seeds]
         metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in goes_on]
         return keras.StatelessScope(seeds + metrics, collect_losses=True)
+
+    @contextmanager
+    def counting(self, scope: keras.StatelessScope, replica: Replica) -> Iterator[None]:
+        """Within it a model is called: metrics that the call updates count a share's rows alone."""
+        before = [scope.get_current_value(v) for v in self._metrics]
+        yield
+        for variable, old in zip(self._metrics, before, strict=True):
+            new = scope.get_current_value(variable)
+            if new is not old:
+                old = tf.convert_to_tensor(variable) if old is None else old
+                scope.add_update((variable, replica.if_counted(new, old)))
 
     def changes(self, scope: keras.StatelessScope, replica: Replica) -> tuple[Changes, Changes]:
         """Returns what the forward pass changed: in the model's state, and in the metrics."""

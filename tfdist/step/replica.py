@@ -89,11 +89,18 @@ class Replica:
             return structure
         return stand_in.counted(structure, self.num_rows)
 
-    def if_counted(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns a sum over this share; zeros where no row of it counts."""
+    def if_counted(self, value: tf.Tensor, otherwise: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns what was computed from this share; where no row of it counts, the other.
+
+        Args:
+            value: The share's.
+            otherwise: Takes its place; None: zeros.
+        """
         if self.num_microbatches == 1:
             return value
-        return tf.where(self.num_rows > 0, value, tf.zeros_like(value))
+        return tf.where(
+            self.num_rows > 0, value, tf.zeros_like(value) if otherwise is None else otherwise
+        )
 
     def __enter__(self) -> Replica:
         _local.replica = self

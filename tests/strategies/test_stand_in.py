@@ -1,0 +1,65 @@
+"""A share without rows never reaches user code, and what stands in for it counts for nothing."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdist
+from tests.support.training import assert_close, assert_same_weights
+
+
+class NeedsRows(layers.Layer):
+    """Fails on none, as TensorFlow does in convolutions; adds to a loss, a metric and a state."""
+
+    def build(self, shape: Any) -> None:
+        self.total = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_positive(tf.shape(inputs)[0])]):
+            inputs = tf.identity(inputs)
+        self.add_loss(keras.ops.sum(inputs**2))
+        self.size.update_state(keras.ops.mean(inputs, -1))
+        if training:
+            self.total.assign(self.total + keras.ops.sum(inputs))
+        return inputs
+
+
+def build(batch_norm: bool) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    row = keras.Input((3,))
+    word = keras.ops.cast(keras.ops.abs(row[:, 0]) * 3, "int32")
+    hidden = NeedsRows()(layers.Dense(3)(row) + layers.Embedding(20, 3)(word))
+    if batch_norm:
+        hidden = layers.BatchNormalization()(hidden)
+    model = keras.Model(row, layers.Dense(1)(hidden))
+    # Adam moves a row of a table by a slice of zeros; rounds make gradients dense, for both.
+    adam, sgd = keras.optimizers.Adam(0.01, epsilon=1e-2), keras.optimizers.SGD(0.01, momentum=0.9)
+    model.compile(adam if batch_norm else sgd, "mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize(("devices", "accumulate"), [(3, 1), (2, 2)])
+def test_one_row_over_several_shares(devices: int, accumulate: int) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(5, 3)).astype("float32")
+    y = random.normal(size=(5, 1)).astype("float32")
+    options: dict[str, Any] = {"batch_size": 4, "verbose": 0}  # the last batch has one row
+    build_model = functools.partial(build, batch_norm=accumulate == 1)
+    plain = build_model()
+    wanted = plain.fit(x, y, epochs=2, shuffle=False, **options)
+    trainer = tfdist.Trainer(
+        build_model, "mirrored", devices, accumulate, sync_batch_norm=accumulate == 1
+    )
+    found = trainer.fit(x, y, epochs=2, shuffle=False, **options)
+    assert_close(found.history, wanted.history)
+    assert_same_weights(trainer.model, plain)
+    assert_close(trainer.evaluate(x, y, **options), plain.evaluate(x, y, **options))
+    assert_close(trainer.predict(x, **options), plain.predict(x, **options))
