@@ -40,7 +40,7 @@ def build(batch_norm: bool) -> keras.Model:
     if batch_norm:
         hidden = layers.BatchNormalization()(hidden)
     model = keras.Model(row, layers.Dense(1)(hidden))
-    # Adam moves a row of a table by a slice of zeros; rounds make gradients dense, for both.
+    # Rounds make the table's gradient dense, which Adam tells from slices on one device, too.
     adam, sgd = keras.optimizers.Adam(0.01, epsilon=1e-2), keras.optimizers.SGD(0.01, momentum=0.9)
     model.compile(adam if batch_norm else sgd, "mse", metrics=["mae"])
     return model

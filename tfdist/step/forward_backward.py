@@ -81,7 +81,7 @@ def forward_backward(
         ]
         gradients = enumerate(tape.gradient(scaled, sources))
         _update_metrics(model, state, replica, batch, y_pred, loss)
-    connected = {i: _counted_slices(g, replica) for i, g in gradients if g is not None}
+    connected = {i: gradient for i, gradient in gradients if gradient is not None}
     return Contribution(connected, *state.changes(scope, replica))
 
 
@@ -152,11 +152,3 @@ def _update_metrics(
         x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
         compiled_loss.gather_masks(replica, share_pred, y_pred)
     model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-
-def _counted_slices(gradient: Any, replica: Replica) -> Any:
-    """A gradient without slices where no row counts: zeros would be a change of some optimizers."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    values, indices = replica.counted((gradient.values, gradient.indices))
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
