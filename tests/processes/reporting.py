@@ -18,6 +18,12 @@ _FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 def main(folder: Path, rank: int, fault: str, victim: int) -> None:
     """Works in step with the others until something happens to one of them."""
 
+    def come_to(point: str) -> None:
+        """Waits for all to come: a busy machine starts processes seconds apart."""
+        (folder / f"{point}-{rank}").touch()
+        while len(list(folder.glob(f"{point}-*"))) < SIZE:
+            time.sleep(0.05)
+
     def broadcast(text: str) -> str:
         place = folder / "place"
         if rank == 0:
@@ -27,11 +33,13 @@ def main(folder: Path, rank: int, fault: str, victim: int) -> None:
             time.sleep(0.05)
         return place.read_text()
 
+    come_to("started")
     hosts = ["203.0.113.1", "127.0.0.1"]  # the first leads nowhere
     heartbeat = Heartbeat(rank, SIZE, broadcast, hosts)
     heartbeat.status.enter("fit", SECONDS)
     while not (known := heartbeat.reports()) or any(r.state is State.UNHEARD for r in known):
         time.sleep(0.05)
+    come_to("heard")
     heartbeat.status.passed("step 7")
     heartbeat.send()
     if rank == victim:

@@ -42,8 +42,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
                 cleaning.callback(process.kill)
                 processes.append(process)
             if pause:
-                wait_for((tmp_path / "place").exists, SECONDS)
-                time.sleep(3)  # all report
+                wait_for(lambda: len(list(tmp_path.glob("heard-*"))) == SIZE, SECONDS)
                 _signal(processes, signal.SIGSTOP)
                 time.sleep(pause)
                 _signal(processes, signal.SIGCONT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -118,7 +119,8 @@ class Child:
     def signal(self, number: int) -> None:
         """Sends a signal to the process and its children."""
         if self._popen and self.running:
-            os.killpg(self._popen.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self._popen.pid, number)
 
     def drain(self) -> None:
         """Lets the rest of its output come."""

@@ -57,6 +57,7 @@ class Reporter:
             )
             return
         listening = asyncio.create_task(self._listen(reader))
+        self._status.clock.tick()  # a stop of this process may come before the first report
         while True:
             await self.send()
             await asyncio.sleep(HEARTBEAT_SECONDS)
