@@ -32,3 +32,12 @@ def write(directory: Path, num_records: int, num_shards: int) -> pipelines.Index
 def order(dataset: tf.data.Dataset) -> list[int]:
     """The numbers of one epoch, in their order."""
     return [int(i) for batch in dataset.as_numpy_iterator() for i in batch["number"]]
+
+
+def damage_first_record(folder: Path, index: pipelines.Index) -> Path:
+    """Flips a bit in the data of a folder's first record; returns the shard's path."""
+    path = folder / index.shards[0].name
+    data = bytearray(path.read_bytes())
+    data[14] ^= 1
+    path.write_bytes(data)
+    return path

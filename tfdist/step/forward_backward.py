@@ -55,7 +55,9 @@ def forward(
     """Returns what a share adds to loss and metrics; nothing is trained."""
     with state.scope(replica) as scope, replica:
         batch, y_pred = _outputs(model, state, replica, share, scope, training=False)
-        loss = _loss(model, state, replica, batch, y_pred, scope, training=False)
+        loss = total_loss.of_share(
+            model, replica, batch, y_pred, scope.losses, state.aggregations, training=False
+        )
         _update_metrics(model, state, replica, batch, y_pred, loss)
     return Contribution({}, *state.changes(scope, replica))
 
@@ -72,7 +74,9 @@ def forward_backward(
     with state.scope(replica) as scope, replica:
         with tf.GradientTape() as tape:
             batch, y_pred = _outputs(model, state, replica, share, scope, training=True)
-            loss = _loss(model, state, replica, batch, y_pred, scope, training=True)
+            loss = total_loss.of_share(
+                model, replica, batch, y_pred, scope.losses, state.aggregations, training=True
+            )
             scaled = scaling.scale(loss)
         # A layer may have assigned to a weight: then the gradient is that of the new value.
         assigned = [scope.get_current_value(v) for v in trainable]
@@ -119,21 +123,6 @@ def _outputs(
     y_pred = replica.counted(outputs)
     compiled_loss.pass_masks_on(outputs, y_pred, replica.counted)
     return keras.utils.unpack_x_y_sample_weight(replica.counted(share.rows)), y_pred
-
-
-def _loss(
-    model: keras.Model,
-    state: ForwardState,
-    replica: Replica,
-    batch: tuple[Any, Any, Any],
-    y_pred: Any,
-    scope: keras.StatelessScope,
-    training: bool,
-) -> tf.Tensor:
-    """This share of the total loss."""
-    return total_loss.of_share(
-        model, replica, batch, y_pred, scope.losses, state.aggregations, training
-    )
 
 
 def _update_metrics(

@@ -65,10 +65,7 @@ def long(number: tf.Tensor) -> tf.Tensor:
 
 def test_damaged_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = numbers.write(tmp_path / "data", num_records=4, num_shards=1)
-    path = tmp_path / "data" / index.shards[0].name
-    data = bytearray(path.read_bytes())
-    data[14] ^= 1
-    path.write_bytes(data)
+    path = numbers.damage_first_record(tmp_path / "data", index)
     assert main([str(tmp_path / "data")]) == 1
     assert f"error: {path}: record at byte 0: checksum" in capsys.readouterr().err
 
