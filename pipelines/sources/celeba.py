@@ -49,7 +49,9 @@ class CelebA(Source):
             Feature(name="file", dtype="string", encoding="bytes"),
         )
         mark = fingerprint([folder / _ATTRIBUTES], folder, contents=True)
-        self.description = f"CelebA, {split}, {len(self)} images {mark}"
+        pictures = [path for name in chosen if (path := _image(folder, name)).exists()]
+        mark += f" {fingerprint(pictures, folder)}"
+        self.description = f"CelebA, {split}, {len(self)} images {mark}, {coding.description}"
 
     def __len__(self) -> int:
         return len(self._files)
@@ -57,7 +59,7 @@ class CelebA(Source):
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
         for number in numbers:
             name = self._files[number]
-            path = self._folder / "img_align_celeba" / name
+            path = _image(self._folder, name)
             if not path.exists():
                 raise DataError(f"{path}: listed in {_ATTRIBUTES}, but the file is missing")
             yield {
@@ -78,6 +80,10 @@ def open_source(location: str, options: Options) -> Source:
         raise DataError(f"--split: expected {', '.join(_SPLITS)} or all, got {split!r}")
     coding = ImageCoding.of("jpeg", 3, options.image_size, options.quality)
     return CelebA(Path(location), split, coding)
+
+
+def _image(folder: Path, name: str) -> Path:
+    return folder / "img_align_celeba" / name
 
 
 def _read_attributes(path: Path) -> tuple[tuple[str, ...], dict[str, list[bool]]]:

@@ -62,6 +62,15 @@ class ImageCoding(BaseModel):
         pixels = (int(height), int(width)) if width else int(height)
         return cls(format=format, channels=channels, size=pixels, quality=quality)
 
+    @property
+    def description(self) -> str:
+        """Differs whenever the stored bytes would, which a feature does not tell."""
+        size = f"{self.size[0]}x{self.size[1]}" if isinstance(self.size, tuple) else self.size
+        words = [f"{self.channels} channels {self.format}"]
+        words += [f"of {size} pixels"] if size else []
+        words += [f"quality {self.quality}"] if self.quality else []
+        return " ".join(words)
+
     def feature(self, name: str = "image") -> Feature:
         """The feature that holds such images."""
         height, width = self.size if isinstance(self.size, tuple) else (None, None)

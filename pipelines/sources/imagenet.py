@@ -65,7 +65,9 @@ class ImageNet(Source):
             Feature(name="label", dtype="int64", encoding="list", label_names=classes),
             Feature(name="file", dtype="string", encoding="bytes"),
         )
-        self.description = f"ImageNet, {split}, {len(self)} images {fingerprint(files, folder)}"
+        files += imagenet_devkit.files(folder) if split == "validation" else []
+        mark = fingerprint(files, folder)
+        self.description = f"ImageNet, {split}, {len(self)} images {mark}, {coding.description}"
 
     def __len__(self) -> int:
         return len(self._images)

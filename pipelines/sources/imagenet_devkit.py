@@ -40,6 +40,11 @@ def validation_wnids(folder: Path, num_images: int) -> list[str]:
     return [wnids[number] for number in numbers]
 
 
+def files(folder: Path) -> list[Path]:
+    """Those of the kit that are there and tell the classes."""
+    return [path for name in (_GROUND_TRUTH, _META, _ARCHIVE) if (path := folder / name).is_file()]
+
+
 def _read(folder: Path, name: str) -> bytes:
     if (folder / name).is_file():
         return (folder / name).read_bytes()

@@ -40,7 +40,8 @@ class ImageFolder(Source):
         self._classes = class_names(self._paths, folder)
         self._coding = coding_for(self._paths, options)
         self.features = (self._coding.feature(), *label_features(self._classes))
-        self.description = f"images, {len(self)} files {fingerprint(self._paths, folder)}"
+        mark = fingerprint(self._paths, folder)
+        self.description = f"images, {len(self)} files {mark}, {self._coding.description}"
 
     def __len__(self) -> int:
         return len(self._paths)

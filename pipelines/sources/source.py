@@ -86,13 +86,14 @@ def fingerprint(paths: Iterable[Path], root: Path, *, contents: bool = False) ->
     return digest.hexdigest()[:16]
 
 
-def files_below(folder: Path, suffixes: Collection[str]) -> list[Path]:
+def files_below(folder: Path, suffixes: Collection[str] | None = None) -> list[Path]:
     """All files with one of the suffixes, hidden ones left out, in an order that never changes."""
     found = []
     for directory, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in names:
-            if not name.startswith(".") and Path(name).suffix.lower() in suffixes:
+            wanted = suffixes is None or Path(name).suffix.lower() in suffixes
+            if wanted and not name.startswith("."):
                 found.append(Path(directory, name))
     return sorted(found)
 

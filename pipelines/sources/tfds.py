@@ -18,7 +18,7 @@ import numpy as np
 from pipelines.errors import DataError
 from pipelines.format import record_file
 from pipelines.sources import tfds_features
-from pipelines.sources.source import Example, Options, Source
+from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
 
 OPTIONS = frozenset({"split", "data_dir"})
 
@@ -33,14 +33,17 @@ class TfdsSource(Source):
 
     def __init__(self, name: str, data_dir: str | None, split: str) -> None:
         self._name, self._data_dir, self._split = name, data_dir, split
-        self._records: Any = _open(_prepared(name, data_dir), split)
+        builder = _prepared(name, data_dir)
+        self._records: Any = _open(builder, split)
         self._length = len(self._records)
         if self._length == 0:  # the first tells how images are encoded
             raise DataError(f"tfds:{name}: split {split!r} is empty")
         self.features = tfds_features.flat_features(
             self._records.features, tfds_features.flat_example(self._records[0])
         )
-        self.description = f"tfds {self._records.full_name}, {split}, {len(self)} examples"
+        prepared = Path(builder.data_dir)
+        mark = fingerprint(files_below(prepared), prepared)
+        self.description = f"tfds {self._records.full_name}, {split}, {len(self)} examples {mark}"
 
     def __len__(self) -> int:
         return self._length

@@ -82,6 +82,28 @@ def test_packed_folder_is_kept(
     assert "holds other data: source" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [["--image-size", 24], ["--image-format", "jpeg"], ["--channels", 4], ["--no-shuffle"]],
+)
+def test_all_that_shapes_the_bytes_is_compared(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[object]
+) -> None:
+    size = ["--image-size", 16]
+    assert run(source, tmp_path / "packed", *size) == 0
+    assert run(source, tmp_path / "packed", *size, *flags) == 1
+    assert "holds other data: source" in capsys.readouterr().err
+
+
+def test_quality_is_compared(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jpegs = ["--image-format", "jpeg"]
+    assert run(source, tmp_path / "packed", *jpegs) == 0
+    assert run(source, tmp_path / "packed", *jpegs, "--quality", 50) == 1
+    assert "holds other data: source" in capsys.readouterr().err
+
+
 def test_finished_shards_are_kept_after_an_error(source: Path, tmp_path: Path) -> None:
     last = sorted(source.rglob("*.png"))[-1]
     sound = last.read_bytes()
