@@ -17,7 +17,7 @@ from pipelines.format.compression import Compression
 from pipelines.format.feature import Feature
 
 INDEX_NAME = "index.json"
-_CURE = "restore it, or delete the folder and write it again"
+_CURE = "restore it, or write the data again into another folder"
 
 
 class Shard(BaseModel):
@@ -85,8 +85,8 @@ def load_index(directory: str | Path) -> Index:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(
-            f"{path}: not an index of this version: {where}: {first['msg']}; delete the folder "
-            "and write it again"
+            f"{path}: not an index of this version: {where}: {first['msg']}; restore this file, or "
+            f"delete it alone and make it anew: python -m pipelines.index {directory}"
         ) from None
 
 

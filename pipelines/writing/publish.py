@@ -39,7 +39,7 @@ def found_in(directory: Path, wanted: Mapping[str, object]) -> Index | None:
         if (came := getattr(index, name)) != expected:
             raise DataError(
                 f"{directory}: holds other data: {name}: expected {expected}, found {came}; "
-                "delete the folder or name another one"
+                "name another folder"
             )
     check_shards(directory, index.shards)
     return index

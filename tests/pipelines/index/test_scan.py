@@ -29,6 +29,19 @@ RECORDS = [
 ]
 
 
+def test_damaged_index_is_made_anew_as_its_error_says(tmp_path: Path) -> None:
+    by_hand.write(tmp_path / "a-0.tfrecord", RECORDS)
+    assert index(tmp_path) == 0
+    damaged = tmp_path / "index.json"
+    damaged.write_text(damaged.read_text()[:-40])
+    with pytest.raises(pipelines.DataError, match="delete it alone") as error:
+        pipelines.load_index(tmp_path)
+    assert str(error.value).endswith(f"python -m pipelines.index {tmp_path}")
+    damaged.unlink()
+    assert index(tmp_path) == 0
+    assert pipelines.load_index(tmp_path).num_records == len(RECORDS)
+
+
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
 def test_features_are_found_out(tmp_path: Path, compression: str) -> None:
     by_hand.write(tmp_path / "a-0.tfrecord", RECORDS[:4], compression)
