@@ -25,7 +25,12 @@ from pydantic import (
     field_validator,
 )
 
-from tfdist.strategies import options_by_name
+from tfdist.strategies import STRATEGIES, options_by_name
+
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[tuple(STRATEGIES)]
 
 
 def default_data_dir() -> str:
@@ -55,7 +60,9 @@ class Run(BaseModel):
 class Spread(BaseModel):
     """How the work is spread over devices."""
 
-    strategy: str = Field("one_device", description="who computes, and how gradients cross")
+    strategy: StrategyName = Field(
+        "one_device", description="who computes, and how gradients cross"
+    )
     devices: Annotated[int, Field(ge=1)] | list[str] | None = Field(
         None, description="how many, or names (GPU:0,GPU:1); left out: the strategy's choice"
     )

@@ -1,5 +1,10 @@
 """What tfdist raises: each message says what was expected, what came, and the cure."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class TfdistError(Exception):
     """Base of all errors that a user of tfdist can mend; commands print it without a traceback."""
@@ -39,3 +44,9 @@ class InstallError(TfdistError, RuntimeError):
 
 class LaunchError(TfdistError, RuntimeError):
     """A process that cannot be started, or that failed."""
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Returns a question for the end of a message, or nothing where no known word is close."""
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.7)
+    return f" Did you mean {close[0]}?" if close else ""

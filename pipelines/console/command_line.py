@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,7 +49,7 @@ def run(
     try:
         command(**_values(parser, arguments))
     except argparse.ArgumentError as error:
-        message = " ".join(str(error).split())
+        message = " ".join(str(error).split()) + _hint(parser, arguments)
         return _fail(f"{message}\n{parser.prog} --help lists what there is.")
     except DataError as error:
         return _fail(str(error))
@@ -61,6 +63,16 @@ def run(
 
 def _values(parser: ArgumentParser, arguments: Sequence[str] | None) -> dict[str, Any]:
     return dict(parser.parse_args(sys.argv[1:] if arguments is None else list(arguments)).as_dict())
+
+
+def _hint(parser: ArgumentParser, arguments: Sequence[str] | None) -> str:
+    """The flag that a misspelt one may have been."""
+    known = re.findall(r"--[\w-]+", parser.format_help())
+    for flag in (word.partition("=")[0] for word in arguments or sys.argv[1:]):
+        if flag.startswith("--") and flag not in known:
+            close = difflib.get_close_matches(flag, known, n=1, cutoff=0.7)
+            return f". Did you mean {close[0]}?" if close else ""
+    return ""
 
 
 def _fail(message: str) -> int:

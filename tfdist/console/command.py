@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
-from tfdist.errors import ConfigurationError, TfdistError
+from tfdist.errors import ConfigurationError, TfdistError, did_you_mean
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.
 INTERRUPTED = 130
@@ -58,18 +60,31 @@ def parser(program: str, description: str) -> ArgumentParser:
     )
 
 
-def parse(parser: ArgumentParser, arguments: Sequence[str] | None) -> Namespace:
+def parse(
+    parser: ArgumentParser, arguments: Sequence[str] | None, *, defaults: bool = True
+) -> Namespace:
     """Returns the values of a command line; `--help` prints and exits.
 
     Args:
         parser: Knows the flags.
         arguments: The command line without the program's name, or None for this process's.
+        defaults: Whether to return what was not given too, with its default.
 
     Raises:
         ConfigurationError: An unknown flag, or a value that does not fit.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return parser.parse_args(sys.argv[1:] if arguments is None else list(arguments))
+        return parser.parse_args(words, defaults=defaults)
     except argparse.ArgumentError as error:
-        message = " ".join(str(error).split())
+        message = " ".join(str(error).split()) + _hint(parser, words)
         raise ConfigurationError(f"{message}\n{parser.prog} --help lists what there is.") from None
+
+
+def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:
+    """The flag that a misspelt one may have been."""
+    known = re.findall(r"--[\w-]+", parser.format_help())
+    flags = (word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words))
+    unknown = [flag for flag in flags if flag.startswith("--") and flag not in known]
+    hint = did_you_mean(unknown[0], known) if unknown else ""
+    return f".{hint}" if hint else ""

@@ -7,20 +7,20 @@ with `--config` in their order, the flags. This module imports no TensorFlow; th
 from __future__ import annotations
 
 import argparse
-import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import ActionYesNo, ArgumentParser
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from tfdist.config import GROUPS, TrainConfig
 from tfdist.console import command
 from tfdist.errors import ConfigurationError
 from tfdist.run import recipe as recipes
-from tfdist.strategies import STRATEGIES
+from tfdist.run import settings
+from tfdist.run.settings import Setting
 
 
 def parse(program: str, description: str, arguments: Sequence[str] | None) -> TrainConfig:
@@ -34,42 +34,33 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
     Raises:
         ConfigurationError: an unknown flag or key, or a value that does not fit.
     """
-    given = _config_files_first(sys.argv[1:] if arguments is None else arguments)
     parser = _parser(program, description)
-    config, _ = _read(parser, given)  # finds the recipe, and most errors before it is imported
-    defaults = recipes.find(config.recipe).DEFAULTS
-    if unknown := set(defaults) - set(TrainConfig.model_fields):
-        raise ConfigurationError(
-            f"Recipe {config.recipe!r} has DEFAULTS that are no fields of TrainConfig: "
-            f"{', '.join(sorted(unknown))}."
-        )
-    parser.set_defaults(dict(defaults))
-    config, only_print = _read(parser, given)
+    given = command.parse(parser, arguments, defaults=False).as_dict()
+    only_print = given.pop("print_config", False)
+    files = [settings.read(Path(file)) for file in given.pop("config", ())]
+    flags = {name: Setting(value, _flag(name)) for name, value in given.items()}
+    layers = [*files, flags]
+    try:
+        config = settings.resolve(layers)  # finds most errors before the recipe is imported
+        recipe = recipes.find(config.recipe)
+        config = settings.resolve([recipes.defaults(recipe, config.recipe), *layers])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}\n{program} --help lists what there is.") from None
     if only_print:
         print(config.to_yaml(), end="")
         raise SystemExit(0)
     return config
 
 
-def _config_files_first(arguments: Sequence[str]) -> list[str]:
-    """Moves `--config FILE` to the front: flags override files wherever they stand.
-
-    jsonargparse applies arguments from left to right.
-    """
-    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    files.add_argument("--config", action="append", default=[])
-    try:
-        known, rest = files.parse_known_args(list(arguments))
-    except argparse.ArgumentError:
-        return list(arguments)  # `--config` without a file: the real parser says so
-    return [f"--config={file}" for file in known.config] + rest
-
-
 def _parser(program: str, description: str) -> ArgumentParser:
     """The flags: one for each field of `TrainConfig`, in the groups of its bases."""
     parser = command.parser(program, description)
     parser.add_argument(
-        "--config", action="config", metavar="FILE", help="YAML file of fields; flags override it"
+        "--config",
+        action="append",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="YAML file of fields; flags override it, and later files earlier ones",
     )
     parser.add_argument(
         "--print-config",
@@ -86,16 +77,17 @@ def _parser(program: str, description: str) -> ArgumentParser:
 
 def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
     """Adds the flag of one field. Values stay as they come: TrainConfig is what checks them."""
-    flag = "--" + name.replace("_", "-")
     default = field.get_default(call_default_factory=True, validated_data={})
     extra: dict[str, Any] = {"default": argparse.SUPPRESS if default is None else default}
     if field.annotation is bool:
         extra |= {"action": ActionYesNo(no_prefix="no-")}
-    elif name == "strategy":
-        extra |= {"choices": list(STRATEGIES)}
     else:
         extra |= {"metavar": "DIR" if name.split("_")[-1] == "dir" else _metavar(field.annotation)}
-    group.add_argument(flag, help=field.description, **extra)
+    group.add_argument(_flag(name), help=field.description, **extra)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _metavar(annotation: Any) -> str:
@@ -108,25 +100,3 @@ def _metavar(annotation: Any) -> str:
         parts = [_metavar(part) for part in typing.get_args(annotation) if part is not type(None)]
         return "|".join(parts)
     return {int: "N", float: "X", str: "NAME"}.get(annotation, "NAMES")
-
-
-def _read(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[TrainConfig, bool]:
-    """Returns the configuration, and whether it is only to be printed."""
-    try:
-        values: Mapping[str, Any] = command.parse(parser, arguments).as_dict()
-        fields = {key: value for key, value in values.items() if key in TrainConfig.model_fields}
-        return TrainConfig(**fields), "print_config" in values
-    except ValidationError as error:
-        raise ConfigurationError(
-            f"{_message(error)}\n{parser.prog} --help lists what there is."
-        ) from None
-
-
-def _message(error: ValidationError) -> str:
-    """The first field that does not fit, what it takes and what came, on one line."""
-    details = error.errors()
-    name = details[0]["loc"][0]
-    of_field = [detail for detail in details if detail["loc"][0] == name]
-    takes = [d["msg"].removeprefix("Input should be ").split(", unable")[0] for d in of_field]
-    got = details[0]["input"]
-    return f"--{str(name).replace('_', '-')}: expected {' or '.join(takes)}, got {got!r}."

@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 from tfdist.config import TrainConfig
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, did_you_mean
+from tfdist.run.settings import Layer, Setting
 
 _PACKAGE = "recipes"
 
@@ -76,10 +77,18 @@ def find(name: str) -> Recipe:
             raise  # the recipe is there, and what it imports is not
         raise ConfigurationError(
             f"No recipe is called {name!r}; choose one of {', '.join(names())}, "
-            "or give the dotted name of a module."
+            f"or give the dotted name of a module.{did_you_mean(name, names())}"
         ) from None
     _check(module)
     return cast(Recipe, module)
+
+
+def defaults(recipe: Recipe, name: str) -> Layer:
+    """The recipe's own values of fields."""
+    return {
+        field: Setting(value, f"recipe {name!r}, DEFAULTS: {field}")
+        for field, value in recipe.DEFAULTS.items()
+    }
 
 
 def num_steps(data: Any) -> int | None:
@@ -99,6 +108,10 @@ def _check(module: ModuleType) -> None:
         raise ConfigurationError(
             f"{module.__name__} is no recipe: it lacks {', '.join(missing)} "
             "(see tfdist.run.recipe.Recipe)."
+        )
+    if not isinstance(module.DEFAULTS, Mapping):
+        raise ConfigurationError(
+            f"{module.__name__}: expected DEFAULTS like {{'epochs': 3}}, got {module.DEFAULTS!r}."
         )
     for name in _FUNCTIONS:
         arguments = list(inspect.signature(getattr(Recipe, name)).parameters)[1:]

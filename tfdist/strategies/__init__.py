@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.strategies.declaration import Declaration as Declaration
 from tfdist.strategies.declaration import Option as Option
 
@@ -83,6 +83,7 @@ def create(
     if name not in STRATEGIES:
         raise ConfigurationError(
             f"No strategy is called {name!r}; choose one of {', '.join(STRATEGIES)}."
+            f"{did_you_mean(name, STRATEGIES)}"
         )
     strategy = STRATEGIES[name].load()
     given = {key: value for key, value in options.items() if value is not None}

@@ -217,7 +217,7 @@ def test_second_packer_is_refused(
         (["source", "--num-shards", "31"], "--num-shards: expected at most the 30 examples"),
         (["source", "--num-shards", "0"], "num_shards"),
         (["source", "--split", "train"], "--split: does not apply to images"),
-        (["source", "--shards", "3"], "--shards"),
+        (["source", "--num-shard", "3"], "--num-shard 3. Did you mean --num-shards?"),
         (["source", "--from", "csv"], "source: expected .csv, .tsv, .parquet files, found none"),
     ],
 )
