@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfdist.config import TrainConfig
 from tfdist.console import command
+from tfdist.errors import ConfigurationError
 from tfdist.run import flags, recipe
 from tfdist.run.rank_duties import once, printing_to
 
@@ -39,7 +40,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
 
     from tfdist.callbacks.curves import Curves
     from tfdist.callbacks.metrics_log import MetricsLog
-    from tfdist.run import from_config, reports
+    from tfdist.run import from_config, reports, room
     from tfdist.run.folder import RunFolder
 
     workload = recipe.find(config.recipe)
@@ -48,14 +49,14 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     data, validation = from_config.make_data(config, workload, strategy)
     steps_per_epoch = recipe.num_steps(data)
     trainer = from_config.make_trainer(config, workload, strategy, steps_per_epoch)
-    folder = RunFolder(once(strategy, lambda: str(RunFolder.create(config).path)))
+    folder = RunFolder(once(strategy, lambda: str(RunFolder.create(config, trainer.model).path)))
     if strategy.is_chief:
         reports.start(trainer, config, steps_per_epoch, folder.path)
 
     history, curves = keras.callbacks.History(), Curves(folder.curves)
     log = MetricsLog(folder.metrics, trainer.stats)
     events = keras.callbacks.TensorBoard(str(folder.tensorboard), write_graph=False)
-    began, interrupted = time.perf_counter(), False
+    began, interrupted, full = time.perf_counter(), False, ""
     with printing_to(None if strategy.is_chief else folder.log(strategy.rank)):
         try:
             trainer.fit(
@@ -66,13 +67,21 @@ def train(config: TrainConfig) -> keras.callbacks.History:
             )
         except KeyboardInterrupt:
             interrupted = True
+        except Exception as error:
+            if not (full := room.lacking(error)):
+                raise
     seconds = time.perf_counter() - began
     if strategy.is_chief:
         if interrupted:
             curves.on_train_end()
-        folder.save_model(trainer.model)
+        saved, problem = room.save(trainer.model, folder.model)
         summary = strategy.summary()
         reports.summary(history.history, seconds, trainer.stats, folder.path, interrupted, summary)
+        if full or problem:
+            raise ConfigurationError(
+                f"{folder.path}: not all could be written: {full or problem}. The model "
+                f"after {int(trainer.model.optimizer.iterations)} steps is {saved}."
+            )
     if interrupted:
         raise KeyboardInterrupt
     return history

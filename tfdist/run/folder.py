@@ -22,6 +22,7 @@ from typing import Any
 from tfdist.config import TrainConfig
 from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
+from tfdist.run import room
 
 _PACKAGES = ("tfdist", "tensorflow", "keras", "numpy")
 
@@ -37,23 +38,26 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, config: TrainConfig) -> RunFolder:
-        """Makes a folder that never overwrites another run's.
+    def create(cls, config: TrainConfig, model: Any) -> RunFolder:
+        """Makes a folder that never overwrites another run's and has room for its own.
 
         Args:
             config: Names the folder (`run_dir`), or the recipe and strategy that a new folder
                 under `runs/` is called after.
+            model: The compiled `keras.Model` that will be saved there.
 
         Raises:
-            ConfigurationError: The folder holds another run, or cannot be made.
+            ConfigurationError: The folder holds another run, cannot be made, or has no room.
         """
         try:
             folder = cls(_named(Path(config.run_dir)) if config.run_dir else _new(config))
             folder._write("config.yaml", config.to_yaml())
             folder._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
+            room.probe(folder.path, model)
         except OSError as error:
             raise ConfigurationError(
-                f"The run folder cannot be made: {error}. Name another one with --run-dir."
+                f"The run folder and a model in it cannot be written: {error}. Make room, or name "
+                "another folder with --run-dir."
             ) from error
         return folder
 
@@ -80,11 +84,6 @@ class RunFolder:
     def log(self, rank: int) -> Path:
         """What a worker other than rank 0 prints."""
         return self.path / "logs" / f"rank-{rank}.log"
-
-    def save_model(self, model: Any) -> None:
-        """Saves a Keras model so that a kill leaves the file whole or as it was."""
-        with replacing(self.model) as path:
-            model.save(path)
 
     def _write(self, name: str, text: str) -> None:
         with replacing(self.path / name) as path:

@@ -1,0 +1,102 @@
+"""A disk without room: told before the training, and no loss after it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from recipes import digits
+from tfdist import train
+from tfdist.callbacks.metrics_log import MetricsLog
+from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError
+from tfdist.run import room
+from tfdist.run.folder import RunFolder
+
+
+@pytest.fixture
+def model() -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    return model
+
+
+def test_model_is_saved_whole_or_as_it_was(tmp_path: Path, model: keras.Model) -> None:
+    path = tmp_path / "model.keras"
+    assert room.save(model, path) == (path, None)
+    rows = np.ones((4, 3), "float32")
+    np.testing.assert_array_equal(keras.saving.load_model(path)(rows), model(rows))
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="disk full"):
+        room.save(Unsaveable(), path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
+
+
+class Unsaveable:
+    def save(self, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+
+def test_folder_without_room_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: keras.Model
+) -> None:
+    asked: list[int] = []
+
+    def full(descriptor: int, offset: int, num_bytes: int) -> None:
+        asked.append(num_bytes)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigurationError, match=r"No space left on device\. Make room"):
+        RunFolder.create(TrainConfig(run_dir=str(tmp_path)), model)
+    assert asked[0] > 4 * model.count_params()
+    assert {file.name for file in tmp_path.iterdir()} == {"config.yaml", "versions.json"}
+
+
+def test_probe_leaves_nothing(tmp_path: Path, model: keras.Model) -> None:
+    room.probe(tmp_path, model)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "lacking"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True),
+        (tf.errors.ResourceExhaustedError(None, None, "a; No space left on device"), True),
+        (tf.errors.ResourceExhaustedError(None, None, "out of memory"), False),
+        (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), False),
+    ],
+)
+def test_errors_of_a_full_disk(error: Exception, lacking: bool) -> None:
+    assert bool(room.lacking(error)) == lacking
+
+
+def test_disk_that_fills_up_costs_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the metrics of the last epoch nor the model can be written into the run folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(digits, "DEFAULTS", {"batch_size": 512})
+    run, save = tmp_path / "run", keras.Model.save
+
+    def refuse(path: Path) -> None:
+        if run in path.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(MetricsLog, "on_epoch_end", lambda *_: refuse(run / "metrics.jsonl"))
+    monkeypatch.setattr(keras.Model, "save", lambda m, path: (refuse(path), save(m, path)))
+    flags = [f"--run-dir={run}", "--epochs=1", "--verbose=0", "--data-dir=data"]
+    assert train.main(flags) == 1
+    message = capsys.readouterr().err
+    assert f"error: {run}: not all could be written: No space left on device. The" in message
+    (saved,) = tmp_path.glob("tfdist-*/model.keras")
+    assert f"The model after 3 steps is {saved}." in message
+    assert int(keras.saving.load_model(saved).optimizer.iterations) == 3
