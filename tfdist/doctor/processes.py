@@ -102,9 +102,7 @@ def _mpi4py() -> Check:
         mpi = over_mpi.load()
     except (ImportError, RuntimeError) as error:
         value = f"not usable: {' '.join(str(error).split())[:100]}"
-        return Check(
-            "mpi4py", value, "missing", _CURE_MPI4PY
-        )
+        return Check("mpi4py", value, "missing", _CURE_MPI4PY)
     name, version = mpi.get_vendor()
     return Check("mpi4py", f"loads {name} {'.'.join(map(str, version))}")
 
