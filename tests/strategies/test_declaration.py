@@ -71,7 +71,7 @@ def test_a_declared_option_is_a_flag() -> None:
     shown = " ".join(done.stdout.split())
     assert "--num-folds N folded: how often; left out: 2" in shown
     assert "--fold in|out folded: which way; left out: in" in shown
-    assert "parameter_server,multi_worker,horovod,folded}" in shown
+    assert "parameter_server|multi_worker|horovod|folded" in shown
 
 
 @pytest.mark.parametrize("change", ["other type", "name of a field"])
