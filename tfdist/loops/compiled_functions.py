@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, TfdistError
 from tfdist.loops.feed import Feed
+from tfdist.loops.whole_batches import WholeBatches
 from tfdist.model_setup import build, create, mismatch
 from tfdist.precision import LossScale, Scaling, policy
 from tfdist.step.evaluate import EvaluateStep
@@ -55,7 +57,8 @@ class CompiledFunctions:
         self._precision, self._loss_scale = precision, loss_scale
         self._compilation: Any = None
         self._steps: dict[tuple[bool, bool, bool], StepsFn] = {}
-        self._outputs: Any = None
+        self._outputs: dict[bool, Any] = {}
+        self._whole_batches = WholeBatches(model, strategy, accumulate)
 
     def train(self, feed: Feed) -> StepsFn:
         """Returns the inner loop of a training, made anew if the model was compiled anew."""
@@ -67,14 +70,12 @@ class CompiledFunctions:
 
     def predict(self, feed: Feed) -> OutputsFn:
         """Returns the function that computes the outputs for one batch."""
-        with policy(self._precision):
-            build.weights(self._model, self._strategy, feed.element_spec)
-        outputs = self._outputs_of_next
+        whole = self._why_whole(feed, training=False) is not None
+        outputs: Any = functools.partial(self._outputs_of_next, whole)
         if not self._model.run_eagerly:
-            self._outputs = self._outputs or tf.function(
-                outputs, reduce_retracing=True, autograph=False
-            )
-            outputs = self._outputs
+            if whole not in self._outputs:
+                self._outputs[whole] = tf.function(outputs, reduce_retracing=True, autograph=False)
+            outputs = self._outputs[whole]
         # Batches without rows follow, which nobody may leave while others have some.
         ends_without_rows = feed.own_rows and self._strategy.stops_together
 
@@ -89,11 +90,19 @@ class CompiledFunctions:
 
         return predict
 
-    def _outputs_of_next(self, iterator: Any) -> tuple[tf.Tensor, tf.Tensor, list[Any]]:
+    def _outputs_of_next(
+        self, whole: bool, iterator: Any
+    ) -> tuple[tf.Tensor, tf.Tensor, list[Any]]:
         """The rows and the checksum of the next global batch, and the outputs for it."""
         element = self._strategy.unpack(next(iterator))
-        outputs = self._strategy.outputs(self._model.predict_step, element)
+        outputs = self._strategy.outputs(self._model.predict_step, element, whole)
         return element.num_rows, element.checksum, outputs
+
+    def _why_whole(self, feed: Feed, training: bool) -> str | None:
+        """Builds the model, and returns why each replica is given whole batches, if it is."""
+        with policy(self._precision):
+            build.weights(self._model, self._strategy, feed.element_spec)
+        return self._whole_batches.for_feed(feed, training)
 
     def _inner_loop(self, feed: Feed, training: bool) -> StepsFn:
         model, strategy = self._model, self._strategy
@@ -102,26 +111,28 @@ class CompiledFunctions:
             self._steps.clear()
             create.adopt(model, strategy, self._precision, self._loss_scale)
             self._compilation = compile_config(model)
+        why_whole = self._why_whole(feed, training)
         key = (training, feed.may_end, feed.own_rows)
         if key not in self._steps:
             with policy(self._precision):
                 build.for_training(model, strategy, feed.element_spec)
             strategy.prepare(model, model.optimizer)
             with strategy.scope():
-                step = self._step(feed, training)
+                step = self._step(feed, training, why_whole)
             self._steps[key] = self._traced(step, feed)
         return self._steps[key]
 
-    def _step(self, feed: Feed, training: bool) -> Step:
+    def _step(self, feed: Feed, training: bool, why_whole: str | None) -> Step:
         model = self._model
         aggregations = Aggregations(model, feed.first_batch)
         state = ForwardState(model, aggregations, self._strategy.writes_alone)
         if not training:
-            return EvaluateStep(model, self._strategy, state)
+            return EvaluateStep(model, self._strategy, state, why_whole)
         scaling = Scaling(model.optimizer, self._loss_scale)
         return TrainStep(
-            model, self._strategy, state, scaling, self._accumulate, self._sync_batch_norm
-        )
+            model, self._strategy, state, scaling,
+            self._accumulate, self._sync_batch_norm, why_whole,
+        )  # fmt: skip
 
     def _traced(self, step: Step, feed: Feed) -> StepsFn:
         """Returns the inner loop of a step, whose errors say what is wrong with the data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ class Feed:
         batch_size: Rows of a global batch; None if unknown.
         may_end: Whether the data may end before as many batches as are asked for.
         own_rows: Whether each worker brings its own rows of the global batches.
+        whole_batches: Whether every replica is to have whole batches; set before the first epoch.
 
     Raises:
         DataError: No data, or training batches of fewer rows than there are replicas.
@@ -62,7 +64,8 @@ class Feed:
         self.num_batches = self._steps_per_epoch or self._size
         if training and self.batch_size is not None and not self.own_rows:
             check_batch_size(self.batch_size, strategy.num_replicas)
-        self._distributed = strategy.distribute(self._dataset, self.own_rows)
+        self.whole_batches = False
+        self._strategy = strategy
         self._iterator: Iterator[Any] | None = None
         self._taken = 0
 
@@ -80,6 +83,10 @@ class Feed:
         return tf.nest.map_structure(
             lambda spec: spec if hasattr(spec, "shape") else None, self._dataset.element_spec
         )
+
+    @functools.cached_property
+    def _distributed(self) -> Any:
+        return self._strategy.distribute(self._dataset, self.own_rows, self.whole_batches)
 
     def first_batch(self) -> Any:
         """Returns the first global batch without taking it from a generator."""

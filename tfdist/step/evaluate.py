@@ -24,14 +24,21 @@ class EvaluateStep:
         model: Built and compiled.
         strategy: Computes the replicas' shares.
         state: Of the model.
+        why_whole: As of `OnReplicas`.
     """
 
     training = False
 
-    def __init__(self, model: keras.Model, strategy: Strategy, state: ForwardState) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        state: ForwardState,
+        why_whole: str | None = None,
+    ) -> None:
         self._model, self._strategy, self._state = model, strategy, state
         compute = functools.partial(forward, model, state)
-        self._replicas = OnReplicas(strategy, compute, in_xla=model.jit_compile)
+        self._replicas = OnReplicas(strategy, compute, 1, model.jit_compile, why_whole)
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         with keras_on_shares(self._model, sync_batch_norm=False):

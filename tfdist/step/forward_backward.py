@@ -41,6 +41,18 @@ class Contribution(NamedTuple):
         state, metrics = (changes._replace(same={}) for changes in (self.state, self.metrics))
         return self._replace(state=state, metrics=metrics)
 
+    def of_whole(self, counts: bool) -> Contribution:
+        """Returns what a replica brings where each computes the whole batch: all of it, or zeros.
+
+        One replica's counts, exactly as it is; the others get it by the exchange, so that no copy
+        of the variables drifts.
+        """
+        gradients, state, metrics = self.gradients, self.state.crossing(), self.metrics.crossing()
+        if not counts:
+            gradients = {i: _nothing_like(gradient) for i, gradient in gradients.items()}
+            state, metrics = state.nothing(), metrics.nothing()
+        return Contribution(gradients, state, metrics)
+
     def with_same(self, share: Contribution) -> Contribution:
         """Returns sums together with what a share had in common with all others."""
         return self._replace(
@@ -97,6 +109,13 @@ def exchange(strategy: Strategy, share: Contribution) -> Contribution:
     sums = all_reduced(strategy, sent)
     gradients = {i: tf.cast(g, share.gradients[i].dtype) for i, g in sums.gradients.items()}
     return sums._replace(gradients=gradients).with_same(share)
+
+
+def _nothing_like(gradient: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        shape = gradient.dense_shape
+        return tf.IndexedSlices(gradient.values[:0], gradient.indices[:0], shape)
+    return tf.zeros_like(gradient)
 
 
 def all_reduced(strategy: Strategy, structure: Any) -> Any:

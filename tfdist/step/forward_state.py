@@ -38,6 +38,16 @@ class Changes(NamedTuple):
     averaged: dict[int, Any]
     same: dict[int, Any]
 
+    def crossing(self) -> Changes:
+        """Returns them with all that is no integer among what crosses the replicas."""
+        floats = {i: new for i, new in self.same.items() if new.dtype.is_floating}
+        same = {i: new for i, new in self.same.items() if i not in floats}
+        return Changes(self.added, self.averaged | floats, same)
+
+    def nothing(self) -> Changes:
+        """Returns zeros for all that crosses."""
+        return tf.nest.map_structure(tf.zeros_like, self)._replace(same=self.same)
+
 
 class ForwardState:
     """The variables of a model that a forward pass may move, and how shares move them.

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedModelError
 from tfdist.step.forward_backward import Contribution, exchange
 from tfdist.step.microbatches import over_rounds
 from tfdist.step.replica import Replica, Totals
@@ -23,6 +24,11 @@ class OnReplicas:
         compute: Returns what rows of a replica contribute.
         num_rounds: In which each replica computes its share.
         in_xla: Whether XLA compiles `compute`, where a replica has variables of its own.
+        why_whole: Why each replica is given the whole batch, which it computes as one device
+            does, and of which the first one's counts; None: it has a share.
+
+    Raises:
+        UnsupportedModelError: Whole batches in rounds.
     """
 
     def __init__(
@@ -31,9 +37,16 @@ class OnReplicas:
         compute: Callable[[Replica, Share], Contribution],
         num_rounds: int = 1,
         in_xla: bool = False,
+        why_whole: str | None = None,
     ) -> None:
+        if why_whole and num_rounds > 1:
+            raise UnsupportedModelError(
+                f"accumulate={num_rounds} cuts a batch into rounds, but it has to be computed "
+                f"whole: {why_whole}. Use accumulate=1."
+            )
         self._strategy, self._compute, self._num_rounds = strategy, compute, num_rounds
         self._in_xla = in_xla and strategy.has_local_variables
+        self._has_whole_batches = why_whole is not None
         self._compiled: dict[int, Callable[..., Contribution]] = {}
 
     def summed(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
@@ -59,7 +72,8 @@ class OnReplicas:
         def compute(index: int, number: Any, share: Share, totals: Totals) -> Contribution:
             if not self._in_xla:
                 return self._contribution(index, total_rows, number, share, totals)
-            if self._strategy.num_replicas * self._num_rounds > 1:
+            is_cut = self._strategy.num_replicas * self._num_rounds > 1
+            if is_cut and not self._has_whole_batches:
                 share = share._replace(rows=counted(share.rows, share.num_rows))
             if index not in self._compiled:  # one a replica: each captures its own variables
                 self._compiled[index] = tf.function(
@@ -74,6 +88,11 @@ class OnReplicas:
     def _contribution(
         self, index: int, total_rows: tf.Tensor, number: Any, share: Share, totals: Totals
     ) -> Contribution:
+        if self._has_whole_batches:
+            rows = share.num_rows
+            alone = Replica(0, 1, 1, 0, rows, rows, lambda tensors: tensors, in_xla=self._in_xla)
+            is_first = self._strategy.first_replica + index == 0
+            return self._compute(alone, share).of_whole(is_first)
         replica = Replica(
             index=self._strategy.first_replica + index,
             num_replicas=self._strategy.num_replicas,

@@ -34,6 +34,7 @@ class TrainStep:
         scaling: Of its loss.
         accumulate: Rounds in which a share is computed.
         sync_batch_norm: Whether BatchNorm takes the moments of the global batch.
+        why_whole: As of `OnReplicas`.
     """
 
     training = True
@@ -46,12 +47,13 @@ class TrainStep:
         scaling: Scaling,
         accumulate: int = 1,
         sync_batch_norm: bool = False,
+        why_whole: str | None = None,
     ) -> None:
         self._model, self._strategy, self._state, self._scaling = model, strategy, state, scaling
         self._sync_batch_norm = sync_batch_norm
         self._trainable = model.trainable_variables
         compute = functools.partial(forward_backward, model, self._trainable, state, scaling)
-        self._replicas = OnReplicas(strategy, compute, accumulate, in_xla=model.jit_compile)
+        self._replicas = OnReplicas(strategy, compute, accumulate, model.jit_compile, why_whole)
         self._accumulation = None
         if scaling.optimizer.gradient_accumulation_steps:
             self._accumulation = GradientAccumulation(strategy, scaling, self._trainable)

@@ -115,25 +115,37 @@ class Strategy:
         """Tells whether a variable was created in a scope of this strategy, or could have been."""
         return not isinstance(variable, tf.distribute.DistributedValues)
 
-    def distribute(self, dataset: tf.data.Dataset, own_rows: bool = False) -> Any:
+    def distribute(
+        self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
+    ) -> Any:
         """Turns a data set of batches into one of elements that `unpack` takes.
 
         Args:
             dataset: Of global batches, the same on every worker.
             own_rows: Whether the batches are this worker's rows of the global ones instead. Then
                 the data never end; where one worker's do, batches without rows follow.
-        """
-        return shares.distributed(dataset, lambda batch: self.split(batch, own_rows), self.devices)
+            whole: Whether every replica is given the whole batch, to compute it as one device.
 
-    def split(self, batch: shares.Batch, own_rows: bool) -> shares.Element:
+        Raises:
+            UnsupportedModelError: No worker has the whole batch.
+        """
+        return shares.distributed(
+            dataset, lambda batch: self.split(batch, own_rows, whole), self.devices
+        )
+
+    def split(self, batch: shares.Batch, own_rows: bool, whole: bool = False) -> shares.Element:
         """Returns one element of a distributed data set; called in a graph of `tf.data`.
 
         Args:
             batch: Of the data set that was given to `distribute`.
             own_rows: As there.
+            whole: As there.
         """
         num_shares = len(self.devices)
-        own = shares.split(batch, num_shares, range(num_shares))
+        if whole:
+            own = shares.uncut(batch, num_shares)
+        else:
+            own = shares.split(batch, num_shares, range(num_shares))
         return shares.Element(shares.num_rows(batch), tf.constant(0, tf.int64), own)
 
     def input_context(self) -> tf.distribute.InputContext:
@@ -203,8 +215,15 @@ class Strategy:
         loop = inner_loop.eager if eager else inner_loop.in_graph
         return loop(self.unpack, step, inner_loop.End.OF_ITERATOR if may_end else None)
 
-    def outputs(self, fn: Callable[[shares.Batch], Any], element: shares.Element) -> list[Any]:
+    def outputs(
+        self, fn: Callable[[shares.Batch], Any], element: shares.Element, whole: bool = False
+    ) -> list[Any]:
         """Calls `fn` on the rows of every replica, for outputs of a model.
+
+        Args:
+            fn: Computes them.
+            element: Of a distributed data set.
+            whole: As `distribute` was told; then one replica's outputs are those of all rows.
 
         Returns:
             Its results, which laid end to end are those for all rows of the global batch, in order
@@ -213,6 +232,9 @@ class Strategy:
         Raises:
             UnsupportedModelError: They have to cross the workers and are no dense numbers.
         """
+        if whole:  # called once, so that a state which it moves moves once
+            with tf.device(self.devices[0]):
+                return [fn(element.shares[0].rows)]
         if self.num_replicas == 1:
             return self.local_results(self.run(lambda i: fn(element.shares[i].rows)))
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
+from tfdist.errors import UnsupportedModelError
 from tfdist.strategies import inner_loop, shares
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.checksum import checksum
@@ -58,14 +59,23 @@ class SeveralWorkers(Strategy):
     def describe(self) -> dict[str, str]:
         return super().describe() | cluster.current().describe()
 
-    def distribute(self, dataset: tf.data.Dataset, own_rows: bool = False) -> Any:
+    def distribute(
+        self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
+    ) -> Any:
         if own_rows and self.num_workers > 1:
+            if whole:
+                raise UnsupportedModelError(
+                    "This model needs whole batches, but every worker reads rows of its own: pass "
+                    "the data set of the global batches, the same on every worker, not a function."
+                )
             dataset = dataset.concatenate(shares.without_rows(dataset.element_spec).repeat())
-        return super().distribute(dataset, own_rows)
+        return super().distribute(dataset, own_rows, whole)
 
-    def split(self, batch: shares.Batch, own_rows: bool) -> shares.Element:
+    def split(self, batch: shares.Batch, own_rows: bool, whole: bool = False) -> shares.Element:
         if self.num_workers == 1:
-            return super().split(batch, own_rows)
+            return super().split(batch, own_rows, whole)
+        if whole:
+            return super().split(batch, own_rows, whole)._replace(checksum=checksum(batch))
         if own_rows:
             rows, num_shares = shares.num_rows(batch), len(self.devices)
             own = shares.split(with_a_row(batch), num_shares, range(num_shares), rows)
@@ -96,9 +106,11 @@ class SeveralWorkers(Strategy):
         loop = inner_loop.eager if eager else inner_loop.in_graph
         return loop(receive, step, inner_loop.End.WITHOUT_ROWS)
 
-    def outputs(self, fn: Callable[[shares.Batch], Any], element: shares.Element) -> list[Any]:
-        if self.num_workers == 1:
-            return super().outputs(fn, element)
+    def outputs(
+        self, fn: Callable[[shares.Batch], Any], element: shares.Element, whole: bool = False
+    ) -> list[Any]:
+        if self.num_workers == 1 or whole:
+            return super().outputs(fn, element, whole)
 
         def on_replica(i: int) -> Any:
             number = self.first_replica + i

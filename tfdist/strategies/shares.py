@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 Batch = Any  # nested tuples, lists and dicts of tensors with rows along axis 0
@@ -54,13 +55,38 @@ def distributed(
 
 
 def num_rows(batch: Batch) -> tf.Tensor:
-    """Returns the number of rows of a batch, an int32 scalar."""
-    first = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
-    if isinstance(first, tf.RaggedTensor):
-        return tf.cast(first.nrows(), tf.int32)
-    if isinstance(first, tf.SparseTensor):
-        return tf.cast(first.dense_shape[0], tf.int32)
-    return tf.shape(first)[0]
+    """Returns the number of rows of a batch, an int32 scalar: those of its first leaf with any."""
+    return _rows_of(next(leaf for leaf in tf.nest.flatten(batch) if _has_rows(leaf)))
+
+
+def uneven(batch: Batch) -> str | None:
+    """Says which leaf of a batch has another number of rows than the first; called eagerly."""
+    leaves = keras.tree.flatten_with_path(batch)
+    sizes = {path: int(_rows_of(leaf)) for path, leaf in leaves if _has_rows(leaf)}
+    first = next(iter(sizes.values()), 0)
+    found = (
+        f"{_place(path)} has {n} rows, the first one {first}"
+        for path, n in sizes.items()
+        if n != first
+    )
+    return next(found, None)
+
+
+def _has_rows(leaf: Any) -> bool:
+    return leaf is not None and leaf.shape.rank != 0
+
+
+def _place(path: tuple) -> str:
+    """Where a leaf is, as one writes it in Python."""
+    return "The part batch" + "".join(f"[{key!r}]" for key in path)
+
+
+def _rows_of(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.cast(leaf.dense_shape[0], tf.int32)
+    return tf.shape(leaf)[0]
 
 
 def split(
@@ -84,6 +110,11 @@ def split(
     return tuple(share(batch, begin, end) for begin, end in bounds)
 
 
+def uncut(batch: Batch, num_shares: int) -> tuple[Share, ...]:
+    """Returns the whole batch as the share of each replica: see `Strategy.distribute`."""
+    return (Share(num_rows(batch), batch),) * num_shares
+
+
 def share(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Share:
     """Returns the share from one row of a batch up to another; where none is, the next stands in.
 
@@ -99,8 +130,8 @@ def take(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:
     """Returns the rows from `begin` up to `end` of each tensor of a batch."""
 
     def rows_of(tensor: Any) -> Any:
-        if tensor is None:
-            return None
+        if not _has_rows(tensor):
+            return tensor
         if isinstance(tensor, tf.SparseTensor):
             size = tf.cast(end - begin, tf.int64)
             start = tf.one_hot(0, tensor.shape.rank, tf.cast(begin, tf.int64), dtype=tf.int64)

@@ -57,9 +57,11 @@ class TFDistribute(Strategy):
     def owns(self, variable: tf.Variable) -> bool:
         return self.tf_strategy.extended.variable_created_in_scope(variable)
 
-    def distribute(self, dataset: tf.data.Dataset, own_rows: bool = False) -> Any:
+    def distribute(
+        self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
+    ) -> Any:
         if not self._prefetch:
-            return super().distribute(dataset, own_rows)
+            return super().distribute(dataset, own_rows, whole)
 
         def one_by_one(element: shares.Element) -> tf.data.Dataset:
             rows, checksum, by_replica = element
@@ -70,9 +72,9 @@ class TFDistribute(Strategy):
             return stream
 
         # TensorFlow hands consecutive elements to consecutive replicas, each on its device.
-        whole = super().distribute(dataset, own_rows)
+        elements = super().distribute(dataset, own_rows, whole)
         return self.tf_strategy.distribute_datasets_from_function(
-            lambda context: whole.flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
+            lambda context: elements.flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
         )
 
     def unpack(self, element: Any) -> shares.Element:
