@@ -22,7 +22,7 @@ from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, Made, Step
-from tfdist.upstream.keras_model import compile_config
+from tfdist.upstream.keras_model import compile_config, global_generator, use_global_generator
 
 #: Makes up to that many steps, each on a batch of the iterator: what was done, and the logs after.
 StepsFn = Callable[[Iterator[Any], int], tuple[Made, Logs]]
@@ -94,8 +94,15 @@ class CompiledFunctions:
         self, whole: bool, iterator: Any
     ) -> tuple[tf.Tensor, tf.Tensor, list[Any]]:
         """The rows and the checksum of the next global batch, and the outputs for it."""
+        generator = global_generator()
+
+        def on_rows(rows: Any) -> Any:
+            if generator is not None:
+                use_global_generator(generator)
+            return self._model.predict_step(rows)
+
         element = self._strategy.unpack(next(iterator))
-        outputs = self._strategy.outputs(self._model.predict_step, element, whole)
+        outputs = self._strategy.outputs(on_rows, element, whole)
         return element.num_rows, element.checksum, outputs
 
     def _why_whole(self, feed: Feed, training: bool) -> str | None:

@@ -18,7 +18,8 @@ import tensorflow as tf
 from tfdist.step import batch_norm
 from tfdist.step.mean_or_sum import Aggregation, Aggregations
 from tfdist.step.replica import Replica
-from tfdist.upstream.keras_model import seeds_of
+from tfdist.step.scope import Scope
+from tfdist.upstream.keras_model import global_generator, seeds_of, use_global_generator
 
 #: Keeps the random numbers of replicas and rounds apart: added to a seed, times the microbatch's
 #: number. The first draws what one device draws.
@@ -63,6 +64,8 @@ class ForwardState:
     ) -> None:
         self.aggregations, self._writes_alone = aggregations, writes_alone
         self._seeds = seeds_of(model)
+        self._generator = global_generator()
+        self._global_seeds = [] if self._generator is None else [self._generator.state]
         self._metrics = model.metrics_variables
         others = {id(v) for v in self._seeds + self._metrics}
         self._state = self._seeds + [v for v in model.variables if id(v) not in others]
@@ -72,15 +75,17 @@ class ForwardState:
         """Tells whether a metric has to be updated with all shares together."""
         return replica.num_microbatches > 1 and bool(self.aggregations.whole_metrics())
 
-    def scope(self, replica: Replica) -> keras.StatelessScope:
+    def scope(self, replica: Replica) -> Scope:
         """The state as a replica finds it: its own seeds, and metrics that start from zero.
 
         Metrics that see whole batches go on from where they are, alike on every replica.
         """
         goes_on = self._metrics_that_go_on(replica)
-        seeds = [(v, v + offset(v, replica.microbatch)) for v in self._seeds]
+        if self._generator is not None:
+            use_global_generator(self._generator)  # the replica may be traced in another thread
+        seeds = [(v, v + offset(v, replica.microbatch)) for v in self._seeds + self._global_seeds]
         metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in goes_on]
-        return keras.StatelessScope(seeds + metrics, collect_losses=True)
+        return Scope(seeds + metrics, collect_losses=True)
 
     @contextmanager
     def counting(self, scope: keras.StatelessScope, replica: Replica) -> Iterator[None]:
@@ -93,12 +98,18 @@ class ForwardState:
                 old = tf.convert_to_tensor(variable) if old is None else old
                 scope.add_update((variable, replica.if_counted(new, old)))
 
-    def changes(self, scope: keras.StatelessScope, replica: Replica) -> tuple[Changes, Changes]:
+    def changes(self, scope: Scope, replica: Replica) -> tuple[Changes, Changes]:
         """Returns what the forward pass changed: in the model's state, and in the metrics."""
+        known = {id(v) for v in self._state + self._metrics}
+        self._state += [v for i, v in scope.updated.items() if i not in known]
         state = Changes({}, {}, {})
         for place, variable, new in _assigned(scope, self._state):
             if place < len(self._seeds):
                 state.same[place] = new - offset(variable, replica.microbatch)
+            elif any(variable is seed for seed in self._global_seeds):
+                # It moves by no fixed number: the first microbatch says where to.
+                first = tf.cast(replica.microbatch == 0, tf.int64)
+                state.averaged[place] = tf.cast(new, tf.int64) * first
             elif self._aggregation(variable, replica) is Aggregation.SUM:
                 state.added[place] = replica.if_counted(new - variable)
             elif keras.backend.is_float_dtype(variable.dtype):

@@ -79,7 +79,13 @@ class Aggregations:
         Raises:
             UnsupportedModelError: It is neither a mean nor a sum over rows.
         """
-        changes = [p.states[id(variable)] for p in self._run(True)]
+        probes = self._run(True)
+        if id(variable) not in probes[0].states:
+            raise UnsupportedModelError(
+                f"The update of {variable.path!r} is not the model's call's, so it is not known "
+                "how those of shares add up: make it in call, or use one device."
+            )
+        changes = [p.states[id(variable)] for p in probes]
         return _compared(f"The update of {variable.path!r}", changes, self._tolerance)
 
     @property

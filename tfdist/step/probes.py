@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.step.scope import Scope
 from tfdist.strategies import shares
 from tfdist.upstream import keras_losses
 
@@ -42,15 +43,13 @@ class Probe:
     """What one forward pass adds as losses and changes in the states, as NumPy arrays."""
 
     def __init__(self, model: keras.Model, x: Any, training: bool) -> None:
-        with keras.StatelessScope(collect_losses=True) as scope:
+        with Scope(collect_losses=True) as scope:
             model(x, training=training)
         self.losses = [np.sum(keras.ops.convert_to_numpy(loss)) for loss in scope.losses]
         self.states = {}
-        for variable in model.variables:
-            new = scope.get_current_value(variable)
-            if new is not None:
-                old = np.asarray(variable.value, np.float64)
-                self.states[id(variable)] = np.asarray(new, np.float64) - old
+        for variable in scope.updated.values():
+            new = np.asarray(scope.get_current_value(variable), np.float64)
+            self.states[id(variable)] = new - np.asarray(variable.value, np.float64)
 
 
 def metric_changes(model: keras.Model, rows: Any) -> dict[int, Any]:

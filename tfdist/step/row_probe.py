@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.model_setup.mismatch import cause
 from tfdist.step import batch_norm
 from tfdist.step.known_layers import treat_rows_alone
 from tfdist.step.layer_calls import differ, first_difference, layer_calls
@@ -79,8 +80,7 @@ def _asked(model: keras.Model, x: Any, training: bool) -> str | None:
             layer_calls(model, x, training)
         except Exception:  # what is wrong is said where a step computes it
             return None
-        cause = str(error).strip().splitlines()[0]
-        return f"the model computes batches of a fixed number of rows only ({cause})"
+        return f"the model takes no other number of rows ({cause(error)})"
 
 
 def _mixing(

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src import backend
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
 from keras.src.trainers import trainer
 
 from tfdist.upstream.patching import replace, replaced
@@ -23,6 +25,20 @@ def seeds_of(model: keras.Model) -> list[keras.Variable]:
     """Returns the seeds of the random layers of a model: `Layer._seed_generators`."""
     generators = (getattr(layer, "_seed_generators", []) for layer in flatten_layers(model))
     return [generator.state for own in generators for generator in own]
+
+
+def global_generator() -> keras.random.SeedGenerator | None:
+    """Returns what decides random numbers that are drawn without a seed, if there were any.
+
+    `global_state.get_global_attribute`, with the `GLOBAL_SEED_GENERATOR` of `seed_generator`; the
+    function that returns it would make it, and so move the seeds of layers made later.
+    """
+    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+
+
+def use_global_generator(generator: keras.random.SeedGenerator | None) -> None:
+    """Lets this thread have another's: Keras keeps one a thread, by `set_global_attribute`."""
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
 
 
 def takes_training(model: keras.Model) -> bool:
