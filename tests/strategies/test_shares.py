@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies import shares
+from tfdist.strategies.row_counts import num_rows
 from tfdist.strategies.stand_in import counted, with_a_row
 
 
@@ -46,9 +47,9 @@ RAGGED = tf.ragged.constant([[[1, 2]], [[3], []]], ragged_rank=2)
     ids=["dense", "strings", "ragged", "sparse", "nested"],
 )
 def test_only_a_batch_without_rows_is_given_one(batch: Any) -> None:
-    assert int(shares.num_rows(with_a_row(batch))) == 2
+    assert int(num_rows(with_a_row(batch))) == 2
     nothing = shares.take(batch, tf.constant(0), tf.constant(0))
     filled = with_a_row(nothing)
-    assert int(shares.num_rows(filled)) == 1
-    assert int(shares.num_rows(counted(filled, tf.constant(0)))) == 0
+    assert int(num_rows(filled)) == 1
+    assert int(num_rows(counted(filled, tf.constant(0)))) == 0
     tf.nest.assert_same_structure(batch, filled)

@@ -26,6 +26,7 @@ from tfdist.step.probes import (
     metric_changes,
 )
 from tfdist.strategies import shares
+from tfdist.strategies.row_counts import num_rows
 from tfdist.upstream import keras_losses, keras_model
 
 #: How far a probe may be off, relative to what it compares.
@@ -131,7 +132,7 @@ class Aggregations:
             if not self._compiled:
                 self._compiled = compiled_losses(self._model, self._first_batch())
             loss, y_true, y_pred = self._compiled[number]
-            half = (int(shares.num_rows(y_pred)) + 1) // 2
+            half = (int(num_rows(y_pred)) + 1) // 2
             some = loss.call(shares.take(y_true, 0, half), shares.take(y_pred, 0, half))
             return np.allclose(some, loss.call(y_true, y_pred)[:half], rtol=1e-3, atol=1e-6)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.scope import Scope
-from tfdist.strategies import shares
+from tfdist.strategies.row_counts import num_rows
 from tfdist.upstream import keras_losses
 
 #: Rows of the probe at most: enough for a random layer's mean, few enough to be quick.
@@ -30,7 +30,7 @@ def halves(x: Any) -> list[tuple[int, int]]:
     Raises:
         UnsupportedModelError: There is one row only.
     """
-    half = min(int(shares.num_rows(x)), MAX_ROWS) // 2
+    half = min(int(num_rows(x)), MAX_ROWS) // 2
     if half == 0:
         raise UnsupportedModelError(
             "A model with added losses, states or metrics of its own needs a first batch of 2 rows "
@@ -47,9 +47,10 @@ class Probe:
             model(x, training=training)
         self.losses = [np.sum(keras.ops.convert_to_numpy(loss)) for loss in scope.losses]
         self.states = {}
-        for variable in scope.updated.values():
-            new = np.asarray(scope.get_current_value(variable), np.float64)
-            self.states[id(variable)] = new - np.asarray(variable.value, np.float64)
+        with keras.StatelessScope():  # not the one around the question, which has a replica's values
+            for variable in scope.updated.values():
+                new = np.asarray(scope.get_current_value(variable), np.float64)
+                self.states[id(variable)] = new - np.asarray(variable.value, np.float64)
 
 
 def metric_changes(model: keras.Model, rows: Any) -> dict[int, Any]:

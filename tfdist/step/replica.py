@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.strategies import stand_in
+from tfdist.strategies.row_counts import has_rows
 
 _local = threading.local()
 
@@ -151,7 +152,7 @@ class Replica:
             return structure
         begin = self._first_row()
         leaves = tf.nest.flatten(structure)
-        tensors = [leaf for leaf in leaves if leaf is not None]
+        tensors = [leaf for leaf in leaves if has_rows(leaf)]
         if any(t.dtype == tf.string or not isinstance(t, tf.Tensor) for t in tensors):
             raise UnsupportedModelError(
                 "A loss over whole batches takes dense numbers, but the batch holds strings, "
@@ -159,7 +160,7 @@ class Replica:
             )
         whole = iter(self._gather_floats(tensors, begin))
         return tf.nest.pack_sequence_as(
-            structure, [None if leaf is None else next(whole) for leaf in leaves]
+            structure, [next(whole) if has_rows(leaf) else leaf for leaf in leaves]
         )
 
     def _gather_floats(self, tensors: list[tf.Tensor], begin: tf.Tensor) -> list[tf.Tensor]:

@@ -20,6 +20,7 @@ from tfdist.step import batch_norm
 from tfdist.step.known_layers import treat_rows_alone
 from tfdist.step.layer_calls import differ, first_difference, layer_calls
 from tfdist.strategies import shares
+from tfdist.strategies.row_counts import has_rows, num_rows, uneven
 from tfdist.upstream import keras_model
 
 #: Rows that stay, while as many others change.
@@ -44,7 +45,7 @@ def why_whole(model: keras.Model, first_batch: Callable[[], Any], training: bool
         for layer in batch_norm.layers_of(model):  # moments of a share are documented
             moving = functools.partial(_moving_moments, layer)
             stack.enter_context(keras_model.moments_taken_by(layer, moving))
-        return shares.uneven(batch) or _asked(
+        return uneven(batch) or _asked(
             model, keras.utils.unpack_x_y_sample_weight(batch)[0], training
         )
 
@@ -65,7 +66,7 @@ def _moving_moments(
 
 def _asked(model: keras.Model, x: Any, training: bool) -> str | None:
     """Compares what rows come to beside others with different ones beside them, and with none."""
-    kept = min(_NUM_ROWS, int(shares.num_rows(x)) // 2)
+    kept = min(_NUM_ROWS, int(num_rows(x)) // 2)
     if kept == 0:
         return None
     some, others = shares.take(x, 0, kept), shares.take(x, kept, 2 * kept)
@@ -110,7 +111,7 @@ def _end_to_end(first: Any, second: Any) -> Any:
     """Lays the rows of two batches end to end; what has none is the first's."""
 
     def joined(a: Any, b: Any) -> Any:
-        if a is None or a.shape.rank == 0:
+        if not has_rows(a):
             return a
         if isinstance(a, tf.SparseTensor):
             return tf.sparse.concat(0, [a, b])

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import inner_loop, shares
+from tfdist.strategies.row_counts import num_rows
 from tfdist.strategies.stand_in import counted
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
@@ -146,7 +147,7 @@ class Strategy:
             own = shares.uncut(batch, num_shares)
         else:
             own = shares.split(batch, num_shares, range(num_shares))
-        return shares.Element(shares.num_rows(batch), tf.constant(0, tf.int64), own)
+        return shares.Element(num_rows(batch), tf.constant(0, tf.int64), own)
 
     def input_context(self) -> tf.distribute.InputContext:
         """Returns what a function that makes this worker's data set is told."""

@@ -19,6 +19,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.checksum import checksum
 from tfdist.strategies.collectives import host_values, same_variables
 from tfdist.strategies.collectives.end_to_end import end_to_end
+from tfdist.strategies.row_counts import num_rows
 from tfdist.strategies.stand_in import counted, with_a_row
 
 
@@ -77,12 +78,12 @@ class SeveralWorkers(Strategy):
         if whole:
             return super().split(batch, own_rows, whole)._replace(checksum=checksum(batch))
         if own_rows:
-            rows, num_shares = shares.num_rows(batch), len(self.devices)
+            rows, num_shares = num_rows(batch), len(self.devices)
             own = shares.split(with_a_row(batch), num_shares, range(num_shares), rows)
             return shares.Element(rows, tf.constant(0, tf.int64), own)
         numbers = range(self.first_replica, self.first_replica + len(self.devices))
         own = shares.split(batch, self.num_replicas, numbers)
-        return shares.Element(shares.num_rows(batch), checksum(batch), own)
+        return shares.Element(num_rows(batch), checksum(batch), own)
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         super().prepare(model, optimizer)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
+
+from tfdist.strategies.row_counts import assert_even, has_rows, num_rows
 
 Batch = Any  # nested tuples, lists and dicts of tensors with rows along axis 0
 
@@ -54,47 +55,13 @@ def distributed(
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
-def num_rows(batch: Batch) -> tf.Tensor:
-    """Returns the number of rows of a batch, an int32 scalar: those of its first leaf with any."""
-    return _rows_of(next(leaf for leaf in tf.nest.flatten(batch) if _has_rows(leaf)))
-
-
-def uneven(batch: Batch) -> str | None:
-    """Says which leaf of a batch has another number of rows than the first; called eagerly."""
-    leaves = keras.tree.flatten_with_path(batch)
-    sizes = {path: int(_rows_of(leaf)) for path, leaf in leaves if _has_rows(leaf)}
-    first = next(iter(sizes.values()), 0)
-    found = (
-        f"{_place(path)} has {n} rows, the first one {first}"
-        for path, n in sizes.items()
-        if n != first
-    )
-    return next(found, None)
-
-
-def _has_rows(leaf: Any) -> bool:
-    return leaf is not None and leaf.shape.rank != 0
-
-
-def _place(path: tuple) -> str:
-    """Where a leaf is, as one writes it in Python."""
-    return "The part batch" + "".join(f"[{key!r}]" for key in path)
-
-
-def _rows_of(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.cast(leaf.nrows(), tf.int32)
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.cast(leaf.dense_shape[0], tf.int32)
-    return tf.shape(leaf)[0]
-
-
 def split(
     batch: Batch, num_shares: int, wanted: Sequence[int], rows: tf.Tensor | None = None
 ) -> tuple[Share, ...]:
     """Splits a batch into consecutive shares whose sizes differ by one row at most.
 
     A batch of fewer rows than shares leaves some shares without rows: a row of another stands in.
+    What has no rows, a single number, is each share's.
     In order, so that what the replicas return can be laid end to end.
 
     Args:
@@ -106,6 +73,7 @@ def split(
     rows = num_rows(batch) if rows is None else rows
     if num_shares == 1:
         return (Share(rows, batch),)
+    assert_even(batch)
     bounds = [(rows * i // num_shares, rows * (i + 1) // num_shares) for i in wanted]
     return tuple(share(batch, begin, end) for begin, end in bounds)
 
@@ -130,7 +98,7 @@ def take(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:
     """Returns the rows from `begin` up to `end` of each tensor of a batch."""
 
     def rows_of(tensor: Any) -> Any:
-        if not _has_rows(tensor):
+        if not has_rows(tensor):
             return tensor
         if isinstance(tensor, tf.SparseTensor):
             size = tf.cast(end - begin, tf.int64)
@@ -153,6 +121,8 @@ def without_rows(element_spec: Any) -> tf.data.Dataset:
             )
         if isinstance(spec, tf.SparseTensorSpec):
             return tf.sparse.from_dense(tf.zeros([0, *spec.shape[1:]], spec.dtype))
+        if spec.shape.rank == 0:
+            return tf.zeros([], spec.dtype)
         return tf.zeros([0, *(size or 1 for size in spec.shape[1:])], spec.dtype)
 
     return tf.data.Dataset.from_tensors(tf.nest.map_structure(empty, element_spec))

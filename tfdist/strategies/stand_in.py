@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.shares import Batch, num_rows, take
+from tfdist.strategies.row_counts import has_rows, num_rows
+from tfdist.strategies.shares import Batch, take
 
 
 def counted(structure: Any, share_rows: tf.Tensor) -> Any:
@@ -18,7 +19,7 @@ def counted(structure: Any, share_rows: tf.Tensor) -> Any:
     """
 
     def rows_of(tensor: Any) -> Any:
-        if tensor is None or tensor.shape.rank == 0:
+        if not has_rows(tensor):
             return tensor
         return take(tensor, tf.constant(0), tf.where(share_rows > 0, num_rows(tensor), 0))
 
@@ -30,8 +31,8 @@ def with_a_row(batch: Batch) -> Batch:
     rows = tf.maximum(num_rows(batch), 1)
 
     def filled(tensor: Any) -> Any:
-        if tensor is None:
-            return None
+        if not has_rows(tensor):
+            return tensor
         if isinstance(tensor, tf.SparseTensor):
             shape = tf.concat([[tf.cast(rows, tf.int64)], tensor.dense_shape[1:]], 0)
             return tf.SparseTensor(tensor.indices, tensor.values, shape)
