@@ -75,7 +75,8 @@ class _ShareLoss:
         masks = [m for m in (in_mask, keras_model.mask_of(values)) if m is not None]
         mask = (masks[0] & masks[1] if len(masks) == 2 else masks[0]) if masks else None
         values = keras.ops.convert_to_tensor(values, dtype=loss.dtype)
-        return self._reduce(values, sample_weight, mask)
+        # User code has had rows in any case; what stood in goes no further.
+        return self._reduce(*self._replica.counted((values, sample_weight, mask)))
 
     def _of_whole(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
         """The loss of the gathered batch, of which this replica counts 1/N."""
@@ -124,12 +125,7 @@ def gather_masks(replica: Replica, shares: Any, wholes: Any) -> None:
     """Gathers the Keras masks that the outputs carry, onto the gathered outputs."""
     if replica.num_replicas == 1:
         return
-    pass_masks_on(shares, wholes, replica.gather)
-
-
-def pass_masks_on(outputs: Any, made: Any, how: Callable[[Any], Any]) -> None:
-    """Gives what was made of outputs the Keras masks that those carry, made likewise by `how`."""
-    for output, new in zip(tf.nest.flatten(outputs), tf.nest.flatten(made), strict=True):
-        mask = keras_model.mask_of(output)
+    for share, whole in zip(tf.nest.flatten(shares), tf.nest.flatten(wholes), strict=True):
+        mask = keras_model.mask_of(share)
         if mask is not None:
-            keras_model.set_mask(new, how(mask))
+            keras_model.set_mask(whole, replica.gather(mask))

@@ -16,6 +16,7 @@ from tfdist.precision import Scaling
 from tfdist.step import compiled_loss, total_loss
 from tfdist.step.forward_state import Changes, ForwardState
 from tfdist.step.replica import Replica
+from tfdist.step.scope import Scope
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_losses import loss_tracker
@@ -70,7 +71,7 @@ def forward(
         loss = total_loss.of_share(
             model, replica, batch, y_pred, scope.losses, state.aggregations, training=False
         )
-        _update_metrics(model, state, replica, batch, y_pred, loss)
+        _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     return Contribution({}, *state.changes(scope, replica))
 
 
@@ -96,7 +97,7 @@ def forward_backward(
             v.value if new is None else new for v, new in zip(trainable, assigned, strict=True)
         ]
         gradients = enumerate(tape.gradient(scaled, sources))
-        _update_metrics(model, state, replica, batch, y_pred, loss)
+        _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     connected = {i: gradient for i, gradient in gradients if gradient is not None}
     return Contribution(connected, *state.changes(scope, replica))
 
@@ -128,26 +129,26 @@ def _outputs(
     state: ForwardState,
     replica: Replica,
     share: Share,
-    scope: keras.StatelessScope,
+    scope: Scope,
     training: bool,
 ) -> tuple[tuple[Any, Any, Any], Any]:
     """Calls the model as Keras's own steps do.
 
     Returns:
-        Inputs, labels and weights, and the model's output for them: of the rows that count.
+        Inputs, labels and weights, and the model's output for them; also of a row that stands in.
     """
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(share.rows)
+    batch = keras.utils.unpack_x_y_sample_weight(share.rows)
     with state.counting(scope, replica):
-        outputs = model(x, training=training) if takes_training(model) else model(x)
-    y_pred = replica.counted(outputs)
-    compiled_loss.pass_masks_on(outputs, y_pred, replica.counted)
-    return keras.utils.unpack_x_y_sample_weight(replica.counted(share.rows)), y_pred
+        x = batch[0]
+        y_pred = model(x, training=training) if takes_training(model) else model(x)
+    return batch, y_pred
 
 
 def _update_metrics(
     model: keras.Model,
     state: ForwardState,
     replica: Replica,
+    scope: Scope,
     batch: tuple[Any, Any, Any],
     y_pred: Any,
     loss: tf.Tensor,
@@ -159,4 +160,7 @@ def _update_metrics(
         share_pred = y_pred
         x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
         compiled_loss.gather_masks(replica, share_pred, y_pred)
-    model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        return
+    with state.counting(scope, replica):
+        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)

@@ -88,8 +88,8 @@ class ForwardState:
         return Scope(seeds + metrics, collect_losses=True)
 
     @contextmanager
-    def counting(self, scope: keras.StatelessScope, replica: Replica) -> Iterator[None]:
-        """Within it a model is called: metrics that the call updates count a share's rows alone."""
+    def counting(self, scope: Scope, replica: Replica) -> Iterator[None]:
+        """Within it metrics are updated, and count a share's rows alone, none that stands in."""
         before = [scope.get_current_value(v) for v in self._metrics]
         yield
         for variable, old in zip(self._metrics, before, strict=True):

@@ -47,7 +47,7 @@ class Probe:
             model(x, training=training)
         self.losses = [np.sum(keras.ops.convert_to_numpy(loss)) for loss in scope.losses]
         self.states = {}
-        with keras.StatelessScope():  # not the one around the question, which has a replica's values
+        with keras.StatelessScope():  # not one around the question, which has a replica's values
             for variable in scope.updated.values():
                 new = np.asarray(scope.get_current_value(variable), np.float64)
                 self.states[id(variable)] = new - np.asarray(variable.value, np.float64)

@@ -150,7 +150,7 @@ class Replica:
             )
         if self.num_replicas == 1:
             return structure
-        begin = self._first_row()
+        structure, begin = self.counted(structure), self._first_row()
         leaves = tf.nest.flatten(structure)
         tensors = [leaf for leaf in leaves if has_rows(leaf)]
         if any(t.dtype == tf.string or not isinstance(t, tf.Tensor) for t in tensors):
