@@ -17,6 +17,7 @@ import tfdist
 import tfdist.horovod as hvd
 from tests.horovod.training import CASES, X, Y, dense, fit, sgd, share
 from tfdist.errors import TfdistError
+from tfdist.horovod.exchange import exchanges_of
 from tfdist.strategies.collectives.fusion import FUSION_LIMIT
 
 
@@ -61,15 +62,18 @@ def start_from_rank_1() -> dict[str, Any]:
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dropout(0.5, seed=hvd.rank()), keras.layers.Dense(1)]
     )
-    model.layers[1].set_weights([np.full((4, 1), float(hvd.rank())), np.zeros(1)])
+    mine = float(hvd.rank())
+    model.layers[1].set_weights([np.full((4, 1), mine), np.full(1, mine)])
     model.compile(hvd.DistributedOptimizer(sgd(learning_rate=0.0)), "mse")
     model.optimizer.build(model.trainable_variables)
     model.optimizer.iterations.assign(10 * hvd.rank())
-    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=1)
+    local = [model.layers[1].bias]
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1, "", local_variables=local)
     model.fit(X, Y, batch_size=len(X), verbose=0, callbacks=[callback])
     seeds = [int(generator.state.value[0]) for generator in model.layers[0]._seed_generators]
     return {
         "kernel": model.get_weights()[0].tolist(),
+        "bias": model.get_weights()[1].tolist(),
         "steps": int(model.optimizer.iterations),
         "seeds": seeds,
     }
@@ -108,8 +112,23 @@ def on_other_numbers_of_batches() -> None:
     fitted(dense(), hvd.DistributedOptimizer(sgd()), rows=16 + 8 * hvd.rank())
 
 
-def without_weights() -> None:
-    fitted(keras.Sequential([keras.layers.Dense(1)]), hvd.DistributedOptimizer(sgd()))
+def without_input() -> list[np.ndarray]:
+    """A model that has no weights before its first batch; those of the ranks would differ."""
+    keras.utils.set_random_seed(1 + hvd.rank())
+    model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    rows = tuple(share(part, hvd.rank(), hvd.size()) for part in (X, Y))
+    callback = hvd.BroadcastGlobalVariablesCallback(0)
+    fit(model, hvd.DistributedOptimizer(sgd()), rows, hvd.size(), callbacks=[callback])
+    return model.get_weights()
+
+
+def loaded() -> int:
+    """How often the optimizer of a model that was saved and loaded exchanges its gradients."""
+    model = dense()
+    model.compile(hvd.DistributedOptimizer(sgd()), "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(Path(folder) / "model.keras")
+        return len(exchanges_of(hvd.load_model(Path(folder) / "model.keras").optimizer))
 
 
 def twice() -> None:
@@ -226,7 +245,9 @@ def operations() -> dict[str, Any]:
         "average": float(hvd.allreduce(mine)),
         "sum": float(hvd.allreduce(mine, op=hvd.Sum)),
         "gathered": hvd.allgather([mine, 7.0]).numpy().tolist(),
+        "scattered": hvd.reducescatter([mine, 2 * mine], op=hvd.Sum).numpy().tolist(),
         "broadcast": float(hvd.broadcast(mine, root_rank=1)),
+        "Horovod's": [hvd.is_initialized(), hvd.mpi_enabled(), hvd.global_process_set.size()],
         "variables": [seed.numpy().tolist(), plain.numpy().tolist(), float(large[-1])],
         "places": [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()],
         "tfdist": [tfdist.rank(), tfdist.size()],
@@ -234,7 +255,7 @@ def operations() -> dict[str, Any]:
 
 
 ERRORS = [
-    without_the_optimizer, of_other_shapes, on_other_numbers_of_batches, without_weights,
+    without_the_optimizer, of_other_shapes, on_other_numbers_of_batches,
     twice, in_the_trainer, passes_of_a_built_one, scheduled_twice,
 ]  # fmt: skip
 PROGRAMS: dict[str, Callable[[], Any]] = {
@@ -245,7 +266,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         fn.__name__: fn
         for fn in (
             start_from_rank_1, metrics_of_uneven_shards, learning_rates, velocity, saved,
-            with_xla, batch_norm, operations,
+            with_xla, batch_norm, operations, without_input, loaded,
         )
     },
 }  # fmt: skip

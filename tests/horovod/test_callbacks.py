@@ -7,15 +7,25 @@ import numpy as np
 import pytest
 
 from tests.horovod.conftest import Run
-from tests.horovod.training import X, Y, dense
+from tests.horovod.training import X, Y, dense, fit, sgd
 
 
 def test_all_ranks_start_from_the_root_rank(run: Run) -> None:
     first, second = run("start_from_rank_1")
     assert first["kernel"] == second["kernel"] == [[1.0]] * 4
+    assert [first["bias"], second["bias"]] == [[0.0], [1.0]], "local ones were sent"
     assert first["steps"] == second["steps"] == 11
     assert second["seeds"] == [1]
     assert first["seeds"] != [1], "both ranks would draw the same masks"
+
+
+def test_a_model_without_an_input_starts_from_the_root_rank(run: Run) -> None:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    fit(model, sgd(), (X, Y), 1)
+    for weights in run("without_input"):
+        for one, alone in zip(weights, model.get_weights(), strict=True):
+            np.testing.assert_allclose(one, alone, 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +34,6 @@ def test_all_ranks_start_from_the_root_rank(run: Run) -> None:
         ("without_the_optimizer", "compile the model with tfdist.horovod.DistributedOptimizer"),
         ("of_other_shapes", "The ranks built different models: "),
         ("on_other_numbers_of_batches", "The ranks have 2, 3 batches an epoch"),
-        ("without_weights", "give it a keras.Input, or call it once"),
         ("scheduled_twice", "the optimizer's is a schedule of its own"),
     ],
 )

@@ -50,6 +50,10 @@ def test_saves_as_the_plain_optimizer(run: Run) -> None:
     loaded.fit(X, Y, verbose=0)  # alone
 
 
+def test_loads_so_that_it_exchanges_again(run: Run) -> None:
+    assert run("loaded") == [1, 1]
+
+
 def test_keeps_clear_of_xla(run: Run) -> None:
     for answer in run("with_xla"):
         assert answer == {"distributed": False, "warned": True, "other": True}
@@ -84,7 +88,9 @@ def test_operations(run: Run) -> None:
             "average": 0.5,
             "sum": 1.0,
             "gathered": [0.0, 7.0, 1.0, 7.0],
+            "scattered": [1.0 + rank],
             "broadcast": 1.0,
+            "Horovod's": [True, True, 2],
             "variables": [[1, 2**32 - 2], [1.0], 1.0],
             "places": [rank, 2, rank, 2],
             "tfdist": [rank, 2],

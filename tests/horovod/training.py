@@ -42,10 +42,17 @@ def scaled() -> keras.optimizers.Optimizer:
     return keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0, dynamic_growth_steps=2)
 
 
-def fit(model: keras.Model, optimizer: keras.optimizers.Optimizer, rows: Any, size: int) -> None:
+def fit(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    rows: Any,
+    size: int,
+    callbacks: Any = None,
+) -> None:
     """Trains for two epochs on batches of `BATCH_SIZE` over all ranks."""
     model.compile(optimizer, "mse")
-    model.fit(*rows, batch_size=BATCH_SIZE // size, epochs=2, shuffle=False, verbose=0)
+    options = {"epochs": 2, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    model.fit(*rows, batch_size=BATCH_SIZE // size, **options)
 
 
 def loop(model: keras.Model, optimizer: keras.optimizers.Optimizer, rows: Any, size: int) -> None:

@@ -10,6 +10,8 @@ and needs nothing of this module.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tfdist.horovod import callbacks as callbacks
 from tfdist.horovod.batch_norm import SyncBatchNormalization as SyncBatchNormalization
 from tfdist.horovod.callbacks import (
@@ -18,6 +20,7 @@ from tfdist.horovod.callbacks import (
 from tfdist.horovod.callbacks import LearningRateScheduleCallback as LearningRateScheduleCallback
 from tfdist.horovod.callbacks import LearningRateWarmupCallback as LearningRateWarmupCallback
 from tfdist.horovod.callbacks import MetricAverageCallback as MetricAverageCallback
+from tfdist.horovod.load_model import load_model as load_model
 from tfdist.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
 from tfdist.horovod.ranks import (
     Average,
@@ -26,14 +29,26 @@ from tfdist.horovod.ranks import (
     allgather,
     allreduce,
     broadcast,
+    broadcast_global_variables,
     broadcast_variables,
+    forwarded,
     init,
     local_rank,
     local_size,
     rank,
+    reducescatter,
     shutdown,
     size,
 )
+
+#: Horovod's own, as they are.
+_FORWARDED = [
+    "ProcessSet", "add_process_set", "remove_process_set", "global_process_set", "cross_rank",
+    "cross_size", "is_initialized", "is_homogeneous", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built", "cuda_built",
+    "rocm_built", "ccl_built", "ddl_built", "start_timeline", "stop_timeline", "Adasum", "Max",
+    "Min", "Product", "alltoall", "grouped_allreduce", "allgather_object", "broadcast_object",
+]  # fmt: skip
 
 __all__ = [
     "Average",
@@ -48,12 +63,25 @@ __all__ = [
     "allgather",
     "allreduce",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_variables",
     "callbacks",
     "init",
+    "load_model",
     "local_rank",
     "local_size",
     "rank",
+    "reducescatter",
     "shutdown",
     "size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FORWARDED:
+        return forwarded(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_FORWARDED])

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import cluster
+from tfdist.errors import ConfigurationError
 from tfdist.strategies.collectives import host_values
 from tfdist.strategies.horovod import Horovod, installed
 
@@ -34,28 +35,65 @@ def strategy() -> Ranks:
     return Ranks()
 
 
-def init() -> None:
+def init(*args: Any, **options: Any) -> None:
     """Starts Horovod, and gives this process the GPU of its rank on its host.
 
     Call it before the first TensorFlow operation.
+
+    Args:
+        *args: Of Horovod's `init`, such as process sets.
+        **options: Likewise.
     """
-    _hvd.init()
+    _hvd.init(*args, **options)
     strategy()
 
 
-def allreduce(value: Any, op: Any = Average, compression: Any = Compression.none) -> tf.Tensor:
-    """Returns the average, or the sum, of a number or tensor over the ranks."""
-    return _hvd.allreduce(tf.convert_to_tensor(value), op=op, compression=compression)
+def forwarded(name: str) -> Any:
+    """Returns what Horovod's TensorFlow module has under a name.
+
+    Raises:
+        AttributeError: It has nothing.
+    """
+    return getattr(_hvd, name)
 
 
-def allgather(value: Any) -> tf.Tensor:
+def allreduce(value: Any, name: str | None = None, op: Any = Average, **options: Any) -> tf.Tensor:
+    """Returns the average, or the sum, of a number or tensor over the ranks.
+
+    Args:
+        value: As many numbers on every rank.
+        name: Of the operation.
+        op: `Average` or `Sum`.
+        **options: Horovod's further ones, such as `compression` and `prescale_factor`.
+    """
+    return _hvd.allreduce(tf.convert_to_tensor(value), name=name, op=op, **options)
+
+
+def allgather(value: Any, name: str | None = None) -> tf.Tensor:
     """Returns the tensors of all ranks, laid end to end along axis 0 by rank."""
-    return _hvd.allgather(tf.convert_to_tensor(value))
+    return _hvd.allgather(tf.convert_to_tensor(value), name=name)
 
 
-def broadcast(value: Any, root_rank: int) -> tf.Tensor:
+def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> tf.Tensor:
+    """Returns this rank's part, along axis 0, of the average or sum over the ranks."""
+    return _hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
     """Returns the tensor of the rank `root_rank`."""
-    return _hvd.broadcast(tf.convert_to_tensor(value), root_rank)
+    return _hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Refuses, as Horovod does where TensorFlow is eager: there are no global variables.
+
+    Raises:
+        ConfigurationError: Always.
+    """
+    raise ConfigurationError(
+        "TensorFlow 2 keeps no list of all variables: call broadcast_variables(model.variables, "
+        f"root_rank={root_rank}), or pass BroadcastGlobalVariablesCallback({root_rank}) to fit."
+    )
 
 
 def broadcast_variables(variables: Sequence[keras.Variable | tf.Variable], root_rank: int) -> None:

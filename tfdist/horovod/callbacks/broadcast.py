@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
+from tfdist.horovod.first_call import before_first_call, is_built
 from tfdist.horovod.ranks import rank, size, strategy
 from tfdist.step.forward_state import offset
 from tfdist.strategies.collectives import same_variables
-from tfdist.upstream.keras_model import flatten_layers, seeds_of
+from tfdist.upstream.keras_model import seeds_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -22,32 +24,47 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     Args:
         root_rank: Whose state it is: of the rank that loaded a checkpoint, for one.
+        device: Horovod's argument; what crosses is where the variables are.
+        local_variables: Variables that stay as they are on each rank.
 
     Raises:
         ClusterError: The ranks have different models, or weights in spite of the broadcast, or
             part in the first step.
-        ConfigurationError: The ranks have different numbers of batches, or the model has no
-            weights yet.
+        ConfigurationError: The ranks have different numbers of batches.
+        UnsupportedModelError: The model cannot be built from the shapes of its first batch.
     """
 
-    def __init__(self, root_rank: int = 0) -> None:
+    def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
+        del device
         self.root_rank = root_rank
+        self._local = [_plain(v) for v in keras.tree.flatten(local_variables) if v is not None]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        model, group = self.model, strategy()
-        _build(model)
-        variables = model.variables + model.optimizer.variables
-        same_variables.broadcast_and_check(group, variables, self.root_rank)
         self._check_steps()
-        for seed in seeds_of(model):
-            seed.assign(seed + offset(seed, (rank() - self.root_rank) % size()))
         self._checked = False
+        if is_built(self.model):
+            self._broadcast()
+        else:
+            before_first_call(self.model, self._broadcast)
+
+    def _broadcast(self) -> None:
+        model = self.model
+        if not model.optimizer.built:  # Keras does that in the first step
+            model.optimizer.build(model.trainable_variables)
+        variables = self._shared(model.variables + model.optimizer.variables)
+        same_variables.broadcast_and_check(strategy(), variables, self.root_rank)
+        for seed in self._shared(seeds_of(model)):
+            seed.assign(seed + offset(seed, (rank() - self.root_rank) % size()))
+
+    def _shared(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        return [v for v in variables if not any(v.value is local for local in self._local)]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._checked:
             cure = "compile the model with tfdist.horovod.DistributedOptimizer(optimizer)."
-            same_variables.check_values(strategy(), self.model.trainable_variables, cure)
+            variables = self._shared(self.model.trainable_variables)
+            same_variables.check_values(strategy(), variables, cure)
             self._checked = True
 
     def _check_steps(self) -> None:
@@ -59,12 +76,5 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             )
 
 
-def _build(model: keras.Model) -> None:
-    """Makes sure that there is a state: Keras makes that of the optimizer in the first step."""
-    if not all(layer.built for layer in flatten_layers(model)):
-        raise ConfigurationError(
-            "The model has no weights yet, so there is nothing to broadcast before the first step: "
-            "give it a keras.Input, or call it once on a batch."
-        )
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+def _plain(variable: keras.Variable | tf.Variable) -> tf.Variable:
+    return variable.value if isinstance(variable, keras.Variable) else variable
