@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.support.case import case, compiled, mlp
+from tests.support.case import case, compiled, mlp, positioned
 from tests.support.data import points, tokens
 
 
@@ -49,6 +49,18 @@ def embedding_clipped() -> keras.Model:
 def embedding_adam() -> keras.Model:
     """An embedding trained by Adam."""
     return _embedded(keras.optimizers.Adam(0.05, epsilon=1e-2))
+
+
+@case(tokens(empty=()))
+def positions() -> keras.Model:
+    """Embeddings of tokens and of their positions, trained by Adam with clipping."""
+    return compiled(positioned(), keras.optimizers.Adam(0.05, epsilon=1e-2, clipnorm=0.05))
+
+
+@case(tokens(), accumulate=2)
+def positions_accumulate() -> keras.Model:
+    """The trainer's `accumulate` with embeddings of tokens and of their positions."""
+    return compiled(positioned(), keras.optimizers.Adam(0.05, epsilon=1e-2))
 
 
 class Unused(layers.Layer):

@@ -128,7 +128,7 @@ def test_probing_changes_nothing() -> None:
 
 
 def test_one_row_tells_nothing() -> None:
-    with pytest.raises(UnsupportedModelError, match="first batch of 2 rows or more"):
+    with pytest.raises(UnsupportedModelError, match="batch of 2 rows or more"):
         aggregations(Adds(lambda x: ops.mean(x**2)), rows=1).of_losses(1, training=True)
 
 

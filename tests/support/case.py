@@ -106,3 +106,29 @@ def mlp(*, features: int = 4, outputs: int = 1, activation: str | None = None) -
             keras.layers.Dense(outputs, activation=activation),
         ]
     )
+
+
+class Position(keras.layers.Layer):
+    """Adds an embedding of the place in the sequence, as text and vision transformers do."""
+
+    def build(self, shape: Any) -> None:
+        """Makes the table, of one entry more than there are places."""
+        self.table = keras.layers.Embedding(shape[-2] + 1, shape[-1])
+        self.table.build()
+
+    def call(self, inputs: Any) -> Any:
+        """Maps [rows, places, numbers] to the same."""
+        return inputs + self.table(keras.ops.arange(keras.ops.shape(inputs)[-2]))
+
+
+def positioned() -> keras.Model:
+    """A network of tokens [rows, 5] and their positions."""
+    return keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            keras.layers.Embedding(7, 2),
+            Position(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )

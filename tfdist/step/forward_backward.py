@@ -28,19 +28,22 @@ class Contribution(NamedTuple):
 
     Attributes:
         gradients: Of the scaled loss, by place among the trainable variables; those that the loss
-            does not depend on have none.
+            does not depend on have none. Of slices for rows that all shares look up alike, the
+            values.
+        indices: Of those rows, by the same places.
         state: What the forward pass moved: seeds, statistics, counters.
         metrics: What it moved in the metrics.
     """
 
     gradients: dict[int, Any]
+    indices: dict[int, tf.Tensor]
     state: Changes
     metrics: Changes
 
     def summable(self) -> Contribution:
         """Returns what is to be summed: all but what is the same on every share."""
         state, metrics = (changes._replace(same={}) for changes in (self.state, self.metrics))
-        return self._replace(state=state, metrics=metrics)
+        return self._replace(indices={}, state=state, metrics=metrics)
 
     def of_whole(self, counts: bool) -> Contribution:
         """Returns what a replica brings where each computes the whole batch: all of it, or zeros.
@@ -52,14 +55,23 @@ class Contribution(NamedTuple):
         if not counts:
             gradients = {i: _nothing_like(gradient) for i, gradient in gradients.items()}
             state, metrics = state.nothing(), metrics.nothing()
-        return Contribution(gradients, state, metrics)
+        return self._replace(gradients=gradients, state=state, metrics=metrics)
 
     def with_same(self, share: Contribution) -> Contribution:
         """Returns sums together with what a share had in common with all others."""
         return self._replace(
+            indices=share.indices,
             state=self.state._replace(same=share.state.same),
             metrics=self.metrics._replace(same=share.metrics.same),
         )
+
+    def gradients_of(self, trainable: list[keras.Variable]) -> dict[int, Any]:
+        """Returns the gradients of variables, by place: tensors and `tf.IndexedSlices`."""
+        slices = {
+            i: tf.IndexedSlices(self.gradients[i], indices, tf.constant([*trainable[i].shape]))
+            for i, indices in self.indices.items()
+        }
+        return self.gradients | slices
 
 
 def forward(
@@ -72,7 +84,7 @@ def forward(
             model, replica, batch, y_pred, scope.losses, state.aggregations, training=False
         )
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
-    return Contribution({}, *state.changes(scope, replica))
+    return Contribution({}, {}, *state.changes(scope, replica))
 
 
 def forward_backward(
@@ -99,7 +111,12 @@ def forward_backward(
         gradients = enumerate(tape.gradient(scaled, sources))
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     connected = {i: gradient for i, gradient in gradients if gradient is not None}
-    return Contribution(connected, *state.changes(scope, replica))
+    slices = [i for i, gradient in connected.items() if isinstance(gradient, tf.IndexedSlices)]
+    indices = {}
+    for i in slices if replica.num_microbatches > 1 else []:
+        if state.aggregations.lookups.are_alike(i):
+            connected[i], indices[i] = connected[i].values, connected[i].indices
+    return Contribution(connected, indices, *state.changes(scope, replica))
 
 
 def exchange(strategy: Strategy, share: Contribution) -> Contribution:

@@ -34,7 +34,7 @@ class GradientAccumulation:
     def __init__(
         self, strategy: Strategy, scaling: Scaling, trainable: list[keras.Variable]
     ) -> None:
-        self._strategy, self._scaling = strategy, scaling
+        self._strategy, self._scaling, self._trainable = strategy, scaling, trainable
         self._every = scaling.optimizer.gradient_accumulation_steps
         self._waiting = [
             [_zeros(variable, device) for variable in trainable] for device in strategy.devices
@@ -53,13 +53,14 @@ class GradientAccumulation:
         strategy = self._strategy
 
         def but_gradients(i: int) -> tuple[Contribution, tf.Tensor]:
-            rest = local[i]._replace(gradients={})
+            rest = local[i]._replace(gradients={}, indices={})
             overflows = self._scaling.overflows(list(local[i].gradients.values()))
             sums, overflows = all_reduced(strategy, (rest.summable(), overflows))
             return sums.with_same(rest), overflows
 
         rest = strategy.local_results(strategy.run(but_gradients))
-        gradients = self._add([share.gradients for share in local], rest[0][1])
+        own = [share.gradients_of(self._trainable) for share in local]
+        gradients = self._add(own, rest[0][1])
         return strategy.run(lambda i: rest[i][0]._replace(gradients=gradients[i]))
 
     def _add(self, local: list[Gradients], overflows: tf.Tensor) -> list[Gradients]:

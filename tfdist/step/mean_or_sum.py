@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.step.lookups import Lookups
 from tfdist.step.probes import (
     CompiledLoss,
     Probe,
@@ -47,10 +48,14 @@ class Aggregations:
         model: Built.
         first_batch: Returns the first global batch; called outside of any graph, and only for a
             model with something to ask about.
+
+    Attributes:
+        lookups: Answers likewise for the gradients of tables.
     """
 
     def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
         self._model, self._first_batch = model, first_batch
+        self.lookups = Lookups(model, first_batch)
         self._probes: dict[bool, list[Probe]] = {}
         self._compiled: list[CompiledLoss] = []
         self._whole_metrics: frozenset[int] | None = None

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.step.forward_backward import Contribution
 from tfdist.step.replica import Totals
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.strategies.shares import Share, share
 
 #: (replica, round, what it computes in that, totals) -> what that contributes
@@ -27,13 +28,13 @@ def over_rounds(
     """Adds up what each replica of this process contributes in all rounds.
 
     Returns:
-        The sums by replica, with dense gradients, not yet exchanged.
+        The sums by replica, not yet exchanged.
     """
 
     def of_round(number: Any, totals: list[Totals]) -> list[Contribution]:
         cut = [_microbatch(own, number, num_rounds) for own in shares]
         results = strategy.run(lambda i: compute(i, number, cut[i], totals[i]))
-        return [_dense(result) for result in strategy.local_results(results)]
+        return strategy.local_results(results)
 
     def noted(number: Any) -> list[list[tf.Tensor]]:
         totals = [Totals() for _ in shares]
@@ -42,9 +43,12 @@ def over_rounds(
 
     def add_up(first: Any, later: Callable[[Any], Any]) -> Any:
         def add(number: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
-            return number + 1, tf.nest.map_structure(tf.add, sums, later(number))
+            both = sums, later(number)
+            return number + 1, tf.nest.map_structure(lambda *terms: local_sum(terms), *both)
 
-        return tf.while_loop(lambda number, _: number < num_rounds, add, (tf.constant(1), first))[1]
+        sizes = tf.TensorShape([]), tf.nest.map_structure(_shape, first)
+        begin = tf.constant(1), first
+        return tf.while_loop(lambda number, _: number < num_rounds, add, begin, sizes)[1]
 
     known: list[Any] = [None for _ in shares]
     if (ahead := noted(0))[0]:
@@ -68,6 +72,9 @@ def _microbatch(own: Share, number: Any, num_rounds: int) -> Share:
     return share(own.rows, rows * number // num_rounds, rows * (number + 1) // num_rounds)
 
 
-def _dense(each: Contribution) -> Contribution:
-    gradients = {i: tf.convert_to_tensor(g) for i, g in each.gradients.items()}
-    return each._replace(gradients=gradients)
+def _shape(total: Any) -> Any:
+    """The shape of a sum in all rounds: slices become more."""
+    if not isinstance(total, tf.IndexedSlices):
+        return total.shape
+    shape = tf.TensorShape([None, *total.values.shape[1:]])
+    return tf.IndexedSlicesSpec(shape, total.dtype, total.indices.dtype, tf.int32, [None])

@@ -33,8 +33,8 @@ def halves(x: Any) -> list[tuple[int, int]]:
     half = min(int(num_rows(x)), MAX_ROWS) // 2
     if half == 0:
         raise UnsupportedModelError(
-            "A model with added losses, states or metrics of its own needs a first batch of 2 rows "
-            "or more, on which to see how they add up."
+            "A model with embeddings, added losses, states or metrics of its own needs a first "
+            "batch of 2 rows or more, on which to see how they add up."
         )
     return [(0, half), (half, 2 * half), (0, 2 * half)]
 

@@ -81,8 +81,9 @@ class TrainStep:
         # keeps it at one edge for each gradient and each write, not one for each pair of them.
         backward_done = tf.group(*tf.nest.flatten(sums.gradients, expand_composites=True))
         with tf.control_dependencies([backward_done]):
-            gradients = [sums.gradients.get(i) for i in range(len(self._trainable))]
-            self._scaling.apply(gradients, commit)
+            gradients = sums.gradients_of(self._trainable)
+            in_order = [gradients.get(i) for i in range(len(self._trainable))]
+            self._scaling.apply(in_order, commit)
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
             return tf.identity(self._scaling.optimizer.iterations)
 

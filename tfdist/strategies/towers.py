@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist.devices import resolve
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.collectives.fusion import fused
+from tfdist.strategies.collectives.local_sum import local_sum
 
 
 class Towers(Strategy):
@@ -69,7 +70,7 @@ class Towers(Strategy):
     def _add_up(self, asked: list[list]) -> list:
         """Sums over the towers, tensor by tensor, on the parameter device."""
         with tf.device(self.parameter_device):
-            return [_sum(tensors) for tensors in zip(*asked, strict=True)]
+            return [local_sum(tensors) for tensors in zip(*asked, strict=True)]
 
     def local_results(self, results: list[Any]) -> list[Any]:
         return results
@@ -138,14 +139,3 @@ class _Tower:
         self._closing = True
         self._go.release()
         self.thread.join()
-
-
-def _sum(tensors: Sequence[Any]) -> Any:
-    """Adds dense tensors, or lays slices of an embedding's gradient end to end."""
-    if not isinstance(tensors[0], tf.IndexedSlices):
-        return tf.add_n(list(tensors))
-    return tf.IndexedSlices(
-        tf.concat([t.values for t in tensors], 0),
-        tf.concat([t.indices for t in tensors], 0),
-        tensors[0].dense_shape,
-    )

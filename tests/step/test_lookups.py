@@ -1,0 +1,86 @@
+"""Which rows of a table a batch looks up is asked on the first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.support.case import compiled
+from tests.support.data import tokens
+from tfdist.errors import UnsupportedModelError
+from tfdist.step.lookups import Lookups
+
+DATA = tokens()
+
+#: Maps tokens [rows, 5] to the entries of a table with 8 that are looked up.
+Indices = Callable[[Any], Any]
+
+
+class Table(layers.Layer):
+    """The mean of what is looked up, for each row."""
+
+    def __init__(self, *indices: Indices) -> None:
+        super().__init__()
+        self.indices, self.table = indices, layers.Embedding(8, 2)
+
+    def build(self, shape: Any) -> None:
+        self.table.build()
+
+    def call(self, inputs: Any) -> Any:
+        looked_up = [ops.mean(self.table(indices(inputs)), axis=-2) for indices in self.indices]
+        return ops.cast(inputs, "float32") + ops.sum(sum(looked_up), axis=-1, keepdims=True)
+
+
+def lookups(*indices: Indices, rows: int = 8) -> Lookups:
+    inputs = keras.Input((5,), dtype="int32")
+    model = compiled(keras.Model(inputs, layers.Dense(1)(Table(*indices)(inputs))))
+    return Lookups(model, lambda: (tf.constant(DATA.x[:rows]), tf.constant(DATA.y[:rows])))
+
+
+def places(tokens: Any) -> Any:
+    return ops.arange(ops.shape(tokens)[1])
+
+
+def pairs(tokens: Any) -> Any:
+    """Entries for how far two places are from each other: each many times."""
+    return ops.reshape(ops.abs(places(tokens)[:, None] - places(tokens)), [-1])
+
+
+def itself(tokens: Any) -> Any:
+    return tokens
+
+
+def number(tokens: Any) -> Any:
+    """Another entry for each row, in an order that begins again in every share."""
+    return ops.cumsum(ops.ones_like(tokens[:, :1]), axis=0) - 1
+
+
+@pytest.mark.parametrize(
+    ("indices", "alike"),
+    [
+        ([places], True),
+        ([pairs, places], True),
+        ([itself], False),
+        ([itself, lambda tokens: tokens[:, ::-1]], False),
+        ([lambda tokens: ops.broadcast_to(places(tokens), ops.shape(tokens))], False),
+        ([number], False),
+    ],
+)
+def test_lookups_of_all_rows_alike_or_of_each(indices: list[Indices], alike: bool) -> None:
+    assert lookups(*indices).are_alike(0) == alike
+
+
+@pytest.mark.parametrize("indices", [[itself, places], [lambda tokens: ops.max(tokens, axis=0)]])
+def test_a_table_looked_up_in_another_way_is_refused(indices: list[Indices]) -> None:
+    with pytest.raises(UnsupportedModelError, match="embeddings' is a table in which the rows"):
+        lookups(*indices).are_alike(0)
+
+
+def test_one_row_tells_nothing() -> None:
+    with pytest.raises(UnsupportedModelError, match="batch of 2 rows or more"):
+        lookups(itself, rows=1).are_alike(0)

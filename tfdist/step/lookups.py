@@ -1,0 +1,83 @@
+"""Rows that a model looks up in its tables, whose gradients are `tf.IndexedSlices`.
+
+One device has a slice for each lookup, also of the same row, and most optimizers tell slices of one
+row from their sum. What the rows of a batch look up is each share's own: the slices of all shares,
+end to end, are those of the batch. What does not depend on them (the positions in a sequence, a
+table of relative positions) every share looks up alike: the batch has those slices once, with the
+sums of their values. Which of the two a table is, is asked once, on the first batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedModelError
+from tfdist.step.probes import halves
+from tfdist.strategies import shares
+from tfdist.upstream.keras_model import takes_training
+
+
+class Lookups:
+    """Answers, for one model, whose rows its tables look up.
+
+    Args:
+        model: Built.
+        first_batch: Returns the first global batch; called outside of any graph, and only for a
+            model with gradients that are slices.
+    """
+
+    def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
+        self._model, self._first_batch = model, first_batch
+        self._indices: list[dict[int, tf.Tensor]] = []
+
+    def are_alike(self, place: int) -> bool:
+        """Tells whether the rows of a table that are looked up are the same for every share.
+
+        Args:
+            place: Of the table among the trainable variables.
+
+        Raises:
+            UnsupportedModelError: Some are, and some are not.
+        """
+        if not self._indices:
+            with tf.init_scope():
+                x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
+                looked_up = functools.partial(_looked_up, self._model, x)
+                of_rows = tf.function(looked_up, autograph=False)
+                self._indices = [of_rows(*map(tf.constant, part)) for part in halves(x)]
+        nothing = np.zeros([0])
+        first, second, both = (np.asarray(found.get(place, nothing)) for found in self._indices)
+        if len(first) + len(second) == len(both) > 0:
+            return False
+        if np.array_equal(first, both) and np.array_equal(second, both) and len(both) > 0:
+            return True
+        table = self._model.trainable_variables[place].path
+        raise UnsupportedModelError(
+            f"{table!r} is a table in which the rows of a batch look up neither entries of their "
+            "own nor all the same: use a table for each of both, keras.ops.one_hot and a matrix "
+            "product, or one device."
+        )
+
+
+def _looked_up(
+    model: keras.Model, x: Any, begin: tf.Tensor, end: tf.Tensor
+) -> dict[int, tf.Tensor]:
+    """Returns the indices of all lookups in a forward pass, by the place of the table.
+
+    To be traced: all else that a gradient takes is left out when this is run.
+    """
+    tables = model.trainable_variables
+    values = [tf.identity(table) for table in tables]
+    with keras.StatelessScope(zip(tables, values, strict=True), collect_losses=True) as scope:
+        rows = shares.take(x, begin, end)
+        outputs = model(rows, training=False) if takes_training(model) else model(rows)
+    # Recording on a tape is off in the scope in which first batches are looked at.
+    targets = [t for t in tf.nest.flatten(outputs) + scope.losses if t.dtype.is_floating]
+    gradients = enumerate(tf.gradients(targets, [scope.get_current_value(v) for v in tables]))
+    return {i: g.indices for i, g in gradients if isinstance(g, tf.IndexedSlices)}
