@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 from keras import layers, optimizers
 
-from tests.support.case import case, compiled, mlp
+from tests.support.case import case, compiled, mlp, positioned
 from tests.support.data import Data, points, tokens
 
 
@@ -161,6 +162,11 @@ def all_together() -> keras.Model:
     return compiled(model, optimizers.LossScaleOptimizer(inner), loss, weighted_metrics=["mae"])
 
 
+def _of_kernels(kernels: optimizers.Optimizer, others: optimizers.Optimizer) -> Any:
+    """An optimizer for kernels and another for all other weights."""
+    return optimizers.MultiOptimizer(lambda v: kernels if v.name == "kernel" else others)
+
+
 OPTIMIZERS: dict[str, Callable[[], optimizers.Optimizer]] = {
     # An epsilon of 1e-2: at 1e-7 the step is nearly the gradient's sign, which rounding turns.
     "SGD with Nesterov momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -171,16 +177,24 @@ OPTIMIZERS: dict[str, Callable[[], optimizers.Optimizer]] = {
     "Lamb": lambda: optimizers.Lamb(0.05, epsilon=1e-2),
     "Ftrl": lambda: optimizers.Ftrl(0.3, l1_regularization_strength=0.01),
     "Lion": lambda: optimizers.Lion(0.02),
+    "Adamax": lambda: optimizers.Adamax(0.05, epsilon=1e-2),
+    "Adadelta": lambda: optimizers.Adadelta(0.5, epsilon=1e-2),
+    "Adafactor": lambda: optimizers.Adafactor(0.05),
+    "Muon": lambda: optimizers.Muon(0.05, adam_lr_ratio=0.5, epsilon=1e-2),
+    "ScheduleFreeAdamW": lambda: optimizers.ScheduleFreeAdamW(0.05, epsilon=1e-2),
+    "MultiOptimizer": lambda: _of_kernels(
+        optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1), optimizers.Adagrad(0.3, epsilon=1e-2)
+    ),
 }
 
 
 def _optimizer_case(name: str) -> None:
     def build() -> keras.Model:
-        return compiled(mlp(), OPTIMIZERS[name]())
+        return compiled(positioned(), OPTIMIZERS[name]())
 
     build.__name__ = name.split()[0].lower()
-    build.__doc__ = f"The optimizer {name}."
-    case(points())(build)
+    build.__doc__ = f"The optimizer {name}, of tokens and their positions."
+    case(tokens(empty=()))(build)
 
 
 for _name in OPTIMIZERS:

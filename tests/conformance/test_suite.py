@@ -26,7 +26,8 @@ def answers(name: str, references: Callable[[str], References]) -> References:
 
 def test_reference_is_finite(answers: References) -> None:
     """The right answer is made of numbers: NaN would equal any other NaN."""
-    for values in (answers.right.weights, answers.right.history, answers.right.evaluation):
+    right = answers.right
+    for values in (right.weights, right.optimizer, right.history, right.evaluation):
         assert all(np.all(np.isfinite(value)) for value in values.values())
 
 

@@ -9,7 +9,7 @@ import keras
 from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError
 from tfdist.model_setup import mismatch
 from tfdist.strategies.base import Strategy
-from tfdist.upstream import keras_model
+from tfdist.upstream import keras_model, keras_optimizers
 
 
 def check_trainable(model: keras.Model) -> None:
@@ -68,6 +68,8 @@ def for_training(model: keras.Model, strategy: Strategy, element_spec: Any) -> N
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     try:
         with strategy.scope():
+            if not model.optimizer.built:
+                keras_optimizers.build_as_fit_does(model)
             keras_model.build_for_training(model, (x, y, sample_weight))
     except Exception as error:
         raise DataError(mismatch.describe(model, element_spec, error)) from error

@@ -22,6 +22,18 @@ def num_batches_seen(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
     return tf.convert_to_tensor(optimizer._iterations)
 
 
+def build_as_fit_does(model: keras.Model) -> None:
+    """Creates the variables of a built model's optimizer as `fit` on one device does.
+
+    That is in a graph which is thrown away, unless the model runs eagerly. So what `build` assigns,
+    by `TFOptimizer.assign`, is lost: ScheduleFreeAdamW's momentum begins at zero.
+    """
+    with ExitStack() as stack:
+        if not model.run_eagerly:
+            stack.enter_context(replaced(TFOptimizer, "assign", lambda *_: None))
+        model.optimizer.build(model.trainable_variables)
+
+
 @contextmanager
 def optimizers_of_one_device() -> Iterator[None]:
     """Lets a Keras optimizer change one copy of the variables, by gradients already summed.

@@ -19,10 +19,10 @@ class Result:
     """What a training run left behind: everything that a strategy has to get right."""
 
     weights: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
     history: dict[str, list[float]]
     evaluation: dict[str, float]
     iterations: int
-    loss_scale: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,21 +46,16 @@ class Difference:
 def differences(result: Result, reference: Result, tolerance: float = 1.0) -> list[Difference]:
     """Returns by how much each number of a result is off, the worst first.
 
-    Weights, history, evaluation and loss scale may be off by `BOUND * (1 + |reference|)`, times
-    the tolerance. Counts of steps may not be off.
+    Numbers may be off by `BOUND * (1 + |reference|)`, times the tolerance. Counts of steps may not
+    be off.
     """
-    found = [
-        _difference(f"weight {path}", result.weights.get(path), value, tolerance)
-        for path, value in reference.weights.items()
-    ]
-    for kind in ("history", "evaluation"):
-        ours, theirs = getattr(result, kind), getattr(reference, kind)
+    found = []
+    for field in ("weights", "optimizer", "history", "evaluation"):
+        ours, theirs, kind = getattr(result, field), getattr(reference, field), field.rstrip("s")
         found += [
             _difference(f"{kind} {name}", ours.get(name), theirs.get(name), tolerance)
             for name in sorted(ours.keys() | theirs.keys())
         ]
-    if reference.loss_scale is not None:
-        found.append(_difference("loss scale", result.loss_scale, reference.loss_scale, 1.0))
     steps = abs(result.iterations - reference.iterations)
     found.append(Difference("optimizer steps", steps, np.inf if steps else 0.0))
     return sorted(found, key=lambda d: -d.times)
@@ -79,15 +74,20 @@ def _difference(what: str, found: Any, wanted: Any, tolerance: float) -> Differe
 
 def collect(model: keras.Model, history: keras.callbacks.History, evaluation: dict) -> Result:
     """Reads a trained model and its logs."""
-    scale = getattr(model.optimizer, "dynamic_scale", None)
     # Keras numbers the names of layers through a process: the position tells weights apart.
     weights = {f"{i} {w.name}": copies(w)[0] for i, w in enumerate(model.weights)}
+    optimizer = {
+        f"variable {i}": copies(v)[0]
+        for i, v in enumerate(model.optimizer.variables)
+        # Gradients wait for the K-th batch on their replicas, see `step.gradient_accumulation`.
+        if not v.name.endswith("gradient_accumulator")
+    }
     return Result(
         weights,
+        optimizer,
         {name: [float(v) for v in values] for name, values in history.history.items()},
         {name: float(value) for name, value in evaluation.items()},
         int(copies(model.optimizer.iterations)[0]),
-        None if scale is None else float(copies(scale)[0]),
     )
 
 
