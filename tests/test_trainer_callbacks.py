@@ -103,7 +103,7 @@ def test_trains_as_with_keras(name: str, tmp_path: Path) -> None:
     found, wanted = both(lambda: TRAINING[name](tmp_path))
     assert_close(found.history.history, wanted.history.history)
     assert found.history.epoch == wanted.history.epoch
-    assert_same_weights(found, wanted)
+    assert_close(found.get_weights(), wanted.get_weights())  # which some set at the end
     assert steps(found) == steps(wanted)
 
 

@@ -22,14 +22,12 @@ def test_fit_of_an_uncompiled_model() -> None:
         fit(network)
 
 
-def test_a_model_built_before_is_rebuilt_with_its_weights() -> None:
+def test_a_model_instead_of_a_function_is_rebuilt_with_its_weights() -> None:
     model = build()
     trainer = tfdist.Trainer(model, devices=2)
     assert trainer.model is not model
     for mine, given in zip(trainer.model.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, given)
-    with pytest.warns(UserWarning, match="rebuilt there with its weights"):
-        tfdist.Trainer(lambda: model, devices=2)
 
 
 def test_optimizer_of_another_trainer() -> None:

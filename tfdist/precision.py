@@ -79,15 +79,20 @@ class Scaling:
     Args:
         optimizer: As compiled: a `LossScaleOptimizer`, or any other.
         rule: How the scale moves; None: as the `LossScaleOptimizer` says.
+
+    Attributes:
+        variables: What it counts besides the state of the optimizer.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, rule: LossScale | None) -> None:
         self.active = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self.optimizer = optimizer.inner_optimizer if self.active else optimizer
+        self.variables: list[keras.Variable] = []
         if self.active:
             self._state = optimizer
             self._rule = rule or LossScale(optimizer.initial_scale, optimizer.dynamic_growth_steps)
             self._skipped = keras.Variable(0, dtype="int64", trainable=False, name="skipped_steps")
+            self.variables.append(self._skipped)
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
         """Scales the loss of a share before its gradients are taken."""

@@ -153,13 +153,35 @@ def test_no_model_at_all(strategy: Mirrored) -> None:
         create.create(lambda: None, strategy)
 
 
-def test_an_optimizer_made_outside_is_made_again(strategy: Mirrored) -> None:
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+def test_a_model_made_outside_is_taken_as_it_is(strategy: Mirrored) -> None:
+    model = build()
+    assert create.create(lambda: model, strategy) is model
+
+
+def test_what_tensorflow_distributes_is_made_again(strategy: Mirrored) -> None:
+    with strategy.tf_strategy.scope():
+        theirs, optimizer = build(), keras.optimizers.SGD(0.1, momentum=0.9)
     with pytest.warns(UserWarning, match="compiled outside the strategy's scope"):
         model = create.create(lambda: build(optimizer), strategy)
     assert model.optimizer is not optimizer
     assert model.optimizer.get_config()["momentum"] == 0.9
-    assert all(strategy.owns(v.value) for v in model.optimizer.variables)
+    with pytest.warns(UserWarning, match="outside the strategy's scope: it is rebuilt"):
+        rebuilt = create.create(lambda: theirs, strategy)
+    assert_same_weights(rebuilt, theirs)
+    assert all(strategy.owns(v.value) for v in rebuilt.variables + model.optimizer.variables)
+
+
+def test_xla_is_for_replicas_that_ask_for_it(
+    strategy: Mirrored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda _: True)  # as on GPUs
+    model = create.create(build, strategy)
+    assert not model.jit_compile
+    model.compile("sgd", "mse")
+    assert not model.jit_compile
+    model.compile("sgd", "mse", jit_compile=True)
+    assert model.jit_compile
+    assert build().jit_compile
 
 
 def test_an_optimizer_that_knows_other_weights(strategy: Mirrored) -> None:
@@ -171,8 +193,7 @@ def test_an_optimizer_that_knows_other_weights(strategy: Mirrored) -> None:
 
 def test_an_optimizer_inside_a_loss_scale_is_claimed_too() -> None:
     optimizer = keras.optimizers.SGD(0.1)
-    with pytest.warns(UserWarning, match="compiled outside"):
-        first = mirrored(lambda: build(optimizer), precision="float16")
+    first = mirrored(lambda: build(optimizer), precision="float16")
     with pytest.raises(ConfigurationError, match="already belongs to another model or Trainer"):
         mirrored(lambda: build(optimizer), precision="float16")
     assert first.model.compute_dtype == "float16"

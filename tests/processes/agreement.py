@@ -5,8 +5,10 @@ Every scenario returns numbers of both workers, one row each.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +17,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.processes import chief_callbacks
+from tests.support import hands
 from tests.support.training import X, Y, build
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer
@@ -138,6 +141,13 @@ def predicts_own_data(strategy: Strategy) -> float:
     return float(strategy.gather([differences.max()]).max())
 
 
+def plain_in_the_hands_of_all(strategy: Strategy) -> np.ndarray:
+    """One where each rank's model is a plain one to its user; an error there otherwise."""
+    with tempfile.TemporaryDirectory() as folder:
+        hands.assert_plain_in_hands(Trainer(hands.build, strategy), Path(folder))
+    return strategy.gather([1.0])
+
+
 def public_names(strategy: Strategy) -> np.ndarray:
     """Rank and size as a script asks for them, before and after a barrier."""
     before = [tfdist.rank(), tfdist.size(), tfdist.is_chief()]
@@ -155,6 +165,7 @@ SCENARIOS: list[Callable[[Strategy], Any]] = [
     own_data_of_uneven_length,
     predicts_every_row,
     predicts_own_data,
+    plain_in_the_hands_of_all,
     public_names,
     *chief_callbacks.SCENARIOS,
 ]

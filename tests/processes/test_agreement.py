@@ -75,6 +75,10 @@ def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
     assert outcomes["predicts_own_data"] < BOUND
 
 
+def test_the_model_of_every_worker_is_a_plain_one(outcomes: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(outcomes["plain_in_the_hands_of_all"], [[1], [1]])
+
+
 def test_public_names(outcomes: dict[str, Any]) -> None:
     np.testing.assert_array_equal(outcomes["public_names"], [[0, 2, 1, 0], [1, 2, 0, 1]])
 

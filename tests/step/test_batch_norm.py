@@ -10,6 +10,7 @@ import pytest
 from keras import layers
 
 import tfdist
+from tfdist.strategies import copies
 
 STRATEGIES = ["mirrored", "central_storage", "towers"]
 MOMENTUM = 0.7
@@ -86,6 +87,7 @@ def test_every_copy_holds_the_same() -> None:
     trainer = tfdist.Trainer(build, strategy="mirrored", devices=3)
     trainer.fit(x, y, batch_size=7, epochs=2, verbose=0)
     for variable in trainer.model.variables:
-        copies = [copy.numpy() for copy in getattr(variable.value, "values", [variable.value])]
-        for copy in copies[1:]:
-            np.testing.assert_array_equal(copies[0], copy)
+        of_devices = copies.of(variable.value).values()
+        assert len(of_devices) == 2
+        for copy in of_devices:
+            np.testing.assert_array_equal(variable, copy)

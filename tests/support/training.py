@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tests.support.case import compiled, mlp
 from tests.support.data import points
+from tfdist.strategies.copies import of as copies_of
 from tfdist.trainer import Trainer
 
 BOUND = 4e-5  # as in tests.conformance
@@ -113,8 +114,7 @@ def assert_same_weights(model: keras.Model, other: keras.Model) -> None:
 
 def copies(model: keras.Model) -> list[list[np.ndarray]]:
     """Returns the weights of a model once for each replica that has its own."""
-    values = [w.value for w in model.weights]
-    one_each = [getattr(v, "values", (v,)) for v in values]
+    one_each = [[w.value, *copies_of(w.value).values()] for w in model.weights]
     return [[v.numpy() for v in copy] for copy in zip(*one_each, strict=True)]
 
 

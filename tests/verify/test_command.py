@@ -14,6 +14,7 @@ import pytest
 from tests.support import ROOT
 from tfdist import strategies
 from tfdist.errors import ConfigurationError
+from tfdist.strategies import copies
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.verify import report
 from tfdist.verify.__main__ import main
@@ -38,8 +39,8 @@ class Drifting(Mirrored):
 
     def gather(self, numbers: list[float]) -> object:
         if self.weight is not None:
-            variable = self.weight.value.values[1]
-            variable.assign(variable + 1e-6)
+            for copy in copies.of(self.weight.value).values():
+                copy.assign(copy + 1e-6)
         return super().gather(numbers)
 
     def prepare(self, model: object, optimizer: object) -> None:

@@ -59,6 +59,7 @@ class CompiledFunctions:
         self._steps: dict[tuple[bool, bool, bool], StepsFn] = {}
         self._outputs: dict[bool, Any] = {}
         self._whole_batches = WholeBatches(model, strategy, accumulate)
+        self._scalings: list[Scaling] = []
 
     def train(self, feed: Feed) -> StepsFn:
         """Returns the inner loop of a training, made anew if the model was compiled anew."""
@@ -67,6 +68,14 @@ class CompiledFunctions:
     def evaluate(self, feed: Feed) -> StepsFn:
         """Returns the inner loop of an evaluation, likewise."""
         return self._inner_loop(feed, False)
+
+    def take_over(self) -> None:
+        """Lets the steps go on from what the user's code may have made of the model."""
+        model, variables = self._model, list(self._model.variables)
+        if model.compiled and model.optimizer is not None:
+            variables += model.metrics_variables + model.optimizer.variables
+            variables += [v for scaling in self._scalings for v in scaling.variables]
+        self._strategy.take_over(variables)
 
     def predict(self, feed: Feed) -> OutputsFn:
         """Returns the function that computes the outputs for one batch."""
@@ -116,6 +125,7 @@ class CompiledFunctions:
         if self._compilation is not compile_config(model):
             # A fresh compile() has another optimizer, loss or metrics.
             self._steps.clear()
+            self._scalings.clear()
             create.adopt(model, strategy, self._precision, self._loss_scale)
             self._compilation = compile_config(model)
         why_whole = self._why_whole(feed, training)
@@ -136,6 +146,7 @@ class CompiledFunctions:
         if not training:
             return EvaluateStep(model, self._strategy, state, why_whole)
         scaling = Scaling(model.optimizer, self._loss_scale)
+        self._scalings.append(scaling)
         return TrainStep(
             model, self._strategy, state, scaling,
             self._accumulate, self._sync_batch_norm, why_whole,

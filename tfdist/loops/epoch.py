@@ -13,10 +13,11 @@ import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.loops import interrupts
+from tfdist.loops.callback_roles import may_change_model
 from tfdist.loops.compiled_functions import CompiledFunctions, StepsFn
 from tfdist.loops.feed import Feed
-from tfdist.loops.observers import Call, KerasCallbacks, Loop, Observer, WatchdogMark
-from tfdist.loops.steps_per_call import StepsPerCall
+from tfdist.loops.observers import Call, KerasCallbacks, Loop, Observer, TakingOver, WatchdogMark
+from tfdist.loops.steps_per_call import StepsPerCall, wants_every_batch
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
 from tfdist.watchdog.watchdog import Watchdog
@@ -66,6 +67,12 @@ class OuterLoop:
             *before,
             KerasCallbacks(loop, callbacks, self.model),
             *after,
+            TakingOver(
+                self.functions.take_over,
+                any(
+                    wants_every_batch(c, loop) and may_change_model(c) for c in callbacks.callbacks
+                ),
+            ),
             WatchdogMark(self.watchdog, of, " and its callbacks"),
         ]
 

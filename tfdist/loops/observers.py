@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import keras
@@ -65,6 +66,26 @@ class KerasCallbacks(Observer):
 
     def wants_to_stop(self) -> bool:
         return getattr(self._model, self._stop)
+
+
+class TakingOver(Observer):
+    """Lets steps go on from what the user's code, the callbacks too, may have made of the model.
+
+    Args:
+        take_over: Does so; it costs something where variables have copies.
+        after_batches: Whether to do so before each call, not only before the first.
+    """
+
+    def __init__(self, take_over: Callable[[], None], after_batches: bool) -> None:
+        self._take_over, self._after_batches = take_over, after_batches
+
+    def begin_epoch(self, feed: Feed) -> None:
+        self._wanted = True
+
+    def begin_call(self, step: int) -> None:
+        if self._wanted:
+            self._take_over()
+        self._wanted = self._after_batches
 
 
 class WatchdogMark(Observer):

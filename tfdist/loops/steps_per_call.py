@@ -68,7 +68,7 @@ class StepsPerCall:
 
 
 def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -> bool:
-    """Tells whether a callback does something at each batch of a loop, `"train"` or `"test"`.
+    """Tells whether a callback does something at each batch of a loop, as Keras names it.
 
     Keras's own ModelCheckpoint, BackupAndRestore and TensorBoard define the methods but use them
     only when told to work by batches; progress bars take batches in any portion.
@@ -78,8 +78,8 @@ def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -
     if isinstance(callback, keras.callbacks.TensorBoard):
         traces = loop == "train" and keras_data.profiles_batches(callback)
         return callback.update_freq != "epoch" or traces
-    if loop == "test":
-        return any(_overrides(callback, f"on_test_batch_{when}") for when in ("begin", "end"))
+    if loop != "train":
+        return any(_overrides(callback, f"on_{loop}_batch_{when}") for when in ("begin", "end"))
     if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
         return callback.save_freq != "epoch"
     names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import keras
-import tensorflow as tf
 
 from tfdist import precision
 from tfdist.errors import ConfigurationError
 from tfdist.model_setup.rebuild import compile_like, rebuild
 from tfdist.strategies.base import Strategy
-from tfdist.upstream import keras_optimizers
+from tfdist.upstream import keras_model, keras_optimizers
 
 #: A function that builds and compiles a model, or a compiled model.
 BuildModel: TypeAlias = "Callable[[], keras.Model] | keras.Model"
@@ -38,13 +37,29 @@ def create(
         ConfigurationError: A precision for a model that is already built, or no model.
         UnsupportedModelError: A model that cannot be rebuilt from its configuration.
     """
+    if strategy.num_replicas == 1:
+        return _create(source, strategy, policy, loss_scale)
+    # What XLA compiles cannot exchange: forward and backward pass may have to.
+    with keras_model.xla_on_demand():
+        model = _create(source, strategy, policy, loss_scale)
+    keras_model.take_xla_on_demand(model)
+    return model
+
+
+def _create(
+    source: BuildModel,
+    strategy: Strategy,
+    policy: str | None,
+    loss_scale: precision.LossScale | None,
+) -> keras.Model:
     if isinstance(source, keras.Model):
         if policy is not None:
             raise ConfigurationError(
                 f"precision={policy!r} came with a model that is already built: pass the "
                 "function that builds it, or build it under that dtype policy."
             )
-        model = _rebuild_in(strategy, source)
+        with strategy.scope():
+            model = rebuild(source)
     else:
         with strategy.scope(), precision.policy(policy):
             model = source()
@@ -56,9 +71,10 @@ def create(
             warnings.warn(
                 "build_model returned a model that was built before, outside the strategy's "
                 "scope: it is rebuilt there with its weights.",
-                stacklevel=3,
+                stacklevel=4,
             )
-            model = _rebuild_in(strategy, model)
+            with strategy.scope():
+                model = rebuild(model)
     adopt(model, strategy, policy, loss_scale)
     return model
 
@@ -110,11 +126,3 @@ def _claim_optimizer(model: keras.Model) -> None:
             "state is about: create the optimizer inside build_model."
         )
     optimizer.__dict__["_tfdist_owner"] = weakref.ref(model)
-
-
-def _rebuild_in(strategy: Strategy, model: keras.Model) -> keras.Model:
-    """Rebuilds a model in a strategy's scope, where another's variables cannot be read."""
-    if any(isinstance(v.value, tf.distribute.DistributedValues) for v in model.variables):
-        model = rebuild(model)
-    with strategy.scope():
-        return rebuild(model)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -162,6 +163,15 @@ class Strategy:
 
         Raises:
             ClusterError: The workers built different models.
+        """
+
+    def take_over(self, variables: Sequence[keras.Variable]) -> None:
+        """Makes copies of variables equal to the variables themselves, which anybody may change.
+
+        Called before steps, wherever code of the user may have run. There are none here.
+
+        Args:
+            variables: All those that steps read and write.
         """
 
     def run(self, fn: ReplicaFn) -> Any:

@@ -5,9 +5,11 @@ On `tf.distribute.experimental.CentralStorageStrategy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.devices import resolve
@@ -50,6 +52,15 @@ class CentralStorage(TFDistribute):
     def describe(self) -> dict[str, str]:
         return super().describe() | {"parameters on": self.parameter_device}
 
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with tf.device(self.parameter_device):
+            yield
+
+    def take_over(self, variables: Sequence[keras.Variable]) -> None:
+        """There are no copies: every replica reads the variables themselves."""
+
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
         # One copy, one caller; every replica holds the same sums.
-        return super().update(fn, self.local_results(results)[0])
+        with tf.device(self.parameter_device):
+            return [fn(self.local_results(results)[0])]

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tfdist.strategies import shares
+from tfdist.strategies import copies, shares
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.collectives.fusion import fused
 
 
-def _with_equal_copies(next_creator: Callable[..., Any], **options: Any) -> Any:
-    """Creates a variable of which every copy is written by us, with the same value.
-
-    TensorFlow's own per-replica variables (Keras's metrics) and its refusal of variables without
-    an aggregation (BatchNorm under central storage) are for writers inside a replica; ours write
-    in `update`, so that any copy is the whole truth.
-    """
-    options["synchronization"] = tf.VariableSynchronization.AUTO
-    options["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
-    return next_creator(**options)
-
-
 class TFDistribute(Strategy):
-    """Replicas in one process, run by a `tf.distribute.Strategy`.
+    """Replicas in one process, run by a `tf.distribute.Strategy`, each over its own `copies`.
+
+    Variables are never made in TensorFlow's scope: a model with its distributed variables, and an
+    optimizer that reduces by itself, would be no plain ones to anybody else.
 
     Args:
         devices: Of this process, one a replica.
@@ -45,17 +36,13 @@ class TFDistribute(Strategy):
     ) -> None:
         self.devices = list(devices)
         self.tf_strategy = tf_strategy
+        self._places = list(tf_strategy.extended.worker_devices)
         self._prefetch = (
             devices[0].startswith("GPU") if prefetch_to_device is None else prefetch_to_device
         )
 
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        with self.tf_strategy.scope(), tf.variable_creator_scope(_with_equal_copies):
-            yield
-
-    def owns(self, variable: tf.Variable) -> bool:
-        return self.tf_strategy.extended.variable_created_in_scope(variable)
+    def take_over(self, variables: Sequence[keras.Variable]) -> None:
+        copies.make_equal(variables, self._places[1:])
 
     def distribute(
         self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
@@ -88,25 +75,28 @@ class TFDistribute(Strategy):
         def on_replica() -> Any:
             context = tf.distribute.get_replica_context()
             number = int(tf.get_static_value(context.replica_id_in_sync_group))
-            return fn(number - self.first_replica)
+            index = number - self.first_replica
+            with copies.on(self._places[index]):
+                return fn(index)
 
-        return self.tf_strategy.run(on_replica)
+        with copies.found():
+            return self.tf_strategy.run(on_replica)
 
     def local_results(self, results: Any) -> list[Any]:
         by_replica = [self.tf_strategy.experimental_local_results(r) for r in _leaves(results)]
+        # What is the same object on all replicas comes back as one.
         return [
-            tf.nest.pack_sequence_as(results, [leaf[i] for leaf in by_replica])
+            tf.nest.pack_sequence_as(results, [leaf[i if leaf[1:] else 0] for leaf in by_replica])
             for i in range(len(self.devices))
         ]
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
-        def on_copy(_: tf.Variable, result: Any) -> Any:
-            return fn(result)
-
-        returned = self.tf_strategy.extended.update(
-            self._anchor, on_copy, args=(results,), group=False
-        )
-        return list(self.tf_strategy.experimental_local_results(returned))
+        returned = []
+        with copies.found():
+            for place, result in zip(self._places, self.local_results(results), strict=True):
+                with tf.device(place), copies.on(place):
+                    returned.append(fn(result))
+        return returned
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         context = tf.distribute.get_replica_context()
@@ -121,11 +111,6 @@ class TFDistribute(Strategy):
     def _exchange(self, context: Any, op: str, packed: list) -> list:
         """All-reduces few large tensors at once."""
         return context.all_reduce(op, packed)
-
-    def prepare(self, model: Any, optimizer: Any) -> None:
-        # Any variable with a copy a device will do: `update` finds the devices through it.
-        self._anchor = model.variables[0].value
-        super().prepare(model, optimizer)
 
 
 def _leaves(structure: Any) -> list[Any]:

@@ -98,6 +98,23 @@ def rows_of(variable: keras.Variable, rows: tf.Tensor) -> tf.Tensor:
     return variable._maybe_autocast(tf.gather(variable._value, rows))
 
 
+def values_chosen_by(choose: Callable[[Any], Any]) -> Any:
+    """Returns a context in which `choose(value)` stands for the value of every `keras.Variable`.
+
+    By a property in the place of `Variable._value`: it is behind the public `value`, assignments,
+    and conversions to tensors alike.
+    """
+
+    def chosen(variable: keras.Variable) -> Any:
+        value = vars(variable)["_value"]
+        return value if value is None else choose(value)
+
+    def keep(variable: keras.Variable, value: Any) -> None:
+        vars(variable)["_value"] = value
+
+    return replaced(keras.Variable, "_value", property(chosen, keep))
+
+
 def value_in_scope(variable: keras.Variable) -> tf.Tensor | None:
     """Returns the value that a `keras.StatelessScope` around the call has; None: it has none.
 
@@ -121,6 +138,19 @@ def refuse_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     """
     supports = trainer.model_supports_jit
     replace(trainer, "model_supports_jit", lambda model: supports(model) and not is_refused(model))
+
+
+def xla_on_demand() -> Any:
+    """Returns a context in which `jit_compile="auto"` leaves XLA out: `_resolve_auto_jit_compile`.
+
+    As Keras does in a scope of `tf.distribute`.
+    """
+    return replaced(keras.Model, "_resolve_auto_jit_compile", lambda _: False)
+
+
+def take_xla_on_demand(model: keras.Model) -> None:
+    """Leaves XLA out of a model that does not ask for it, whenever it is compiled again."""
+    replace(model, "_resolve_auto_jit_compile", lambda: False)
 
 
 def build_by_shapes(model: keras.Model, x: Any) -> None:

@@ -64,6 +64,11 @@ def optimizers_of_one_device() -> Iterator[None]:
         yield
 
 
+def take_for(copy: tf.Variable, variable: tf.Variable) -> None:
+    """Lets an optimizer that knows a variable take a copy for it: `_unique_id`, its key there."""
+    copy._unique_id = variable._unique_id
+
+
 def clip_after(optimizer: keras.optimizers.Optimizer, function: Callable[[list], list]) -> None:
     """Lets an optimizer clip `function(gradients)` from now on: its `_clip_gradients`.
 

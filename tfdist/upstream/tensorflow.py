@@ -102,14 +102,12 @@ def workers_on(devices: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def keep_tables_on_chief(strategy: tf.distribute.ParameterServerStrategy) -> None:
-    """Makes a lookup table one of the chief's: `StrategyExtended._resource_creator_scope`.
+def current_device() -> str:
+    """Returns the name of the device of the scopes around the call: `context().device_name`.
 
-    TensorFlow makes a copy of it by worker, which cannot be found from within a loop of the graph.
-    The strategy is our own and stays so as long as it lives.
+    The public `tf.device` sets it alone.
     """
-    nothing: Callable[[], None] = lambda: None  # noqa: E731
-    strategy.extended._resource_creator_scope = nothing
+    return context().device_name or ""
 
 
 def graphs_run_by(fn: Callable[[], object]) -> list[Any]:

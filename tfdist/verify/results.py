@@ -75,9 +75,9 @@ def _difference(what: str, found: Any, wanted: Any, tolerance: float) -> Differe
 def collect(model: keras.Model, history: keras.callbacks.History, evaluation: dict) -> Result:
     """Reads a trained model and its logs."""
     # Keras numbers the names of layers through a process: the position tells weights apart.
-    weights = {f"{i} {w.name}": copies(w)[0] for i, w in enumerate(model.weights)}
+    weights = {f"{i} {w.name}": np.asarray(w) for i, w in enumerate(model.weights)}
     optimizer = {
-        f"variable {i}": copies(v)[0]
+        f"variable {i}": np.asarray(v)
         for i, v in enumerate(model.optimizer.variables)
         # Gradients wait for the K-th batch on their replicas, see `step.gradient_accumulation`.
         if not v.name.endswith("gradient_accumulator")
@@ -87,11 +87,5 @@ def collect(model: keras.Model, history: keras.callbacks.History, evaluation: di
         optimizer,
         {name: [float(v) for v in values] for name, values in history.history.items()},
         {name: float(value) for name, value in evaluation.items()},
-        int(copies(model.optimizer.iterations)[0]),
+        int(np.asarray(model.optimizer.iterations)),
     )
-
-
-def copies(variable: Any) -> list[np.ndarray]:
-    """Returns the value of a variable, or tensor, once for each device that has its own."""
-    value = getattr(variable, "value", variable)  # `iterations` is a tensor under accumulation
-    return [np.asarray(copy) for copy in getattr(value, "values", (value,))]

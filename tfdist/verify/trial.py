@@ -15,9 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
+from tfdist.strategies import copies
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer
-from tfdist.verify.results import Result, collect, copies, differences
+from tfdist.verify.results import Result, collect, differences
 from tfdist.verify.verdict import Verdict
 
 _FEATURES, _CLASSES, _EPOCHS = 8, 3, 3
@@ -44,11 +45,11 @@ def judge(strategy: Strategy) -> Verdict:
     # It rounds products by the shape of the whole, which differs between a batch and its shares.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     trainer = Trainer(_build, strategy, sync_batch_norm=True)
-    found = _train(trainer, trainer.model, strategy.num_replicas)
+    found, fingerprint = _train(trainer, trainer.model, strategy.num_replicas)
     reference = _build()
-    wanted = _train(reference, reference, strategy.num_replicas)
+    wanted, _ = _train(reference, reference, strategy.num_replicas)
     off = differences(found, wanted)
-    table = strategy.gather([min(off[0].times, _INFINITE), _fingerprint(trainer.model)])
+    table = strategy.gather([min(off[0].times, _INFINITE), fingerprint])
     return Verdict(
         strategy.name,
         strategy.num_workers,
@@ -79,19 +80,29 @@ def _build() -> keras.Model:
     return model
 
 
-def _train(trainer: Trainer | keras.Model, model: keras.Model, num_replicas: int) -> Result:
-    """Trains and evaluates: two batches that no number of replicas divides, and one of few rows."""
+def _train(
+    trainer: Trainer | keras.Model, model: keras.Model, num_replicas: int
+) -> tuple[Result, float]:
+    """Trains and evaluates: two batches that no number of replicas divides, and one of few rows.
+
+    Returns:
+        What came of it, and the fingerprint of the weights that were trained.
+    """
     random, batch_size = np.random.default_rng(0), 6 * num_replicas + 1
     rows = 2 * batch_size + max(1, num_replicas // 2)
     x = random.normal(size=(rows, _FEATURES)).astype("float32")
     y = random.integers(0, _CLASSES, rows)
     fit: dict[str, Any] = {"batch_size": batch_size, "verbose": 0}
     history = trainer.fit(x, y, epochs=_EPOCHS, shuffle=False, **fit)
-    return collect(model, history, trainer.evaluate(x, y, return_dict=True, **fit))
+    fingerprint = _fingerprint(model)  # an evaluation begins with copies made equal
+    return collect(model, history, trainer.evaluate(x, y, return_dict=True, **fit)), fingerprint
 
 
 def _fingerprint(model: keras.Model) -> float:
     """A number that tells weights apart to the bit; -1 where copies in this process differ."""
-    by_device = zip(*(copies(weight) for weight in model.weights), strict=True)
-    prints = {zlib.crc32(b"".join(w.tobytes() for w in weights)) for weights in by_device}
+    of_devices = [[w.value, *copies.of(w.value).values()] for w in model.weights]
+    prints = {
+        zlib.crc32(b"".join(w.numpy().tobytes() for w in weights))
+        for weights in zip(*of_devices, strict=True)
+    }
     return float(prints.pop()) if len(prints) == 1 else -1.0

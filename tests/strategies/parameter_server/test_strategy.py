@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
+from tests.support import hands
 from tests.support.training import FIT, assert_close, build, reference, steps
 from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError
@@ -132,6 +134,14 @@ def stepwise() -> list[np.ndarray]:
 
 def test_steps_one_by_one_are_those_of_one_device(in_cluster: Run) -> None:
     assert_close(in_cluster(stepwise), reference().get_weights())
+
+
+def test_the_model_is_a_plain_one(in_cluster: Run, tmp_path: Path) -> None:
+    in_cluster(in_other_hands, tmp_path)
+
+
+def in_other_hands(folder: Path) -> None:
+    hands.assert_plain_in_hands(trainer(hands.build), folder)
 
 
 def from_generator() -> tuple[int, list[int]]:

@@ -17,7 +17,6 @@ from tfdist.cluster.membership import RENDEZVOUS_SECONDS
 from tfdist.cluster.ports import check_free, free_ports
 from tfdist.cluster.record import split
 from tfdist.errors import ClusterError, ConfigurationError
-from tfdist.upstream.tensorflow import keep_tables_on_chief
 
 #: How long a worker or server goes on looking for a chief that went silent.
 CHIEF_GONE_SECONDS = 10.0
@@ -43,9 +42,7 @@ def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrateg
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
         )
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
-        keep_tables_on_chief(strategy)
-        _connected = tasks, strategy
+        _connected = tasks, tf.distribute.ParameterServerStrategy(resolver)
     if _connected[0] != tasks:
         raise ConfigurationError(
             f"This process is connected to {_size(_connected[0])}, and TensorFlow connects one "

@@ -6,6 +6,7 @@ runs the script; workers and servers do what it says.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,9 @@ from tfdist.strategies.parameter_server import loop as ps_loop
 from tfdist.strategies.parameter_server.atomic_adds import atomic_adds
 from tfdist.strategies.parameter_server.ledger import Ledger
 from tfdist.strategies.parameter_server.tasks import find
+from tfdist.upstream import tensorflow
+
+_SERVERS = "/job:ps/replica:0"  # in TensorFlow's names of devices
 
 
 class ParameterServer(Strategy):
@@ -72,6 +76,7 @@ class ParameterServer(Strategy):
         self.tf_strategy = processes.connect(tasks)
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
+        self._next_server = itertools.cycle(range(self.num_servers))
         self.ledger = Ledger()
         cluster.on_barrier(self.barrier)
         self.writes_alone = self.num_trainers == 1
@@ -99,11 +104,18 @@ class ParameterServer(Strategy):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        with self.tf_strategy.scope():
+        with tf.variable_creator_scope(self._on_server):
             yield
 
+    def _on_server(self, next_creator: Callable[..., Any], **options: Any) -> Any:
+        """Makes a variable on the next server; an optimizer's is with the weight that it is for."""
+        if _SERVERS in tensorflow.current_device():
+            return next_creator(**options)
+        with tf.device(f"{_SERVERS}/task:{next(self._next_server)}/device:CPU:0"):
+            return next_creator(**options)
+
     def owns(self, variable: tf.Variable) -> bool:
-        return self.tf_strategy.extended.variable_created_in_scope(variable)
+        return _SERVERS in variable.device
 
     def prepare(self, model: Any, optimizer: Any) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)

@@ -1,0 +1,83 @@
+"""A user who takes the model of a training into his hands, between its epochs."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.support.training import FIT, X, Y, assert_close
+from tfdist.trainer import Trainer
+
+#: Batches of 7, 7 and 1 rows, in three epochs: after the first two the model is changed.
+EPOCHS = FIT | {"epochs": 3, "validation_data": (X[:9], Y[:9])}
+
+
+def build() -> keras.Model:
+    """Returns a network of three layers whose optimizer keeps a state, the same every time."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(3, "tanh"), keras.layers.LayerNormalization()]
+    model = keras.Sequential([keras.Input((X.shape[1],)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"])
+    return model
+
+
+class Hands(keras.callbacks.Callback):
+    """Does with the model what people do with one; `seen` has every number that came of it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.seen = folder, []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        rate = self.model.optimizer.learning_rate
+        self.seen.append(float(rate))
+        self.model.optimizer.learning_rate = 0.9 * rate
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        model = self.model
+        if epoch == 2:
+            return
+        self.seen += [model.predict(X[:3], verbose=0), model(X[:1]).numpy()]
+        self.seen += [model.evaluate(X, Y, batch_size=7, verbose=0), model.predict_on_batch(X[:1])]
+        self.seen += [np.asarray(variable) for variable in model.optimizer.variables]
+        model.set_weights([0.9 * weight for weight in model.get_weights()])
+        if epoch == 0:
+            model.save(self.folder / "model.keras")
+            self.seen += keras.models.load_model(self.folder / "model.keras").get_weights()
+            self.seen.append(model.train_on_batch(X[:5], Y[:5]))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(X[:5], training=True) - Y[:5]) ** 2)
+            weights = model.trainable_variables
+            model.optimizer.apply(tape.gradient(loss, weights), weights)
+        else:
+            history = model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history
+            self.seen.append(dict(history))
+
+
+def in_hands(fit: Any, model: keras.Model, folder: Path) -> list[Any]:
+    """Trains by a `fit` with a user beside it; returns all numbers that come of it."""
+    hands = Hands(folder)
+    history = dict(fit(**EPOCHS, callbacks=[hands]).history)
+    return [*hands.seen, history, *(v.numpy() for v in model.variables + model.optimizer.variables)]
+
+
+@functools.cache
+def _wanted() -> list[Any]:
+    """What plain Keras makes of it."""
+    plain = build()
+    with tempfile.TemporaryDirectory() as folder:
+        return in_hands(plain.fit, plain, Path(folder))
+
+
+def assert_plain_in_hands(trainer: Trainer, folder: Path) -> None:
+    """Compares the model of a trainer with plain Keras, in the hands of the same user."""
+    assert_close(in_hands(trainer.fit, trainer.model, folder), _wanted())
+    trainer.model.export(folder / "exported", verbose=False)
+    exported = tf.saved_model.load(folder / "exported")
+    assert_close(trainer.predict(X[:3], verbose=0), exported.serve(X[:3]).numpy())
