@@ -190,3 +190,35 @@ def test_looking_at_the_first_batch_takes_none_away(form: str) -> None:
     found = trainer.fit(FORMS[form](X, Y), shuffle=False, verbose=0)
     assert_close(found.history, plain.history.history)
     assert_same_weights(trainer.model, plain)
+
+
+class Indexing(keras.Model):
+    """Takes its inputs by number, and has no loss but its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        hidden = self.dense(inputs[0])
+        self.add_loss(keras.ops.mean(hidden**2))
+        return hidden * inputs[1][:, :1]
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+def test_several_inputs_without_labels(form: Any) -> None:
+    x, options = form([X, 2 * X]), {"batch_size": 7, "verbose": 0}
+
+    def build_model() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = Indexing()
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    def numbers(runner: Any, model: keras.Model) -> list[Any]:
+        predicted = runner.predict(x, **options)
+        history = runner.fit(x, shuffle=False, **options, validation_data=(x,)).history
+        return [predicted, history, runner.evaluate(x, **options), *model.get_weights()]
+
+    trainer, plain = mirrored(build_model), build_model()
+    assert_close(numbers(trainer, trainer.model), numbers(plain, plain))

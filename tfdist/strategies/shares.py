@@ -43,9 +43,11 @@ def distributed(
         devices: Of this process, one a replica; a GPU that is the only one is given its share ahead
             of time.
     """
+    # `tf.data` takes a tuple apart, one of a single part too: several inputs without labels.
+    is_tuple = isinstance(dataset.element_spec, tuple)
 
     def element(*batch: Batch) -> Element:
-        return split(without_optionals(batch[0] if len(batch) == 1 else batch))
+        return split(without_optionals(batch if is_tuple else batch[0]))
 
     # Nothing in it is for AutoGraph, whose conversion takes about as long as the tracing.
     convert = tf.autograph.experimental.do_not_convert
