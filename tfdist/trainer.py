@@ -15,11 +15,13 @@ from tfdist.loops import callback_list, evaluation, interrupts, prediction
 from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
+from tfdist.loops.overridden import overrides, through_the_model
 from tfdist.loops.training import Training
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
 from tfdist.step.batch_norm import layers_of
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_data
 from tfdist.upstream.keras_model import seeds_of
 from tfdist.watchdog.watchdog import Watchdog
@@ -64,7 +66,11 @@ class Trainer:
             ended; 0: for ever.
 
     Attributes:
-        model: A plain Keras model, which saves to `.keras` and loads without tfdist.
+        model: A plain Keras model, on the first device, during a training too: its own `predict`,
+            `evaluate`, `fit` and `train_on_batch` compute there, and the trainer goes on from
+            whatever was made of it. It saves to `.keras` and loads without tfdist. A class that
+            overrides `fit`, `evaluate` or `predict` is heard: what it calls by `super()` is the
+            trainer's.
         strategy: The strategy at work.
         stats: Throughput of the running epoch.
 
@@ -103,11 +109,11 @@ class Trainer:
         self.stats = self._training.throughput
 
     @_together
+    @through_the_model
     def fit(
         self,
         x: Any = None,
         y: Any = None,
-        *,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: str | int = "auto",
@@ -141,23 +147,21 @@ class Trainer:
             y=y, sample_weight=sample_weight, batch_size=batch_size, shuffle=shuffle,
             steps_per_epoch=steps_per_epoch, class_weight=class_weight,
         )  # fmt: skip
-        validation = None
+        validate = None
         if validation_data is not None:
-            val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
-            validation = Feed(
-                self.strategy, val_x, y=val_y, sample_weight=val_weight, shuffle=False,
-                batch_size=validation_batch_size or batch_size, steps_per_epoch=validation_steps,
-            )  # fmt: skip
+            validate = self._validation(
+                validation_data, validation_batch_size or batch_size, validation_steps
+            )
         callbacks = self._callback_list(callbacks, verbose, epochs, feed.num_batches)
-        self._training.run(feed, validation, callbacks, (initial_epoch, epochs), validation_freq)
+        self._training.run(feed, validate, callbacks, (initial_epoch, epochs), validation_freq)
         return self.model.history
 
     @_together
+    @through_the_model
     def evaluate(
         self,
         x: Any = None,
         y: Any = None,
-        *,
         batch_size: int | None = None,
         verbose: str | int = "auto",
         sample_weight: Any = None,
@@ -176,10 +180,10 @@ class Trainer:
         return logs if return_dict else keras_data.in_order_of_metrics(self.model, logs)
 
     @_together
+    @through_the_model
     def predict(
         self,
         x: Any,
-        *,
         batch_size: int | None = None,
         verbose: str | int = "auto",
         steps: int | None = None,
@@ -205,6 +209,19 @@ class Trainer:
             "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
             "not exact": "; ".join(f"{name}: {why}" for name, why in inexact.items()) or "nothing",
         }
+
+    def _validation(
+        self, data: Any, batch_size: int | None, steps: int | None
+    ) -> Callable[[keras.callbacks.CallbackList], Logs]:
+        """Returns what evaluates within a training, each time from the beginning of its data."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        options = {"y": y, "sample_weight": weight, "batch_size": batch_size}
+        if overrides(self.model, "evaluate"):
+            return lambda callbacks: self.evaluate(
+                x, steps=steps, callbacks=callbacks, return_dict=True, **options
+            )
+        feed = Feed(self.strategy, x, steps_per_epoch=steps, shuffle=False, **options)
+        return functools.partial(evaluation.run, self._outer, feed)
 
     def _callback_list(
         self,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import NonFiniteError
-from tfdist.loops import epoch, evaluation
+from tfdist.loops import epoch
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
 from tfdist.loops.observers import Call, Observer
@@ -38,7 +38,7 @@ class Training:
     def run(
         self,
         feed: Feed,
-        validation: Feed | None,
+        validate: Callable[[keras.callbacks.CallbackList], Logs] | None,
         callbacks: keras.callbacks.CallbackList,
         epochs: tuple[int, int],
         validation_freq: int | Sequence[int],
@@ -47,7 +47,7 @@ class Training:
 
         Args:
             feed: What to train on.
-            validation: What to evaluate on; None: nothing is.
+            validate: Returns loss and metrics, of which the callbacks hear; None: nothing does.
             callbacks: Hear of everything as in `keras.Model.fit`.
             epochs: The first, which a callback may replace, and the one before which to stop.
             validation_freq: After which epochs to evaluate, as in `keras.Model.fit`.
@@ -67,15 +67,15 @@ class Training:
             )
             steps = outer.functions.train(feed)
             logs = epoch.run(steps, feed, per_call, outer.strategy, observers)
-            if validation is not None and keras_data.is_validated(model, number, validation_freq):
-                results = evaluation.run(outer, validation, callbacks)
-                logs |= {f"val_{name}": value for name, value in results.items()}
+            if validate is not None and keras_data.is_validated(model, number, validation_freq):
+                logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
             callbacks.on_epoch_end(number, logs)
             outer.watchdog.passed(f"the end of {place}")
             _agree(model, outer.strategy)
             if model.stop_training:
                 break
-        _take_averaged_weights(model, outer.strategy)
+        # Of an optimizer that averages weights (EMA), the averages.
+        model.optimizer.finalize_variable_values(model.trainable_variables)
         callbacks.on_train_end(logs)
 
 
@@ -129,17 +129,3 @@ def _agree(model: keras.Model, strategy: Strategy) -> None:
     model.stop_training = bool(told[:, 0].any())
     if rate is not None and told[0, 1] != mine:
         model.optimizer.learning_rate = told[0, 1]
-
-
-def _take_averaged_weights(model: keras.Model, strategy: Strategy) -> None:
-    """Gives the model the averages of its weights (EMA), where its optimizer keeps them."""
-    optimizer, weights = model.optimizer, model.trainable_variables
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not inner.use_ema:
-        return
-
-    def on_copy(_: object) -> None:
-        with keras_optimizers.optimizers_of_one_device():
-            inner.finalize_variable_values(weights)
-
-    strategy.update(on_copy, strategy.run(lambda i: tf.constant(0)))
