@@ -110,9 +110,11 @@ def weights_of_rank_0(strategy: Strategy) -> np.ndarray:
         model.set_weights([w + strategy.rank for w in model.get_weights()])
         return model
 
-    trainer = Trainer(build_model, strategy)
-    trainer.evaluate(X, Y, verbose=0)
-    return strategy.gather(np.concatenate([w.ravel() for w in trainer.model.get_weights()]))
+    evaluating, predicting = Trainer(build_model, strategy), Trainer(build_model, strategy)
+    evaluating.evaluate(X, Y, verbose=0)
+    predicting.predict(X, verbose=0)
+    weights = evaluating.model.get_weights() + predicting.model.get_weights()
+    return strategy.gather(np.concatenate([w.ravel() for w in weights]))
 
 
 def own_data_of_uneven_length(strategy: Strategy) -> list[np.ndarray]:

@@ -51,7 +51,7 @@ def test_unseeded_shuffles_are_alike(outcomes: dict[str, Any]) -> None:
 
 
 def test_weights_are_rank_0s(outcomes: dict[str, Any]) -> None:
-    wanted = np.concatenate([w.ravel() for w in build().get_weights()])
+    wanted = np.concatenate([w.ravel() for w in build().get_weights() * 2])
     np.testing.assert_array_equal(outcomes["weights_of_rank_0"], [wanted, wanted])
 
 

@@ -72,7 +72,7 @@ class CompiledFunctions:
     def take_over(self) -> None:
         """Lets the steps go on from what the user's code may have made of the model."""
         model, variables = self._model, list(self._model.variables)
-        if model.compiled and model.optimizer is not None:
+        if self._has_optimizer():
             variables += model.metrics_variables + model.optimizer.variables
             variables += [v for scaling in self._scalings for v in scaling.variables]
         self._strategy.take_over(variables)
@@ -80,6 +80,8 @@ class CompiledFunctions:
     def predict(self, feed: Feed) -> OutputsFn:
         """Returns the function that computes the outputs for one batch."""
         whole = self._why_whole(feed, training=False) is not None
+        if self._has_optimizer() and not (self._steps or self._outputs):
+            self._strategy.prepare(self._model, self._model.optimizer)
         outputs: Any = functools.partial(self._outputs_of_next, whole)
         if not self._model.run_eagerly:
             if whole not in self._outputs:
@@ -98,6 +100,9 @@ class CompiledFunctions:
             return Made(1, int(rows), 0.0, int(checksum)), by_replica
 
         return predict
+
+    def _has_optimizer(self) -> bool:
+        return self._model.compiled and self._model.optimizer is not None
 
     def _outputs_of_next(
         self, whole: bool, iterator: Any

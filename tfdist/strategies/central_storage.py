@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.devices import resolve
@@ -56,9 +55,6 @@ class CentralStorage(TFDistribute):
     def scope(self) -> Iterator[None]:
         with tf.device(self.parameter_device):
             yield
-
-    def take_over(self, variables: Sequence[keras.Variable]) -> None:
-        """There are no copies: every replica reads the variables themselves."""
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
         # One copy, one caller; every replica holds the same sums.

@@ -28,13 +28,13 @@ def of(variable: tf.Variable) -> dict[str, tf.Variable]:
 
 
 def found() -> AbstractContextManager[None]:
-    """Returns a context in which Keras's variables are the copies of the device that is `on`."""
+    """Returns a context in which Keras's variables are the copies on the device that is `on`."""
     return keras_model.values_chosen_by(_chosen)
 
 
 @contextmanager
 def on(device: str) -> Iterator[None]:
-    """Within it this thread computes on a device."""
+    """Within it this thread finds the copies on a device; `""`: the variables themselves."""
     before = getattr(_local, "device", "")
     _local.device = device
     try:

@@ -37,12 +37,15 @@ class TFDistribute(Strategy):
         self.devices = list(devices)
         self.tf_strategy = tf_strategy
         self._places = list(tf_strategy.extended.worker_devices)
+        # Where each replica's copies are; the first has the variables themselves.
+        others = self._places[1:]
+        self._copies = ["", *(others if self.has_local_variables else [""] * len(others))]
         self._prefetch = (
             devices[0].startswith("GPU") if prefetch_to_device is None else prefetch_to_device
         )
 
     def take_over(self, variables: Sequence[keras.Variable]) -> None:
-        copies.make_equal(variables, self._places[1:])
+        copies.make_equal(variables, [device for device in self._copies if device])
 
     def distribute(
         self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
@@ -76,7 +79,7 @@ class TFDistribute(Strategy):
             context = tf.distribute.get_replica_context()
             number = int(tf.get_static_value(context.replica_id_in_sync_group))
             index = number - self.first_replica
-            with copies.on(self._places[index]):
+            with copies.on(self._copies[index]):
                 return fn(index)
 
         with copies.found():
@@ -93,8 +96,8 @@ class TFDistribute(Strategy):
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
         returned = []
         with copies.found():
-            for place, result in zip(self._places, self.local_results(results), strict=True):
-                with tf.device(place), copies.on(place):
+            for index, result in enumerate(self.local_results(results)):
+                with tf.device(self._places[index]), copies.on(self._copies[index]):
                     returned.append(fn(result))
         return returned
 
