@@ -1,0 +1,35 @@
+"""Who hears of the calls of an epoch, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+
+from tests.support.training import FIT, mirrored
+from tfdist.loops.callback_roles import may_change_model
+
+
+class OnBatches(keras.callbacks.Callback):
+    """Hears of every batch."""
+
+    def __init__(self, only_reads: bool) -> None:
+        super().__init__()
+        self.only_reads = only_reads
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert may_change_model(self) is not self.only_reads
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "times"),
+    [([], 2), ([OnBatches(only_reads=True)], 2), ([OnBatches(only_reads=False)], 2 * 3)],
+)
+def test_copies_are_made_equal_only_where_somebody_may_have_changed_the_model(
+    callbacks: list[Any], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, calls = mirrored(), []
+    monkeypatch.setattr(trainer.strategy, "take_over", calls.append)
+    trainer.fit(**FIT, epochs=2, callbacks=callbacks)
+    assert len(calls) == times
