@@ -80,7 +80,8 @@ class CompiledFunctions:
     def predict(self, feed: Feed) -> OutputsFn:
         """Returns the function that computes the outputs for one batch."""
         whole = self._why_whole(feed, training=False) is not None
-        if self._has_optimizer() and not (self._steps or self._outputs):
+        is_first = not (self._steps or self._outputs)
+        if is_first and self._has_optimizer() and self._strategy.stops_together:
             self._strategy.prepare(self._model, self._model.optimizer)
         outputs: Any = functools.partial(self._outputs_of_next, whole)
         if not self._model.run_eagerly:
