@@ -12,6 +12,7 @@ from tests.conformance import (  # noqa: F401 - importing registers the cases
     cases_metrics,
     cases_normalisation,
     cases_optimizers,
+    cases_rows,
     cases_weights,
 )
 from tests.support.case import CASES
