@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.precision import Scaling
 from tfdist.step import compiled_loss, total_loss
-from tfdist.step.forward_state import Changes, ForwardState
+from tfdist.step.forward_state import Changes, ForwardState, nothing_like
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
 from tfdist.strategies.base import Strategy
@@ -45,16 +45,20 @@ class Contribution(NamedTuple):
         state, metrics = (changes._replace(same={}) for changes in (self.state, self.metrics))
         return self._replace(indices={}, state=state, metrics=metrics)
 
-    def of_whole(self, counts: bool) -> Contribution:
+    def of_whole(self, counts: bool, zero: int | tf.Tensor) -> Contribution:
         """Returns what a replica brings where each computes the whole batch: all of it, or zeros.
 
         One replica's counts, exactly as it is; the others get it by the exchange, so that no copy
         of the variables drifts.
+
+        Args:
+            counts: Whether this one's does.
+            zero: The number, int32.
         """
         gradients, state, metrics = self.gradients, self.state.crossing(), self.metrics.crossing()
         if not counts:
-            gradients = {i: _nothing_like(gradient) for i, gradient in gradients.items()}
-            state, metrics = state.nothing(), metrics.nothing()
+            gradients = {i: nothing_like(g, zero) for i, g in gradients.items()}
+            state, metrics = state.nothing(zero), metrics.nothing(zero)
         return self._replace(gradients=gradients, state=state, metrics=metrics)
 
     def with_same(self, share: Contribution) -> Contribution:
@@ -127,13 +131,6 @@ def exchange(strategy: Strategy, share: Contribution) -> Contribution:
     sums = all_reduced(strategy, sent)
     gradients = {i: tf.cast(g, share.gradients[i].dtype) for i, g in sums.gradients.items()}
     return sums._replace(gradients=gradients).with_same(share)
-
-
-def _nothing_like(gradient: Any) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        shape = gradient.dense_shape
-        return tf.IndexedSlices(gradient.values[:0], gradient.indices[:0], shape)
-    return tf.zeros_like(gradient)
 
 
 def all_reduced(strategy: Strategy, structure: Any) -> Any:

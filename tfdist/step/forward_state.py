@@ -45,9 +45,13 @@ class Changes(NamedTuple):
         same = {i: new for i, new in self.same.items() if i not in floats}
         return Changes(self.added, self.averaged | floats, same)
 
-    def nothing(self) -> Changes:
+    def nothing(self, zero: int | tf.Tensor) -> Changes:
         """Returns zeros for all that crosses."""
-        return tf.nest.map_structure(tf.zeros_like, self)._replace(same=self.same)
+        return Changes(
+            {i: nothing_like(change, zero) for i, change in self.added.items()},
+            {i: nothing_like(change, zero) for i, change in self.averaged.items()},
+            self.same,
+        )
 
 
 class ForwardState:
@@ -142,6 +146,19 @@ class ForwardState:
         if replica.num_microbatches == 1 or id(variable) in self._statistics:
             return Aggregation.MEAN
         return self.aggregations.of_state(variable)
+
+
+def nothing_like(value: Any, zero: int | tf.Tensor) -> Any:
+    """Returns a tensor of zeros, or slices of no row, in the form of another.
+
+    Args:
+        value: Dense tensor or `tf.IndexedSlices`.
+        zero: The number, int32; where it is not known before, TensorFlow takes no sum of zeros out
+            of the loop over the steps, which Horovod would wait for in vain.
+    """
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(value.values[:zero], value.indices[:zero], value.dense_shape)
+    return tf.fill(tf.shape(value), tf.cast(zero, value.dtype))
 
 
 def offset(seed: keras.Variable, microbatch: int | tf.Tensor) -> tf.Tensor:

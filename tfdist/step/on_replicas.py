@@ -92,7 +92,8 @@ class OnReplicas:
             rows = share.num_rows
             alone = Replica(0, 1, 1, 0, rows, rows, lambda tensors: tensors, in_xla=self._in_xla)
             is_first = self._strategy.first_replica + index == 0
-            return self._compute(alone, share).of_whole(is_first)
+            zero = 0 if self._in_xla else tf.minimum(rows, 0)
+            return self._compute(alone, share).of_whole(is_first, zero)
         replica = Replica(
             index=self._strategy.first_replica + index,
             num_replicas=self._strategy.num_replicas,
