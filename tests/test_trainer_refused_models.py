@@ -93,14 +93,14 @@ class AddsSquaredSum(layers.Layer):
         return inputs
 
 
-def test_added_loss_that_is_neither_mean_nor_sum() -> None:
+def test_accumulating_an_added_loss_that_is_neither_mean_nor_sum() -> None:
     def build_model() -> keras.Model:
         model = keras.Sequential([keras.Input((4,)), AddsSquaredSum(), layers.Dense(3)])
         model.compile("sgd", "mse")
         return model
 
-    with pytest.raises(UnsupportedModelError, match=r"neither a mean nor a sum .* compute_loss"):
-        fit(build_model, y=X[:, :3])
+    with pytest.raises(UnsupportedModelError, match=r"neither a mean nor a sum .* accumulate=1"):
+        fit(build_model, y=X[:, :3], accumulate=2)
 
 
 def test_precision_comes_too_late_for_a_built_model() -> None:

@@ -103,7 +103,7 @@ class Spread(layers.Layer):
         return inputs
 
 
-@case(points(), may_refuse=True)
+@case(points())
 def add_loss_of_batch() -> keras.Model:
     """`add_loss` of a number that is neither a mean nor a sum over rows."""
     model = mlp()
@@ -126,7 +126,7 @@ class Peak(layers.Layer):
         return outputs
 
 
-@case(points(), may_refuse=True)
+@case(points())
 def layer_state_of_batch() -> keras.Model:
     """A layer of one's own that keeps a maximum over its batches."""
     return compiled(keras.Sequential([keras.Input((4,)), Peak(), layers.Dense(1)]))

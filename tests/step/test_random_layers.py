@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
@@ -119,3 +120,36 @@ def test_nothing_is_drawn_in_evaluation(strategy: str) -> None:
     trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
     assert trainer.evaluate(x, x, batch_size=4, verbose=0) == 0.0
     np.testing.assert_array_equal(trainer.predict(x, batch_size=4, verbose=0), x)
+
+
+class Sampled(layers.Layer):
+    """Draws in inference, too, and adds a loss, as variational autoencoders do; notes its draws."""
+
+    def __init__(self, seed: keras.random.SeedGenerator | None, note: Any) -> None:
+        super().__init__()
+        self.seed, self.note = seed, note
+
+    def call(self, inputs: Any) -> Any:
+        noise = keras.random.normal(ops.shape(inputs), seed=self.seed)
+        if not tf.executing_eagerly():  # no probe
+            tf.py_function(lambda value: self.note(float(value)), [noise[0, 0]], [])
+        self.add_loss(ops.mean(inputs**2))
+        return inputs + noise
+
+
+@pytest.mark.parametrize("has_seed", [False, True])
+def test_each_step_and_replica_draws_anew_in_inference_too(has_seed: bool) -> None:
+    drawn: list[float] = []
+
+    def build() -> keras.Model:
+        seed = keras.random.SeedGenerator(1) if has_seed else None
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(4), Sampled(seed, drawn.append)])
+        model.compile("sgd", "mse")
+        return model
+
+    trainer = tfdist.Trainer(build, strategy="mirrored", devices=2)
+    x = np.ones((6, 4), "float32")
+    trainer.fit(x, x, batch_size=2, verbose=0)
+    assert len(drawn) == len(set(drawn)) == 6
+    trainer.evaluate(x, x, batch_size=2, verbose=0)
+    assert len(drawn) == len(set(drawn)) == 12

@@ -15,10 +15,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedModelError
 from tfdist.model_setup.mismatch import cause
 from tfdist.step import batch_norm
 from tfdist.step.known_layers import treat_rows_alone
 from tfdist.step.layer_calls import differ, first_difference, layer_calls
+from tfdist.step.mean_or_sum import Aggregations
+from tfdist.step.scope import Scope
 from tfdist.strategies import shares
 from tfdist.strategies.row_counts import has_rows, num_rows, uneven
 from tfdist.upstream import keras_model
@@ -45,9 +48,8 @@ def why_whole(model: keras.Model, first_batch: Callable[[], Any], training: bool
         for layer in batch_norm.layers_of(model):  # moments of a share are documented
             moving = functools.partial(_moving_moments, layer)
             stack.enter_context(keras_model.moments_taken_by(layer, moving))
-        return uneven(batch) or _asked(
-            model, keras.utils.unpack_x_y_sample_weight(batch)[0], training
-        )
+        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        return uneven(batch) or _asked(model, x, training) or _no_sum(model, x, training)
 
 
 def _overwritten(model: keras.Model) -> str | None:
@@ -82,6 +84,29 @@ def _asked(model: keras.Model, x: Any, training: bool) -> str | None:
         except Exception:  # what is wrong is said where a step computes it
             return None
         return f"the model takes no other number of rows ({cause(error)})"
+
+
+def _no_sum(model: keras.Model, x: Any, training: bool) -> str | None:
+    """Says which added loss or updated state of a share is no part of the batch's."""
+    try:
+        with Scope(collect_losses=True) as scope:
+            model(shares.take(x, 0, min(_NUM_ROWS, int(num_rows(x)))), training=training)
+    except Exception:  # said where a step computes it
+        return None
+    generator = keras_model.global_generator()
+    known = [*keras_model.seeds_of(model), *model.metrics_variables]
+    known += [v for layer in batch_norm.layers_of(model) for v in layer.variables]
+    known += [] if generator is None else [generator.state]
+    states = [v for v in scope.updated.values() if all(v is not other for other in known)]
+    aggregations = Aggregations(model, lambda: (x,))
+    try:
+        if scope.losses:
+            aggregations.of_losses(len(scope.losses), training)
+        for state in states:
+            aggregations.of_state(state)
+    except UnsupportedModelError as error:
+        return str(error).split(",")[0]
+    return None
 
 
 def _mixing(
