@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -27,6 +28,7 @@ from tfdist.model_setup import build as build_missing
 from tfdist.model_setup import create
 from tfdist.precision import LossScale
 from tfdist.strategies.mirrored import Mirrored
+from tfdist.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +140,76 @@ def test_loss_scale_comes_along(strategy: Mirrored) -> None:
     restarted = create.create(model, strategy, loss_scale=LossScale.fixed(32.0))
     assert restarted.optimizer.dynamic_scale.numpy() == 32.0
     assert type(restarted.optimizer.inner_optimizer) is keras.optimizers.SGD
+
+
+def adamw() -> keras.Model:
+    """Trained, with biases that do not decay."""
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.5, epsilon=1e-2)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model = build(optimizer)
+    model.fit(**FIT)
+    return model
+
+
+def frozen_since() -> keras.Model:
+    model = adamw()
+    model.layers[0].trainable = False
+    return compiled(model, model.optimizer)
+
+
+def test_training_goes_on_where_plain_keras_was(strategy: Mirrored, tmp_path: Path) -> None:
+    adamw().save(tmp_path / "model.keras")
+
+    def loaded() -> keras.Model:
+        return keras.models.load_model(tmp_path / "model.keras")
+
+    for make in (adamw, frozen_since, loaded):
+        trainer, plain = Trainer(make(), strategy), make()
+        trainer.fit(**FIT)
+        plain.fit(**FIT)
+        assert_same_weights(trainer.model, plain)
+        both = trainer.model.optimizer.variables, plain.optimizer.variables
+        for one, other in zip(*both, strict=True):
+            assert_close(one.numpy(), other.numpy())
+
+
+def adapted_numbers() -> keras.layers.Layer:
+    layer = layers.Normalization()
+    layer.adapt(X * 3 + 1)
+    return layer
+
+
+def adapted_words() -> keras.layers.Layer:
+    layer = layers.StringLookup(output_mode="multi_hot")
+    layer.adapt([["a", "b"], ["a", "c"]])
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "x"), [(adapted_numbers, X), (adapted_words, tf.constant([["b", "a"], ["d", "c"]]))]
+)
+def test_what_a_layer_was_adapted_to_comes_along(
+    make: Callable[[], keras.layers.Layer], x: Any, strategy: Mirrored
+) -> None:
+    """Also in a model that is not built yet."""
+    layer = make()
+    (rebuilt,) = create.create(compiled(keras.Sequential([layer])), strategy).layers
+    assert_close(rebuilt(x).numpy(), layer(x).numpy())
+
+
+def test_layers_that_are_built_in_a_model_that_is_not(strategy: Mirrored) -> None:
+    built = layers.Dense(3)
+    built.build((None, 4))
+    model = create.create(compiled(keras.Sequential([built, layers.Dense(1)])), strategy)
+    assert not model.built
+    assert_same_weights(model.layers[0], built)
+
+
+def test_an_optimizer_of_another_models_weights(strategy: Mirrored) -> None:
+    trained, other = build(), mlp()
+    trained.fit(**FIT)
+    with pytest.raises(ConfigurationError, match="built for weights that the model does not have"):
+        create.create(compiled(other, trained.optimizer), strategy)
 
 
 def test_a_model_that_does_not_say_how_it_was_made(strategy: Mirrored) -> None:

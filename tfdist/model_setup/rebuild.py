@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import keras
+import numpy as np
 
-from tfdist.errors import UnsupportedModelError
+from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.model_setup.mismatch import cause
-from tfdist.upstream import keras_model
+from tfdist.upstream import keras_model, keras_optimizers
 
 
 def rebuild(model: keras.Model) -> keras.Model:
@@ -24,11 +26,14 @@ def rebuild(model: keras.Model) -> keras.Model:
             copied = type(model).from_config(model.get_config())
         if type(copied) is not type(model):
             raise TypeError(f"a {type(copied).__name__} came back")
-        if model.built:
-            if not copied.built:
-                copied.build_from_config(model.get_build_config())
-            _copy(model.variables, copied.variables)
-            copied.built = True  # Keras leaves it to the first call of a subclassed model
+        for old, new in [(model, copied), *zip(model.layers, copied.layers, strict=True)]:
+            if old.built and not new.built:  # a model may have layers that are, and be none itself
+                new.build_from_config(old.get_build_config())
+        _copy(model.variables, copied.variables)
+        layers = keras_model.flatten_layers(model), keras_model.flatten_layers(copied)
+        for old, new in zip(*layers, strict=True):
+            _copy_what_it_learned(old, new)
+        copied.built = model.built  # Keras leaves it to the first call of a subclassed model
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be rebuilt from its configuration "
@@ -58,9 +63,45 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
 
     optimizer, config = model.optimizer, keras_model.compile_config(model).config
     copied.compile(**{name: keras.tree.map_structure(fresh, v) for name, v in config.items()})
-    if optimizer is not None and optimizer.built and copied.built:
-        copied.optimizer.build(copied.trainable_variables)
-        _copy(optimizer.variables, copied.optimizer.variables)
+    if optimizer is None:
+        return
+    variables = list(zip(model.variables, copied.variables, strict=True))
+    keras_optimizers.leave_out_of_weight_decay(optimizer, copied.optimizer, variables)
+    if optimizer.built and copied.built:
+        _copy_state(optimizer, copied.optimizer, variables)
+
+
+def _copy_state(
+    optimizer: keras.optimizers.Optimizer,
+    copied: keras.optimizers.Optimizer,
+    variables: list[tuple[keras.Variable, keras.Variable]],
+) -> None:
+    """Copies what an optimizer keeps about weights, also about those that are frozen since.
+
+    Raises:
+        ConfigurationError: It keeps something about another model's.
+    """
+    copies = {id(old): new for old, new in variables}
+    known = keras_optimizers.weights_known_to(optimizer)
+    if any(id(weight) not in copies for weight in known):
+        raise ConfigurationError(
+            "The model's optimizer was built for weights that the model does not have: compile it "
+            "with a new one."
+        )
+    copied.build([copies[id(weight)] for weight in known])
+    _copy(optimizer.variables, copied.variables)
+
+
+def _copy_what_it_learned(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
+    """Copies what a preprocessing layer has from `adapt` as a file would: not all are variables."""
+    if hasattr(layer, "adapt"):
+        store: dict[str, Any] = {}
+        layer.save_own_variables(store)
+        copied.load_own_variables({name: np.asarray(value) for name, value in store.items()})
+    if hasattr(layer, "save_assets"):  # a vocabulary
+        with tempfile.TemporaryDirectory() as folder:
+            layer.save_assets(folder)
+            copied.load_assets(folder)
 
 
 def _copy(sources: list[keras.Variable], targets: list[keras.Variable]) -> None:

@@ -102,6 +102,29 @@ def weights_known_to(optimizer: keras.optimizers.Optimizer) -> list[keras.Variab
     return list(optimizer._trainable_variables)
 
 
+def leave_out_of_weight_decay(
+    optimizer: keras.optimizers.Optimizer,
+    copied: keras.optimizers.Optimizer,
+    variables: list[tuple[keras.Variable, keras.Variable]],
+) -> None:
+    """Tells a new optimizer what another was told by `exclude_from_weight_decay`.
+
+    No configuration holds that: `_exclude_from_weight_decay` has keys of `_var_key`, and
+    `_exclude_from_weight_decay_pattern` the names.
+
+    Args:
+        optimizer: Was told.
+        copied: Of the same configuration.
+        variables: Of their models, side by side.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    copied = getattr(copied, "inner_optimizer", copied)
+    keys: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    weights = [new for old, new in variables if optimizer._var_key(old) in keys]
+    copied.exclude_from_weight_decay(weights, None if pattern is None else [pattern.pattern])
+
+
 def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Variable | None:
     """Returns the variable of a learning rate that can be set; None: a schedule decides it.
 
