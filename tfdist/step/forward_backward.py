@@ -7,6 +7,8 @@ over replicas, to what one device computes from the whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras
@@ -30,20 +32,20 @@ class Contribution(NamedTuple):
         gradients: Of the scaled loss, by place among the trainable variables; those that the loss
             does not depend on have none. Of slices for rows that all shares look up alike, the
             values.
-        indices: Of those rows, by the same places.
         state: What the forward pass moved: seeds, statistics, counters.
         metrics: What it moved in the metrics.
+        indices: Of the rows that all shares look up alike, by the places of the gradients.
     """
 
     gradients: dict[int, Any]
-    indices: dict[int, tf.Tensor]
     state: Changes
     metrics: Changes
+    indices: Mapping[int, tf.Tensor] = MappingProxyType({})
 
     def summable(self) -> Contribution:
         """Returns what is to be summed: all but what is the same on every share."""
         state, metrics = (changes._replace(same={}) for changes in (self.state, self.metrics))
-        return self._replace(indices={}, state=state, metrics=metrics)
+        return self._replace(state=state, metrics=metrics, indices={})
 
     def of_whole(self, counts: bool, zero: int | tf.Tensor) -> Contribution:
         """Returns what a replica brings where each computes the whole batch: all of it, or zeros.
@@ -64,9 +66,9 @@ class Contribution(NamedTuple):
     def with_same(self, share: Contribution) -> Contribution:
         """Returns sums together with what a share had in common with all others."""
         return self._replace(
-            indices=share.indices,
             state=self.state._replace(same=share.state.same),
             metrics=self.metrics._replace(same=share.metrics.same),
+            indices=share.indices,
         )
 
     def gradients_of(self, trainable: list[keras.Variable]) -> dict[int, Any]:
@@ -88,7 +90,7 @@ def forward(
             model, replica, batch, y_pred, scope.losses, state.aggregations, training=False
         )
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
-    return Contribution({}, {}, *state.changes(scope, replica))
+    return Contribution({}, *state.changes(scope, replica))
 
 
 def forward_backward(
@@ -120,7 +122,7 @@ def forward_backward(
     for i in slices if replica.num_microbatches > 1 else []:
         if state.aggregations.lookups.are_alike(i):
             connected[i], indices[i] = connected[i].values, connected[i].indices
-    return Contribution(connected, indices, *state.changes(scope, replica))
+    return Contribution(connected, *state.changes(scope, replica), indices)
 
 
 def exchange(strategy: Strategy, share: Contribution) -> Contribution:
