@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
 
 import pipelines
 from tfdist import cluster, strategies
@@ -38,13 +41,48 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
     """Returns the recipe's data sets, of training and of validation.
 
     Raises:
-        DataError: They cannot be written or read.
+        DataError: They cannot be written or read, or are no global batches.
     """
     try:
         with in_turns(strategy):
-            return recipe.train_data(config), recipe.validation_data(config)
+            data, validation = recipe.train_data(config), recipe.validation_data(config)
     except pipelines.DataError as error:
         raise DataError(str(error)) from error
+    except OSError as error:
+        if not Path(str(error.filename)).is_relative_to(config.data_dir):
+            raise  # the recipe's own: the traceback leads to it
+        raise DataError(
+            f"{error.filename}: {error.strerror}: name another folder with --data-dir."
+        ) from None
+    check_batches(data, "train_data", config.batch_size)
+    if validation is not None:
+        check_batches(validation, "validation_data", None)
+    return data, validation
+
+
+def check_batches(data: Any, function: str, batch_size: int | None) -> None:
+    """Checks what a recipe's function returned.
+
+    Args:
+        data: That is.
+        function: The name of it.
+        batch_size: Rows of a batch; None: any number.
+
+    Raises:
+        DataError: It is no `tf.data.Dataset`, or one that is not batched, or in other batches.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        raise DataError(
+            f"{function}: expected a tf.data.Dataset of batches, got {type(data).__name__}: return "
+            "one, say tf.data.Dataset.from_tensor_slices((x, y)).batch(config.batch_size)."
+        )
+    shapes = [spec.shape for spec in tf.nest.flatten(data.element_spec) if hasattr(spec, "shape")]
+    rows = {shape[0] if shape.rank else 0 for shape in shapes if shape.rank is not None} - {None}
+    if 0 in rows or len(rows) > 1 or (batch_size and rows - {batch_size}):
+        raise DataError(
+            f"{function}: expected batches of {batch_size or 'any number of'} rows, got elements "
+            f"of the shapes {', '.join(map(str, shapes))}: end it with .batch(config.batch_size)."
+        )
 
 
 def make_trainer(

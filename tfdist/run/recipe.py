@@ -37,7 +37,7 @@ class Recipe(Protocol):
         """
 
     def validation_data(self, config: TrainConfig) -> Any:
-        """Returns a `tf.data.Dataset` of global batches for validation."""
+        """Returns a `tf.data.Dataset` of batches for validation; None: there is none."""
 
     def build_model(self, config: TrainConfig, steps_per_epoch: int | None) -> Any:
         """Returns a compiled `keras.Model`; called inside the strategy's scope.
