@@ -53,7 +53,8 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     if strategy.is_chief:
         reports.start(trainer, config, steps_per_epoch, folder.path)
 
-    history, curves = keras.callbacks.History(), Curves(folder.curves)
+    history = keras.callbacks.History()
+    curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
     log = MetricsLog(folder.metrics, trainer.stats)
     events = keras.callbacks.TensorBoard(str(folder.tensorboard), write_graph=False)
     began, interrupted, full = time.perf_counter(), False, ""

@@ -14,6 +14,7 @@ from tfdist.console import tables
 if TYPE_CHECKING:
     from tfdist.trainer import Trainer
 
+SMOKE = "three steps of training and of validation"
 History = Mapping[str, Sequence[float]]
 
 
@@ -42,7 +43,7 @@ def start(
         "run folder": str(run_dir),
     }
     if config.smoke:
-        rows["smoke"] = "three steps of training and of validation"
+        rows["smoke"] = SMOKE
     tables.facts(rows.items())
 
 
