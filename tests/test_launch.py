@@ -193,6 +193,11 @@ def test_run_with_servers_ends_with_its_chief(tmp_path: Path) -> None:
     assert "[chief] chief" in done.stdout.splitlines()
 
 
+def test_restarts_of_workers_that_end_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--num-workers", "2", "--restarts", "1", "--strategy", "multi_worker"]) == 1
+    assert "--restarts has no effect without --num-ps" in capsys.readouterr().err
+
+
 def test_worker_of_servers_is_started_again(tmp_path: Path) -> None:
     body = """
 tried = pathlib.Path("tried")

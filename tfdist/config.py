@@ -21,6 +21,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
     create_model,
     field_validator,
 )
@@ -152,6 +153,12 @@ else:
     StrategyOptions = _options_of_strategies()
 
 
+def scales_dynamically(precision: object, loss_scale: object) -> bool:
+    """Whether the loss scale moves by itself: as asked, or because the format underflows."""
+    in_float16 = precision in ("float16", "mixed_float16")
+    return loss_scale == "dynamic" or (loss_scale == "auto" and in_float16)
+
+
 class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
     """The complete, resolved configuration of a training run."""
 
@@ -165,6 +172,23 @@ class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
         """`GPU:0,GPU:1` on a command line is a list of names; `2` is a number."""
         if isinstance(value, str) and not value.strip().lstrip("+-").isdigit():
             return [name.strip() for name in value.split(",")]
+        return value
+
+    @field_validator(
+        "loss_scale_initial",
+        "loss_scale_growth_interval",
+        "loss_scale_growth_factor",
+        "loss_scale_backoff_factor",
+    )
+    @classmethod
+    def _only_of_a_dynamic_scale(cls, value: float, info: ValidationInfo) -> float:
+        usual = cls.model_fields[str(info.field_name)].default
+        if value != usual and not scales_dynamically(
+            info.data.get("precision"), info.data.get("loss_scale")
+        ):
+            raise ValueError(
+                "no effect without a dynamic loss scale: add --loss-scale dynamic, or leave it out."
+            )
         return value
 
     def strategy_options(self) -> dict[str, Any]:

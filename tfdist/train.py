@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.config import TrainConfig
-from tfdist.console import command
+from tfdist.console import command, tables
 from tfdist.errors import ConfigurationError
 from tfdist.run import flags, recipe
 from tfdist.run.rank_duties import once, printing_to
@@ -38,24 +38,31 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     """
     import keras  # not at the top, because `--help` answers without TensorFlow
 
+    from tfdist.callbacks.batch_size import BatchSize
     from tfdist.callbacks.curves import Curves
     from tfdist.callbacks.metrics_log import MetricsLog
     from tfdist.run import from_config, reports, room
+    from tfdist.run.effect import Watched
     from tfdist.run.folder import RunFolder
 
     workload = recipe.find(config.recipe)
     keras.utils.set_random_seed(config.seed)
     strategy = from_config.make_strategy(config)
-    data, validation = from_config.make_data(config, workload, strategy)
+    watched = Watched(config)
+    data, validation = from_config.make_data(watched.as_config(), workload, strategy)
     steps_per_epoch = recipe.num_steps(data)
-    trainer = from_config.make_trainer(config, workload, strategy, steps_per_epoch)
-    folder = RunFolder(once(strategy, lambda: str(RunFolder.create(config, trainer.model).path)))
+    trainer = from_config.make_trainer(watched.as_config(), workload, strategy, steps_per_epoch)
+    facts = reports.what_runs(trainer, config, data, watched.unread(workload))
+    folder = RunFolder(
+        once(strategy, lambda: str(RunFolder.create(config, trainer.model, facts).path))
+    )
     if strategy.is_chief:
-        reports.start(trainer, config, steps_per_epoch, folder.path)
+        tables.facts({**facts, "run folder": str(folder.path)}.items())
 
     history = keras.callbacks.History()
     curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
     log = MetricsLog(folder.metrics, trainer.stats)
+    batches = BatchSize(trainer.stats, config.batch_size)
     events = keras.callbacks.TensorBoard(str(folder.tensorboard), write_graph=False)
     began, interrupted, full = time.perf_counter(), False, ""
     with printing_to(None if strategy.is_chief else folder.log(strategy.rank)):
@@ -63,7 +70,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
             trainer.fit(
                 data,
                 validation_data=validation,
-                callbacks=[history, log, curves, events],
+                callbacks=[history, log, curves, events, batches],
                 **from_config.fit_arguments(config),
             )
         except KeyboardInterrupt:

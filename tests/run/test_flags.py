@@ -67,6 +67,13 @@ def test_later_file_overrides_earlier(file: Path, tmp_path: Path) -> None:
     assert (config.epochs, config.steps_per_call) == (11, 4)
 
 
+@pytest.mark.parametrize(
+    "flags", [["--loss-scale=dynamic"], ["--precision=mixed_float16"], ["--precision=float16"]]
+)
+def test_options_of_a_dynamic_scale(flags: list[str]) -> None:
+    assert parse(*flags, "--loss-scale-initial=8").loss_scale_initial == 8
+
+
 def test_recipe_may_come_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"recipe: {RECIPE}\n")
@@ -99,6 +106,7 @@ def test_print_config_can_be_read_back(
     [
         (["--strategy", "foo"], "'one_device', 'mirrored', 'central_storage', 'towers'"),
         (["--epochs", "none"], "--epochs: expected a valid integer, got 'none'"),
+        (["--loss-scale-initial", "8"], "--loss-scale-initial: no effect without a dynamic loss"),
         (["--epochs"], "--epochs: expected one argument"),
         (["--loss-scale", "big"], "--loss-scale: expected 'auto', 'none' or 'dynamic' or a"),
         (["--learning-rate", "-1"], "--learning-rate: expected greater than 0, got '-1'"),
@@ -128,6 +136,7 @@ def test_wrong_command_line(arguments: list[str], says: str) -> None:
         (b"a: [b", ", line 1: no YAML: expected ',' or ']'"),
         (b"a: !b c", ", line 1: no YAML: could not determine a constructor"),
         (b"seed: 1\n\nseed: 2", ", line 3: seed: the second of this name"),
+        (b"loss_scale_growth_factor: 3", ", line 1: loss_scale_growth_factor: no effect without"),
         (b"5", "holds something else; expected lines like 'epochs: 3'"),
         (b"# nothing", "the file is empty"),
         (bytes(range(8)), "this is no text"),

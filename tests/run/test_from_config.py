@@ -47,6 +47,7 @@ def test_batches_pass(data: tf.data.Dataset) -> None:
         (ROWS, "got tuple: return one, say"),
         (DATASET, r"batches of 8 rows, got elements of the shapes \(4,\), \(1,\)"),
         (DATASET.map(lambda x, y: (x, y[0])), r"shapes \(4,\), \(\): end it with .batch"),
+        (DATASET.batch(4).prefetch(1), "batches of 8 rows, got batches of 4: end it"),
         (DATASET.batch(16, drop_remainder=True), r"of 8 rows, got .* \(16, 4\), \(16, 1\)"),
     ],
 )

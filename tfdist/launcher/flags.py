@@ -116,6 +116,11 @@ def _check(options: Options) -> None:
             "of each process."
         )
 
+    if options.restarts and not options.num_ps:
+        raise ConfigurationError(
+            "--restarts has no effect without --num-ps: workers that share every step end together."
+        )
+
 
 class _Parser(argparse.ArgumentParser):
     """Errors are ours: one line and the exit code 1, as of every command."""

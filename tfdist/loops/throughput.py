@@ -12,18 +12,24 @@ class Throughput(Observer):
     Attributes:
         examples_per_second: Rows of global batches, without the first call, which compiles.
         data_wait_share: Part of the time, 0 to 1, in which the devices waited for data.
+        steps_of_epoch: All of them so far.
+        rows_of_epoch: Of all their global batches.
     """
 
     def __init__(self) -> None:
         self.examples_per_second = 0.0
         self.data_wait_share = 0.0
+        self.steps_of_epoch, self.rows_of_epoch = 0, 0
         self._compiled = False
         self._seconds, self._rows, self._waited = 0.0, 0, 0.0
 
     def begin_epoch(self, feed: Feed) -> None:
+        self.steps_of_epoch, self.rows_of_epoch = 0, 0
         self._seconds, self._rows, self._waited = 0.0, 0, 0.0
 
     def end_call(self, call: Call) -> None:
+        self.steps_of_epoch += int(call.made.num_steps)
+        self.rows_of_epoch += int(call.made.num_rows)
         if not self._compiled:
             self._compiled = True
             return

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 import pipelines
 from tfdist import cluster, strategies
-from tfdist.config import TrainConfig
+from tfdist.config import TrainConfig, scales_dynamically
 from tfdist.errors import DataError
 from tfdist.loops.feed import check_batch_size
 from tfdist.precision import LossScale
+from tfdist.run import batches
 from tfdist.run.rank_duties import in_turns
 from tfdist.run.recipe import Recipe
 from tfdist.trainer import Trainer
@@ -54,35 +53,10 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
         raise DataError(
             f"{error.filename}: {error.strerror}: name another folder with --data-dir."
         ) from None
-    check_batches(data, "train_data", config.batch_size)
+    batches.check(data, "train_data", config.batch_size)
     if validation is not None:
-        check_batches(validation, "validation_data", None)
+        batches.check(validation, "validation_data", None)
     return data, validation
-
-
-def check_batches(data: Any, function: str, batch_size: int | None) -> None:
-    """Checks what a recipe's function returned.
-
-    Args:
-        data: That is.
-        function: The name of it.
-        batch_size: Rows of a batch; None: any number.
-
-    Raises:
-        DataError: It is no `tf.data.Dataset`, or one that is not batched, or in other batches.
-    """
-    if not isinstance(data, tf.data.Dataset):
-        raise DataError(
-            f"{function}: expected a tf.data.Dataset of batches, got {type(data).__name__}: return "
-            "one, say tf.data.Dataset.from_tensor_slices((x, y)).batch(config.batch_size)."
-        )
-    shapes = [spec.shape for spec in tf.nest.flatten(data.element_spec) if hasattr(spec, "shape")]
-    rows = {shape[0] if shape.rank else 0 for shape in shapes if shape.rank is not None} - {None}
-    if 0 in rows or len(rows) > 1 or (batch_size and rows - {batch_size}):
-        raise DataError(
-            f"{function}: expected batches of {batch_size or 'any number of'} rows, got elements "
-            f"of the shapes {', '.join(map(str, shapes))}: end it with .batch(config.batch_size)."
-        )
 
 
 def make_trainer(
@@ -121,14 +95,12 @@ def _loss_scale(config: TrainConfig) -> LossScale | None:
     """The loss scale asked for; float16 underflows without one, the other formats need none."""
     if isinstance(config.loss_scale, float):
         return LossScale.fixed(config.loss_scale)
-    in_float16 = config.precision in ("float16", "mixed_float16")
-    if config.loss_scale == "none" and in_float16:
-        return LossScale.fixed(1.0)  # Keras puts a dynamic scale there by itself
-    if config.loss_scale == "none" or (config.loss_scale == "auto" and not in_float16):
-        return None
-    return LossScale(
-        initial=config.loss_scale_initial,
-        growth_interval=config.loss_scale_growth_interval,
-        growth_factor=config.loss_scale_growth_factor,
-        backoff_factor=config.loss_scale_backoff_factor,
-    )
+    if scales_dynamically(config.precision, config.loss_scale):
+        return LossScale(
+            initial=config.loss_scale_initial,
+            growth_interval=config.loss_scale_growth_interval,
+            growth_factor=config.loss_scale_growth_factor,
+            backoff_factor=config.loss_scale_backoff_factor,
+        )
+    # Keras puts a dynamic scale around the optimizers of mixed_float16 by itself.
+    return LossScale.fixed(1.0) if "float16" in config.precision.split("_") else None
