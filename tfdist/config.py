@@ -45,6 +45,10 @@ class Run(BaseModel):
     recipe: str = Field(
         "digits", description="what to train: a module of recipes/, or a dotted name"
     )
+    set: dict[str, Any] = Field(
+        default_factory=dict,
+        description="a hyperparameter of the recipe's own; once for each",
+    )
     run_dir: str | None = Field(
         None, description="folder for this run's files; left out: a new one under runs/"
     )
@@ -95,6 +99,10 @@ class Optimisation(BaseModel):
     lr_reference_batch: PositiveInt | None = Field(
         None,
         description="learning rate is for this batch and scales with --batch-size; left out: no",
+    )
+    early_stopping: Annotated[str, Field(pattern=r"^[^:]+:[1-9]\d*$")] | None = Field(
+        None,
+        description="val_loss:5 stops after 5 epochs without a better one; left out: never",
     )
     steps_per_call: Literal["auto"] | PositiveInt = Field(
         "auto", description="optimizer steps per call into the graph"

@@ -52,6 +52,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     data, validation = from_config.make_data(watched.as_config(), workload, strategy)
     steps_per_epoch = recipe.num_steps(data)
     trainer = from_config.make_trainer(watched.as_config(), workload, strategy, steps_per_epoch)
+    callbacks = from_config.make_callbacks(watched.as_config(), workload)
     facts = reports.what_runs(trainer, config, data, watched.unread(workload))
     folder = RunFolder(
         once(strategy, lambda: str(RunFolder.create(config, trainer.model, facts).path))
@@ -70,7 +71,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
             trainer.fit(
                 data,
                 validation_data=validation,
-                callbacks=[history, log, curves, events, batches],
+                callbacks=[*callbacks, history, log, curves, events, batches],
                 **from_config.fit_arguments(config),
             )
         except KeyboardInterrupt:

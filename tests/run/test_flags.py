@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from pydantic import BaseModel, Field
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
@@ -80,6 +81,47 @@ def test_recipe_may_come_from_the_file(tmp_path: Path) -> None:
     assert command_line.parse("program", "", ["--config", str(path)]).epochs == 7
 
 
+class Hyperparameters(BaseModel):
+    depth: int = Field(18, ge=1)
+    widths: list[int] = [8]
+    activation: str = "relu"
+
+
+def test_hyperparameters_of_the_recipe(recipe: ModuleType, tmp_path: Path) -> None:
+    vars(recipe)["Hyperparameters"] = Hyperparameters
+    path = tmp_path / "own.yaml"
+    path.write_text("set:\n  depth: 50\n  activation: gelu\n")
+    config = parse("--set", "depth=34", f"--config={path}", "--set=widths=[1, 2]")
+    assert config.set == {"depth": 34, "widths": [1, 2], "activation": "gelu"}
+    assert Hyperparameters.model_validate(config.set).depth == 34
+    path.write_text(config.to_yaml())
+    assert parse(f"--config={path}") == config
+    assert parse().set == {"depth": 18, "widths": [8], "activation": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ("depth=x", "--set depth: expected a valid integer"),
+        ("depth=0", "--set depth: expected greater than or equal to 1, got '0'"),
+        ("dept=3", "no such hyperparameter of recipe 'test_recipes.tiny'. Did you mean depth?"),
+        ("depth", "--set depth: expected NAME=VALUE"),
+    ],
+)
+def test_wrong_hyperparameters(recipe: ModuleType, own: str, says: str) -> None:
+    vars(recipe)["Hyperparameters"] = Hyperparameters
+    with pytest.raises(ConfigurationError) as error:
+        parse("--set", own)
+    assert says in str(error.value)
+
+
+def test_recipe_without_hyperparameters(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("seed: 1\nset:\n  depth: 50\n")
+    with pytest.raises(ConfigurationError, match="line 3: depth: there is no such hyperparameter"):
+        parse(f"--config={path}")
+
+
 def test_every_field_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         parse("--help")
@@ -107,6 +149,7 @@ def test_print_config_can_be_read_back(
         (["--strategy", "foo"], "'one_device', 'mirrored', 'central_storage', 'towers'"),
         (["--epochs", "none"], "--epochs: expected a valid integer, got 'none'"),
         (["--loss-scale-initial", "8"], "--loss-scale-initial: no effect without a dynamic loss"),
+        (["--early-stopping", "loss"], "--early-stopping: expected String should match pattern"),
         (["--epochs"], "--epochs: expected one argument"),
         (["--loss-scale", "big"], "--loss-scale: expected 'auto', 'none' or 'dynamic' or a"),
         (["--learning-rate", "-1"], "--learning-rate: expected greater than 0, got '-1'"),

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
+from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
-from tfdist.run import recipe
+from tfdist.run import from_config, recipe
 
 NAME = "test_recipes.one"
 
@@ -76,3 +78,22 @@ def test_steps_of_data() -> None:
     assert recipe.num_steps(data.batch(64)) == 2
     assert recipe.num_steps(data.filter(lambda row: row > 3).batch(64)) is None
     assert recipe.num_steps(data.repeat().batch(64)) is None
+
+
+def test_callbacks_are_the_recipes_and_the_flags(module: ModuleType) -> None:
+    own = keras.callbacks.TerminateOnNaN()
+    vars(module)["callbacks"] = lambda config: [own]
+    config = TrainConfig(early_stopping="val_loss:5")
+    first, stopping = from_config.make_callbacks(config, recipe.find(NAME))
+    assert first is own
+    assert isinstance(stopping, keras.callbacks.EarlyStopping)
+    assert (stopping.monitor, stopping.patience) == ("val_loss", 5)
+
+
+def test_wrong_optional_members(module: ModuleType) -> None:
+    vars(module)["callbacks"] = lambda: []
+    with pytest.raises(ConfigurationError, match=r"expected def callbacks\(config\), got"):
+        recipe.find(NAME)
+    vars(module)["Hyperparameters"] = {"depth": 3}
+    with pytest.raises(ConfigurationError, match=r"expected class Hyperparameters\(pydantic"):
+        recipe.find(NAME)

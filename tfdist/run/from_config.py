@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pipelines
 from tfdist import cluster, strategies
+from tfdist.callbacks.early_stopping import EarlyStopping
 from tfdist.config import TrainConfig, scales_dynamically
 from tfdist.errors import DataError
 from tfdist.loops.feed import check_batch_size
 from tfdist.precision import LossScale
 from tfdist.run import batches
 from tfdist.run.rank_duties import in_turns
-from tfdist.run.recipe import Recipe
+from tfdist.run.recipe import Recipe, callbacks
 from tfdist.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -77,6 +78,15 @@ def make_trainer(
         loss_scale=_loss_scale(config),
         watchdog_seconds=config.watchdog_seconds,
     )
+
+
+def make_callbacks(config: TrainConfig, recipe: Recipe) -> list[Any]:
+    """Returns what the recipe and the configuration want to listen to the training."""
+    made = callbacks(recipe, config)
+    if config.early_stopping:
+        monitor, _, epochs = config.early_stopping.rpartition(":")
+        made.append(EarlyStopping(monitor, patience=int(epochs)))
+    return made
 
 
 def fit_arguments(config: TrainConfig) -> dict[str, Any]:

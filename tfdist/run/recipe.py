@@ -1,7 +1,11 @@
 """Finding a recipe by its name; what a recipe is.
 
 A recipe is a module with the four members of `Recipe`: its own defaults for the configuration, and
-three functions that are handed the resolved configuration.
+three functions that are handed the resolved configuration. It may have two more:
+
+- `Hyperparameters`, a `pydantic.BaseModel` of what only this recipe knows. `--set depth=34` is
+  checked by it, and `Hyperparameters.model_validate(config.set)` is what came of that.
+- `callbacks(config)`, which returns Keras callbacks for the training, the same on every worker.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import pkgutil
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Protocol, cast
+
+from pydantic import BaseModel
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, did_you_mean
@@ -83,6 +89,21 @@ def find(name: str) -> Recipe:
     return cast(Recipe, module)
 
 
+class NoHyperparameters(BaseModel):
+    """Those of a recipe that has none."""
+
+
+def hyperparameters(recipe: Recipe) -> type[BaseModel]:
+    """The model of the recipe's own hyperparameters."""
+    return getattr(recipe, "Hyperparameters", NoHyperparameters)
+
+
+def callbacks(recipe: Recipe, config: TrainConfig) -> list[Any]:
+    """The recipe's own `keras.callbacks.Callback`s."""
+    make = getattr(recipe, "callbacks", None)
+    return list(make(config) or ()) if make else []
+
+
 def defaults(recipe: Recipe, name: str) -> Layer:
     """The recipe's own values of fields."""
     return {
@@ -113,8 +134,17 @@ def _check(module: ModuleType) -> None:
         raise ConfigurationError(
             f"{module.__name__}: expected DEFAULTS like {{'epochs': 3}}, got {module.DEFAULTS!r}."
         )
-    for name in _FUNCTIONS:
-        arguments = list(inspect.signature(getattr(Recipe, name)).parameters)[1:]
+    own = getattr(module, "Hyperparameters", BaseModel)
+    if not (isinstance(own, type) and issubclass(own, BaseModel)):
+        raise ConfigurationError(
+            f"{module.__name__}: expected class Hyperparameters(pydantic.BaseModel), got {own!r}."
+        )
+    expected = {
+        name: list(inspect.signature(getattr(Recipe, name)).parameters)[1:] for name in _FUNCTIONS
+    }
+    if hasattr(module, "callbacks"):
+        expected["callbacks"] = ["config"]
+    for name, arguments in expected.items():
         function = getattr(module, name)
         try:
             inspect.signature(function).bind(*arguments)
