@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.starting import ENVIRON, SECONDS, command, launch, launch_program, program
 from tfdist.launch import main
+from tfdist.launcher.flags import parse
 
 #: Starts a child in a session of its own, tells both process ids, and waits for ever.
 LINGERS = """
@@ -227,6 +228,22 @@ def test_dry_run_prints_what_it_would_start() -> None:
     assert rank == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "strategy"),
+    [
+        ([], "multi_worker"),
+        (["--num-ps", "1"], "parameter_server"),
+        (["--via", "horovodrun"], "horovod"),
+        (["--print-k8s", "mpijob"], "horovod"),
+        (["--strategy=horovod"], "horovod"),
+        (["--config", "run.yaml"], ""),  # the file may say; the workers refuse another one
+        (["--num-workers", "1"], ""),
+    ],
+)
+def test_strategy_that_nobody_named_is_the_launcher_s(flags: list[str], strategy: str) -> None:
+    assert parse([*flags, "--epochs", "2"]).strategy == strategy
+
+
 def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
     path = program(tmp_path, 'print("on", rank)')
     hosts = "127.0.0.1:2,127.0.0.2:1"
@@ -258,6 +275,7 @@ def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
         (["--on", "a"], "--on a: expected one of --hosts (none)"),
         (["--via", "magic"], "invalid choice: 'magic'"),
         (["--num-ps", "1", "--via", "mpirun"], "--num-ps is for processes of this host"),
+        (["--strategy", "mirrored"], "'mirrored' would train in each of 2 workers by itself"),
         (["--", "/not/there"], "'/not/there' cannot be started (No such file or directory)"),
     ],
 )

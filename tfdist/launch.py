@@ -9,10 +9,12 @@ from contextlib import nullcontext
 
 from tfdist.cluster.networks import interface_towards
 from tfdist.console import command
+from tfdist.errors import ConfigurationError
 from tfdist.launcher import flags, group, horovod, kubernetes, mpirun, plan, slurm, workers
 from tfdist.launcher.child import Failure, Streams
 from tfdist.launcher.flags import Options
 from tfdist.launcher.plan import Process
+from tfdist.strategies import STRATEGIES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +44,7 @@ def launch(chosen: Options) -> Failure | None:
     Raises:
         TfdistError: It cannot be started.
     """
+    _check_strategy(chosen)
     if chosen.print_slurm:
         print(slurm.script(chosen), end="")
     elif chosen.print_k8s:
@@ -56,6 +59,16 @@ def launch(chosen: Options) -> Failure | None:
     else:
         return _run_workers(chosen)
     return None
+
+
+def _check_strategy(chosen: Options) -> None:
+    """Refuses workers of which each would train by itself."""
+    declared = STRATEGIES.get(chosen.strategy) if chosen.trains else None
+    if declared and not declared.joins_processes and chosen.num_workers + chosen.num_ps > 1:
+        raise ConfigurationError(
+            f"--strategy {chosen.strategy!r} would train in each of {chosen.num_workers} workers "
+            "by itself: leave --strategy out, or train in one process with python -m tfdist.train."
+        )
 
 
 def _run(

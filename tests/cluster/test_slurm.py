@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfdist.cluster import membership
 from tfdist.cluster.environments import slurm
 from tfdist.errors import ClusterError
 
@@ -75,6 +78,22 @@ def test_all_ranks_compute_the_same_addresses() -> None:
         assert cluster is not None
         assert cluster.addresses == first.addresses
     assert [cluster.local_size for cluster in seen if cluster] == [2, 2, 1]
+
+
+def test_batch_script_is_no_task_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.setattr(membership, "_discovered", membership.discover)
+    monkeypatch.setattr(membership, "_in_use", None)
+    assert membership.size() == 2  # for who wants the others
+    assert membership.started_together() is None
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "n[1-2]")
+    assert membership.started_together() == membership.current()
 
 
 def test_steps_of_a_job_do_not_share_ports() -> None:

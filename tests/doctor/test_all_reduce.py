@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tfdist.cluster import membership
 from tfdist.doctor import all_reduce
 from tfdist.install_horovod import versions
 from tfdist.strategies.collectives import bandwidth
@@ -40,6 +41,7 @@ def test_size_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
         ({"HOROVOD_SIZE": "2"}, "0.28.1", True),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "0.28.1", True),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, None, False),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "0.28.1", False),
         ({"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "2"}, "0.28.1", False),
     ],
 )
@@ -50,6 +52,8 @@ def test_who_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(versions, "horovod", lambda: horovod)
+    monkeypatch.setattr(membership, "_discovered", membership.discover)  # again
+    monkeypatch.setattr(membership, "_in_use", None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert all_reduce.started_by_horovod() == started

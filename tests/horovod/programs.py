@@ -122,7 +122,7 @@ def in_the_trainer() -> None:
         model.compile(hvd.DistributedOptimizer(sgd()), "mse")
         return model
 
-    tfdist.Trainer(build, "one_device")
+    tfdist.Trainer(build, "horovod")
 
 
 def passes_of_a_built_one() -> None:

@@ -16,6 +16,7 @@ import yaml
 
 from tests.support import ROOT
 from tfdist import train
+from tfdist.cluster import membership
 from tfdist.config import TrainConfig
 
 SECONDS = 300
@@ -69,6 +70,16 @@ def test_option_of_another_strategy(
     monkeypatch.chdir(tmp_path)
     assert train.main(["--all-reduce", "nccl"]) == 1
     assert "error: strategy 'one_device' takes no option 'all_reduce'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_of_two_workers_does_not_train_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(membership, "_in_use", None)
+    assert train.main(["--workers", "a:2222,b:2222", "--rank", "0"]) == 1
+    assert "error: flags started 2 processes, and 'one_device'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,6 +15,8 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
+from tfdist import cluster
+from tfdist.cluster import membership
 from tfdist.errors import ConfigurationError, DeviceError
 from tfdist.strategies.central_storage import CentralStorage
 from tfdist.strategies.mirrored import Mirrored
@@ -107,6 +109,20 @@ def test_a_tower_that_fails_ends_all() -> None:
 def test_one_device_takes_one() -> None:
     with pytest.raises(ConfigurationError, match="computes on one"):
         tfdist.strategies.create("one_device", 2)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_one_of_several_processes_does_not_train_by_itself(
+    made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = Mirrored(2) if made else "mirrored"
+    monkeypatch.setattr(membership, "_in_use", cluster.Cluster("Open MPI", 1, 2))
+    with pytest.raises(ConfigurationError, match="Open MPI started 2 processes") as refused:
+        tfdist.Trainer(build, strategy)
+    assert "tfdist.cluster.leave()" in str(refused.value)
+    tfdist.cluster.leave()  # the cure
+    assert tfdist.Trainer(build, strategy).strategy.num_replicas == 2
+    assert (tfdist.rank(), tfdist.size()) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,27 @@ def use(cluster: Cluster) -> None:
     _in_use = cluster
 
 
+def leave() -> None:
+    """Makes this process a cluster of one: it trains by itself, whatever a launcher started."""
+    use(Cluster("tfdist.cluster.leave()", rank=0, size=1))
+
+
+def started_together() -> Cluster | None:
+    """Returns the cluster in use where this process is one of several that do the same.
+
+    Returns:
+        None for a process alone; and where the variables contradict themselves, or are those of
+        Slurm's batch script, which runs once whatever the job may start: who wants no others need
+        not mind.
+    """
+    try:
+        found = current()
+    except ClusterError:
+        return None
+    alone = found.size == 1 or (_in_use is None and slurm.is_batch_script(os.environ))
+    return None if alone else found
+
+
 def rank() -> int:
     """Returns this worker's number, from 0; rank 0 is the chief."""
     return current().rank

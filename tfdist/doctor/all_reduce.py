@@ -32,6 +32,10 @@ def checks() -> list[Check]:
     the GPUs of the host, or over two logical CPU devices.
     """
     name = "horovod" if started_by_horovod() else "mirrored"
+    if name == "mirrored" and (others := cluster.started_together()):
+        value = f"not measured over the {others.size} processes from {others.source}"
+        cure = "run python -m tfdist.verify --strategy multi_worker in each of them"
+        return [Check("all-reduce", value, "missing", cure)]
     try:
         strategy = strategies.create(name)
     except TfdistError as error:
@@ -48,10 +52,8 @@ def started_by_horovod() -> bool:
     if versions.horovod() is None:
         return False
     by_gloo = int(os.environ.get("HOROVOD_SIZE", "1")) > 1  # set by horovodrun
-    try:
-        return by_gloo or cluster.discover().size > 1
-    except TfdistError:
-        return False
+    others = cluster.started_together()
+    return by_gloo or (others is not None and others.source not in ("TF_CONFIG", "Kubernetes"))
 
 
 def _line(strategy: Strategy, megabytes: int) -> Check:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from tfdist.errors import ConfigurationError
@@ -44,6 +44,11 @@ class Options:
         return ("python" if program == sys.executable else program, *arguments)
 
     @property
+    def trains(self) -> bool:
+        """Whether the command is that of the training command."""
+        return self.command[1:3] == ("-m", "tfdist.train")
+
+    @property
     def strategy(self) -> str:
         """The strategy that the command names; empty where it names none."""
         for word, following in zip(self.command, (*self.command[1:], ""), strict=True):
@@ -76,7 +81,21 @@ def parse(arguments: Sequence[str]) -> Options:
     flags["command"] = tuple(command) or (sys.executable, "-m", "tfdist.train", *rest)
     options = Options(**flags)
     _check(options)
-    return options
+    return options if command else _with_strategy(options)
+
+
+def _with_strategy(options: Options) -> Options:
+    """Names the strategy that the workers need, where neither a flag nor a file may have."""
+    if options.strategy or options.num_workers == 1 > options.num_ps:
+        return options
+    if any(word.partition("=")[0] == "--config" for word in options.command):
+        return options
+    strategy = "multi_worker"
+    if options.num_ps:
+        strategy = "parameter_server"
+    elif options.via != "processes" or options.print_k8s == "mpijob":
+        strategy = "horovod"
+    return replace(options, command=(*options.command, "--strategy", strategy))
 
 
 def _check(options: Options) -> None:

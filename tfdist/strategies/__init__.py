@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 
+from tfdist import cluster
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.declaration import Declaration as Declaration
 from tfdist.strategies.declaration import Option as Option
@@ -76,14 +77,17 @@ def create(
 
     Raises:
         ConfigurationError: No strategy has that name, or it has no such option; or devices are
-            given for what is a strategy already.
+            given for what is a strategy already; or a launcher started several processes, which
+            the strategy does not join.
     """
     if not isinstance(name, str):
+        _check_joins(name.name)
         return _made(name, devices)
     if name not in STRATEGIES:
         raise ConfigurationError(
             f"No strategy is called {name!r}; choose one of {', '.join(STRATEGIES)}."
         )
+    _check_joins(name)
     strategy = STRATEGIES[name].load()
     given = {key: value for key, value in options.items() if value is not None}
     for option in given.keys() - inspect.signature(strategy).parameters.keys():
@@ -101,6 +105,19 @@ def options_by_name() -> Mapping[str, Mapping[str, Option]]:
         for name, option in declared.options.items():
             found.setdefault(name, {})[strategy] = option
     return found
+
+
+def _check_joins(name: str) -> None:
+    """Refuses N trainings that pass for one: each would run, and write, by itself."""
+    started = cluster.started_together()
+    declared = STRATEGIES.get(name)
+    if started is None or declared is None or declared.joins_processes:
+        return
+    raise ConfigurationError(
+        f"{started.source} started {started.size} processes, and {name!r} would train in each by "
+        "itself: use strategy 'multi_worker' or 'horovod'; to train one model in each all the "
+        "same, call tfdist.cluster.leave() first."
+    )
 
 
 def _made(strategy: Strategy, devices: int | str | Sequence[str] | None) -> Strategy:

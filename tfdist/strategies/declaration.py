@@ -53,6 +53,11 @@ class Declaration:
     across_processes: bool = False
     asynchronous: bool = False
 
+    @property
+    def joins_processes(self) -> bool:
+        """Whether N processes make one training of it; of any other they make N."""
+        return self.across_processes or self.asynchronous
+
     def load(self) -> Any:
         """Returns the class; this imports TensorFlow."""
         module, name = self.path.split(":")

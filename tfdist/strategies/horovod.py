@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import cluster, devices
-from tfdist.errors import MissingError
+from tfdist.errors import ClusterError, MissingError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.collectives.fusion import by_dtype, fused
 from tfdist.strategies.several_workers import SeveralWorkers
@@ -106,11 +106,18 @@ def started() -> Any:
 
     Raises:
         MissingError: Horovod is not installed.
+        ClusterError: A launcher started other processes than Horovod joined.
     """
     # Several processes of a host wait for each other: a wait that spins starves who computes.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    hvd = installed()
+    hvd, told = installed(), cluster.started_together()
     hvd.init()
+    if told and told.size != hvd.size():
+        raise ClusterError(
+            f"{told.source} says rank {told.rank} of {told.size}, Horovod says {hvd.rank()} of "
+            f"{hvd.size()}: start the processes with the mpirun of the MPI that Horovod was built "
+            "with, or with horovodrun --gloo; python -m tfdist.doctor tells which."
+        )
     atexit.register(hvd.shutdown)
     source = "Horovod over MPI" if hvd.mpi_enabled() else "Horovod over Gloo"
     place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()

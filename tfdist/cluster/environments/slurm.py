@@ -52,6 +52,11 @@ def read(environ: Environ) -> Cluster | None:
     return Cluster("Slurm", rank, size, local_rank, counts[node], addresses)
 
 
+def is_batch_script(environ: Environ) -> bool:
+    """Tells whether this is the script that sbatch runs: it has a task's number, and no step."""
+    return "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" not in environ
+
+
 def expand_hosts(nodelist: str) -> list[str]:
     """Returns the hosts of Slurm's shorthand: `a[01-02,5],b` is a01, a02, a5, b.
 
