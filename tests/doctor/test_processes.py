@@ -65,6 +65,14 @@ def test_horovod_tells_its_controllers() -> None:
     assert found["Horovod's operations"] == "MPI, Gloo"
 
 
+@pytest.mark.usefixtures("horovod")
+@pytest.mark.parametrize(("version", "known"), [("4.1.4", True), ("5.0.11", False)])
+def test_horovodrun_that_mpirun_does_not_understand(version: str, known: bool) -> None:
+    found = {check.name: check for check in processes._horovod(OPEN_MPI._replace(version=version))}
+    assert ("horovodrun" not in found) == known
+    assert known or "--via horovodrun" in found["horovodrun"].cure
+
+
 @pytest.mark.parametrize(
     ("kind", "loaded", "states"),
     [

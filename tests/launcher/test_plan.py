@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -81,13 +82,12 @@ def test_mpirun(kind: str, flags: list[str], words: str, monkeypatch: pytest.Mon
 
 
 def test_horovodrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(mpi_library, "search_path", lambda: str(tmp_path))
     with pytest.raises(LaunchError, match="make horovod"):
         mpirun.process(parsed("--via", "horovodrun"))
-    (tmp_path / "horovodrun").touch()
+    (tmp_path / "horovodrun").touch(0o755)
     process = mpirun.process(parsed("--via", "horovodrun", "--hosts", "a:2,b:1"))
-    assert process.command[1:] == ("-np", "3", "-H", "a:2,b:1", "program", "--flag")
+    assert process.command[3:] == ("-np", "3", "-H", "a:2,b:1", "program", "--flag")
 
 
 def test_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +111,15 @@ def test_lines_under_mpirun_begin_with_the_rank(tmp_path: Path) -> None:
     done = launch("--via", "mpirun", "--", sys.executable, str(tmp_path / "program.py"))
     assert sorted(done.stdout.splitlines())[:2] == ["[0] out 0", "[1] out 1"]
     assert done.returncode == 5
+
+
+@pytest.mark.skipif(not horovod.installed(), reason="no Horovod")
+def test_horovodrun_starts_the_workers_by_its_mpi(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text("from tfdist import cluster; print('rank', cluster.rank(), 'of 2')")
+    done = launch("--via", "horovodrun", "--", sys.executable, str(path))
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall("rank . of 2", done.stdout)) == ["rank 0 of 2", "rank 1 of 2"]
 
 
 @pytest.mark.parametrize(("address", "fits"), [("10.0.0.1", True), ("127.0.1.1", False)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from typing import NamedTuple
 
 #: What the first line of `mpirun --version` looks like, and whose it is.
@@ -34,12 +36,18 @@ class Mpi(NamedTuple):
         return f"{self.kind} {self.version}".rstrip()
 
 
+def search_path() -> str:
+    """Returns PATH with this Python environment's programs first, activated or not."""
+    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+
+
 def find(path: str | None = None) -> Mpi | None:
     """Returns the first MPI of a search path, or None.
 
     Args:
-        path: As the variable PATH; None: that of this process.
+        path: As the variable PATH; None: `search_path`.
     """
+    path = search_path() if path is None else path
     mpirun = shutil.which("mpirun", path=path)
     if mpirun is None:
         return None

@@ -10,7 +10,7 @@ from tfdist import cluster
 from tfdist.cluster import mpi_library
 from tfdist.doctor.check import Check
 from tfdist.errors import TfdistError
-from tfdist.install_horovod import tools, versions
+from tfdist.install_horovod import versions
 
 _INSTALL = f"{Path(sys.executable).name} -m tfdist.install_horovod"
 
@@ -20,7 +20,7 @@ _FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI
 
 def checks() -> list[Check]:
     """Returns the lines on MPI, Horovod and the cluster."""
-    found = mpi_library.find(tools.search_path())
+    found = mpi_library.find()
     return [_mpi(found), *_horovod(found), *_cluster()]
 
 
@@ -50,7 +50,7 @@ def _horovod(found: mpi_library.Mpi | None) -> list[Check]:
         value = f"{version} does not load: {' '.join(str(error).split())}"
         return [Check("Horovod", value, "wrong", f"{_INSTALL} --rebuild")]
     lines = [Check("Horovod", version), _controllers(hvd), _operations(hvd)]
-    return lines + _mismatch(found) if hvd.mpi_built() else lines
+    return lines + _mismatch(found) + _horovodrun(found) if hvd.mpi_built() else lines
 
 
 def _controllers(hvd: Any) -> Check:
@@ -78,6 +78,15 @@ def _mismatch(found: mpi_library.Mpi | None) -> list[Check]:
             value = f"built with {' or '.join(names)}, but mpirun is {found.kind}'s"
             return [Check("Horovod's MPI", value, "wrong", f"{_INSTALL} --rebuild")]
     return []
+
+
+def _horovodrun(found: mpi_library.Mpi | None) -> list[Check]:
+    """Horovod 0.28.1 hands mpirun `-bind-to none`, of which Open MPI 5 runs the last word."""
+    if not (found and found.kind == "Open MPI" and int(found.version.partition(".")[0]) >= 5):
+        return []
+    value = f"by itself it gives {found} options that this does not know"
+    cure = "horovodrun --gloo, mpirun, or python -m tfdist.launch --via horovodrun"
+    return [Check("horovodrun", value, "missing", cure)]
 
 
 def _loaded_libraries() -> str:

@@ -7,16 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 from tfdist.cluster import mpi_library
+from tfdist.cluster.mpi_library import search_path as search_path
 from tfdist.errors import InstallError
-
-
-def search_path() -> str:
-    """Returns PATH with this Python environment's programs first, activated or not."""
-    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 
 
 def pip(*arguments: str) -> None:

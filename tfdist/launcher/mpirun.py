@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from pathlib import Path
 
 from tfdist.cluster import mpi_library
 from tfdist.errors import LaunchError
@@ -14,6 +13,9 @@ from tfdist.launcher.plan import Process
 
 #: Variables that other hosts need to find the programs, where they are set.
 _EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+#: Horovod's own for Open MPI, which version 5 knows with two dashes only.
+_NOT_BOUND = "--bind-to none --map-by slot"
 
 
 def process(options: Options) -> Process:
@@ -24,13 +26,13 @@ def process(options: Options) -> Process:
     """
     if options.via == "mpirun":
         return _mpirun(options)
-    beside = Path(sys.executable).with_name("horovodrun")  # a venv need not be activated
-    program = str(beside) if beside.exists() else shutil.which("horovodrun")
+    path = mpi_library.search_path()  # a venv need not be activated
+    program = shutil.which("horovodrun", path=path)
     if not program:
         raise LaunchError("--via horovodrun: it is not installed; run make horovod.")
     hosts = ["-H", _slots(options)] if options.hosts else []
-    command = (program, "-np", str(options.num_workers), *hosts, *options.command)
-    return Process("horovodrun", command)
+    head = (program, "--binding-args", _NOT_BOUND, "-np", str(options.num_workers), *hosts)
+    return Process("horovodrun", (*head, *options.command), {"PATH": path})
 
 
 def _mpirun(options: Options) -> Process:
