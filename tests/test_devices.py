@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import NUM_CPUS
+from tests.support import ROOT
 from tfdist import devices
 from tfdist.errors import DeviceError
 
@@ -57,32 +58,48 @@ def test_devices_that_are_not_there(asked: Any, says: str) -> None:
 
 
 FRESH = """
-from tfdist import devices
-print(devices.{first})
-print(devices.resolve(None, 2))
-devices.tf.constant(0)  # starts TensorFlow
+import tfdist
+print(tfdist.devices.{first})
+print(tfdist.devices.resolve(None, 2))
+tfdist.devices.tf.constant(0)  # starts TensorFlow
 try:
-    devices.resolve(5, 2)
-except devices.DeviceError as error:
+    tfdist.devices.resolve(5, 2)
+except tfdist.errors.DeviceError as error:
     print(error)
 """
+
+
+def in_fresh_process(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
     ("first", "made"), [("configure(3)", 3), ("resolve(['CPU:2'], 2)", 3), ("resolve(None, 2)", 2)]
 )
 def test_logical_devices_are_made_in_a_fresh_process(first: str, made: int) -> None:
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH.replace("{first}", first)],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = in_fresh_process(FRESH.replace("{first}", first))
     assert done.returncode == 0, done.stderr
     names, default, error = done.stdout.splitlines()
     assert str(CPUS[made - 1]) in names
     assert default == str(CPUS[:2])
     assert f"TensorFlow has started with {made}" in error
+
+
+def test_cure_of_a_model_that_started_tensorflow() -> None:
+    code = """
+import keras, tfdist
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+print(tfdist.Trainer(model, "mirrored", devices=3).strategy.devices)
+"""
+    said = " ".join(in_fresh_process(code).stderr.split())
+    (cure,) = re.findall(r"call (tfdist\S+) before the first operation", said)
+    done = in_fresh_process(code.replace("tfdist", f"tfdist\n{cure}", 1))
+    assert done.stdout.strip() == str(CPUS[:3]), done.stderr

@@ -10,7 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfdist import callbacks as callbacks
+    from tfdist import cluster as cluster
+    from tfdist import devices as devices
+    from tfdist import errors as errors
     from tfdist import precision as precision
+    from tfdist import schedules as schedules
     from tfdist import strategies as strategies
     from tfdist.cluster import barrier as barrier
     from tfdist.cluster import is_chief as is_chief
@@ -21,7 +26,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("horovod", "precision", "strategies")
+_MODULES = (
+    "callbacks",
+    "cluster",
+    "devices",
+    "errors",
+    "horovod",
+    "precision",
+    "schedules",
+    "strategies",
+)
 _ATTRIBUTES = {
     "Trainer": "tfdist.trainer",
     "barrier": "tfdist.cluster",
@@ -35,10 +49,15 @@ __all__ = [
     "Trainer",
     "__version__",
     "barrier",
+    "callbacks",
+    "cluster",
+    "devices",
+    "errors",
     "is_chief",
     "notebook_launch",
     "precision",
     "rank",
+    "schedules",
     "size",
     "strategies",
 ]

@@ -1,0 +1,54 @@
+"""What messages tell the user to call or to run is there as they name it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import pkgutil
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import tfdist
+from tests.support import ROOT
+
+#: A command that a message names, or a function that it says to call.
+_NAMED = re.compile(r"python -m ((?:tfdist|pipelines)[\w.]*\w)|\b(tfdist(?:\.\w+)+)\(")
+
+
+def messages() -> Iterator[str]:
+    """All texts of the code but docstrings."""
+    for package in ("tfdist", "pipelines"):
+        for path in (ROOT / package).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            described = (ast.Module, ast.ClassDef, ast.FunctionDef)
+            owners = [node for node in ast.walk(tree) if isinstance(node, described)]
+            documentation = {id(one.body[0].value) for one in owners if _begins_with_text(one)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and id(node) not in documentation:
+                    yield str(node.value)
+
+
+def _begins_with_text(owner: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
+    return bool(owner.body) and isinstance(owner.body[0], ast.Expr)
+
+
+NAMED = {found for text in messages() for found in _NAMED.findall(text)}
+
+
+@pytest.mark.parametrize("module", sorted(module for module, _ in NAMED if module))
+def test_command_is_there(module: str) -> None:
+    found = importlib.util.find_spec(module)
+    assert found
+    package = found.submodule_search_locations is not None
+    assert not package or importlib.util.find_spec(f"{module}.__main__")
+
+
+@pytest.mark.parametrize("path", sorted(path for _, path in NAMED if path))
+def test_function_is_there_after_importing_tfdist(path: str) -> None:
+    first = path.split(".")[1]
+    assert first in (*tfdist.__all__, *tfdist._MODULES)
+    if first == "horovod":
+        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
+    assert callable(pkgutil.resolve_name(path))
