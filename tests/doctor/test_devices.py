@@ -25,10 +25,12 @@ def test_host_without_gpus_is_well() -> None:
 @pytest.mark.usefixtures("cuda")
 def test_libraries_are_not_needed_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "gpus_of_driver", list)
+    monkeypatch.setattr(devices, "LIBRARIES", {"CUDA driver": "no.so.1", "C library": "libc.so.6"})
     found = lines()
     assert found["CUDA of TensorFlow"].value == "12.5.1 with cuDNN 9"
-    assert {check.state for check in found.values()} == {"ok"}
-    assert "nothing needs it" in found["NCCL (libnccl.so.2)"].value
+    assert {name for name, check in found.items() if check.state != "ok"} == {"CUDA libraries"}
+    assert found["CUDA libraries"].state == "missing"  # neither green nor a failure
+    assert "not found: CUDA driver (no.so.1); without a GPU" in found["CUDA libraries"].value
 
 
 @pytest.mark.usefixtures("cuda")
@@ -50,4 +52,4 @@ def test_gpu_under_a_build_for_cpus_needs_another_build(monkeypatch: pytest.Monk
 
 
 def test_library_of_the_system_is_found() -> None:
-    assert devices._library("C library", "libc.so.6", needed=True).state == "ok"
+    assert devices._library("C library", "libc.so.6").state == "ok"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -31,6 +31,16 @@ def horovod(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_missing_mpi_is_no_illness() -> None:
     assert processes._mpi(None).state == "missing"
     assert processes._mpi(OPEN_MPI) == Check("MPI", "Open MPI 4.1.4: /usr/bin/mpirun")
+
+
+def test_mpi4py_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    check = processes._mpi4py()
+    assert (check.name, check.state) == ("mpi4py", "missing")
+    assert check.cure.endswith("pip install mpi4py")
+    vendor = SimpleNamespace(get_vendor=lambda: ("Open MPI", (5, 0, 11)))
+    monkeypatch.setattr(processes.over_mpi, "load", lambda: vendor)
+    assert processes._mpi4py() == Check("mpi4py", "loads Open MPI 5.0.11")
 
 
 def test_missing_horovod_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def checks() -> list[Check]:
         return [*lines, Check("CUDA", "TensorFlow was built without it")]
     made_for = f"{build.get('cuda_version', '?')} with cuDNN {build.get('cudnn_version', '?')}"
     lines.append(Check("CUDA of TensorFlow", made_for))
-    return lines + [_library(name, file, bool(driven)) for name, file in LIBRARIES.items()]
+    return lines + _libraries(needed=bool(driven))
 
 
 def gpus_of_driver() -> list[str]:
@@ -70,7 +70,18 @@ def _describe(tf: Any, gpu: Any) -> str:
     return f"{gpu.name.rpartition('physical_device:')[2]} {details.get('device_name', '')}".strip()
 
 
-def _library(name: str, file: str, needed: bool) -> Check:
+def _libraries(needed: bool) -> list[Check]:
+    """A line for each library; those that are not found share one where no GPU needs them."""
+    lines = [_library(name, file) for name, file in LIBRARIES.items()]
+    absent = [line.name for line in lines if line.state == "wrong"]
+    if needed or not absent:
+        return lines
+    value = f"not found: {', '.join(absent)}; without a GPU nothing needs them"
+    shared = Check("CUDA libraries", value, "missing", f"for a GPU: {_CURE_LIBRARIES}")
+    return [line for line in lines if line.state == "ok"] + [shared]
+
+
+def _library(name: str, file: str) -> Check:
     """Looks for a library where TensorFlow does: in NVIDIA's wheels, then in the system."""
     name = f"{name} ({file})"
     if where := _in_wheels(file):
@@ -78,8 +89,6 @@ def _library(name: str, file: str, needed: bool) -> Check:
     try:
         ctypes.CDLL(file)
     except OSError:
-        if not needed:
-            return Check(name, "not found; without a GPU nothing needs it")
         driver = file == LIBRARIES["CUDA driver"]
         return Check(name, "not found", "wrong", _CURE_DRIVER if driver else _CURE_LIBRARIES)
     return Check(name, "found by the system's loader")

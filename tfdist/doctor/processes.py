@@ -8,11 +8,13 @@ from typing import Any
 
 from tfdist import cluster
 from tfdist.cluster import mpi_library
+from tfdist.cluster.rendezvous import over_mpi
 from tfdist.doctor.check import Check
 from tfdist.errors import TfdistError
 from tfdist.install_horovod import versions
 
 _INSTALL = f"{Path(sys.executable).name} -m tfdist.install_horovod"
+_CURE_MPI4PY = "for multi_worker under mpirun: pip install mpi4py"
 
 #: The libraries of the two families of MPI: a process of one cannot be started by the other.
 _FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI")}
@@ -21,7 +23,7 @@ _FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI
 def checks() -> list[Check]:
     """Returns the lines on MPI, Horovod and the cluster."""
     found = mpi_library.find()
-    return [_mpi(found), *_horovod(found), *_cluster()]
+    return [_mpi(found), *_horovod(found), _mpi4py(), *_cluster()]
 
 
 def _mpi(found: mpi_library.Mpi | None) -> Check:
@@ -92,6 +94,17 @@ def _horovodrun(found: mpi_library.Mpi | None) -> list[Check]:
 def _loaded_libraries() -> str:
     """What this process has mapped, as Linux tells."""
     return Path("/proc/self/maps").read_text()
+
+
+def _mpi4py() -> Check:
+    """What tells workers that mpirun started each other's addresses, for multi_worker."""
+    try:
+        mpi = over_mpi.load()
+    except (ImportError, RuntimeError) as error:
+        value = f"not usable: {' '.join(str(error).split())[:100]}"
+        return Check("mpi4py", value, "missing", _CURE_MPI4PY)
+    name, version = mpi.get_vendor()
+    return Check("mpi4py", f"loads {name} {'.'.join(map(str, version))}")
 
 
 def _cluster() -> list[Check]:

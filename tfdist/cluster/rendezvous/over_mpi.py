@@ -38,14 +38,25 @@ def addresses(cluster: Cluster) -> tuple[str, ...]:
 def _library(cluster: Cluster) -> ModuleType:
     """mpi4py's MPI, not initialized."""
     try:
-        import mpi4py
-
-        mpi4py.rc.initialize = mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: it found no MPI library to load
+        return load()
+    except (ImportError, RuntimeError) as error:
         raise ClusterError(
             f"{cluster.source} tells the workers no addresses, and mpi4py, which exchanges them, "
             f"is not usable ({' '.join(str(error).split())[:100]}): pip install mpi4py, or set "
             "TF_CONFIG."
         ) from None
+
+
+def load() -> ModuleType:
+    """Returns mpi4py's MPI, not initialized.
+
+    Raises:
+        ImportError: It is not installed.
+        RuntimeError: It finds no MPI to load.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
     return MPI
