@@ -49,7 +49,8 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     steps_per_epoch = recipe.num_steps(data)
     trainer = from_config.make_trainer(config, workload, strategy, steps_per_epoch)
     folder = RunFolder(once(strategy, lambda: str(RunFolder.create(config).path)))
-    if strategy.is_chief:
+    talks = strategy.is_chief and config.verbose != 0
+    if talks:
         reports.start(trainer, config, steps_per_epoch, folder.path)
 
     history, curves = keras.callbacks.History(), Curves(folder.curves)
@@ -71,6 +72,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
         if interrupted:
             curves.on_train_end()
         folder.save_model(trainer.model)
+    if talks:
         summary = strategy.summary()
         reports.summary(history.history, seconds, trainer.stats, folder.path, interrupted, summary)
     if interrupted:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
+from pipelines.quiet import quieten_tensorflow as quieten_tensorflow
 from tfdist.errors import ConfigurationError, TfdistError
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.
@@ -31,15 +31,6 @@ def run(main: Callable[[], int | None]) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def quieten_tensorflow() -> None:
-    """Keeps TensorFlow's log off the terminal, unless the user set how much is to be shown.
-
-    What matters is raised as well; the rest are pages about drivers that a machine lacks. Has to be
-    called before TensorFlow is imported.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def parser(program: str, description: str) -> ArgumentParser:

@@ -72,7 +72,9 @@ class Child:
 
     def __init__(self, process: Process, environ: Mapping[str, str], streams: Streams) -> None:
         self.process = process
-        self._environ = {**os.environ, "PYTHONUNBUFFERED": "1", **process.environ, **environ}
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # unless the user says otherwise
+        own = {"PYTHONUNBUFFERED": "1", **process.environ, **environ}
+        self._environ = {**quiet, **os.environ, **own}
         self._relay = streams.relay(process.name)
         self._popen: subprocess.Popen[bytes] | None = None
 
