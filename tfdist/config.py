@@ -37,7 +37,7 @@ class Run(BaseModel):
     """What to train and where to put it."""
 
     recipe: str = Field(
-        "digits", description="what to train: a module of recipes/, or a dotted name"
+        "digits", description="what to train: a module of recipes/, ./mine.py, or a dotted name"
     )
     run_dir: str | None = Field(
         None, description="folder for this run's files; left out: a new one under runs/"

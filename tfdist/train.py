@@ -20,7 +20,6 @@ _DESCRIPTION = "Trains a recipe under a strategy and leaves a run folder."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
-    command.quieten_tensorflow()
 
     def parse_and_train() -> None:
         train(flags.parse("python -m tfdist.train", _DESCRIPTION, arguments))

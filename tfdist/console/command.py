@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
-from pipelines.quiet import quieten_tensorflow as quieten_tensorflow
+from tfdist.console import own_packages
 from tfdist.errors import ConfigurationError, TfdistError
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.
@@ -16,7 +16,7 @@ INTERRUPTED = 130
 
 
 def run(main: Callable[[], int | None]) -> int:
-    """Calls `main` and returns the exit code of the process.
+    """Calls `main`, which may import TensorFlow, and returns the exit code of the process.
 
     Args:
         main: Does the work; returns the exit code, None for 0; raises what the user should know.
@@ -25,6 +25,10 @@ def run(main: Callable[[], int | None]) -> int:
         `main`'s; 1 for an error with a cure, which is printed as one line; 130 for an interrupt.
     """
     try:
+        own_packages.put_first()
+        from pipelines.quiet import quieten_tensorflow
+
+        quieten_tensorflow()
         return main() or 0
     except TfdistError as error:
         print(f"error: {error}", file=sys.stderr)
