@@ -16,6 +16,7 @@ from tfdist.errors import ConfigurationError
 COMMANDS = {
     "train": ("tfdist.train", "trains a recipe under a strategy"),
     "launch": ("tfdist.launch", "starts the workers of a run"),
+    "init": ("tfdist.init", "asks six questions; writes a configuration and the line to start it"),
     "verify": ("tfdist.verify.__main__", "compares a strategy with one device, on this machine"),
     "doctor": ("tfdist.doctor.__main__", "looks this machine over before a run"),
     "bench": ("tfdist.bench.__main__", "measures step, input, all-reduce and scaling"),
