@@ -43,7 +43,7 @@ class Run(BaseModel):
     """What to train and where to put it."""
 
     recipe: str = Field(
-        "digits", description="what to train: a module of recipes/, or a dotted name"
+        "digits", description="what to train: a module of recipes/, ./mine.py, or a dotted name"
     )
     set: dict[str, Any] = Field(
         default_factory=dict,

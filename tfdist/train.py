@@ -21,7 +21,6 @@ _DESCRIPTION = "Trains a recipe under a strategy and leaves a run folder."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
-    command.quieten_tensorflow()
 
     def parse_and_train() -> None:
         train(flags.parse("python -m tfdist.train", _DESCRIPTION, arguments))
@@ -57,7 +56,8 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     folder = RunFolder(
         once(strategy, lambda: str(RunFolder.create(config, trainer.model, facts).path))
     )
-    if strategy.is_chief:
+    talks = strategy.is_chief and config.verbose != 0
+    if talks:
         tables.facts({**facts, "run folder": str(folder.path)}.items())
 
     history = keras.callbacks.History()
@@ -77,20 +77,22 @@ def train(config: TrainConfig) -> keras.callbacks.History:
         except KeyboardInterrupt:
             interrupted = True
         except Exception as error:
-            if not (full := room.lacking(error)):
-                raise
+            if not (strategy.is_chief and (full := room.lacking(error))):
+                raise  # what another worker cannot write is its log
     seconds = time.perf_counter() - began
     if strategy.is_chief:
         if interrupted:
             curves.on_train_end()
         saved, problem = room.save(trainer.model, folder.model)
+        full = full or str(problem or "")
+    if talks:
         summary = strategy.summary()
         reports.summary(history.history, seconds, trainer.stats, folder.path, interrupted, summary)
-        if full or problem:
-            raise ConfigurationError(
-                f"{folder.path}: not all could be written: {full or problem}. The model "
-                f"after {int(trainer.model.optimizer.iterations)} steps is {saved}."
-            )
+    if full:
+        raise ConfigurationError(
+            f"{folder.path}: not all could be written: {full}. The model after "
+            f"{int(trainer.model.optimizer.iterations)} steps is {saved}."
+        )
     if interrupted:
         raise KeyboardInterrupt
     return history

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +43,29 @@ def test_member_that_is_missing(module: ModuleType, member: str) -> None:
     delattr(module, member)
     with pytest.raises(ConfigurationError, match=f"is no recipe: it lacks {member}"):
         recipe.find(NAME)
+
+
+FILE = """
+import beside
+DEFAULTS = {}
+def train_data(config): ...
+def validation_data(config): ...
+def build_model(config, steps_per_epoch): return beside.NUMBER
+"""
+
+
+@pytest.mark.parametrize("name", ["a_workload_of_mine", "json"])  # and of a module that there is
+def test_file_is_a_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    (tmp_path / f"{name}.py").write_text(FILE)
+    (tmp_path / "beside.py").write_text("NUMBER = 3")
+    found = recipe.find(f"./{name}.py")
+    assert found.build_model(TrainConfig(), None) == 3
+    assert recipe.find(f"./{name}.py") is found
+    with pytest.raises(ConfigurationError, match="expected a Python file"):
+        recipe.find("not_there.py")
 
 
 def of_config_alone(config: object) -> None: ...

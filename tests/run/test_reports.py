@@ -66,7 +66,7 @@ def test_summary_shows_last_and_best(capsys: pytest.CaptureFixture[str]) -> None
     assert "lowest val_loss (epoch 2)" in shown
     assert "val_loss 0.3000, val_accuracy 0.8000" in shown
     assert "61.2 s" in shown
-    assert "1234 images/s, 12% waiting for data" in shown
+    assert "1234 rows/s, 12% waiting for data" in shown
     assert "stopped" not in shown
 
 

@@ -107,7 +107,7 @@ def _named(path: Path) -> Path:
 
 def _new(config: TrainConfig) -> Path:
     """A folder under `runs/` that was not there, also when two runs start in the same second."""
-    name = f"{config.recipe}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{Path(config.recipe).stem}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
     while True:
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")

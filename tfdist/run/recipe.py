@@ -11,9 +11,12 @@ three functions that are handed the resolved configuration. It may have two more
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
@@ -69,12 +72,17 @@ def find(name: str) -> Recipe:
     """Imports the recipe called `name`.
 
     Args:
-        name: a module of the package `recipes`, or, with a dot in it, any importable module.
+        name: a module of the package `recipes`; the path of a Python file, `./mine.py`; or, with a
+            dot in it, any importable module.
 
     Raises:
         ConfigurationError: no such recipe, or the module lacks a member of `Recipe`, or has one
             that cannot be called as it is there.
     """
+    if name.endswith(".py"):
+        module = _from_file(Path(name))
+        _check(module)
+        return cast(Recipe, module)
     path = name if "." in name else f"{_PACKAGE}.{name}"
     try:
         module = importlib.import_module(path)
@@ -83,10 +91,27 @@ def find(name: str) -> Recipe:
             raise  # the recipe is there, and what it imports is not
         raise ConfigurationError(
             f"No recipe is called {name!r}; choose one of {', '.join(names())}, "
-            f"or give the dotted name of a module.{did_you_mean(name, names())}"
+            "or give the path of a Python file, or the dotted name of a module."
+            f"{did_you_mean(name, names())}"
         ) from None
     _check(module)
     return cast(Recipe, module)
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Runs a file as a module of its name; it finds modules of its folder, as a script does."""
+    path, name = path.resolve(), path.stem
+    known = importlib.util.find_spec(name)
+    if known and known.origin != str(path):
+        name = f"recipe_{name}"  # another module has that
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigurationError(f"No recipe {path}: expected a Python file, or a recipe's name.")
+    if name not in sys.modules:
+        sys.path.append(str(path.parent))
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 class NoHyperparameters(BaseModel):

@@ -90,7 +90,7 @@ def summary(
         rows[f"lowest {judge} (epoch {best + 1})"] = _metrics(history, best)
     rows["time"] = f"{seconds:.1f} s"
     rows["speed of the last epoch"] = (
-        f"{stats.examples_per_second:.0f} images/s, {stats.data_wait_share:.0%} waiting for data"
+        f"{stats.examples_per_second:.0f} rows/s, {stats.data_wait_share:.0%} waiting for data"
     )
     tables.facts({**rows, **of_strategy, "run folder": str(run_dir)}.items())
 
