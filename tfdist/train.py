@@ -77,8 +77,8 @@ def train(config: TrainConfig) -> keras.callbacks.History:
         except KeyboardInterrupt:
             interrupted = True
         except Exception as error:
-            if not (full := room.lacking(error)):
-                raise
+            if not (strategy.is_chief and (full := room.lacking(error))):
+                raise  # what another worker cannot write is its log
     seconds = time.perf_counter() - began
     if strategy.is_chief:
         if interrupted:
