@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from pydantic import BaseModel, Field
 
 import pipelines
 from tfdist import models, schedules
@@ -28,6 +29,13 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "cosine",
     "warmup_epochs": 0.5,
 }
+
+
+class Hyperparameters(BaseModel):
+    """What `--set NAME=VALUE` sets."""
+
+    dropout: float = Field(0.2, ge=0, lt=1)
+
 
 _FEATURES = (
     pipelines.Feature(name="image", dtype="uint8", shape=(8, 8, 1)),
@@ -45,7 +53,8 @@ _SHUFFLE_BUFFER = 2048  # more than there are images: every order is possible
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network; the images come as uint8 and are normalised on the device."""
-    model = models.cnn((8, 8, 1), num_classes=10, dropout=0.2, scale=1 / _MAX_PIXEL)
+    own = Hyperparameters.model_validate(config.set)
+    model = models.cnn((8, 8, 1), num_classes=10, dropout=own.dropout, scale=1 / _MAX_PIXEL)
     model.compile(
         optimizer=keras.optimizers.Adam(schedules.learning_rate(config, steps_per_epoch)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -93,6 +93,21 @@ def test_first_failure_ends_all_and_is_named_with_its_traceback(tmp_path: Path) 
     assert time.monotonic() - began < SECONDS / 2
 
 
+def test_one_that_ended_early_is_named_before_who_failed_for_want_of_it(tmp_path: Path) -> None:
+    body = """
+if rank == 0:
+    while not pathlib.Path("ended").exists(): time.sleep(0.05)
+    time.sleep(1)
+    raise SystemExit(3)
+pathlib.Path("ended").touch()
+"""
+    done = launch("--", sys.executable, program(tmp_path, body), cwd=tmp_path)
+    assert done.returncode == 3
+    assert (
+        "error: rank 1 ended first, with exit code 0; then rank 0 failed, with exit" in done.stderr
+    )
+
+
 def test_traceback_of_the_first_failure_stands_at_the_end(tmp_path: Path) -> None:
     body = """
 if rank == 0:
@@ -191,6 +206,11 @@ def test_run_with_servers_ends_with_its_chief(tmp_path: Path) -> None:
     done = launch_program(tmp_path, body, "--num-ps", "1", "--num-workers", "2", "--grace", "1")
     assert done.returncode == 0, done.stderr
     assert "[chief] chief" in done.stdout.splitlines()
+
+
+def test_restarts_of_workers_that_end_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--num-workers", "2", "--restarts", "1", "--strategy", "multi_worker"]) == 1
+    assert "--restarts has no effect without --num-ps" in capsys.readouterr().err
 
 
 def test_worker_of_servers_is_started_again(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
     create_model,
     field_validator,
 )
@@ -42,7 +43,11 @@ class Run(BaseModel):
     """What to train and where to put it."""
 
     recipe: str = Field(
-        "digits", description="what to train: a module of recipes/, or a dotted name"
+        "digits", description="what to train: a module of recipes/, ./mine.py, or a dotted name"
+    )
+    set: dict[str, Any] = Field(
+        default_factory=dict,
+        description="a hyperparameter of the recipe's own; once for each",
     )
     run_dir: str | None = Field(
         None, description="folder for this run's files; left out: a new one under runs/"
@@ -94,6 +99,10 @@ class Optimisation(BaseModel):
     lr_reference_batch: PositiveInt | None = Field(
         None,
         description="learning rate is for this batch and scales with --batch-size; left out: no",
+    )
+    early_stopping: Annotated[str, Field(pattern=r"^[^:]+:[1-9]\d*$")] | None = Field(
+        None,
+        description="val_loss:5 stops after 5 epochs without a better one; left out: never",
     )
     steps_per_call: Literal["auto"] | PositiveInt = Field(
         "auto", description="optimizer steps per call into the graph"
@@ -152,6 +161,12 @@ else:
     StrategyOptions = _options_of_strategies()
 
 
+def scales_dynamically(precision: object, loss_scale: object) -> bool:
+    """Whether the loss scale moves by itself: as asked, or because the format underflows."""
+    in_float16 = precision in ("float16", "mixed_float16")
+    return loss_scale == "dynamic" or (loss_scale == "auto" and in_float16)
+
+
 class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
     """The complete, resolved configuration of a training run."""
 
@@ -165,6 +180,23 @@ class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
         """`GPU:0,GPU:1` on a command line is a list of names; `2` is a number."""
         if isinstance(value, str) and not value.strip().lstrip("+-").isdigit():
             return [name.strip() for name in value.split(",")]
+        return value
+
+    @field_validator(
+        "loss_scale_initial",
+        "loss_scale_growth_interval",
+        "loss_scale_growth_factor",
+        "loss_scale_backoff_factor",
+    )
+    @classmethod
+    def _only_of_a_dynamic_scale(cls, value: float, info: ValidationInfo) -> float:
+        usual = cls.model_fields[str(info.field_name)].default
+        if value != usual and not scales_dynamically(
+            info.data.get("precision"), info.data.get("loss_scale")
+        ):
+            raise ValueError(
+                "no effect without a dynamic loss scale: add --loss-scale dynamic, or leave it out."
+            )
         return value
 
     def strategy_options(self) -> dict[str, Any]:

@@ -160,7 +160,11 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
         model: Compiled.
         rule: The scale asked for; None: dynamic for the float16 policies, else none.
         named: The precision asked for by name.
+
+    Raises:
+        ConfigurationError: The scale is no `LossScale`.
     """
+    _check(rule)
     optimizer = model.optimizer
     wrapped = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if wrapped and rule is not None:
@@ -176,3 +180,10 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
         optimizer, initial_scale=rule.initial, dynamic_growth_steps=rule.growth_interval
     )
     model.compile(**config)
+
+
+def _check(rule: object) -> None:
+    if rule is not None and not isinstance(rule, LossScale):
+        raise ConfigurationError(
+            f"loss_scale={rule!r}: expected a LossScale, say LossScale.fixed(128.0), or None."
+        )

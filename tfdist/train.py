@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.config import TrainConfig
-from tfdist.console import command
+from tfdist.console import command, tables
 from tfdist.errors import ConfigurationError
 from tfdist.run import flags, recipe
 from tfdist.run.rank_duties import once, printing_to
@@ -21,7 +21,6 @@ _DESCRIPTION = "Trains a recipe under a strategy and leaves a run folder."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
-    command.quieten_tensorflow()
 
     def parse_and_train() -> None:
         train(flags.parse("python -m tfdist.train", _DESCRIPTION, arguments))
@@ -38,23 +37,33 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     """
     import keras  # not at the top, because `--help` answers without TensorFlow
 
+    from tfdist.callbacks.batch_size import BatchSize
     from tfdist.callbacks.curves import Curves
     from tfdist.callbacks.metrics_log import MetricsLog
     from tfdist.run import from_config, reports, room
+    from tfdist.run.effect import Watched
     from tfdist.run.folder import RunFolder
 
     workload = recipe.find(config.recipe)
     keras.utils.set_random_seed(config.seed)
     strategy = from_config.make_strategy(config)
-    data, validation = from_config.make_data(config, workload, strategy)
+    watched = Watched(config)
+    data, validation = from_config.make_data(watched.as_config(), workload, strategy)
     steps_per_epoch = recipe.num_steps(data)
-    trainer = from_config.make_trainer(config, workload, strategy, steps_per_epoch)
-    folder = RunFolder(once(strategy, lambda: str(RunFolder.create(config, trainer.model).path)))
-    if strategy.is_chief:
-        reports.start(trainer, config, steps_per_epoch, folder.path)
+    trainer = from_config.make_trainer(watched.as_config(), workload, strategy, steps_per_epoch)
+    callbacks = from_config.make_callbacks(watched.as_config(), workload)
+    facts = reports.what_runs(trainer, config, data, watched.unread(workload))
+    folder = RunFolder(
+        once(strategy, lambda: str(RunFolder.create(config, trainer.model, facts).path))
+    )
+    talks = strategy.is_chief and config.verbose != 0
+    if talks:
+        tables.facts({**facts, "run folder": str(folder.path)}.items())
 
-    history, curves = keras.callbacks.History(), Curves(folder.curves)
+    history = keras.callbacks.History()
+    curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
     log = MetricsLog(folder.metrics, trainer.stats)
+    batches = BatchSize(trainer.stats, config.batch_size)
     events = keras.callbacks.TensorBoard(str(folder.tensorboard), write_graph=False)
     began, interrupted, full = time.perf_counter(), False, ""
     with printing_to(None if strategy.is_chief else folder.log(strategy.rank)):
@@ -62,26 +71,28 @@ def train(config: TrainConfig) -> keras.callbacks.History:
             trainer.fit(
                 data,
                 validation_data=validation,
-                callbacks=[history, log, curves, events],
+                callbacks=[*callbacks, history, log, curves, events, batches],
                 **from_config.fit_arguments(config),
             )
         except KeyboardInterrupt:
             interrupted = True
         except Exception as error:
-            if not (full := room.lacking(error)):
-                raise
+            if not (strategy.is_chief and (full := room.lacking(error))):
+                raise  # what another worker cannot write is its log
     seconds = time.perf_counter() - began
     if strategy.is_chief:
         if interrupted:
             curves.on_train_end()
         saved, problem = room.save(trainer.model, folder.model)
+        full = full or str(problem or "")
+    if talks:
         summary = strategy.summary()
         reports.summary(history.history, seconds, trainer.stats, folder.path, interrupted, summary)
-        if full or problem:
-            raise ConfigurationError(
-                f"{folder.path}: not all could be written: {full or problem}. The model "
-                f"after {int(trainer.model.optimizer.iterations)} steps is {saved}."
-            )
+    if full:
+        raise ConfigurationError(
+            f"{folder.path}: not all could be written: {full}. The model after "
+            f"{int(trainer.model.optimizer.iterations)} steps is {saved}."
+        )
     if interrupted:
         raise KeyboardInterrupt
     return history

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from pipelines.errors import DataError
+from pipelines.quiet import quieten_tensorflow
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.
 INTERRUPTED = 130
@@ -44,8 +44,7 @@ def run(
     Returns:
         0; 1 for an error, which is printed as one line; 130 for an interrupt.
     """
-    # What matters is raised as well; the rest are pages about drivers that a machine lacks.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    quieten_tensorflow()
     try:
         command(**_values(parser, arguments))
     except argparse.ArgumentError as error:

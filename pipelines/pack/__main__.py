@@ -34,13 +34,14 @@ def _pack(
     src: str,
     dest: str,
     kind: str,
-    num_shards: int,
     seed: int,
     compression: Compression | Literal["none"],
+    num_shards: int | None = None,
     num_workers: int | None = None,
     shuffle: bool = True,
     **of_source: object,
 ) -> None:
+    from pipelines.pack import sizing
     from pipelines.pack.packing import pack
     from pipelines.pack.plan import Plan
     from pipelines.sources import open_source
@@ -49,7 +50,7 @@ def _pack(
     source = open_source(src, kind, Options.model_validate(of_source))
     plan = Plan(
         source,
-        num_shards=num_shards,
+        num_shards=num_shards or sizing.num_shards(source),
         seed=seed if shuffle else None,
         compression="" if compression == "none" else compression,
     )
@@ -73,7 +74,10 @@ def _parser() -> ArgumentParser:
         help="what SRC is; by default it is found out",
     )
     parser.add_argument(
-        "--num-shards", type=PositiveInt, metavar="N", default=64, help="files to write"
+        "--num-shards",
+        type=PositiveInt,
+        metavar="N",
+        help="files to write; by default as many as make them 100 MB each",
     )
     parser.add_argument(
         "--seed", type=NonNegativeInt, metavar="N", default=0, help="of the shuffling"
@@ -103,6 +107,17 @@ def _add_source_flags(parser: ArgumentParser) -> None:
     group.add_argument("--split", help="of tfds, cifar, celeba, imagenet: train, test, ...")
     group.add_argument("--data-dir", help="of tfds: where its data sets are; none is downloaded")
     group.add_argument("--label", help="of tables: the column of class names")
+    group.add_argument(
+        "--fill",
+        action="append",
+        metavar="COLUMN=VALUE",
+        help="of tables: what stands where a column has no value; once for each column",
+    )
+    group.add_argument(
+        "--drop-gaps",
+        action="store_true",
+        help="of tables: leave rows out that have no value in some column",
+    )
     group.add_argument(
         "--whole-files",
         action="store_true",

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _profile(directory: str, batch_size: int, image_size: int, seconds: float, chart: str) -> None:
     from pipelines.profile.chart import draw
-    from pipelines.profile.stages import ADVICE, measure
+    from pipelines.profile.stages import ADVICE, SHORTEST_EPOCH, is_too_small, measure
 
     size = (image_size, image_size)
     stages = measure(directory, batch_size=batch_size, size=size, seconds=seconds)
@@ -40,8 +40,13 @@ def _profile(directory: str, batch_size: int, image_size: int, seconds: float, c
         ],
     )
     limit = max(stages, key=lambda stage: stage.microseconds)
-    print(f"{limit.name} takes most: {ADVICE[limit.name]}.")
-    draw(stages, Path(chart))
+    title = f"{directory}: reading in batches of {batch_size}"
+    if is_too_small(directory, stages):
+        title += "; too small to time"
+        print(f"An epoch takes less than {SHORTEST_EPOCH:g} s: these data are too small to time.")
+    else:
+        print(f"{limit.name} takes most: {ADVICE[limit.name]}.")
+    draw(stages, title, Path(chart))
     print(f"chart: {chart}")
 
 

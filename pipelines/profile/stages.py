@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from pipelines.format.decode import decode
+from pipelines.format.index import load_index
 from pipelines.maps import images
 from pipelines.reading.folder import Folder
 from pipelines.reading.tuning import DEFAULT
@@ -25,6 +27,8 @@ ADVICE = {
     "(cache='memory'), or add cores or a data service",
     "batch": "make less of each example: uint8 instead of float32, normalised on the device",
 }
+#: Seconds; in a shorter one, beginning an epoch takes the time and not what is timed.
+SHORTEST_EPOCH = 0.1
 _SHUFFLE_BUFFER = 1000
 _WARM_UP_FRACTION = 0.25
 
@@ -70,6 +74,12 @@ def measure(
         rate = _rate(last.batch(batch_size, drop_remainder=True), batch_size, seconds)
         stages.append(Stage("batch", max(0.0, 1e6 / rate - 1e6 / stages[-1].records_per_s), rate))
     return stages
+
+
+def is_too_small(directory: str | Path, stages: Sequence[Stage]) -> bool:
+    """Whether an epoch through all stages is too short for their times to mean anything."""
+    slowest = min(stage.records_per_s for stage in stages)
+    return load_index(directory).num_records / slowest < SHORTEST_EPOCH
 
 
 def _up_to_each(folder: Folder, size: images.Size) -> dict[str, tf.data.Dataset]:

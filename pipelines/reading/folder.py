@@ -19,6 +19,9 @@ from pipelines.reading.blocks import Records, blocks_of, records_per_block
 from pipelines.reading.division import ShardRange, ranges_of
 from pipelines.reading.tuning import DEFAULT, Tuning
 
+#: What becomes of a corrupt record: an error, or it is left out.
+OnCorrupt = Literal["raise", "skip"]
+
 
 class Folder:
     """A folder's shards, checked, divided and cut into blocks.
@@ -51,7 +54,7 @@ class Folder:
         context: tf.distribute.InputContext | None = None,
         shuffle_buffer: int = 0,
         seed: int | None = None,
-        on_corrupt: Literal["raise", "skip"] = "raise",
+        on_corrupt: OnCorrupt = "raise",
         portable: bool = False,
         tuning: Tuning = DEFAULT,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 import tensorflow as tf
 
@@ -14,7 +14,7 @@ from pipelines.reading.batching import BatchFn, LastBatch
 from pipelines.reading.cache import cached
 from pipelines.reading.data_service import through
 from pipelines.reading.examples import AugmentFn, ExampleMaker, MapFn
-from pipelines.reading.folder import Folder
+from pipelines.reading.folder import Folder, OnCorrupt
 from pipelines.reading.position import BEGINNING, Position, starts
 from pipelines.reading.tuning import DEFAULT, Tuning
 
@@ -33,7 +33,7 @@ def read(
     batch_fn: BatchFn | None = None,
     context: tf.distribute.InputContext | None = None,
     start: Position | Callable[[], Position] = BEGINNING,
-    on_corrupt: Literal["raise", "skip"] = "raise",
+    on_corrupt: OnCorrupt = "raise",
     deterministic: bool | None = None,
     data_service: str | None = None,
     tuning: Tuning = DEFAULT,
@@ -76,9 +76,15 @@ def read(
     Raises:
         DataError: the index or a shard is missing or of another size. A shard that is found
             corrupt only while reading raises `tf.errors.InvalidArgumentError` naming file and byte.
-        ValueError: the batch cannot be divided among the pipelines; a start in an order that
-            cannot be repeated; a cache or skipping with a data service.
+        ValueError: an unknown word; the batch cannot be divided among the pipelines; a start in an
+            order that cannot be repeated; a cache or skipping with a data service.
     """
+    for name, word, known in (
+        ("last_batch", last_batch, get_args(LastBatch)),
+        ("on_corrupt", on_corrupt, get_args(OnCorrupt)),
+    ):
+        if word not in known:
+            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {word!r}")
     batch_size = batching.per_pipeline(batch_size, context)
     if data_service and (cache or on_corrupt == "skip"):
         raise ValueError("data_service: expected none with cache or on_corrupt='skip'; choose one")

@@ -18,13 +18,15 @@ Example = Mapping[str, object]
 
 
 class Options(BaseModel):
-    """What a user can say about a source; None and False leave it to the source."""
+    """What a user can say about a source; None, False and () leave it to the source."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     split: str | None = None
     data_dir: str | None = None
     label: str | None = None
+    fill: tuple[str, ...] = ()
+    drop_gaps: bool = False
     whole_files: bool = False
     image_format: Literal["jpeg", "png"] | None = None
     image_size: str | None = None
@@ -33,7 +35,7 @@ class Options(BaseModel):
 
     def given(self) -> dict[str, object]:
         """Those that were given."""
-        return {name: value for name, value in self if value not in (None, False)}
+        return {name: value for name, value in self if value not in (None, False, ())}
 
     def check(self, source: str, known: Collection[str]) -> None:
         """Refuses options that the source would ignore.

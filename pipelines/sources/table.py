@@ -5,15 +5,16 @@ The table is held in memory by every worker, in Arrow's compact form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
+from pipelines.sources import gaps
 from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
 
-OPTIONS = frozenset({"label"})
+OPTIONS = frozenset({"label", "fill", "drop_gaps"})
 _SUFFIXES = (".csv", ".tsv", ".parquet")
 _ROWS_AT_ONCE = 1000
 #: Arrow's names of the types that are stored under a name of NumPy's.
@@ -33,8 +34,9 @@ def fits(location: str) -> bool:
 class Table(Source):
     """Examples that are the rows of a table, with its columns for features."""
 
-    def __init__(self, files: Sequence[Path], label: str | None) -> None:
-        self._files, self._label = list(files), label
+    def __init__(self, files: Sequence[Path], options: Options) -> None:
+        self._files, self._label = list(files), (label := options.label)
+        self._fill, self._drop = gaps.parse_fill(options.fill), options.drop_gaps
         self._table: Any = None
         self._length = self._loaded().num_rows
         if self._length == 0:  # its columns have no types
@@ -43,6 +45,7 @@ class Table(Source):
         self.features = tuple(self._feature(field) for field in self._loaded().schema)
         mark = fingerprint(files, files[0].parent, contents=True)
         self.description = f"table, {self._length} rows {mark}" + (f", {label}" if label else "")
+        self.description += f", gaps filled: {self._fill}" if self._fill else ""
 
     def __len__(self) -> int:
         return self._length
@@ -51,13 +54,7 @@ class Table(Source):
         numbers_of = {name: i for i, name in enumerate(self._classes)}
         for start in range(0, len(numbers), _ROWS_AT_ONCE):
             chunk = numbers[start : start + _ROWS_AT_ONCE]
-            for number, row in zip(chunk, self._loaded().take(chunk).to_pylist(), strict=True):
-                for column, value in row.items():
-                    if value is None:
-                        raise DataError(
-                            f"{self._files[0]}: row {number}, column {column!r}: no value; fill it "
-                            "or leave the row out"
-                        )
+            for row in self._loaded().take(chunk).to_pylist():
                 if self._label:
                     row[self._label] = numbers_of[row[self._label]]
                 yield row
@@ -68,7 +65,7 @@ class Table(Source):
 
     def _loaded(self) -> Any:
         if self._table is None:
-            self._table = _load(self._files)
+            self._table = _load(self._files, self._fill, self._drop)
         return self._table
 
     def _feature(self, field: Any) -> Feature:
@@ -106,10 +103,10 @@ def open_source(location: str, options: Options) -> Source:
     files = files_below(path, _SUFFIXES) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{location}: expected {', '.join(_SUFFIXES)} files, found none")
-    return Table(files, options.label)
+    return Table(files, options)
 
 
-def _load(files: Sequence[Path]) -> Any:
+def _load(files: Sequence[Path], fill: Mapping[str, str], drop_gaps: bool) -> Any:
     """The rows of all files; text of any kind as text, times in the form of ISO 8601."""
     try:
         import pyarrow as pa
@@ -121,15 +118,18 @@ def _load(files: Sequence[Path]) -> Any:
         delimiter = "\t" if file.suffix == ".tsv" else ","
         try:
             if _is_parquet(file):
-                tables.append(parquet.read_table(file))
+                table = parquet.read_table(file)
             else:
                 options = csv.ParseOptions(delimiter=delimiter)
-                tables.append(csv.read_csv(file, parse_options=options))
+                # A text that is left out is a gap too, and not the empty text.
+                converting = csv.ConvertOptions(strings_can_be_null=True)
+                table = csv.read_csv(file, parse_options=options, convert_options=converting)
+            table = table.cast(pa.schema([_plain(pa, field) for field in table.schema]))
+            tables.append(gaps.close(table, file, fill, drop_gaps))
         except pa.ArrowException as error:
             raise DataError(f"{file}: not a table that can be read: {error}") from None
     try:
-        table = pa.concat_tables(tables)
-        return table.cast(pa.schema([_plain(pa, field) for field in table.schema]))
+        return pa.concat_tables(tables)
     except pa.ArrowException as error:
         raise DataError(f"{files[0].parent}: files of other columns: {error}") from None
 
@@ -158,4 +158,4 @@ def _classes(table: Any, label: str) -> tuple[str, ...]:
         raise DataError(
             f"--label: column {label!r} holds {kind}, not names; it needs no --label to be packed"
         )
-    return tuple(sorted(name for name in table[label].unique().to_pylist() if name is not None))
+    return tuple(sorted(name for name in table[label].unique().to_pylist()))

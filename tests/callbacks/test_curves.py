@@ -39,6 +39,22 @@ def test_metrics_that_come_and_go(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").exists()
 
 
+def test_many_metrics_stand_in_rows() -> None:
+    names = [f"metric_{i}" for i in range(7)]
+    drawn = curves.figure([1, 2], {name: [1.0, 2.0] for name in names}, "smoke run")
+    assert [axes.get_title() for axes in drawn.axes] == names
+    width, height = drawn.get_size_inches()
+    assert 1 <= width / height <= 2
+    assert drawn.get_suptitle() == "smoke run"
+
+
+@pytest.mark.parametrize(("epochs", "ticks"), [([1], [1]), ([4, 5], [4, 5]), ([1, 2], [1, 2])])
+def test_ticks_are_epochs(epochs: list[int], ticks: list[int]) -> None:
+    drawn = curves.figure(epochs, {"loss": [0.5] * len(epochs)}, "")
+    low, high = drawn.axes[0].get_xlim()
+    assert [tick for tick in drawn.axes[0].get_xticks() if low <= tick <= high] == ticks
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     callback = Curves(tmp_path / "curves.png")
     run(callback, [])

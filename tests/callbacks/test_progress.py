@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.callbacks import progress
+from tfdist.callbacks import progress, progress_line
 from tfdist.callbacks.progress import ProgressBar
 
-STATS = SimpleNamespace(examples_per_second=1000.4, data_wait_share=0.031)
+STATS = SimpleNamespace(examples_per_second=7843.2, seconds_per_step=0.008, data_wait_share=0.12)
 ROWS = np.ones((20, 2), "float32")
 
 
@@ -30,7 +30,7 @@ def test_plain_lines_where_output_is_no_terminal(capsys: pytest.CaptureFixture[s
     assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
     assert len(lines) == 4
     assert "\r" not in lines[3]
-    for part in ("4/4", "ms/step", "loss: ", "images/s: 1000", "data_wait: 0.031"):
+    for part in ("4/4 - ", " - 8ms/step - 7.8k rows/s - waiting for data 12 % - loss: "):
         assert part in lines[3]
 
 
@@ -38,10 +38,23 @@ def test_one_line_is_redrawn_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_can_redraw", lambda: True)
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+    monkeypatch.setenv("COLUMNS", "50")
     fit(1, epochs=1)
     (line,) = capsys.readouterr().out.rstrip("\n").split("\n")
-    assert "4/4" in line
-    assert "images/s: 1000" in line
+    *drawn, last = line.split("\r")[1:]
+    assert [one.split()[0] for one in drawn] == ["1/4", "2/4", "3/4", "4/4"]
+    assert {len(one) for one in drawn} == {49}  # cut: one that wraps would not be drawn over
+    assert last.startswith(f"4/4 {'━' * 20} ")
+    assert "8ms/step - 7.8k rows/s - waiting for data 12 % - loss: " in last
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.123, "0.12"), (9.99, "10"), (999, "999"), (7843.2, "7.8k"), (2.5e6, "2.5M")],
+)
+def test_numbers_as_people_say_them(number: float, text: str) -> None:
+    assert progress_line.short(number) == text
 
 
 def test_silent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,5 +72,5 @@ def test_evaluate_and_predict(capsys: pytest.CaptureFixture[str]) -> None:
     evaluated, predicted = capsys.readouterr().out.splitlines()
     assert evaluated.startswith("4/4 - ")
     assert "loss: " in evaluated
-    assert "images/s" not in evaluated
+    assert "rows/s" not in evaluated
     assert predicted.startswith("4/4 - ")

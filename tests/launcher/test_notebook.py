@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
+import keras
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tests.support.starting import ENVIRON
@@ -47,6 +50,27 @@ def test_workers_know_each_other_and_are_other_processes() -> None:
     size, process_id = tfdist.notebook_launch(fn, num_workers=2)
     assert size == 2
     assert process_id != os.getpid()
+
+
+def test_arguments() -> None:
+    def fn(first: int, *, second: int) -> int:
+        return first + second
+
+    assert tfdist.notebook_launch(fn, 1, args=(1,), kwargs={"second": 2}) == 3
+
+
+def test_model_that_the_function_takes_with_it() -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+
+    def inner() -> object:
+        return model.fit
+
+    with pytest.raises(LaunchError, match="a Sequential of this notebook"):
+        tfdist.notebook_launch(lambda: inner())
+    with pytest.raises(LaunchError, match="a EagerTensor of this notebook"):
+        tfdist.notebook_launch(lambda x: x, args=(tf.constant(1),))
+    with pytest.raises(LaunchError, match=r"cannot go to the workers .*lock.*: make that"):
+        tfdist.notebook_launch(lambda x: x, kwargs={"x": threading.Lock()})
 
 
 def test_error_of_a_rank_comes_with_its_traceback() -> None:

@@ -49,6 +49,19 @@ def test_without_a_name_nothing_is_put_before_lines() -> None:
     assert relayed("print('a')", name="")[0] == "a\n"
 
 
+@pytest.mark.parametrize("rank", ["", "[1] ", "[1,0]<stderr>: "])
+def test_notes_of_tensorflow_s_start_are_left_out(rank: str) -> None:
+    notes = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795315473.848336   20687 port.cc:153] oneDNN custom operations are on.",
+        "E0000 00:00:1795315473.848336   20687 cuda_blas.cc:9] an error",
+    ]
+    code = f"import sys; print(*{[rank + note for note in notes]}, sep='\\n', file=sys.stderr)"
+    _, err, relay = relayed(code, name="")
+    assert err.splitlines() == [rank + notes[2]]
+    assert relay.last_words() == rank + notes[2]
+
+
 def test_last_words_are_the_last_traceback() -> None:
     code = """
 import sys, traceback

@@ -22,6 +22,7 @@ def test_speed_and_waiting() -> None:
     throughput.end_call(call(20, 0.5, 1.0))
     throughput.end_call(call(20, 0.0, 1.0))
     assert throughput.examples_per_second == pytest.approx(20.0)
+    assert throughput.seconds_per_step == pytest.approx(1.0)  # 20 rows each
     assert throughput.data_wait_share == pytest.approx(0.25)
     throughput.begin_epoch(data)
     throughput.end_call(call(5, 3.0, 1.0))

@@ -74,6 +74,15 @@ def test_rate_rises_for_half_an_epoch_and_ends_with_the_last(config: TrainConfig
     assert rate["warmup_steps"] + rate["decay_steps"] == 20 * 23
 
 
+def test_dropout_is_a_hyperparameter(config: TrainConfig) -> None:
+    def rates(**own: float) -> set[float]:
+        model = digits.build_model(config.model_copy(update={"set": own}), 23)
+        return {x.rate for x in model.layers if isinstance(x, keras.layers.Dropout)}
+
+    assert rates() == {0.2}
+    assert rates(dropout=0.5) == {0.5}
+
+
 def test_model_needs_no_data(tmp_path: Path) -> None:
     config = TrainConfig(**{**digits.DEFAULTS, "data_dir": str(tmp_path)})
     digits.build_model(config, 23)

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from pydantic import BaseModel, Field
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
@@ -67,10 +68,58 @@ def test_later_file_overrides_earlier(file: Path, tmp_path: Path) -> None:
     assert (config.epochs, config.steps_per_call) == (11, 4)
 
 
+@pytest.mark.parametrize(
+    "flags", [["--loss-scale=dynamic"], ["--precision=mixed_float16"], ["--precision=float16"]]
+)
+def test_options_of_a_dynamic_scale(flags: list[str]) -> None:
+    assert parse(*flags, "--loss-scale-initial=8").loss_scale_initial == 8
+
+
 def test_recipe_may_come_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"recipe: {RECIPE}\n")
     assert command_line.parse("program", "", ["--config", str(path)]).epochs == 7
+
+
+class Hyperparameters(BaseModel):
+    depth: int = Field(18, ge=1)
+    widths: list[int] = [8]
+    activation: str = "relu"
+
+
+def test_hyperparameters_of_the_recipe(recipe: ModuleType, tmp_path: Path) -> None:
+    vars(recipe)["Hyperparameters"] = Hyperparameters
+    path = tmp_path / "own.yaml"
+    path.write_text("set:\n  depth: 50\n  activation: gelu\n")
+    config = parse("--set", "depth=34", f"--config={path}", "--set=widths=[1, 2]")
+    assert config.set == {"depth": 34, "widths": [1, 2], "activation": "gelu"}
+    assert Hyperparameters.model_validate(config.set).depth == 34
+    path.write_text(config.to_yaml())
+    assert parse(f"--config={path}") == config
+    assert parse().set == {"depth": 18, "widths": [8], "activation": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ("depth=x", "--set depth: expected a valid integer"),
+        ("depth=0", "--set depth: expected greater than or equal to 1, got '0'"),
+        ("dept=3", "no such hyperparameter of recipe 'test_recipes.tiny'. Did you mean depth?"),
+        ("depth", "--set depth: expected NAME=VALUE"),
+    ],
+)
+def test_wrong_hyperparameters(recipe: ModuleType, own: str, says: str) -> None:
+    vars(recipe)["Hyperparameters"] = Hyperparameters
+    with pytest.raises(ConfigurationError) as error:
+        parse("--set", own)
+    assert says in str(error.value)
+
+
+def test_recipe_without_hyperparameters(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("seed: 1\nset:\n  depth: 50\n")
+    with pytest.raises(ConfigurationError, match="line 3: depth: there is no such hyperparameter"):
+        parse(f"--config={path}")
 
 
 def test_every_field_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +148,8 @@ def test_print_config_can_be_read_back(
     [
         (["--strategy", "foo"], "'one_device', 'mirrored', 'central_storage', 'towers'"),
         (["--epochs", "none"], "--epochs: expected a valid integer, got 'none'"),
+        (["--loss-scale-initial", "8"], "--loss-scale-initial: no effect without a dynamic loss"),
+        (["--early-stopping", "loss"], "--early-stopping: expected String should match pattern"),
         (["--epochs"], "--epochs: expected one argument"),
         (["--loss-scale", "big"], "--loss-scale: expected 'auto', 'none' or 'dynamic' or a"),
         (["--learning-rate", "-1"], "--learning-rate: expected greater than 0, got '-1'"),
@@ -128,6 +179,7 @@ def test_wrong_command_line(arguments: list[str], says: str) -> None:
         (b"a: [b", ", line 1: no YAML: expected ',' or ']'"),
         (b"a: !b c", ", line 1: no YAML: could not determine a constructor"),
         (b"seed: 1\n\nseed: 2", ", line 3: seed: the second of this name"),
+        (b"loss_scale_growth_factor: 3", ", line 1: loss_scale_growth_factor: no effect without"),
         (b"5", "holds something else; expected lines like 'epochs: 3'"),
         (b"# nothing", "the file is empty"),
         (bytes(range(8)), "this is no text"),

@@ -14,13 +14,15 @@ from tfdist.run.folder import RunFolder
 
 MODEL = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
 MODEL.compile("sgd", "mse")
+FACTS = {"optimizer": "SGD: 0.01"}
 
 
 def test_holds_configuration_and_versions(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path / "a" / "b"), epochs=3)
-    folder = RunFolder.create(config, MODEL)
+    folder = RunFolder.create(config, MODEL, FACTS)
     assert folder.path == tmp_path / "a" / "b"
     assert TrainConfig(**yaml.safe_load((folder.path / "config.yaml").read_text())) == config
+    assert (folder.path / "config.yaml").read_text().startswith("# optimizer: SGD: 0.01\nrecipe: ")
     versions = json.loads((folder.path / "versions.json").read_text())
     assert versions["tfdist"] == tfdist.__version__
     assert versions["keras"] == keras.__version__
@@ -30,25 +32,25 @@ def test_holds_configuration_and_versions(tmp_path: Path) -> None:
 def test_new_folders_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = TrainConfig(recipe="digits", strategy="mirrored")
-    paths = [RunFolder.create(config, MODEL).path for _ in range(3)]
+    paths = [RunFolder.create(config, MODEL, FACTS).path for _ in range(3)]
     assert len(set(paths)) == 3
     assert all(path.match("runs/digits-mirrored-*") for path in paths)
 
 
 def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path))
-    RunFolder.create(config, MODEL).metrics.write_text("{}\n")
+    RunFolder.create(config, MODEL, FACTS).metrics.write_text("{}\n")
     with pytest.raises(ConfigurationError, match="name another folder with --run-dir"):
-        RunFolder.create(config, MODEL)
+        RunFolder.create(config, MODEL, FACTS)
 
 
 def test_run_that_failed_at_its_start_is_not_in_the_way(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path))
-    RunFolder.create(config, MODEL)
-    RunFolder.create(config, MODEL)
+    RunFolder.create(config, MODEL, FACTS)
+    RunFolder.create(config, MODEL, FACTS)
 
 
 def test_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(ConfigurationError, match=r"cannot be written: .*File exists"):
-        RunFolder.create(TrainConfig(run_dir=str(tmp_path / "a")), MODEL)
+        RunFolder.create(TrainConfig(run_dir=str(tmp_path / "a")), MODEL, FACTS)

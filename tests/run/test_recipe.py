@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
+from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
-from tfdist.run import recipe
+from tfdist.run import from_config, recipe
 
 NAME = "test_recipes.one"
 
@@ -40,6 +43,29 @@ def test_member_that_is_missing(module: ModuleType, member: str) -> None:
     delattr(module, member)
     with pytest.raises(ConfigurationError, match=f"is no recipe: it lacks {member}"):
         recipe.find(NAME)
+
+
+FILE = """
+import beside
+DEFAULTS = {}
+def train_data(config): ...
+def validation_data(config): ...
+def build_model(config, steps_per_epoch): return beside.NUMBER
+"""
+
+
+@pytest.mark.parametrize("name", ["a_workload_of_mine", "json"])  # and of a module that there is
+def test_file_is_a_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    (tmp_path / f"{name}.py").write_text(FILE)
+    (tmp_path / "beside.py").write_text("NUMBER = 3")
+    found = recipe.find(f"./{name}.py")
+    assert found.build_model(TrainConfig(), None) == 3
+    assert recipe.find(f"./{name}.py") is found
+    with pytest.raises(ConfigurationError, match="expected a Python file"):
+        recipe.find("not_there.py")
 
 
 def of_config_alone(config: object) -> None: ...
@@ -76,3 +102,22 @@ def test_steps_of_data() -> None:
     assert recipe.num_steps(data.batch(64)) == 2
     assert recipe.num_steps(data.filter(lambda row: row > 3).batch(64)) is None
     assert recipe.num_steps(data.repeat().batch(64)) is None
+
+
+def test_callbacks_are_the_recipes_and_the_flags(module: ModuleType) -> None:
+    own = keras.callbacks.TerminateOnNaN()
+    vars(module)["callbacks"] = lambda config: [own]
+    config = TrainConfig(early_stopping="val_loss:5")
+    first, stopping = from_config.make_callbacks(config, recipe.find(NAME))
+    assert first is own
+    assert isinstance(stopping, keras.callbacks.EarlyStopping)
+    assert (stopping.monitor, stopping.patience) == ("val_loss", 5)
+
+
+def test_wrong_optional_members(module: ModuleType) -> None:
+    vars(module)["callbacks"] = lambda: []
+    with pytest.raises(ConfigurationError, match=r"expected def callbacks\(config\), got"):
+        recipe.find(NAME)
+    vars(module)["Hyperparameters"] = {"depth": 3}
+    with pytest.raises(ConfigurationError, match=r"expected class Hyperparameters\(pydantic"):
+        recipe.find(NAME)

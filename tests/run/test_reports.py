@@ -1,34 +1,56 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import keras
 import pytest
+import tensorflow as tf
 
 from tfdist.config import TrainConfig
 from tfdist.run import reports
 
-
-class FakeTrainer:
-    def __init__(self, num_replicas: int, facts: dict[str, str]) -> None:
-        self.strategy = SimpleNamespace(num_replicas=num_replicas)
-        self.describe = lambda: facts
-
-
 STATS = SimpleNamespace(examples_per_second=1234.4, data_wait_share=0.125)
+BATCHES = tf.data.Dataset.range(100).batch(64)
 
 
-def test_start_shows_facts_and_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = FakeTrainer(3, {"strategy": "mirrored", "replicas": "3"})
-    reports.start(trainer, TrainConfig(lr_rule="cosine"), 2, Path("runs/here"))
-    shown = capsys.readouterr().out
-    for words in ("mirrored", "21 or 22", "cosine, 0.001", "steps per epoch", "runs/here"):
-        assert words in shown
+def what_runs(
+    config: TrainConfig, data: tf.data.Dataset, optimizer: Any = "sgd", unread: Sequence[str] = ()
+) -> dict[str, str]:
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(num_replicas=3),
+        describe=lambda: {"strategy": "mirrored"},
+        model=SimpleNamespace(optimizer=keras.optimizers.get(optimizer)),
+    )
+    return reports.what_runs(trainer, config, data, unread)
 
 
-def test_start_with_data_of_unknown_length(capsys: pytest.CaptureFixture[str]) -> None:
-    reports.start(FakeTrainer(2, {}), TrainConfig(), None, Path("here"))
-    assert "unknown until the first has ended" in capsys.readouterr().out
+def test_what_runs_and_not_what_was_asked() -> None:
+    config = TrainConfig(learning_rate=0.5, lr_rule="cosine")
+    found = what_runs(config, BATCHES, unread=["learning_rate", "lr_rule"])
+    assert found["optimizer"] == "SGD, learning rate 0.01"
+    assert found["of no effect"] == "learning_rate, lr_rule: the recipe does not read them"
+    assert found["global batch"] == "64"
+    assert found["per-replica batch"] == "21 or 22"
+    assert found["steps per epoch"] == "2"
+    assert found["strategy"] == "mirrored"
+
+
+def test_rule_of_the_learning_rate() -> None:
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.3, 7))
+    for used in (optimizer, keras.optimizers.LossScaleOptimizer(optimizer)):
+        words = what_runs(TrainConfig(), BATCHES, used)["optimizer"]
+        assert words.startswith("Adam, learning rate CosineDecay: initial_learning_rate 0.3, ")
+        assert "decay_steps 7" in words
+
+
+def test_data_that_do_not_tell() -> None:
+    data = tf.data.Dataset.range(100).batch(64).filter(lambda row: True).map(lambda row: row)
+    found = what_runs(TrainConfig(), data)
+    assert found["global batch"] == "64, if the data keep to it"
+    assert found["steps per epoch"] == "unknown until the first has ended"
 
 
 def test_summary_shows_last_and_best(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +66,7 @@ def test_summary_shows_last_and_best(capsys: pytest.CaptureFixture[str]) -> None
     assert "lowest val_loss (epoch 2)" in shown
     assert "val_loss 0.3000, val_accuracy 0.8000" in shown
     assert "61.2 s" in shown
-    assert "1234 images/s, 12% waiting for data" in shown
+    assert "1234 rows/s, 12% waiting for data" in shown
     assert "stopped" not in shown
 
 

@@ -56,7 +56,7 @@ def test_folder_without_room_is_refused_before_the_training(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigurationError, match=r"No space left on device\. Make room"):
-        RunFolder.create(TrainConfig(run_dir=str(tmp_path)), model)
+        RunFolder.create(TrainConfig(run_dir=str(tmp_path)), model, {})
     assert asked[0] > 4 * model.count_params()
     assert {file.name for file in tmp_path.iterdir()} == {"config.yaml", "versions.json"}
 

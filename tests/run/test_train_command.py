@@ -83,9 +83,17 @@ def test_one_of_two_workers_does_not_train_by_itself(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_verbose_0_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folders = [f"--run-dir={tmp_path / 'run'}", f"--data-dir={tmp_path / 'data'}"]
+    assert train.main(["--smoke", "--verbose=0", *folders]) == 0
+    assert capfd.readouterr() == ("", "")
+    assert (tmp_path / "run" / "model.keras").exists()
+
+
 def test_smoke_leaves_a_run_folder(tmp_path: Path) -> None:
     done = run(["--smoke", "--strategy=mirrored", "--run-dir=run", "--data-dir=data"], tmp_path)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # not a word of TensorFlow's about its start
     for words in ("mirrored", "per-replica batch", "3/3 - ", "val_accuracy", "speed"):
         assert words in done.stdout
     folder = tmp_path / "run"

@@ -107,8 +107,10 @@ def test_a_tower_that_fails_ends_all() -> None:
 
 
 def test_one_device_takes_one() -> None:
-    with pytest.raises(ConfigurationError, match="computes on one"):
+    with pytest.raises(ConfigurationError, match="'one_device' computes on one a process"):
         tfdist.strategies.create("one_device", 2)
+    with pytest.raises(ConfigurationError, match="'of_a_user' computes on one a process, but got"):
+        type("OfAUser", (tfdist.strategies.Strategy,), {"name": "of_a_user"})(3)
 
 
 @pytest.mark.parametrize("made", [False, True])

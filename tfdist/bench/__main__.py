@@ -20,7 +20,6 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a benchmark and returns the exit code: 0, 1 for an error, 130 for an interrupt."""
-    command.quieten_tensorflow()
     return command.run(lambda: _run(arguments))
 
 

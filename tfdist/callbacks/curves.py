@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -14,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from tfdist.console.files import replacing
 
 _REDRAW_SECONDS = 10.0  # a picture takes about 0.2 s: with short epochs not after each of them
+_MOST_IN_A_ROW = 3
 
 
 class Curves(keras.callbacks.Callback):
@@ -21,13 +24,14 @@ class Curves(keras.callbacks.Callback):
 
     Args:
         path: The PNG to write; it is replaced whole, so a viewer never sees half a picture.
+        title: Above all panels, where something is to be said of the run.
     """
 
     chief_only = only_reads = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, title: str = "") -> None:
         super().__init__()
-        self._path = path
+        self._path, self._title = path, title
         self._epochs: list[int] = []
         self._curves: dict[str, list[float]] = {}
         self._drawn_at = 0.0
@@ -51,18 +55,36 @@ class Curves(keras.callbacks.Callback):
             self._draw()
 
     def _draw(self) -> None:
-        names = list(dict.fromkeys(name.removeprefix("val_") for name in self._curves))
-        # The object interface, not pyplot: no global state, and no window system is asked for.
-        figure = Figure(figsize=(5.0 * len(names), 4.0), layout="constrained")
-        FigureCanvasAgg(figure)
-        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-            for label, curve in (("training", name), ("validation", f"val_{name}")):
-                if curve in self._curves:
-                    axes.plot(self._epochs, self._curves[curve], marker=".", label=label)
-            axes.set(title=name, xlabel="epoch")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.grid(alpha=0.3)
-            axes.legend()
         with replacing(self._path) as path:
-            figure.savefig(path, dpi=100)
+            figure(self._epochs, self._curves, self._title).savefig(path, dpi=100)
         self._drawn_at = time.perf_counter()
+
+
+def figure(epochs: Sequence[int], curves: Mapping[str, Sequence[float]], title: str) -> Figure:
+    """Draws a panel for each metric, training and validation together.
+
+    Args:
+        epochs: Their numbers.
+        curves: The values of each metric in these epochs; NaN where it has none.
+        title: Above all panels.
+    """
+    names = list(dict.fromkeys(name.removeprefix("val_") for name in curves))
+    columns = min(len(names), _MOST_IN_A_ROW)
+    rows = math.ceil(len(names) / columns)
+    # The object interface, not pyplot: no global state, and no window system is asked for.
+    drawn = Figure(figsize=(5.0 * columns, 4.0 * rows), layout="constrained")
+    FigureCanvasAgg(drawn)
+    drawn.suptitle(title)
+    panels = drawn.subplots(rows, columns, squeeze=False).flat
+    for axes, name in itertools.zip_longest(panels, names):
+        if name is None:
+            axes.remove()
+            continue
+        for label, curve in (("training", name), ("validation", f"val_{name}")):
+            if curve in curves:
+                axes.plot(epochs, curves[curve], marker=".", label=label)
+        axes.set(title=name, xlabel="epoch", xlim=(epochs[0] - 0.5, epochs[-1] + 0.5))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return drawn

@@ -1,4 +1,4 @@
-"""The progress line: Keras's own, with examples per second and the share of time data kept waiting.
+"""The progress line: Keras's words, and rows per second with the time that data kept waiting.
 
 On a terminal and in a notebook one line is redrawn in place; elsewhere (a pipe, a job's log) there
 is one line per epoch.
@@ -8,43 +8,113 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import keras
+
+from tfdist.callbacks import progress_line
+
+Logs = Mapping[str, float] | None
+
+#: Between two redraws.
+_SECONDS = 0.05
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
     """Shows `fit`, `evaluate` and `predict` as they go.
 
     Args:
-        stats: Has `examples_per_second` and `data_wait_share` (0 to 1), kept up to date before
-            each `on_train_batch_end`; 0 examples per second are ones not yet measured.
-        unit: What an example is called.
+        stats: Has `examples_per_second`, `seconds_per_step` and `data_wait_share` (0 to 1) of the
+            training, kept up to date before each `on_train_batch_end`; 0 examples per second are
+            ones not yet measured.
     """
 
-    def __init__(self, stats: Any, unit: str = "images") -> None:
+    def __init__(self, stats: Any) -> None:
         super().__init__()
-        self._stats, self._unit = stats, unit
+        self._stats = stats
         self.verbose: int = 1
+        self.target: int | None = None
+        self._trains, self._length = False, 0
+        self._began = self._drawn = 0.0
 
     def set_params(self, params: dict[str, Any]) -> None:
         super().set_params(params)
         if self.verbose == 1 and not _can_redraw():
             self.verbose = 2
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        super().on_train_batch_end(batch, self._with_speed(logs))
+    def on_train_begin(self, logs: Logs = None) -> None:
+        self._trains = True  # its evaluations say nothing
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        super().on_epoch_end(epoch, self._with_speed(logs))
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._begin()
+        if self.verbose and self.epochs > 1:
+            print(f"Epoch {epoch + 1}/{self.epochs}", flush=True)
 
-    def _with_speed(self, logs: Mapping[str, float] | None) -> dict[str, float]:
-        speed: dict[str, float] = {}
-        if self._stats.examples_per_second:
-            speed[f"{self._unit}/s"] = round(self._stats.examples_per_second)
-            speed["data_wait"] = self._stats.data_wait_share
-        return dict(logs or {}) | speed
+    def on_test_begin(self, logs: Logs = None) -> None:
+        if not self._trains:
+            self._begin()
+
+    def on_predict_begin(self, logs: Logs = None) -> None:
+        self._begin()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._show(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if not self._trains:
+            self._show(batch, logs)
+
+    def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._show(batch, None)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        self._end(logs)
+
+    def on_test_end(self, logs: Logs = None) -> None:
+        if not self._trains:
+            self._end(logs)
+
+    def on_predict_end(self, logs: Logs = None) -> None:
+        self._end(logs)
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        self._trains = False
+
+    def _begin(self) -> None:
+        self.seen, self._length = 0, 0
+        self._began, self._drawn = time.monotonic(), 0.0
+
+    def _show(self, batch: int, logs: Logs) -> None:
+        self.seen = batch + 1
+        now = time.monotonic()
+        if self.verbose == 1 and now - self._drawn >= _SECONDS:
+            self._drawn = now
+            line = progress_line.drawn(*self._state(logs))
+            self._length = progress_line.redraw(line, self._length)
+
+    def _end(self, logs: Logs) -> None:
+        if self.target is None:
+            self.target = self.seen
+        self.seen = self.target
+        if self.verbose == 1:  # in full: nothing is drawn over it
+            line = progress_line.drawn(*self._state(logs))
+            print(f"\r{line.ljust(self._length)}", flush=True)
+        elif self.verbose:
+            print(progress_line.written(*self._state(logs)), flush=True)
+
+    def _state(self, logs: Logs) -> tuple[int, int | None, float, str, Mapping[str, float]]:
+        """Steps made, all steps, seconds, how fast, and the metrics."""
+        seconds = time.monotonic() - self._began
+        stats = self._stats
+        if self._trains and stats.examples_per_second:  # without the time of compiling
+            pace = progress_line.pace(
+                stats.seconds_per_step, stats.examples_per_second, stats.data_wait_share
+            )
+        else:
+            pace = progress_line.pace(seconds / max(self.seen, 1), 0.0, 0.0)
+        return self.seen, self.target, seconds, pace, dict(logs or {})
 
 
 def _can_redraw() -> bool:

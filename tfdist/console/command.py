@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
+from tfdist.console import own_packages
 from tfdist.errors import ConfigurationError, TfdistError, did_you_mean
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.
@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 
 def run(main: Callable[[], int | None]) -> int:
-    """Calls `main` and returns the exit code of the process.
+    """Calls `main`, which may import TensorFlow, and returns the exit code of the process.
 
     Args:
         main: Does the work; returns the exit code, None for 0; raises what the user should know.
@@ -27,21 +27,16 @@ def run(main: Callable[[], int | None]) -> int:
         `main`'s; 1 for an error with a cure, which is printed as one line; 130 for an interrupt.
     """
     try:
+        own_packages.put_first()
+        from pipelines.quiet import quieten_tensorflow
+
+        quieten_tensorflow()
         return main() or 0
     except TfdistError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def quieten_tensorflow() -> None:
-    """Keeps TensorFlow's log off the terminal, unless the user set how much is to be shown.
-
-    What matters is raised as well; the rest are pages about drivers that a machine lacks. Has to be
-    called before TensorFlow is imported.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def parser(program: str, description: str) -> ArgumentParser:

@@ -26,7 +26,6 @@ GROUPS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for a red line, 130 for an interrupt."""
-    command.quieten_tensorflow()
     return command.run(lambda: _doctor(arguments))
 
 

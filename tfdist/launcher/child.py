@@ -24,19 +24,31 @@ class Failure(NamedTuple):
         name: Its name.
         code: Its exit code as a shell has it: 128 and the number, where a signal ended it.
         last_words: Its traceback, or its last lines on standard error.
+        ended: The names of those that had ended well by then, in their order: the others may have
+            failed for want of them.
     """
 
     name: str
     code: int
     last_words: str
+    ended: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        who = f"rank {self.name}" if self.name.isdecimal() else self.name
         how = f"exit code {self.code}"
         if self.code > 128 and self.code - 128 in set(signal.Signals):
             how = f"signal {signal.Signals(self.code - 128).name}"
         words = f":\n{self.last_words}" if self.last_words else "."
-        return f"{who} was the first to fail, with {how}{words}"
+        if not self.ended:
+            return f"{_who(self.name)} was the first to fail, with {how}{words}"
+        first = " and ".join(map(_who, self.ended))
+        return (
+            f"{first} ended first, with exit code 0; then {_who(self.name)} failed, with "
+            f"{how}{words}"
+        )
+
+
+def _who(name: str) -> str:
+    return f"rank {name}" if name.isdecimal() else name
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,9 @@ class Child:
 
     def __init__(self, process: Process, environ: Mapping[str, str], streams: Streams) -> None:
         self.process = process
-        self._environ = {**os.environ, "PYTHONUNBUFFERED": "1", **process.environ, **environ}
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # unless the user says otherwise
+        own = {"PYTHONUNBUFFERED": "1", **process.environ, **environ}
+        self._environ = {**quiet, **os.environ, **own}
         self._relay = streams.relay(process.name)
         self._popen: subprocess.Popen[bytes] | None = None
 

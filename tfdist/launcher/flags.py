@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +71,10 @@ def parse(arguments: Sequence[str]) -> Options:
     if "--" in arguments:
         at = arguments.index("--")
         own, command = arguments[:at], arguments[at + 1 :]
-    known, rest = _parser().parse_known_args(own)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for the word at its cursor
+        importlib.import_module("argcomplete").autocomplete(parser)
+    known, rest = parser.parse_known_args(own)
     if "--" in arguments and (rest or not command):
         wrong = f"{' '.join(rest)!r} before --" if rest else "nothing after --"
         raise ConfigurationError(f"{wrong}: expected {PROGRAM} [flags] -- COMMAND ...")
@@ -114,6 +119,11 @@ def _check(options: Options) -> None:
         raise ConfigurationError(
             "--num-ps is for processes of this host, and for --print-k8s: elsewhere set TF_CONFIG "
             "of each process."
+        )
+
+    if options.restarts and not options.num_ps:
+        raise ConfigurationError(
+            "--restarts has no effect without --num-ps: workers that share every step end together."
         )
 
 

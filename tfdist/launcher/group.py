@@ -43,7 +43,7 @@ def run(
     running = started(processes, grace=grace, restarts=restarts, streams=streams)
     with signals_raise(), running as group:
         failed = group.wait()
-    return failed.failure() if failed else None
+    return failed.failure()._replace(ended=tuple(group.well)) if failed else None
 
 
 @contextmanager
@@ -86,6 +86,9 @@ class Group:
         children: Not started yet.
         grace: As for `run`.
         restarts: As for `run`.
+
+    Attributes:
+        well: The names of those that have ended well, in their order.
     """
 
     def __init__(self, children: Sequence[Child], grace: float, restarts: int) -> None:
@@ -93,7 +96,7 @@ class Group:
         self._last = min(grace, _LAST_SECONDS)
         self._ended: queue.SimpleQueue[Child] = queue.SimpleQueue()  # in the order of their ends
         self._num_restarts: Counter[str] = Counter()
-        self._num_left = len(children)
+        self.well: list[str] = []
 
     def __enter__(self) -> Group:
         return self
@@ -120,7 +123,7 @@ class Group:
     def wait(self, seconds: float | None = None) -> Child | None:
         """Waits for the end of the run, or for so long, and returns the one that failed."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        while self._num_left:
+        while len(self.well) < len(self._children):
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 child = self._ended.get(timeout=left)
@@ -130,10 +133,10 @@ class Group:
                 continue
             if child.code:
                 return child
+            self.well.append(child.process.name)
             if child.process.leads:
                 self._wait_for_all(self._grace)
                 return None
-            self._num_left -= 1
         return None
 
     def last_words(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -11,6 +12,13 @@ from typing import IO, TextIO
 
 _TRACEBACK = "Traceback (most recent call last):"
 _KEPT_LINES = 400
+
+#: What TensorFlow's libraries write while they load, whatever the level: notes on drivers that are
+#: not there. mpirun and horovodrun may put a rank before it.
+_START = re.compile(
+    r"^(\[[\d,]+\](<\w+>:)? ?)?(WARNING: All log messages before absl::InitializeLog\(\) is called "
+    r"|I0000 00:00:[\d.]+ +\d+ \w+\.cc:)"
+)
 
 
 class Relay:
@@ -61,6 +69,8 @@ class Relay:
             # A progress line rewrites itself after a carriage return: its last state counts.
             line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
             if kept is not None:
+                if _START.match(line):
+                    continue
                 kept.append(line)
             if to is None:
                 continue

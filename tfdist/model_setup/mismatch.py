@@ -12,7 +12,7 @@ import tensorflow as tf
 def describe(model: keras.Model, element_spec: Any, error: Exception) -> str:
     """Says in two lines how data and model do not fit together."""
     if isinstance(error, tf.errors.OpError):  # a label out of range, a corrupt file, ...
-        return f"A batch cannot be computed: {cause(error)}"
+        return f"A batch cannot be computed: {cause(error)}{_of_user(error)}"
     x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     outputs = getattr(model, "output_shape", "of unknown shape")
     return (
@@ -24,7 +24,22 @@ def describe(model: keras.Model, element_spec: Any, error: Exception) -> str:
 
 def shapes(structure: Any) -> Any:
     """Returns the shapes in a structure of tensors or `tf.TensorSpec`s, as tuples."""
-    return tf.nest.map_structure(lambda s: None if s is None else tuple(s.shape), structure)
+
+    def shape(spec: Any) -> Any:
+        if spec is None:
+            return None
+        return "of unknown rank" if spec.shape.rank is None else tuple(spec.shape)
+
+    return tf.nest.map_structure(shape, structure)
+
+
+def _of_user(error: Exception) -> str:
+    """The traceback of a Python function in a data pipeline, where one failed, in its own lines."""
+    _, found, text = str(error).partition("Traceback (most recent call last):")
+    frames = re.findall(r'^  File ".*\n(?:    .*\n)+', text.partition("[[{{node")[0], re.MULTILINE)
+    of_others = (*tf.__path__, *keras.__path__)
+    own = [frame for frame in frames if not any(f'"{path}/' in frame for path in of_others)]
+    return "\n" + "".join(own).rstrip() if found and own else ""
 
 
 def cause(error: Exception) -> str:

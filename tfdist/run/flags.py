@@ -38,12 +38,14 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
     given = command.parse(parser, arguments, defaults=False).as_dict()
     only_print = given.pop("print_config", False)
     files = [settings.read(Path(file)) for file in given.pop("config", ())]
-    flags = {name: Setting(value, _flag(name)) for name, value in given.items()}
+    own = settings.own_from_flags(given.pop("set", ()))
+    flags = {name: Setting(value, _flag(name)) for name, value in given.items()} | own
     layers = [*files, flags]
     try:
         config = settings.resolve(layers)  # finds most errors before the recipe is imported
         recipe = recipes.find(config.recipe)
         config = settings.resolve([recipes.defaults(recipe, config.recipe), *layers])
+        config = settings.with_hyperparameters(config, layers, recipes.hyperparameters(recipe))
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}\n{program} --help lists what there is.") from None
     if only_print:
@@ -81,6 +83,8 @@ def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
     extra: dict[str, Any] = {"default": argparse.SUPPRESS if default is None else default}
     if field.annotation is bool:
         extra |= {"action": ActionYesNo(no_prefix="no-")}
+    elif name == "set":
+        extra = {"action": "append", "metavar": "NAME=VALUE", "default": argparse.SUPPRESS}
     else:
         extra |= {"metavar": "DIR" if name.split("_")[-1] == "dir" else _metavar(field.annotation)}
     group.add_argument(_flag(name), help=field.description, **extra)

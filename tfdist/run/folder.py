@@ -1,6 +1,6 @@
 """The folder that holds everything one training run leaves behind.
 
-config.yaml     the resolved configuration; `--config` reads it
+config.yaml     the resolved configuration, below what ran of it; `--config` reads it
 versions.json   the software and the command line it ran with
 metrics.jsonl   one line per epoch
 curves.png      the same as a picture
@@ -15,6 +15,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,20 +39,22 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, config: TrainConfig, model: Any) -> RunFolder:
+    def create(cls, config: TrainConfig, model: Any, what_runs: Mapping[str, str]) -> RunFolder:
         """Makes a folder that never overwrites another run's and has room for its own.
 
         Args:
             config: Names the folder (`run_dir`), or the recipe and strategy that a new folder
                 under `runs/` is called after.
             model: The compiled `keras.Model` that will be saved there.
+            what_runs: Names and what is known of each: comments above the configuration.
 
         Raises:
             ConfigurationError: The folder holds another run, cannot be made, or has no room.
         """
         try:
             folder = cls(_named(Path(config.run_dir)) if config.run_dir else _new(config))
-            folder._write("config.yaml", config.to_yaml())
+            comments = "".join(f"# {name}: {what}\n" for name, what in what_runs.items())
+            folder._write("config.yaml", comments + config.to_yaml())
             folder._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
             room.probe(folder.path, model)
         except OSError as error:
@@ -104,7 +107,7 @@ def _named(path: Path) -> Path:
 
 def _new(config: TrainConfig) -> Path:
     """A folder under `runs/` that was not there, also when two runs start in the same second."""
-    name = f"{config.recipe}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{Path(config.recipe).stem}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
     while True:
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pipelines
 from tfdist import cluster, strategies
-from tfdist.config import TrainConfig
+from tfdist.callbacks.early_stopping import EarlyStopping
+from tfdist.config import TrainConfig, scales_dynamically
 from tfdist.errors import DataError
 from tfdist.loops.feed import check_batch_size
 from tfdist.precision import LossScale
+from tfdist.run import batches
 from tfdist.run.rank_duties import in_turns
-from tfdist.run.recipe import Recipe
+from tfdist.run.recipe import Recipe, callbacks
 from tfdist.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -38,13 +41,23 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
     """Returns the recipe's data sets, of training and of validation.
 
     Raises:
-        DataError: They cannot be written or read.
+        DataError: They cannot be written or read, or are no global batches.
     """
     try:
         with in_turns(strategy):
-            return recipe.train_data(config), recipe.validation_data(config)
+            data, validation = recipe.train_data(config), recipe.validation_data(config)
     except pipelines.DataError as error:
         raise DataError(str(error)) from error
+    except OSError as error:
+        if not Path(str(error.filename)).is_relative_to(config.data_dir):
+            raise  # the recipe's own: the traceback leads to it
+        raise DataError(
+            f"{error.filename}: {error.strerror}: name another folder with --data-dir."
+        ) from None
+    batches.check(data, "train_data", config.batch_size)
+    if validation is not None:
+        batches.check(validation, "validation_data", None)
+    return data, validation
 
 
 def make_trainer(
@@ -67,6 +80,15 @@ def make_trainer(
     )
 
 
+def make_callbacks(config: TrainConfig, recipe: Recipe) -> list[Any]:
+    """Returns what the recipe and the configuration want to listen to the training."""
+    made = callbacks(recipe, config)
+    if config.early_stopping:
+        monitor, _, epochs = config.early_stopping.rpartition(":")
+        made.append(EarlyStopping(monitor, patience=int(epochs)))
+    return made
+
+
 def fit_arguments(config: TrainConfig) -> dict[str, Any]:
     """Returns how long and how loud to train."""
     steps = _SMOKE_STEPS if config.smoke else None
@@ -83,14 +105,12 @@ def _loss_scale(config: TrainConfig) -> LossScale | None:
     """The loss scale asked for; float16 underflows without one, the other formats need none."""
     if isinstance(config.loss_scale, float):
         return LossScale.fixed(config.loss_scale)
-    in_float16 = config.precision in ("float16", "mixed_float16")
-    if config.loss_scale == "none" and in_float16:
-        return LossScale.fixed(1.0)  # Keras puts a dynamic scale there by itself
-    if config.loss_scale == "none" or (config.loss_scale == "auto" and not in_float16):
-        return None
-    return LossScale(
-        initial=config.loss_scale_initial,
-        growth_interval=config.loss_scale_growth_interval,
-        growth_factor=config.loss_scale_growth_factor,
-        backoff_factor=config.loss_scale_backoff_factor,
-    )
+    if scales_dynamically(config.precision, config.loss_scale):
+        return LossScale(
+            initial=config.loss_scale_initial,
+            growth_interval=config.loss_scale_growth_interval,
+            growth_factor=config.loss_scale_growth_factor,
+            backoff_factor=config.loss_scale_backoff_factor,
+        )
+    # Keras puts a dynamic scale around the optimizers of mixed_float16 by itself.
+    return LossScale.fixed(1.0) if "float16" in config.precision.split("_") else None

@@ -1,17 +1,26 @@
 """Finding a recipe by its name; what a recipe is.
 
 A recipe is a module with the four members of `Recipe`: its own defaults for the configuration, and
-three functions that are handed the resolved configuration.
+three functions that are handed the resolved configuration. It may have two more:
+
+- `Hyperparameters`, a `pydantic.BaseModel` of what only this recipe knows. `--set depth=34` is
+  checked by it, and `Hyperparameters.model_validate(config.set)` is what came of that.
+- `callbacks(config)`, which returns Keras callbacks for the training, the same on every worker.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
+
+from pydantic import BaseModel
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, did_you_mean
@@ -37,7 +46,7 @@ class Recipe(Protocol):
         """
 
     def validation_data(self, config: TrainConfig) -> Any:
-        """Returns a `tf.data.Dataset` of global batches for validation."""
+        """Returns a `tf.data.Dataset` of batches for validation; None: there is none."""
 
     def build_model(self, config: TrainConfig, steps_per_epoch: int | None) -> Any:
         """Returns a compiled `keras.Model`; called inside the strategy's scope.
@@ -63,12 +72,17 @@ def find(name: str) -> Recipe:
     """Imports the recipe called `name`.
 
     Args:
-        name: a module of the package `recipes`, or, with a dot in it, any importable module.
+        name: a module of the package `recipes`; the path of a Python file, `./mine.py`; or, with a
+            dot in it, any importable module.
 
     Raises:
         ConfigurationError: no such recipe, or the module lacks a member of `Recipe`, or has one
             that cannot be called as it is there.
     """
+    if name.endswith(".py"):
+        module = _from_file(Path(name))
+        _check(module)
+        return cast(Recipe, module)
     path = name if "." in name else f"{_PACKAGE}.{name}"
     try:
         module = importlib.import_module(path)
@@ -77,10 +91,42 @@ def find(name: str) -> Recipe:
             raise  # the recipe is there, and what it imports is not
         raise ConfigurationError(
             f"No recipe is called {name!r}; choose one of {', '.join(names())}, "
-            f"or give the dotted name of a module.{did_you_mean(name, names())}"
+            "or give the path of a Python file, or the dotted name of a module."
+            f"{did_you_mean(name, names())}"
         ) from None
     _check(module)
     return cast(Recipe, module)
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Runs a file as a module of its name; it finds modules of its folder, as a script does."""
+    path, name = path.resolve(), path.stem
+    known = importlib.util.find_spec(name)
+    if known and known.origin != str(path):
+        name = f"recipe_{name}"  # another module has that
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigurationError(f"No recipe {path}: expected a Python file, or a recipe's name.")
+    if name not in sys.modules:
+        sys.path.append(str(path.parent))
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+class NoHyperparameters(BaseModel):
+    """Those of a recipe that has none."""
+
+
+def hyperparameters(recipe: Recipe) -> type[BaseModel]:
+    """The model of the recipe's own hyperparameters."""
+    return getattr(recipe, "Hyperparameters", NoHyperparameters)
+
+
+def callbacks(recipe: Recipe, config: TrainConfig) -> list[Any]:
+    """The recipe's own `keras.callbacks.Callback`s."""
+    make = getattr(recipe, "callbacks", None)
+    return list(make(config) or ()) if make else []
 
 
 def defaults(recipe: Recipe, name: str) -> Layer:
@@ -113,8 +159,17 @@ def _check(module: ModuleType) -> None:
         raise ConfigurationError(
             f"{module.__name__}: expected DEFAULTS like {{'epochs': 3}}, got {module.DEFAULTS!r}."
         )
-    for name in _FUNCTIONS:
-        arguments = list(inspect.signature(getattr(Recipe, name)).parameters)[1:]
+    own = getattr(module, "Hyperparameters", BaseModel)
+    if not (isinstance(own, type) and issubclass(own, BaseModel)):
+        raise ConfigurationError(
+            f"{module.__name__}: expected class Hyperparameters(pydantic.BaseModel), got {own!r}."
+        )
+    expected = {
+        name: list(inspect.signature(getattr(Recipe, name)).parameters)[1:] for name in _FUNCTIONS
+    }
+    if hasattr(module, "callbacks"):
+        expected["callbacks"] = ["config"]
+    for name, arguments in expected.items():
         function = getattr(module, name)
         try:
             inspect.signature(function).bind(*arguments)

@@ -7,43 +7,59 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.console import tables
+from tfdist.run.batches import num_rows
+from tfdist.run.recipe import num_steps
 
 if TYPE_CHECKING:
     from tfdist.trainer import Trainer
 
+SMOKE = "three steps of training and of validation"
 History = Mapping[str, Sequence[float]]
 
 
-def start(
-    trainer: Trainer, config: TrainConfig, steps_per_epoch: int | None, run_dir: Path
-) -> None:
-    """Shows what is about to run.
+def what_runs(
+    trainer: Trainer, config: TrainConfig, data: Any, unread: Sequence[str]
+) -> dict[str, str]:
+    """Returns what is about to run, which need not be what was asked for.
 
     Args:
-        trainer: Describes itself and its strategy.
-        config: Gives the recipe, the batch and the learning-rate rule.
-        steps_per_epoch: The global batches of an epoch; None where the data do not tell.
-        run_dir: Where the run's files go.
+        trainer: Describes itself and its strategy, and has the optimizer.
+        config: What was asked for.
+        data: The `tf.data.Dataset` to train on.
+        unread: Fields that the recipe does not go by.
     """
     replicas = trainer.strategy.num_replicas
     fewest, most = config.batch_size // replicas, -(-config.batch_size // replicas)
+    steps = num_steps(data)
+    told = num_rows(data) is not None
     rows = {
         "recipe": config.recipe,
-        "global batch": str(config.batch_size),
+        "global batch": str(config.batch_size) + ("" if told else ", if the data keep to it"),
         "per-replica batch": str(most) if fewest == most else f"{fewest} or {most}",
-        "steps per epoch": "unknown until the first has ended"
-        if steps_per_epoch is None
-        else str(steps_per_epoch),
-        "learning rate": schedules.describe(config),
-        **trainer.describe(),
-        "run folder": str(run_dir),
+        "steps per epoch": "unknown until the first has ended" if steps is None else str(steps),
+        "optimizer": optimizer(trainer.model),
     }
+    if unread:
+        rows["of no effect"] = f"{', '.join(unread)}: the recipe does not read them"
     if config.smoke:
-        rows["smoke"] = "three steps of training and of validation"
-    tables.facts(rows.items())
+        rows["smoke"] = SMOKE
+    return rows | trainer.describe()
+
+
+def optimizer(model: Any) -> str:
+    """Returns the name of a model's optimizer and its learning rate, or the rule of it."""
+    used = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    try:
+        rate = used.get_config()["learning_rate"]
+    except (KeyError, NotImplementedError):
+        return f"{type(used).__name__}, learning rate by a rule of its own"
+    if isinstance(rate, Mapping):
+        given = {name: value for name, value in rate["config"].items() if value is not None}
+        words = (f"{name} {value}" for name, value in given.items() if name != "name")
+        return f"{type(used).__name__}, learning rate {rate['class_name']}: {', '.join(words)}"
+    return f"{type(used).__name__}, learning rate {float(rate):g}"
 
 
 def summary(
@@ -74,7 +90,7 @@ def summary(
         rows[f"lowest {judge} (epoch {best + 1})"] = _metrics(history, best)
     rows["time"] = f"{seconds:.1f} s"
     rows["speed of the last epoch"] = (
-        f"{stats.examples_per_second:.0f} images/s, {stats.data_wait_share:.0%} waiting for data"
+        f"{stats.examples_per_second:.0f} rows/s, {stats.data_wait_share:.0%} waiting for data"
     )
     tables.facts({**rows, **of_strategy, "run folder": str(run_dir)}.items())
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, did_you_mean
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _FORM = "expected lines like 'epochs: 3'"
 
@@ -23,7 +25,9 @@ class Setting(NamedTuple):
     place: str
 
 
+#: By field; a hyperparameter of the recipe's own is `set.NAME`.
 Layer = Mapping[str, Setting]
+_OWN = "set."
 
 
 def resolve(layers: Sequence[Layer]) -> TrainConfig:
@@ -33,15 +37,45 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
         ConfigurationError: There is no such field, or a value does not fit; names its place.
     """
     settings = {name: setting for layer in layers for name, setting in layer.items()}
+    own = {name: settings.pop(name) for name in list(settings) if name.startswith(_OWN)}
+    values = _checked(TrainConfig, settings, "field")
+    given = {name.removeprefix(_OWN): setting.value for name, setting in own.items()}
+    return values.model_copy(update={"set": values.set | given})
+
+
+def with_hyperparameters(
+    config: TrainConfig, layers: Sequence[Layer], model: type[BaseModel]
+) -> TrainConfig:
+    """Returns a configuration whose `set` is checked and complete.
+
+    Args:
+        config: Of these layers.
+        layers: As of `resolve`.
+        model: Has the recipe's hyperparameters.
+
+    Raises:
+        ConfigurationError: There is no such hyperparameter, or a value does not fit.
+    """
+    places = {name: setting.place for layer in layers for name, setting in layer.items()}
+    own = {
+        name: Setting(value, places.get(f"{_OWN}{name}", f"{_OWN}{name}"))
+        for name, value in config.set.items()
+    }
+    made = _checked(model, own, f"hyperparameter of recipe {config.recipe!r}")
+    return config.model_copy(update={"set": made.model_dump(mode="json")})
+
+
+def _checked(model: type[Model], settings: Layer, what: str) -> Model:
     for name, setting in settings.items():
-        if name not in TrainConfig.model_fields:
-            hint = did_you_mean(name, TrainConfig.model_fields)
-            raise ConfigurationError(f"{setting.place}: there is no such field.{hint}")
+        if name not in model.model_fields:
+            hint = did_you_mean(name, model.model_fields)
+            raise ConfigurationError(f"{setting.place}: there is no such {what}.{hint}")
     try:
-        return TrainConfig(**{name: setting.value for name, setting in settings.items()})
+        return model(**{name: setting.value for name, setting in settings.items()})
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        raise ConfigurationError(f"{settings[name].place}: {mistake(error)}") from None
+        place = settings[name].place if name in settings else name
+        raise ConfigurationError(f"{place}: {mistake(error)}") from None
 
 
 def mistake(error: ValidationError) -> str:
@@ -87,4 +121,24 @@ def _settings(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str) -> Lay
         if name in found:
             raise ConfigurationError(f"{place}: the second of this name; leave one of them out.")
         found[name] = Setting(loader.construct_object(value, deep=True), place)
+        if f"{name}." == _OWN and isinstance(value, yaml.MappingNode):
+            own = _settings(loader, value, file)
+            found |= {f"{_OWN}{key}": setting for key, setting in own.items()}
+            del found[name]
+    return found
+
+
+def own_from_flags(words: Sequence[str]) -> dict[str, Setting]:
+    """The hyperparameters of flags like `--set depth=34`; lists as in YAML.
+
+    Raises:
+        ConfigurationError: One is of another form.
+    """
+    found: dict[str, Setting] = {}
+    for word in words:
+        name, is_one, text = word.partition("=")
+        if not is_one:
+            raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
+        value = yaml.safe_load(text) if text[:1] in ("[", "{") else text
+        found[f"{_OWN}{name}"] = Setting(value, f"--set {name}")
     return found

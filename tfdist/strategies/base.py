@@ -63,8 +63,8 @@ class Strategy:
         self.devices = resolve(1 if devices is None else devices, self.default_cpus)
         if len(self.devices) > 1:
             raise ConfigurationError(
-                f"strategy 'one_device' computes on one, but got {', '.join(self.devices)}: "
-                "name one, or choose 'mirrored'."
+                f"strategy {self.name!r} computes on one a process, but got "
+                f"{', '.join(self.devices)}: name one; 'mirrored' and 'multi_worker' take several."
             )
 
     @property

@@ -23,7 +23,6 @@ _DESCRIPTION = "Trains a small network under a strategy and compares it with pla
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 where all passed, else 1; 130: interrupted."""
-    command.quieten_tensorflow()
     return command.run(lambda: int(not _verify(_parse(arguments))))
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import pipelines
 from pipelines.format import record_file
 from pipelines.format.decode import decode
+from pipelines.pack import sizing
 from pipelines.pack.__main__ import main
 from pipelines.pack.plan import Plan
 from pipelines.sources import open_source
@@ -236,6 +238,29 @@ def test_what_cannot_be_packed(
     assert "error: " in errors
     assert says in errors
     assert not (tmp_path / "packed").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "num_bytes", "expected"),
+    [(5, 100, 1), (200, 10**5, 2), (1000, 10**5, 10), (20000, 10**5, 21), (3, 4 * 10**7, 3)],
+)
+def test_number_of_shards_follows_from_the_size(count: int, num_bytes: int, expected: int) -> None:
+    class Texts:
+        features = (pipelines.Feature(name="text", dtype="string", encoding="bytes"),)
+
+        def __len__(self) -> int:
+            return count
+
+        def examples(self, numbers: Sequence[int]) -> Iterator[dict[str, object]]:
+            assert len(numbers) <= 32
+            return ({"text": b" " * num_bytes} for _ in numbers)
+
+    assert sizing.num_shards(Texts()) == expected  # type: ignore[arg-type]
+
+
+def test_small_data_are_one_shard(source: Path, tmp_path: Path) -> None:
+    assert main([str(source), str(tmp_path / "packed"), "--num-workers", "1"]) == 0
+    assert pipelines.load_index(tmp_path / "packed").num_shards == 1
 
 
 def test_plan_deals_out_every_example_once(source: Path) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import pipelines
+from pipelines.profile import stages
 from pipelines.profile.__main__ import main
-from pipelines.profile.stages import ADVICE, measure
+from pipelines.profile.chart import draw
+from pipelines.profile.stages import ADVICE, Stage, measure
 from tests.support import numbers
 
 
@@ -25,15 +28,38 @@ def test_stages_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr().out
     for stage in ADVICE:
         assert stage in printed
-    assert "takes most" in printed
+    assert "too small to time" in printed
+    assert "takes most" not in printed
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
 def test_stages_without_images(tmp_path: Path) -> None:
     numbers.write(tmp_path, 30, 2)
-    stages = measure(tmp_path, batch_size=8, size=(8, 8), seconds=0.05)
-    assert [stage.name for stage in stages] == ["read", "parse", "batch"]
-    assert all(stage.records_per_s > 0 for stage in stages)
+    timed = measure(tmp_path, batch_size=8, size=(8, 8), seconds=0.05)
+    assert [stage.name for stage in timed] == ["read", "parse", "batch"]
+    assert all(stage.records_per_s > 0 for stage in timed)
+
+
+def test_advice_where_an_epoch_is_long_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "SHORTEST_EPOCH", 0.0)
+    numbers.write(tmp_path / "d", 30, 2)
+    flags = ["--seconds", "0.05", "--batch-size", "4", "--chart", str(tmp_path / "chart.png")]
+    assert main([str(tmp_path / "d"), *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "takes most" in printed
+    assert "too small" not in printed
+
+
+def test_chart_says_what_it_shows_within_its_axes(tmp_path: Path) -> None:
+    timed = [Stage("read", 1234567.8, 1.0), Stage("parse", 3.0, 1.0)]
+    drawn = draw(timed, "data/x: reading", tmp_path / "chart.png")
+    (axes,) = drawn.axes
+    assert axes.get_title() == "data/x: reading"
+    renderer = FigureCanvasAgg(drawn).get_renderer()
+    right = axes.get_window_extent(renderer).x1
+    assert all(text.get_window_extent(renderer).x1 <= right for text in axes.texts)
 
 
 def test_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

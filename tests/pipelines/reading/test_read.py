@@ -162,3 +162,9 @@ def test_batches_that_do_not_divide(folder: Path, batch_size: int, workers: int)
         ValueError, match=f"batch_size: expected a positive multiple of the {workers}"
     ):
         pipelines.read(folder, batch_size, context=tf.distribute.InputContext(workers, 0, workers))
+
+
+@pytest.mark.parametrize("option", ["last_batch", "on_corrupt"])
+def test_unknown_words(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}: expected one of .*, got 'foo'"):
+        pipelines.read(tmp_path, 4, **{option: "foo"})

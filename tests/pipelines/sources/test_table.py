@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -29,6 +30,19 @@ def test_csv_with_class_names(tmp_path: Path) -> None:
     assert [e["height"] for e in found] == [0.1, 2.25]
     assert [e["species"] for e in found] == [0, 1]
     assert found[1]["seen"] == b"2021-01-02"
+
+
+GAPS = "n,word\n1,a\n,b\n3,\n4,NA\n"
+
+
+def test_gaps_are_filled_or_their_rows_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(GAPS)
+    filled = opened.source(tmp_path / "a.csv", fill=("n=-1", "word="))
+    rows = [(e["n"], e["word"]) for e in opened.examples(filled)]
+    assert rows == [(1, b"a"), (-1, b"b"), (3, b""), (4, b"")]
+    both = opened.source(tmp_path / "a.csv", fill=("n=2",), drop_gaps=True)
+    assert [(e["n"], e["word"]) for e in opened.examples(both)] == [(1, b"a"), (2, b"b")]
+    assert len({filled.description, both.description}) == 2
 
 
 def test_folder_of_tables_and_tabs(tmp_path: Path) -> None:
@@ -81,7 +95,15 @@ def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [
-        (CSV, {}, r"row 2, column 'seen': no value; fill it"),
+        (CSV, {}, r"no value in column 'seen', row 3 below the header: say .*--fill seen=VALUE"),
+        (
+            "a,b\n1,x\n,\n3,NA\n",
+            {},
+            "row 2 below the header; column 'b', row 2 .* 1 more",
+        ),
+        (CSV, {"fill": ("sen=x",)}, r"--fill: expected one of \['age', 'height'.*got 'sen'"),
+        (CSV, {"fill": ("age=x",)}, "--fill: expected int64, as column 'age' holds, got 'x'"),
+        (CSV, {"fill": ("age",)}, "--fill: expected COLUMN=VALUE, got 'age'"),
         ("a,b\n1,2\n3\n", {}, "not a table that can be read"),
         ("a\n1\n", {"label": "b"}, r"--label: expected one of \['a'\], got 'b'"),
         ("a\n1\n", {"label": "a"}, "--label: column 'a' holds int64, not names"),
@@ -89,7 +111,7 @@ def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
     ],
 )
 def test_tables_that_make_no_examples(
-    tmp_path: Path, text: str, options: dict[str, str], says: str
+    tmp_path: Path, text: str, options: dict[str, Any], says: str
 ) -> None:
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(DataError, match=says):

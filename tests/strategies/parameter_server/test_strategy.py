@@ -6,6 +6,7 @@ process of their own, which connects once for all of them.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -200,6 +201,16 @@ def in_the_loop() -> str:
 
 def test_says_that_a_server_is_gone_in_the_loop(in_cluster: Run) -> None:
     assert "A parameter server and its variables are gone" in in_cluster(in_the_loop)
+
+
+def told_by_tensorflow() -> bool:
+    tf.get_logger().setLevel("INFO")  # as in a notebook
+    ParameterServer(2, num_servers=2)
+    return tf.get_logger().isEnabledFor(logging.INFO)
+
+
+def test_tensorflow_tells_nothing_of_its_coordinator(in_cluster: Run) -> None:
+    assert not in_cluster(told_by_tensorflow)
 
 
 def test_says_that_a_server_is_gone_wherever_it_is_missed(in_cluster: Run) -> None:

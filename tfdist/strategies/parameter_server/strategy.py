@@ -7,6 +7,7 @@ runs the script; workers and servers do what it says.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -75,6 +76,8 @@ class ParameterServer(Strategy):
         tasks = find(cluster.current(), devices, num_servers)
         self.tf_strategy = processes.connect(tasks)
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
+        # In a notebook TensorFlow tells each wait of it, and its end when nobody can hear any more.
+        tf.get_logger().setLevel(max(tf.get_logger().level, logging.WARNING))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
         self._next_server = itertools.cycle(range(self.num_servers))
         self.ledger = Ledger()

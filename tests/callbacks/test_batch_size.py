@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.support.training import X, Y, build
+from tfdist import Trainer
+from tfdist.callbacks.batch_size import BatchSize
+
+
+def fit(batch_size: int, expected: int) -> None:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
+    trainer = Trainer(build, "one_device")
+    callback: keras.callbacks.Callback = BatchSize(trainer.stats, expected)
+    trainer.fit(data, epochs=2, verbose=0, callbacks=[callback])
+
+
+def test_batches_of_another_size_are_told_once() -> None:
+    with pytest.warns(UserWarning, match="where batch_size is 4") as told:
+        fit(2, 4)
+    assert len(told) == 1
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_short_last_batch_is_none_of_another_size() -> None:
+    fit(7, 7)

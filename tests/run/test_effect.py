@@ -1,0 +1,37 @@
+"""A field that the recipe does not read has no effect, and whoever sets it is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfdist import schedules
+from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError
+from tfdist.run.effect import OF_RECIPES, Watched
+
+RECIPE: Any = SimpleNamespace(DEFAULTS={"learning_rate": 0.5})
+
+
+def test_fields_that_are_read_have_an_effect() -> None:
+    watched = Watched(TrainConfig(learning_rate=0.1, lr_reference_batch=32, lr_rule="cosine"))
+    schedules.learning_rate(watched.as_config(), 20)
+    assert watched.unread(RECIPE) == ["jit_compile", "run_eagerly"]
+
+
+def test_field_that_was_set_and_is_not_read() -> None:
+    watched = Watched(TrainConfig(learning_rate=0.1))
+    with pytest.raises(ConfigurationError, match=r"learning_rate=0\.1 has no effect: .* 'digits'"):
+        watched.unread(RECIPE)
+
+
+def test_recipes_own_default_is_no_wish_of_the_user() -> None:
+    assert Watched(TrainConfig(learning_rate=0.5)).unread(RECIPE) == list(OF_RECIPES)
+
+
+def test_whole_configuration_that_is_read() -> None:
+    watched = Watched(TrainConfig(learning_rate=0.1))
+    watched.as_config().model_dump()
+    assert watched.unread(RECIPE) == []

@@ -1,0 +1,87 @@
+"""What a recipe returns is looked at before it is used; its own errors keep their traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.training import build
+from tfdist import Trainer, strategies
+from tfdist.config import TrainConfig
+from tfdist.errors import DataError
+from tfdist.run import from_config
+
+ROWS = (np.ones((32, 4), "float32"), np.ones((32, 1), "float32"))
+DATASET = tf.data.Dataset.from_tensor_slices(ROWS)
+
+
+def made(train: Any, validation: Any = None, **options: Any) -> tuple[Any, Any]:
+    """What `make_data` makes of a recipe's data, in batches of 8."""
+    recipe: Any = SimpleNamespace(
+        train_data=lambda config: train() if callable(train) else train,
+        validation_data=lambda config: validation,
+    )
+    strategy = strategies.create("one_device")
+    return from_config.make_data(TrainConfig(batch_size=8, **options), recipe, strategy)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [DATASET.batch(8), DATASET.batch(8, drop_remainder=True), DATASET.ragged_batch(8).repeat()],
+)
+def test_batches_pass(data: tf.data.Dataset) -> None:
+    assert made(data) == (data, None)
+    assert made(data, DATASET.batch(16, drop_remainder=True))[0] is data
+
+
+@pytest.mark.parametrize(
+    ("data", "got"),
+    [
+        (None, "got NoneType: return one, say"),
+        (ROWS, "got tuple: return one, say"),
+        (DATASET, r"batches of 8 rows, got elements of the shapes \(4,\), \(1,\)"),
+        (DATASET.map(lambda x, y: (x, y[0])), r"shapes \(4,\), \(\): end it with .batch"),
+        (DATASET.batch(4).prefetch(1), "batches of 8 rows, got batches of 4: end it"),
+        (DATASET.batch(16, drop_remainder=True), r"of 8 rows, got .* \(16, 4\), \(16, 1\)"),
+    ],
+)
+def test_what_is_no_batches(data: Any, got: str) -> None:
+    with pytest.raises(DataError, match=rf"train_data: expected .*{got}") as error:
+        made(data)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_validation_that_is_no_batches() -> None:
+    with pytest.raises(DataError, match="validation_data: expected a tf"):
+        made(DATASET.batch(8), ROWS)
+
+
+def test_data_dir_that_cannot_be_made(tmp_path: Path) -> None:
+    def read(path: Path) -> Any:
+        return lambda: path.read_text()
+
+    with pytest.raises(DataError, match=r"here/a: No such file .* folder with --data-dir"):
+        made(read(tmp_path / "here" / "a"), data_dir=str(tmp_path / "here"))
+    with pytest.raises(FileNotFoundError):  # the recipe's own
+        made(read(tmp_path / "there"), data_dir=str(tmp_path / "here"))
+
+
+def rows_that_end() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    yield np.ones(4, "float32"), np.ones(1, "float32")
+    raise KeyError("no more rows")
+
+
+def test_error_in_a_generator_names_its_line() -> None:
+    signature = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    data = tf.data.Dataset.from_generator(rows_that_end, output_signature=signature).batch(1)
+    with pytest.raises(DataError, match="cannot be computed: KeyError: 'no more rows'") as error:
+        Trainer(build, "one_device").fit(data, verbose=0)
+    _, *frames = str(error.value).splitlines()
+    assert frames[0].startswith(f'  File "{__file__}", line ')
+    assert frames[1:] == ['    raise KeyError("no more rows")']

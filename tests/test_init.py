@@ -1,0 +1,72 @@
+"""Six answers, and what they make: a configuration that is valid and a line that starts it."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tfdist import init
+from tfdist.config import TrainConfig
+from tfdist.launcher import flags
+
+
+def answer(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    return init.main([])
+
+
+@pytest.mark.parametrize(
+    ("lines", "fields", "started"),
+    [
+        ([""] * 6, {"strategy": "mirrored", "batch_size": 64}, "tfdist.train --config"),
+        (
+            ["nothing", "digits", "", "two", "2", "3", "towers", "", "96"],  # three asked again
+            {"strategy": "multi_worker", "devices": 3, "batch_size": 96},
+            "tfdist.launch --num-workers 2 --config",
+        ),
+        (
+            ["", "a,b", "4", "1", "horovod", ""],
+            {"strategy": "horovod", "devices": 1, "batch_size": 64},
+            "tfdist.launch --hosts a:4,b:4 --config",
+        ),
+        (
+            ["", "", "2", "", "parameter_server", ""],
+            {"strategy": "parameter_server", "batch_size": 64},
+            "tfdist.launch --num-workers 2 --num-ps 1 --config",
+        ),
+    ],
+)
+def test_answers(
+    lines: list[str],
+    fields: dict[str, Any],
+    started: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert answer(lines, monkeypatch) == 0
+    written = yaml.safe_load(Path("tfdist.yaml").read_text())
+    assert written == {"recipe": "digits"} | fields
+    assert TrainConfig(**written).strategy == fields["strategy"]
+    line = capsys.readouterr().out.splitlines()[-1].strip()
+    assert line == f"python -m {started} tfdist.yaml"
+    if "launch" in line:
+        assert flags.parse(shlex.split(line)[3:]).command[-2:] == ("--config", "tfdist.yaml")
+
+
+def test_nothing_is_written_over_or_made_of_half_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert answer(["digits", ""], monkeypatch) == 1
+    assert "expected six, one a line" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    Path("tfdist.yaml").touch()
+    assert answer([""] * 6, monkeypatch) == 1
+    assert "tfdist.yaml is there already: name another with --file" in capsys.readouterr().err

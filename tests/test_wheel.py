@@ -1,0 +1,61 @@
+"""The wheel, built and installed without a network, works in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+PACKAGES = ("tfdist", "pipelines", "recipes")
+FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
+
+
+def run(*command: str, **options: str | Path | dict[str, str]) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, **options
+    )  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the wheel was installed into."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
+    for package in PACKAGES:  # a build leaves folders behind: not in the checkout
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pyc*"))
+    for file in FILES:
+        shutil.copy(ROOT / file, source)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    run(
+        *pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", ".", ".", cwd=source
+    )
+    (wheel,) = source.glob("tfdist-*.whl")
+    run(*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel))
+    return target
+
+
+def test_commands_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+    environ = os.environ | {"PYTHONPATH": str(installed)}
+    script = [sys.executable, str(installed / "bin" / "tfdist")]
+    options = {"cwd": tmp_path, "env": environ}
+    where = "import tfdist.__main__; print(tfdist.__file__)"
+    assert run(sys.executable, "-c", where, **options).startswith(str(installed))
+    assert run(*script, "--version", **options).startswith("tfdist ")
+    assert "--strategy" in run(*script, "train", "--help", **options)
+    listed = run(*script, **options)
+    assert all(name in listed for name in ("train", "launch", "verify", "doctor", "bench"))
+    assert run(*script, "launch", "--dry-run", **options).count("--strategy multi_worker") == 2
+
+
+def test_manuals_and_license_are_in_the_wheel(installed: Path) -> None:
+    for manual in (*ROOT.glob("tfdist/**/README.md"), *ROOT.glob("pipelines/**/README.md")):
+        assert (installed / manual.relative_to(ROOT)).read_text() == manual.read_text()
+    (information,) = installed.glob("tfdist-*.dist-info")
+    assert "Apache License" in (information / "LICENSE").read_text()

@@ -1,0 +1,105 @@
+"""`python -m tfdist.init`: six questions, then a configuration and the line that starts it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.prompt import Prompt
+
+from tfdist.console import command
+from tfdist.errors import ConfigurationError
+from tfdist.launcher.plan import parse_hosts
+from tfdist.run import recipe
+from tfdist.strategies import STRATEGIES
+
+_DESCRIPTION = "Asks six questions; writes a configuration and the line that starts it."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
+    return command.run(lambda: _init(arguments))
+
+
+def _init(arguments: Sequence[str] | None) -> None:
+    """Parses the command line, asks, and writes."""
+    parser = command.parser("python -m tfdist.init", _DESCRIPTION)
+    parser.add_argument("--file", default="tfdist.yaml", metavar="FILE", help="what is written")
+    path = Path(command.parse(parser, arguments).file)
+    if path.exists():
+        raise ConfigurationError(f"{path} is there already: name another with --file.")
+    try:
+        fields, launch = _answers()
+    except EOFError:
+        raise ConfigurationError("The answers ended early: expected six, one a line.") from None
+    path.write_text(yaml.safe_dump(fields, sort_keys=False))
+    line = ["python", "-m", "tfdist.launch" if launch else "tfdist.train", *launch]
+    print(f"{path} is written. Start it with\n    {shlex.join([*line, '--config', str(path)])}")
+
+
+def _answers() -> tuple[dict[str, Any], list[str]]:
+    """Returns the fields of the configuration, and the launcher's flags where it is needed."""
+    name = _ask("What to train: a recipe, ./mine.py or a dotted name", "digits", _recipe)
+    hosts = _ask("On which hosts: a,b,...", "this one", _hosts)
+    workers = _ask("Processes on each", "1", _number)
+    devices = _ask("Devices of each process", "all", lambda text: text != "all" and _number(text))
+    several = workers * len(hosts or "-") > 1
+    usual = "multi_worker" if several else "one_device" if devices == 1 else "mirrored"
+    fitting = _fitting(several, bool(hosts), devices)
+    strategy = Prompt.ask("Who computes, and how gradients cross", choices=fitting, default=usual)
+    fields = {"recipe": name, "strategy": strategy}
+    servers = several and STRATEGIES[strategy].asynchronous
+    if devices and not servers:  # of those the launcher says how many they are
+        fields["devices"] = devices
+    fields["batch_size"] = _ask("Global batch", "64", _number)
+    if not several:
+        return fields, []
+    flags = ["--num-workers", str(workers)]
+    if hosts:
+        flags = ["--hosts", ",".join(f"{host}:{workers}" for host in hosts)]
+    return fields, flags + (["--num-ps", "1"] if servers else [])
+
+
+def _fitting(several: bool, hosts: bool, devices: int) -> list[str]:
+    """Returns the strategies for one process or several, on one host or more."""
+    of_one_device = ("one_device", "horovod") if devices > 1 else ()
+    return [
+        name
+        for name, declared in STRATEGIES.items()
+        if name not in of_one_device
+        and (declared.joins_processes or not several)
+        and not (declared.asynchronous and hosts)
+    ]
+
+
+def _ask(question: str, default: str, check: Callable[[str], Any]) -> Any:
+    """Asks until an answer passes, and returns what the check makes of it."""
+    while True:
+        try:
+            return check(Prompt.ask(question, default=default).strip())
+        except ConfigurationError as error:
+            print(error)
+
+
+def _recipe(text: str) -> str:
+    if text not in recipe.names():
+        recipe.find(text)
+    return text
+
+
+def _hosts(text: str) -> list[str]:
+    return [] if text == "this one" else list(parse_hosts(text))
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or text == "0":
+        raise ConfigurationError(f"Expected a number from 1, got {text!r}.")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What a recipe's data have to be: batches, of the size that the configuration says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import DataError
+
+
+def check(data: Any, function: str, batch_size: int | None) -> None:
+    """Checks what a recipe's function returned.
+
+    Args:
+        data: That is.
+        function: The name of it.
+        batch_size: Rows of a batch; None: any number.
+
+    Raises:
+        DataError: It is no `tf.data.Dataset`, or one that is not batched, or in other batches.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        raise DataError(
+            f"{function}: expected a tf.data.Dataset of batches, got {type(data).__name__}: return "
+            "one, say tf.data.Dataset.from_tensor_slices((x, y)).batch(config.batch_size)."
+        )
+    shapes, rows = _shapes(data), _static_rows(data)
+    if 0 in rows or len(rows) > 1 or (batch_size and rows - {batch_size}):
+        raise DataError(
+            f"{function}: expected batches of {batch_size or 'any number of'} rows, got elements "
+            f"of the shapes {', '.join(map(str, shapes))}: end it with .batch(config.batch_size)."
+        )
+    if batch_size and num_rows(data) not in (None, batch_size):
+        raise DataError(
+            f"{function}: expected batches of {batch_size} rows, got batches of {num_rows(data)}: "
+            "end it with .batch(config.batch_size)."
+        )
+
+
+def num_rows(data: tf.data.Dataset) -> int | None:
+    """The rows of a full batch; None where the data do not tell: a map after `batch` hides it."""
+    if len(rows := _static_rows(data)) == 1:
+        return next(iter(rows))
+    variant = tf.data.experimental.to_variant(data)
+    computed = int(tf.raw_ops.ComputeBatchSize(input_dataset=variant))
+    return computed if computed > 0 else None
+
+
+def _shapes(data: tf.data.Dataset) -> list[tf.TensorShape]:
+    return [spec.shape for spec in tf.nest.flatten(data.element_spec) if hasattr(spec, "shape")]
+
+
+def _static_rows(data: tf.data.Dataset) -> set[int]:
+    """The first dims that are known, with 0 for a scalar, which has none."""
+    known = (shape for shape in _shapes(data) if shape.rank is not None)
+    return {shape[0] if shape.rank else 0 for shape in known} - {None}
