@@ -21,7 +21,7 @@ def quieten_tensorflow() -> None:
     What matters is raised as well; the rest are pages about drivers that a machine lacks. Has to be
     called before TensorFlow is imported.
     """
-    if os.environ.setdefault(_LEVEL, "3") == "3" and not any(
+    if os.environ.setdefault(_LEVEL, "3") != "0" and not any(
         isinstance(finder, _Finder) for finder in sys.meta_path
     ):
         sys.meta_path.insert(0, _Finder())

@@ -33,7 +33,9 @@ def run(folder: Path, module: str, **variables: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize(("level", "said"), [("", "and after"), ("0", "notesand after")])
+@pytest.mark.parametrize(
+    ("level", "said"), [("", "and after"), ("2", "and after"), ("0", "notesand after")]
+)
 def test_only_the_start_is_silent_unless_the_user_wants_it(
     level: str, said: str, tmp_path: Path
 ) -> None:

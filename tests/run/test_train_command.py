@@ -20,7 +20,9 @@ from tfdist.cluster import membership
 from tfdist.config import TrainConfig
 
 SECONDS = 300
+#: Of a user: without the level of TensorFlow's log that tests have.
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+ENVIRONMENT.pop("TF_CPP_MIN_LOG_LEVEL", None)
 
 
 def command(*arguments: str) -> list[str]:
