@@ -43,6 +43,8 @@ def close(table: Any, file: Path, fill: Mapping[str, str], drop: bool) -> Any:
     if drop:
         return table.drop_null()
     gaps = {name: table[name].null_count for name in table.column_names if table[name].null_count}
+    if empty := [name for name, count in gaps.items() if count == len(table)]:
+        raise DataError(f"{file}: column {empty[0]!r} has no value in any row; leave it out")
     if gaps:
         raise DataError(f"{file}: no value in {_places(table, gaps, file)}: {_cure(gaps)}")
     return table
@@ -54,6 +56,8 @@ def _filled(column: Any, name: str, value: str) -> Any:
     try:
         return column.fill_null(pa.scalar(value).cast(column.type))
     except pa.ArrowException:
+        if pa.types.is_null(column.type):
+            raise DataError(f"column {name!r} has no value in any row; leave it out") from None
         raise DataError(
             f"--fill: expected {column.type}, as column {name!r} holds, got {value!r}"
         ) from None

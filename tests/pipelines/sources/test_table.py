@@ -103,6 +103,8 @@ def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
         ),
         (CSV, {"fill": ("sen=x",)}, r"--fill: expected one of \['age', 'height'.*got 'sen'"),
         (CSV, {"fill": ("age=x",)}, "--fill: expected int64, as column 'age' holds, got 'x'"),
+        ("a,b\n1,\n2,\n", {}, "a.csv: column 'b' has no value in any row"),
+        ("a,b\n1,\n2,\n", {"fill": ("b=1",)}, "column 'b' has no value in any row"),
         (CSV, {"fill": ("age",)}, "--fill: expected COLUMN=VALUE, got 'age'"),
         ("a,b\n1,2\n3\n", {}, "not a table that can be read"),
         ("a\n1\n", {"label": "b"}, r"--label: expected one of \['a'\], got 'b'"),
