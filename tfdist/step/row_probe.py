@@ -88,9 +88,10 @@ def _asked(model: keras.Model, x: Any, training: bool) -> str | None:
 
 def _no_sum(model: keras.Model, x: Any, training: bool) -> str | None:
     """Says which added loss or updated state of a share is no part of the batch's."""
+    options = {"training": training} if keras_model.takes_training(model) else {}
     try:
         with Scope(collect_losses=True) as scope:
-            model(shares.take(x, 0, min(_NUM_ROWS, int(num_rows(x)))), training=training)
+            model(shares.take(x, 0, min(_NUM_ROWS, int(num_rows(x)))), **options)
     except Exception:  # said where a step computes it
         return None
     generator = keras_model.global_generator()
