@@ -78,8 +78,8 @@ class Replica:
 
     @property
     def fraction(self) -> tf.Tensor:
-        """The fraction of the global batch's rows that are in this microbatch, float32."""
-        return tf.cast(self.num_rows, tf.float32) / tf.cast(self.total_rows, tf.float32)
+        """The fraction of the global batch's rows that are in this microbatch, float64."""
+        return tf.cast(self.num_rows, tf.float64) / tf.cast(self.total_rows, tf.float64)
 
     def counted(self, structure: Any) -> Any:
         """Returns rows, or what was computed from them, without one that only stands in.

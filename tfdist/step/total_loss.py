@@ -53,21 +53,24 @@ def of_share(
         compiled_loss.gather_masks(replica, y_pred, gathered[2])
         loss = total_loss(model, instead, gathered, training)
         return loss if whole else loss / replica.num_replicas
-    losses = added + [_aggregate(penalty) * replica.fraction for penalty in penalties]
+    losses = added + [_by_rows(_aggregate(penalty), replica) for penalty in penalties]
     if compile_loss(model) is not None:
         compiled = compiled_loss.on_share(compile_loss(model), replica, aggregations)
         losses.insert(0, compiled(y, y_pred, sample_weight))
     if not losses:
         raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
-    return losses[0] if len(losses) == 1 else tf.add_n([tf.cast(v, tf.float32) for v in losses])
+    if len(losses) == 1:
+        return losses[0]
+    dtype = tf.float64 if any(v.dtype == tf.float64 for v in losses) else tf.float32
+    return tf.add_n([tf.cast(v, dtype) for v in losses])
 
 
 def track(tracker: keras.metrics.Mean, loss: tf.Tensor, replica: Replica) -> None:
     """Counts the loss of a batch once, weighted by its rows, from the share of every replica."""
-    rows = tf.cast(replica.total_rows, tf.float32)
+    rows = tf.cast(replica.total_rows, tracker.dtype)
     if loss.shape.rank:  # compiled without reduction: Keras logs the mean of the vector
-        per_row = tf.cast(tf.reduce_prod(tf.shape(loss)[1:]), tf.float32)
-        loss = tf.reduce_sum(tf.cast(loss, tf.float32)) / (rows * per_row)
+        per_row = tf.cast(tf.reduce_prod(tf.shape(loss)[1:]), tracker.dtype)
+        loss = tf.reduce_sum(tf.cast(loss, tracker.dtype)) / (rows * per_row)
     num_times = replica.num_microbatches  # that the one loss is counted
     tracker.update_state(loss * num_times, sample_weight=rows / num_times)
 
@@ -79,9 +82,14 @@ def _of_batch(
     values = [replica.if_counted(_aggregate(loss)) for loss in added]
     how = aggregations.of_losses(len(added), training)
     return [
-        value if each is Aggregation.SUM else value * replica.fraction
+        value if each is Aggregation.SUM else _by_rows(value, replica)
         for value, each in zip(values, how, strict=True)
     ]
+
+
+def _by_rows(value: tf.Tensor, replica: Replica) -> tf.Tensor:
+    """Of what is the same, or a mean, on every share: what this one's rows count for."""
+    return value * tf.cast(replica.fraction, value.dtype)
 
 
 def _aggregate(loss: tf.Tensor) -> tf.Tensor:
