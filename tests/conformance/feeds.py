@@ -98,6 +98,7 @@ FEEDS: dict[str, Callable[[Case], Arguments]] = {
     "endless": _endless,
     "generator": _generator,
     "pydataset": lambda case: {"x": Sequence(case)},
+    "as it is": lambda case: {"x": case.data.x},
 }
 
 
@@ -111,6 +112,12 @@ def evaluate_arguments(case: Case) -> Arguments:
     """The arguments with which a case calls `evaluate`, those for the data included."""
     data = FEEDS[case.feed](case)
     return {**data, "verbose": 0, "return_dict": True, **case.evaluate}
+
+
+def predict_arguments(case: Case) -> Arguments:
+    """The arguments with which a case calls `predict`."""
+    known = case.feed == "as it is"
+    return {"x": case.data.x, "verbose": 0} | ({} if known else {"batch_size": case.batch_size})
 
 
 def permuted(case: Case) -> Case:

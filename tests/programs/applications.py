@@ -1,0 +1,65 @@
+"""Networks of `keras.applications` with synchronised BatchNorm, one of each kind, and small.
+
+float64 holds two hundred layers of noise below what is compared; one epoch, since each takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tests.programs.program import program
+from tests.programs.rows import integers, normal
+from tests.programs.vision import of_classes
+from tests.support.case import compiled
+from tests.support.data import Data
+
+#: One of each kind, with the least size of a picture that it takes.
+KINDS: dict[str, int] = {
+    "MobileNet": 32,
+    "MobileNetV2": 32,
+    "MobileNetV3Small": 32,
+    "VGG16": 32,
+    "ResNet50": 32,
+    "ResNet50V2": 32,
+    "DenseNet121": 32,
+    "EfficientNetB0": 32,
+    "EfficientNetV2B0": 32,
+    "ConvNeXtTiny": 32,
+    "Xception": 71,
+    "InceptionV3": 75,
+    "InceptionResNetV2": 75,
+    "NASNetMobile": 32,
+}
+
+#: Fewer channels, where a network can be had so.
+NARROW: dict[str, dict[str, Any]] = {
+    "MobileNet": {"alpha": 0.25},
+    "MobileNetV2": {"alpha": 0.35},
+}
+
+
+def _builder(kind: str, size: int) -> Callable[[], keras.Model]:
+    def build() -> keras.Model:
+        made = getattr(keras.applications, kind)(
+            weights=None, include_top=False, input_shape=(size, size, 3), pooling="avg",
+            **NARROW.get(kind, {}),
+        )  # fmt: skip
+        outputs = keras.layers.Dense(3)(made.output)
+        for layer in made.layers:
+            if isinstance(layer, keras.layers.Dropout):
+                layer.rate = 0.0  # each share would draw numbers of its own
+        return compiled(keras.Model(made.input, outputs), keras.optimizers.SGD(0.01), of_classes())
+
+    build.__name__ = kind.lower()
+    build.__doc__ = f"`keras.applications.{kind}`."
+    return build
+
+
+for _kind, _size in KINDS.items():
+    program(
+        Data(normal(_size, _size, 3)[:4], integers(3)[:4]), batch_size=3, epochs=1,
+        sync_batch_norm=True, quick=_kind == "MobileNet",
+    )(_builder(_kind, _size))  # fmt: skip

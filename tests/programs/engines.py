@@ -1,0 +1,87 @@
+"""Who runs a program: plain Keras on one device, and tfdist."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tests.conformance import feeds
+from tests.conformance.results import Result, collect
+from tests.programs.program import Program
+from tests.programs.programs import PROGRAMS
+from tfdist.verify.results import copies
+
+
+@functools.cache
+def reference(name: str) -> Result:
+    """What plain Keras on one device makes of a program."""
+    return plain(PROGRAMS[name])
+
+
+def plain(program: Program) -> Result:
+    """What plain Keras on one device makes of it."""
+    with _floatx(program.floatx):
+        return _run(program, program.build())
+
+
+def tfdist(program: Program, strategy: str, num_replicas: int) -> Result:
+    """What a Trainer makes of it.
+
+    Raises:
+        tfdist.errors.TfdistError: it declines the program.
+    """
+    from tfdist import Trainer
+
+    with _floatx(program.floatx):
+        return _run(
+            program,
+            Trainer(
+                program.build() if program.built else program.build,
+                strategy=strategy,
+                devices=num_replicas,
+                accumulate=program.accumulate,
+                sync_batch_norm=program.sync_batch_norm,
+            ),
+        )
+
+
+def _run(program: Program, runner: Any) -> Result:
+    """Fits, evaluates and predicts by a model or a Trainer."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        arguments = feeds.fit_arguments(program)
+        if callbacks := list(program.callbacks(Path(folder))):
+            arguments["callbacks"] = callbacks
+        history = program.train(runner, arguments)
+        for own in ("loss_scale", "skipped_steps"):  # logged besides what Keras logs
+            history.history.pop(own, None)
+        evaluation = runner.evaluate(**feeds.evaluate_arguments(program))
+        predicted = runner.predict(**feeds.predict_arguments(program))
+    model = getattr(runner, "model", runner)
+    result = collect(model, history, evaluation)
+    further = {  # the position tells them apart, as collect() says
+        f"of the optimizer: {i} {v.name.rpartition('_')[2]}": copies(v)[0]
+        for i, v in enumerate(model.optimizer.variables)
+    } | {f"of predictions: {i}": leaf for i, leaf in enumerate(keras.tree.flatten(predicted))}
+    return dataclasses.replace(result, weights=result.weights | further)
+
+
+@contextmanager
+def _floatx(name: str) -> Iterator[None]:
+    """Lets Keras compute in a dtype."""
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx(name)
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy(policy)

@@ -1,0 +1,195 @@
+"""Programs that make something, without a training step of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from tests.programs.program import program
+from tests.programs.rows import integers, normal
+from tests.programs.vision import of_classes
+from tests.support.case import compiled
+from tests.support.data import Data
+
+IMAGES = Data(np.abs(np.sin(normal(8, 8, 1))), np.abs(np.sin(normal(8, 8, 1))))
+
+
+@program(IMAGES, quick=True)
+def denoising_autoencoder() -> keras.Model:
+    """Noisy pictures made clean by strided convolutions and transposed ones."""
+    inputs = keras.Input((8, 8, 1))
+    x = layers.Conv2D(3, 3, activation="relu", padding="same")(inputs)
+    x = layers.Conv2D(3, 3, activation="relu", padding="same")(layers.MaxPooling2D(2)(x))
+    x = layers.Conv2DTranspose(3, 3, strides=2, activation="relu", padding="same")(x)
+    x = layers.Conv2D(1, 3, activation="sigmoid", padding="same")(x)
+    return compiled(keras.Model(inputs, x), "adam", "binary_crossentropy")
+
+
+class Latent(layers.Layer):
+    """A latent vector whose divergence from a normal one is added to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.log_var = layers.Dense(2), layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        """Maps [rows, n] to the mean [rows, 2]: the draw is left out, so that it repeats."""
+        mean, log_var = self.mean(x), self.log_var(x)
+        divergence = 1 + log_var - ops.square(mean) - ops.exp(log_var)
+        self.add_loss(-0.5 * ops.mean(ops.sum(divergence, 1)))
+        return mean + ops.exp(0.5 * log_var)
+
+
+@program(IMAGES)
+def variational_autoencoder() -> keras.Model:
+    """A variational autoencoder whose divergence a layer adds to the loss."""
+    inputs = keras.Input((8, 8, 1))
+    x = Latent()(layers.Dense(4, activation="relu")(layers.Flatten()(inputs)))
+    x = layers.Reshape((8, 8, 1))(layers.Dense(64, activation="sigmoid")(x))
+    return compiled(keras.Model(inputs, x), "adam", "mse")
+
+
+class Codebook(layers.Layer):
+    """The nearest of a few codes, its gradient handed straight through."""
+
+    def build(self, shape: Any) -> None:
+        """Makes the codes."""
+        self.codes = self.add_weight(shape=(shape[-1], 5), initializer="uniform", name="codes")
+
+    def call(self, x: Any) -> Any:
+        """Maps [rows, ..., n] to codes of the same shape."""
+        flat = ops.reshape(x, (-1, x.shape[-1]))
+        squares = ops.sum(self.codes**2, 0) - 2 * flat @ self.codes
+        nearest = ops.one_hot(ops.argmin(squares, 1), 5, dtype=flat.dtype)
+        coded = ops.reshape(nearest @ ops.transpose(self.codes), ops.shape(x))
+        self.add_loss(0.25 * ops.mean(ops.square(ops.stop_gradient(coded) - x)))
+        self.add_loss(ops.mean(ops.square(coded - ops.stop_gradient(x))))
+        return x + ops.stop_gradient(coded - x)
+
+
+@program(IMAGES)
+def vector_quantised_autoencoder() -> keras.Model:
+    """An autoencoder through the nearest code of a codebook, with gradients straight through."""
+    inputs = keras.Input((8, 8, 1))
+    x = layers.Conv2D(3, 3, strides=2, activation="relu", padding="same")(inputs)
+    x = Codebook()(layers.Conv2D(2, 1)(x))
+    x = layers.Conv2DTranspose(1, 3, strides=2, padding="same")(x)
+    return compiled(keras.Model(inputs, x), "adam", "mse")
+
+
+class MaskedConvolution(layers.Layer):
+    """A convolution that sees only what lies above and to the left."""
+
+    def __init__(self, filters: int) -> None:
+        super().__init__()
+        self.conv = layers.Conv2D(filters, 3, padding="same")
+
+    def build(self, shape: Any) -> None:
+        """Makes the mask of the kernel."""
+        self.conv.build(shape)
+        self.mask = np.zeros(self.conv.kernel.shape)
+        self.mask[0], self.mask[1, :1] = 1.0, 1.0
+
+    def call(self, x: Any) -> Any:
+        """Maps [rows, 8, 8, n] to [rows, 8, 8, filters]."""
+        kernel = self.conv.kernel * ops.cast(self.mask, self.conv.kernel.dtype)
+        return ops.conv(x, kernel, padding="same") + self.conv.bias
+
+
+@program(Data((normal(8, 8, 1) > 0).astype("float64"), (normal(8, 8, 1) > 0).astype("float64")))
+def pixel_cnn() -> keras.Model:
+    """Pixel after pixel: convolutions whose kernels are masked."""
+    inputs = keras.Input((8, 8, 1))
+    x = layers.ReLU()(MaskedConvolution(3)(inputs))
+    x = layers.ReLU()(MaskedConvolution(3)(x) + x)
+    x = layers.Conv2D(1, 1, activation="sigmoid")(x)
+    return compiled(keras.Model(inputs, x), keras.optimizers.Adam(5e-4), "binary_crossentropy")
+
+
+def _gram(x: Any) -> Any:
+    """The products of channels with each other, for each picture."""
+    flat = ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
+    return ops.transpose(flat, (0, 2, 1)) @ flat
+
+
+class Stylised(keras.Model):
+    """Judged by the features of a frozen network, in `compute_loss`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paint = layers.Conv2D(1, 3, padding="same")
+        self.features = layers.Conv2D(3, 3, activation="relu", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        """Maps [rows, 8, 8, 1] to the same shape."""
+        return self.paint(inputs)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:  # fmt: skip
+        """The difference of Gram matrices, and that of the pictures."""
+        ours, theirs = _gram(self.features(y_pred)), _gram(self.features(y))
+        style = ops.mean(ops.square(ours - theirs)) / 100.0
+        return style + ops.mean(ops.square(y_pred - y))
+
+
+@program(IMAGES, may_refuse=True)
+def style_transfer() -> keras.Model:
+    """A painter judged by Gram matrices of a frozen network, in `compute_loss`."""
+    model = Stylised()
+    model(np.zeros((1, 8, 8, 1)))
+    model.features(np.zeros((1, 8, 8, 1)))
+    return compiled(model, "adam", None)
+
+
+@program(Data(np.eye(6)[integers(6, 5)], integers(6)), quick=True)
+def characters_by_lstm() -> keras.Model:
+    """The next character by an LSTM over one-hot characters."""
+    inputs = keras.Input((5, 6))
+    model = keras.Model(inputs, layers.Dense(6)(layers.LSTM(4)(inputs)))
+    return compiled(model, keras.optimizers.RMSprop(1e-2), of_classes())
+
+
+class Coupling(keras.Model):
+    """Real-valued flows: each half of a vector moves the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [layers.Dense(2, activation="tanh") for _ in range(2)]
+        self.shifts = [layers.Dense(2) for _ in range(2)]
+
+    def call(self, x: Any) -> Any:
+        """Maps [rows, 2] to a point and the log of its determinant: [rows, 3]."""
+        total = 0.0
+        for i, (scale, shift) in enumerate(zip(self.scales, self.shifts, strict=True)):
+            mask = ops.convert_to_tensor([float(i), 1.0 - i], x.dtype)
+            s, t = scale(x * mask) * (1 - mask), shift(x * mask) * (1 - mask)
+            x = (1 - mask) * (x * ops.exp(s) + t) + mask * x
+            total += ops.sum(s, 1, keepdims=True)
+        return ops.concatenate([x, total], 1)
+
+
+@program(Data(normal(2), normal(1)))
+def normalising_flow() -> keras.Model:
+    """A normalising flow trained by the likelihood, without labels that count."""
+
+    def likelihood(_: Any, made: Any) -> Any:
+        return ops.sum(0.5 * ops.square(made[:, :2]), 1) - made[:, 2]
+
+    return compiled(Coupling(), keras.optimizers.Adam(1e-3), likelihood)
+
+
+@program(Data([np.abs(np.sin(normal(8, 8, 1))), normal(1)], normal(8, 8, 1, seed=3)))
+def noise_predicted() -> keras.Model:
+    """The noise in a picture predicted, given how much of it there is, coded by sines."""
+    picture, level = keras.Input((8, 8, 1)), keras.Input((1,))
+    angles = level * ops.convert_to_tensor([[1.0, 2.0, 4.0]], level.dtype)
+    code = layers.Dense(3, activation="swish")(ops.concatenate([ops.sin(angles), ops.cos(angles)]))
+    x = layers.Conv2D(3, 3, padding="same")(picture) + code[:, None, None]
+    x = layers.GroupNormalization(groups=3)(x)
+    x = layers.Conv2D(1, 3, padding="same", kernel_initializer="zeros")(ops.silu(x))
+    return compiled(keras.Model([picture, level], x), keras.optimizers.AdamW(1e-3), "mae")

@@ -1,0 +1,22 @@
+"""All programs, by name."""
+
+from __future__ import annotations
+
+from tests.programs import (  # noqa: F401 - importing registers the programs
+    applications,
+    audio,
+    callbacks,
+    generative,
+    graph,
+    guides,
+    layers,
+    losses,
+    reinforcement,
+    series,
+    tables,
+    text,
+    vision,
+)
+from tests.programs.program import PROGRAMS
+
+__all__ = ["PROGRAMS"]

@@ -1,0 +1,257 @@
+"""`python -m tests.programs.random`: draws small models and compares them with plain Keras.
+
+A model is drawn from a seed and a number, which bring the same one back: `--seed 3 --first 17
+--count 1` tries the seventeenth again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, losses, optimizers
+
+from tests import start_tensorflow
+from tests.conformance.results import compare
+from tests.programs.program import Program
+from tests.support.case import compiled
+from tests.support.data import Data
+from tfdist.errors import TfdistError
+
+Make = Callable[[], Any]
+
+#: What a model may be given, by the name of its kind: the shape of a row.
+INPUTS = {"vector": (4,), "series": (4, 3), "picture": (5, 5, 2), "words": (5,)}
+
+#: Layers by the rank of a row that they take, and leave.
+LAYERS: dict[int, dict[str, Make]] = {
+    1: {
+        "dense": lambda: layers.Dense(3, activation="tanh"),
+        "dense, regularised": lambda: layers.Dense(3, kernel_regularizer="l2"),
+        "dense, constrained": lambda: layers.Dense(3, kernel_constraint="max_norm"),
+        "dense, activity": lambda: layers.Dense(2, activity_regularizer="l2"),
+        "normalised": layers.LayerNormalization,
+        "batch normalised": layers.BatchNormalization,
+        "unit": layers.UnitNormalization,
+        "leaky": layers.LeakyReLU,
+    },
+    2: {
+        "convolution": lambda: layers.Conv1D(3, 2, padding="same", activation="relu"),
+        "depthwise": lambda: layers.DepthwiseConv1D(2, padding="same"),
+        "lstm": lambda: layers.LSTM(2, return_sequences=True),
+        "gru": lambda: layers.GRU(2, return_sequences=True),
+        "both ways": lambda: layers.Bidirectional(layers.SimpleRNN(2, return_sequences=True)),
+        "group normalised": lambda: layers.GroupNormalization(1),
+        "batch normalised": layers.BatchNormalization,
+        "pooled": lambda: layers.AveragePooling1D(2, padding="same"),
+    },
+    3: {
+        "convolution": lambda: layers.Conv2D(3, 2, padding="same", activation="relu"),
+        "separable": lambda: layers.SeparableConv2D(2, 3, padding="same"),
+        "transposed": lambda: layers.Conv2DTranspose(2, 2, padding="same"),
+        "pooled": lambda: layers.MaxPooling2D(2, padding="same"),
+        "batch normalised": layers.BatchNormalization,
+        "squashed": lambda: layers.Activation("swish"),
+    },
+}
+
+#: What leaves a vector of a row.
+ENDS: dict[int, dict[str, Make]] = {
+    1: {"as it is": layers.Identity},
+    2: {
+        "flat": layers.Flatten,
+        "mean": layers.GlobalAveragePooling1D,
+        "gru": lambda: layers.GRU(2),
+    },
+    3: {"flat": layers.Flatten, "max": layers.GlobalMaxPooling2D},
+}
+
+MERGES: dict[str, Make] = {
+    "add": layers.Add,
+    "average": layers.Average,
+    "concatenate": layers.Concatenate,
+    "maximum": layers.Maximum,
+    "multiply": layers.Multiply,
+}
+
+#: Losses, each with the activation of the outputs and what the labels are.
+LOSSES: dict[str, tuple[Callable[[str], Any], str | None, str]] = {
+    "squares": (lambda r: losses.MeanSquaredError(reduction=r), None, "numbers"),
+    "Huber": (lambda r: losses.Huber(reduction=r), None, "numbers"),
+    "log cosh": (lambda r: losses.LogCosh(reduction=r), None, "numbers"),
+    "cosine": (lambda r: losses.CosineSimilarity(reduction=r), None, "numbers"),
+    "cross-entropy": (lambda r: losses.CategoricalCrossentropy(reduction=r), "softmax", "one-hot"),
+    "of numbers": (lambda r: losses.SparseCategoricalCrossentropy(reduction=r), "softmax", "class"),
+    "binary": (lambda r: losses.BinaryCrossentropy(reduction=r), "sigmoid", "one-hot"),
+    "hinge": (lambda r: losses.CategoricalHinge(reduction=r), "tanh", "one-hot"),
+}
+REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda: optimizers.SGD(0.05),
+    "momentum": lambda: optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "clipped": lambda: optimizers.SGD(0.1, global_clipnorm=0.5),
+    "each clipped": lambda: optimizers.SGD(0.1, clipnorm=0.2),
+    "averaged": lambda: optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8),
+    "Adam": lambda: optimizers.Adam(0.01),
+    "AdamW": lambda: optimizers.AdamW(0.01, weight_decay=0.01),
+    "AMSGrad": lambda: optimizers.Adam(0.01, amsgrad=True),
+    "Nadam": lambda: optimizers.Nadam(0.01),
+    "Adamax": lambda: optimizers.Adamax(0.01),
+    "RMSprop": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda: optimizers.Adagrad(0.05),
+    "Lamb": lambda: optimizers.Lamb(0.01),
+    "Ftrl": lambda: optimizers.Ftrl(0.05),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A small model and how it is trained: names out of the tables above.
+
+    Attributes:
+        inputs: what a row is.
+        branches: for each branch its layers.
+        end: of each branch.
+        merge: of the branches.
+        loss: with its reduction.
+        optimizer: with its own parameters.
+        weighted: whether rows have weights.
+        rows: how many, in batches of `batch_size`.
+        batch_size: rows of a batch.
+        accumulate: rounds of a batch.
+        strategy: and so many replicas.
+    """
+
+    inputs: str
+    branches: tuple[tuple[str, ...], ...]
+    end: str
+    merge: str
+    loss: tuple[str, str]
+    optimizer: str
+    weighted: bool
+    rows: int
+    batch_size: int
+    accumulate: int
+    strategy: tuple[str, int]
+
+    def program(self) -> Program:
+        """Returns what trains it in both ways."""
+
+        def build() -> keras.Model:
+            keras.utils.set_random_seed(1)
+            return self._model()
+
+        feature = str(self)
+        return Program(
+            "random", feature, build, self._data(), batch_size=self.batch_size, epochs=1,
+            accumulate=self.accumulate, sync_batch_norm="batch normalised" in feature,
+        )  # fmt: skip
+
+    @property
+    def rank(self) -> int:
+        """Of a row, behind the embedding of words."""
+        return 2 if self.inputs == "words" else len(INPUTS[self.inputs])
+
+    def _model(self) -> keras.Model:
+        words = self.inputs == "words"
+        inputs = keras.Input(INPUTS[self.inputs], dtype="int32" if words else None)
+        begin = layers.Embedding(6, 3)(inputs) if words else inputs
+        ends = []
+        for branch in self.branches:
+            x = begin
+            for name in branch:
+                x = LAYERS[self.rank][name]()(x)
+            x = ENDS[self.rank][self.end]()(x)
+            ends.append(x if self.merge == "concatenate" else layers.Dense(3)(x))
+        x = MERGES[self.merge]()(ends) if len(ends) > 1 else ends[0]
+        kind, reduction = self.loss
+        loss, activation, _ = LOSSES[kind]
+        model = keras.Model(inputs, layers.Dense(3, activation=activation)(x))
+        return compiled(model, OPTIMIZERS[self.optimizer](), loss(reduction))
+
+    def _data(self) -> Data:
+        numbers = np.random.default_rng(self.rows)
+        shape = (self.rows, *INPUTS[self.inputs])
+        x = numbers.normal(size=shape)
+        if self.inputs == "words":
+            x = numbers.integers(6, size=shape).astype("int32")
+        kinds = numbers.integers(3, size=self.rows).astype("int32")
+        labels = {
+            "numbers": numbers.normal(size=(self.rows, 3)),
+            "class": kinds,
+            "one-hot": np.eye(3)[kinds],
+        }
+        weights = numbers.uniform(0.2, 3.0, size=self.rows) if self.weighted else None
+        return Data(x, labels[LOSSES[self.loss[0]][2]], weights)
+
+
+def drawn(seed: int, number: int) -> Recipe:
+    """Returns the recipe of that number among those of a seed."""
+    draw = random.Random(f"{seed} {number}")
+    inputs = draw.choice(list(INPUTS))
+    rank = 2 if inputs == "words" else len(INPUTS[inputs])
+    accumulate = draw.choice([1, 1, 1, 2, 3])
+    known = [name for name in LAYERS[rank] if accumulate == 1 or name != "batch normalised"]
+    branches = [draw.choices(known, k=draw.randint(1, 2)) for _ in range(draw.randint(1, 2))]
+    return Recipe(
+        inputs=inputs,
+        branches=tuple(map(tuple, branches)),
+        end=draw.choice(list(ENDS[rank])),
+        merge=draw.choice(list(MERGES)),
+        loss=(draw.choice(list(LOSSES)), draw.choice(REDUCTIONS)),
+        optimizer=draw.choice(list(OPTIMIZERS)),
+        weighted=draw.random() < 0.3,
+        rows=draw.randint(3, 13),
+        batch_size=draw.randint(3, 7),
+        accumulate=accumulate,
+        strategy=draw.choice([("mirrored", 2), ("mirrored", 3), ("towers", 2)]),
+    )
+
+
+def wrong(recipe: Recipe) -> list[str]:
+    """Trains a recipe by a Trainer and by plain Keras; returns in what they differ.
+
+    Raises:
+        TfdistError: The Trainer declines it, which it has no reason to.
+    """
+    from tests.programs import engines
+
+    program = recipe.program()
+    found = engines.tfdist(program, *recipe.strategy)
+    return [str(d) for d in compare(found, engines.plain(program), program)]
+
+
+def main() -> int:
+    """Tries as many as asked for, and prints those that differ; returns 1 where there are any."""
+    parser = argparse.ArgumentParser(prog="python -m tests.programs.random", description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="default: 1000")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--first", type=int, default=0, help="number to begin with, default: 0")
+    arguments = parser.parse_args()
+    start_tensorflow()
+    num_wrong = 0
+    for number in range(arguments.first, arguments.first + arguments.count):
+        recipe = drawn(arguments.seed, number)
+        try:
+            reasons = wrong(recipe)
+        except Exception as error:
+            kind = "refused" if isinstance(error, TfdistError) else type(error).__name__
+            reasons = [f"{kind}: {error}"]
+        num_wrong += bool(reasons)
+        if reasons:
+            print(f"{number}: {recipe}", *reasons[:3], sep="\n    ", flush=True)
+        elif number % 20 == 19:
+            print(f"{number + 1 - arguments.first} tried, {num_wrong} differ", flush=True)
+    print(f"{arguments.count} tried, {num_wrong} differ")
+    return int(num_wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Programs as people write them end in a Trainer as they end in plain Keras on one device."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance import results
+from tests.programs import engines
+from tests.programs.programs import PROGRAMS
+from tfdist.errors import TfdistError
+
+# make test asks the quick ones; make conformance all.
+QUESTIONS = [
+    pytest.param(name, marks=[] if program.quick else [pytest.mark.further_number])
+    for name, program in PROGRAMS.items()
+]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_equals_one_device(name: str) -> None:
+    """Weights, optimizer, history, evaluation and predictions, or a refusal."""
+    program = PROGRAMS[name]
+    try:
+        result = engines.tfdist(program, "mirrored", 2)
+    except TfdistError:
+        if not program.may_refuse:
+            raise
+        return
+    differences = results.compare(result, engines.reference(name), program)
+    assert not differences, "\n".join(map(str, differences))
