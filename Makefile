@@ -5,8 +5,9 @@
 #   make test                         lint and the test suite (ARGS="-k config" adds pytest flags);
 #                                     HOROVOD= leaves Horovod out
 #   make conformance                  every case of tests/conformance under every strategy and every
-#                                     number of replicas and processes; make test asks those cases
-#                                     of a further number that tests/conformance/selection.py names
+#                                     number of replicas and processes, and all of tests/programs;
+#                                     make test asks those cases of a further number that
+#                                     tests/conformance/selection.py names, and the quick programs
 #   make lint                         ruff, mypy, import contract
 PYTHON ?= python3
 EXTRAS ?=
@@ -25,7 +26,7 @@ test: lint $(HOROVOD)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 conformance: .venv/installed-dev $(HOROVOD)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "" tests/conformance $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "" tests/conformance tests/programs $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

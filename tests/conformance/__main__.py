@@ -1,4 +1,7 @@
-"""`python -m tests.conformance`: who gets the numbers of one device, and who does not."""
+"""`python -m tests.conformance`: who gets the numbers of one device, and who does not.
+
+It asks the cases of the contract and the programs, each for a table of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,21 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.conformance import table
+from tests.conformance.asked import ASKED
 from tests.conformance.cases import CASES
 from tests.conformance.engines import STRATEGIES
 from tests.conformance.layouts import LAYOUTS
 from tests.conformance.verdicts import KERAS, KERAS_EVEN, Question, Verdict, ask_all
+from tests.programs.programs import PROGRAMS
 
 ENGINES = (KERAS, KERAS_EVEN, *STRATEGIES, *LAYOUTS)
+TABLES = {table.CASES_TABLE: CASES, table.PROGRAMS_TABLE: PROGRAMS}
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
-    parser.add_argument("--case", action="append", choices=CASES, metavar="NAME", help="only this")
+    parser.add_argument("--case", action="append", choices=ASKED, metavar="NAME", help="only this")
+    parser.add_argument("--table", choices=TABLES, help="only the cases or programs of this one")
     parser.add_argument("--strategy", action="append", choices=ENGINES, help="only this column")
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 3], help="default: 2 and 3")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -34,14 +41,17 @@ def _arguments() -> argparse.Namespace:
 def _questions(arguments: argparse.Namespace) -> list[Question]:
     """Plain Keras is asked for 2 replicas: it can have but one strategy in a process.
 
-    Parameter servers have the numbers of one device with one worker.
+    Parameter servers have the numbers of one device with one worker. Programs are asked of
+    strategies of one process, for 2 replicas: what they show does not depend on more.
     """
     counts = {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
+    cases = TABLES[arguments.table] if arguments.table else ASKED
     return [
         Question(case, engine, num_replicas)
-        for case in arguments.case or CASES
+        for case in arguments.case or cases
         for engine in arguments.strategy or ENGINES
-        for num_replicas in counts.get(engine, arguments.replicas)
+        if case in CASES or engine in STRATEGIES
+        for num_replicas in counts.get(engine, arguments.replicas if case in CASES else [2])
     ]
 
 
@@ -61,13 +71,16 @@ def main() -> int:
     verdicts = ask_all(_questions(arguments), arguments.jobs, report)
     if arguments.json:
         print(json.dumps(table.records(verdicts), indent=1))
-    elif arguments.markdown:
-        print(table.markdown(verdicts))
-    else:
-        Console().print(table.terminal(verdicts))
-    if arguments.write:
-        text = arguments.write.read_text("utf-8")
-        arguments.write.write_text(table.replaced(text, table.markdown(verdicts)), "utf-8")
+    for name, asked in TABLES.items():
+        own = {question: v for question, v in verdicts.items() if question.case in asked}
+        if own and not arguments.json:
+            Console().print(table.terminal(own)) if not arguments.markdown else print(
+                table.markdown(own)
+            )
+        if own and arguments.write:
+            text = arguments.write.read_text("utf-8")
+            written = table.replaced(text, name, table.markdown(own))
+            arguments.write.write_text(written, "utf-8")
     ours = [v for question, v in verdicts.items() if question.engine not in (KERAS, KERAS_EVEN)]
     return int(any(verdict.status not in ("exact", "refused") for verdict in ours))
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from rich.table import Table
 
-from tests.conformance.cases import CASES
+from tests.conformance.asked import ASKED
 from tests.conformance.verdicts import KERAS, KERAS_EVEN, Question, Verdict
 
 Verdicts = dict[Question, Verdict]
-BEGIN, END = "<!-- compatibility:begin -->", "<!-- compatibility:end -->"
+#: Names of tables: each has its place between two marks.
+CASES_TABLE, PROGRAMS_TABLE = "compatibility", "programs"
 _SEVERITY = ("absent", "exact", "refused", "wrong", "hang", "crash")
 
 
@@ -73,7 +74,7 @@ def terminal(verdicts: Verdicts) -> Table:
             f"[{colours.get(row[e].status, 'dim')}]{_text(row[e])}[/]" if e in row else ""
             for e in engines
         ]
-        table.add_row(name, CASES[name].feature.replace("[", r"\["), *texts)
+        table.add_row(name, ASKED[name].feature.replace("[", r"\["), *texts)
     return table
 
 
@@ -92,20 +93,21 @@ def markdown(verdicts: Verdicts) -> str:
     ]
     for name, row in _cells(verdicts).items():
         cells = [_text(row.get(engine)) for engine in engines]
-        lines.append(f"| {CASES[name].feature} | " + " | ".join(cells) + " |")
+        lines.append(f"| {ASKED[name].feature} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def replaced(text: str, table: str) -> str:
-    """Puts a table between the marks of a text.
+def replaced(text: str, name: str, table: str) -> str:
+    """Puts the table of that name between its marks in a text.
 
     Raises:
         ValueError: the text has no such marks.
     """
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"There is no place for the table: write {BEGIN} and {END} into the file.")
-    return pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text, count=1)
+        raise ValueError(f"There is no place for the table: write {begin} and {end} into the file.")
+    return pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text, count=1)
 
 
 def records(verdicts: Verdicts) -> list[dict[str, Any]]:
@@ -113,7 +115,7 @@ def records(verdicts: Verdicts) -> list[dict[str, Any]]:
     return [
         {
             **dataclasses.asdict(question),
-            "feature": CASES[question.case].feature,
+            "feature": ASKED[question.case].feature,
             **dataclasses.asdict(verdict),
             "largest": verdict.largest if math.isfinite(verdict.largest) else None,
         }

@@ -37,10 +37,10 @@ def test_the_worst_number_of_replicas_counts() -> None:
 
 
 def test_only_what_is_between_the_marks_is_replaced() -> None:
-    text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
-    assert table.replaced(text, "new") == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
+    text = "<!-- other:end -->\n<!-- name:begin -->\n{}\n<!-- name:end -->\nafter\n"
+    assert table.replaced(text.format("old"), "name", "new") == text.format("new")
     with pytest.raises(ValueError, match="no place"):
-        table.replaced("before\nafter\n", "new")
+        table.replaced(text, "another", "new")
 
 
 def test_records_are_json() -> None:

@@ -14,8 +14,10 @@ from multiprocessing.connection import Connection
 
 from tests import start_tensorflow
 from tests.conformance.layouts import LAYOUTS, Group
+from tests.programs.programs import PROGRAMS
 
 TIMEOUT_SECONDS = 120.0
+PROGRAM_SECONDS = 900.0  # a network of some hundred layers is traced in minutes
 # Processes are forked from one that has imported TensorFlow, which takes seconds, but has not
 # started it, after which it cannot be forked.
 _SERVER = multiprocessing.get_context("forkserver")
@@ -59,16 +61,20 @@ class Verdict:
 def judge(question: Question) -> Verdict:
     """Answers a question in this process."""
     from tests.conformance import engines, feeds, results
-    from tests.conformance.cases import CASES
+    from tests.conformance.asked import ASKED
+    from tests.programs import engines as of_programs
+    from tests.programs.program import Program
     from tfdist.errors import TfdistError
 
-    case, num_replicas = CASES[question.case], question.num_replicas
+    case, num_replicas = ASKED[question.case], question.num_replicas
     plain = question.engine in (KERAS, KERAS_EVEN)
     if plain and case.accumulate > 1:
         return Verdict("absent")
     if question.engine == KERAS_EVEN:
         case = feeds.even(case, num_replicas)
         reference = engines.one_device(case)
+    elif isinstance(case, Program):
+        reference = of_programs.reference(case.name)
     else:
         reference = engines.references(case.name).right
     try:
@@ -76,6 +82,8 @@ def judge(question: Question) -> Verdict:
             result = engines.keras_mirrored(case, num_replicas)
         elif question.engine in LAYOUTS:
             result = _group(question.engine, num_replicas).train(case.name)
+        elif isinstance(case, Program):
+            result = of_programs.tfdist(case, question.engine, num_replicas)
         else:
             result = engines.tfdist(case, question.engine, num_replicas)
     except Exception as error:
@@ -111,11 +119,12 @@ class _Judge:
         """Answers a question."""
         if self._process is None:
             self._start()
+        seconds = PROGRAM_SECONDS if question.case in PROGRAMS else TIMEOUT_SECONDS
         self._connection.send(question)
         try:
-            if not self._connection.poll(TIMEOUT_SECONDS):
+            if not self._connection.poll(seconds):
                 self.stop()
-                return Verdict("hang", math.inf, (f"no answer in {TIMEOUT_SECONDS:.0f} seconds",))
+                return Verdict("hang", math.inf, (f"no answer in {seconds:.0f} seconds",))
             verdict = self._connection.recv()
         except (EOFError, ConnectionError):
             self.stop()

@@ -205,9 +205,9 @@ def _frozen_base() -> keras.Model:
     return classifier(inputs, layers.GlobalAveragePooling2D()(base(inputs, training=False)))
 
 
-@program(pictures(), train=_thaw, quick=True)
+@program(pictures(), train=_thaw, sync_batch_norm=True, quick=True)
 def fine_tuning() -> keras.Model:
-    """A frozen base that is thawed, compiled anew and trained on, its BatchNorm at rest."""
+    """A frozen base that is thawed, compiled anew and trained on."""
     return _frozen_base()
 
 
@@ -265,7 +265,7 @@ def _enable_lora(runner: Any, arguments: Arguments) -> History:
     return found(runner.fit(**arguments), before=first.history["loss"])
 
 
-@program(vectors(), train=_enable_lora)
+@program(vectors(), train=_enable_lora, may_refuse=True)
 def low_rank_adaptation_later() -> keras.Model:
     """A trained dense layer that gets matrices of low rank, and trains on."""
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(1)])
@@ -277,7 +277,7 @@ def low_rank_adaptation() -> keras.Model:
     """A dense layer and an embedding with matrices of low rank, from the beginning."""
     inputs = keras.Input((4,))
     x = layers.Dense(3, activation="relu")(layers.Dense(4, lora_rank=2)(inputs))
-    return compiled(keras.Model(inputs, layers.Dense(1)(x)), "adam")
+    return compiled(keras.Model(inputs, layers.Dense(1)(x)), keras.optimizers.SGD(0.1))
 
 
 def _evaluated_before(runner: Any, arguments: Arguments) -> History:

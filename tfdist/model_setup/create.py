@@ -90,10 +90,16 @@ def adopt(
     An optimizer or metrics that were created outside the scope are created again in it.
 
     Raises:
-        ConfigurationError: The optimizer is another model's, or exchanges gradients by itself.
+        ConfigurationError: The optimizer is another model's, or exchanges gradients by itself; or
+            weights were added outside the scope since.
     """
     if not model.compiled or model.optimizer is None:
         return
+    if added := [v.path for v in model.variables if not strategy.owns(v.value)]:
+        raise ConfigurationError(
+            f"{added[0]} was made outside the strategy's scope, which the model is in: change the "
+            "model `with trainer.strategy.scope():`, or make another Trainer of the changed one."
+        )
     _claim_optimizer(model)
     with strategy.scope(), precision.policy(policy):
         made = model.optimizer.variables + model.metrics_variables
