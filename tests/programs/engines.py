@@ -17,7 +17,6 @@ from tests.conformance import feeds
 from tests.conformance.results import Result, collect
 from tests.programs.program import Program
 from tests.programs.programs import PROGRAMS
-from tfdist.verify.results import copies
 
 
 @functools.cache
@@ -67,11 +66,8 @@ def _run(program: Program, runner: Any) -> Result:
         predicted = runner.predict(**feeds.predict_arguments(program))
     model = getattr(runner, "model", runner)
     result = collect(model, history, evaluation)
-    further = {  # the position tells them apart, as collect() says
-        f"of the optimizer: {i} {v.name.rpartition('_')[2]}": copies(v)[0]
-        for i, v in enumerate(model.optimizer.variables)
-    } | {f"of predictions: {i}": leaf for i, leaf in enumerate(keras.tree.flatten(predicted))}
-    return dataclasses.replace(result, weights=result.weights | further)
+    predictions = {f"of predictions: {i}": v for i, v in enumerate(keras.tree.flatten(predicted))}
+    return dataclasses.replace(result, weights=result.weights | predictions)
 
 
 @contextmanager
