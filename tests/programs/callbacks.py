@@ -154,16 +154,16 @@ def changes_the_rate_by_batch() -> keras.Model:
 
 
 class Thaws(kc.Callback):
-    """Trains a layer from the second epoch on: what is trainable is read when compiled."""
+    """Freezes a layer for the first epoch; thawed, it waits for the next `compile`."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Thaws or freezes."""
         self.model.layers[0].trainable = epoch > 0
 
 
-@program(vectors(), callbacks=lambda _: [Thaws()], may_refuse=True, epochs=2)
+@program(vectors(), callbacks=lambda _: [Thaws()])
 def freezes() -> keras.Model:
-    """A callback that freezes a layer for an epoch."""
+    """A callback that freezes a layer before the first step, and thaws it for nothing."""
     return dense(keras.optimizers.SGD(0.1))
 
 

@@ -261,7 +261,7 @@ def _enable_lora(runner: Any, arguments: Arguments) -> History:
     model = model_of(runner)
     first = runner.fit(**arguments)
     model.layers[0].enable_lora(2)
-    model.compile(keras.optimizers.Adam(1e-2), "mse")
+    model.compile(keras.optimizers.SGD(1e-2), "mse")
     return found(runner.fit(**arguments), before=first.history["loss"])
 
 

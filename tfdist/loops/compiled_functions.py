@@ -57,6 +57,8 @@ class CompiledFunctions:
         self._precision, self._loss_scale = precision, loss_scale
         self._compilation: Any = None
         self._steps: dict[tuple[bool, bool, bool], StepsFn] = {}
+        # What was trainable when steps were made that have not run yet.
+        self._trainable: dict[tuple[bool, bool, bool], list[int]] = {}
         self._outputs: dict[bool, Any] = {}
         self._whole_batches = WholeBatches(model, strategy, accumulate)
         self._scalings: list[Scaling] = []
@@ -136,13 +138,18 @@ class CompiledFunctions:
             self._compilation = compile_config(model)
         why_whole = self._why_whole(feed, training)
         key = (training, feed.may_end, feed.own_rows)
+        trainable = [id(v) for v in model.trainable_variables]
+        if self._trainable.get(key, trainable) != trainable:
+            del self._steps[key]  # a callback froze weights before the first step, as Keras allows
         if key not in self._steps:
             with policy(self._precision):
                 build.for_training(model, strategy, feed.element_spec)
             strategy.prepare(model, model.optimizer)
             with strategy.scope():
                 step = self._step(feed, training, why_whole)
-            self._steps[key] = self._traced(step, feed)
+            self._trainable[key] = trainable
+            run = functools.partial(self._trainable.pop, key, None)
+            self._steps[key] = self._traced(step, feed, run)
         return self._steps[key]
 
     def _step(self, feed: Feed, training: bool, why_whole: str | None) -> Step:
@@ -158,8 +165,14 @@ class CompiledFunctions:
             self._accumulate, self._sync_batch_norm, why_whole,
         )  # fmt: skip
 
-    def _traced(self, step: Step, feed: Feed) -> StepsFn:
-        """Returns the inner loop of a step, whose errors say what is wrong with the data."""
+    def _traced(self, step: Step, feed: Feed, run: Callable[[], Any]) -> StepsFn:
+        """Returns the inner loop of a step, whose errors say what is wrong with the data.
+
+        Args:
+            step: To make.
+            feed: The data.
+            run: Called before each call.
+        """
         model, strategy = self._model, self._strategy
         if model.jit_compile and not strategy.has_local_variables:
             warnings.warn(
@@ -170,6 +183,7 @@ class CompiledFunctions:
         steps = strategy.compile(step, model.run_eagerly, feed.may_end, feed.own_rows)
 
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, Logs]:
+            run()
             try:
                 with strategy.explaining():  # or a lost process would look like bad data
                     made, logs = steps(iterator, tf.constant(num_steps))
