@@ -61,5 +61,5 @@ def _builder(kind: str, size: int) -> Callable[[], keras.Model]:
 for _kind, _size in KINDS.items():
     program(
         Data(normal(_size, _size, 3)[:4], integers(3)[:4]), batch_size=3, epochs=1,
-        sync_batch_norm=True, quick=_kind == "MobileNet",
+        sync_batch_norm=True,
     )(_builder(_kind, _size))  # fmt: skip

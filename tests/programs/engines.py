@@ -62,8 +62,11 @@ def _run(program: Program, runner: Any) -> Result:
         history = program.train(runner, arguments)
         for own in ("loss_scale", "skipped_steps"):  # logged besides what Keras logs
             history.history.pop(own, None)
-        evaluation = runner.evaluate(**feeds.evaluate_arguments(program))
-        predicted = runner.predict(**feeds.predict_arguments(program))
+        evaluation: dict[str, float] = {}
+        predicted: Any = []
+        if not program.only_fit:
+            evaluation = runner.evaluate(**feeds.evaluate_arguments(program))
+            predicted = runner.predict(**feeds.predict_arguments(program))
     model = getattr(runner, "model", runner)
     result = collect(model, history, evaluation)
     predictions = {f"of predictions: {i}": v for i, v in enumerate(keras.tree.flatten(predicted))}

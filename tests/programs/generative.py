@@ -188,7 +188,9 @@ def noise_predicted() -> keras.Model:
     """The noise in a picture predicted, given how much of it there is, coded by sines."""
     picture, level = keras.Input((8, 8, 1)), keras.Input((1,))
     angles = level * ops.convert_to_tensor([[1.0, 2.0, 4.0]], level.dtype)
-    code = layers.Dense(3, activation="swish")(ops.concatenate([ops.sin(angles), ops.cos(angles)], -1))
+    code = layers.Dense(3, activation="swish")(
+        ops.concatenate([ops.sin(angles), ops.cos(angles)], -1)
+    )
     x = layers.Conv2D(3, 3, padding="same")(picture) + layers.Reshape((1, 1, 3))(code)
     x = layers.GroupNormalization(groups=3)(x)
     x = layers.Conv2D(1, 3, padding="same", kernel_initializer="zeros")(ops.silu(x))

@@ -265,16 +265,17 @@ def _enable_lora(runner: Any, arguments: Arguments) -> History:
     return found(runner.fit(**arguments), before=first.history["loss"])
 
 
-@program(vectors(), train=_enable_lora, may_refuse=True)
+@program(vectors(), train=_enable_lora, may_refuse=True, floatx="float32")
 def low_rank_adaptation_later() -> keras.Model:
     """A trained dense layer that gets matrices of low rank, and trains on."""
+    # Keras keeps such matrices in float32, whatever it computes with.
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(1)])
-    return compiled(model, "adam")
+    return compiled(model)
 
 
-@program(vectors())
+@program(vectors(), floatx="float32")
 def low_rank_adaptation() -> keras.Model:
-    """A dense layer and an embedding with matrices of low rank, from the beginning."""
+    """A dense layer with matrices of low rank, from the beginning."""
     inputs = keras.Input((4,))
     x = layers.Dense(3, activation="relu")(layers.Dense(4, lora_rank=2)(inputs))
     return compiled(keras.Model(inputs, layers.Dense(1)(x)), keras.optimizers.SGD(0.1))

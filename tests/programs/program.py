@@ -40,6 +40,7 @@ class Program(Case):
         callbacks: makes the callbacks of `fit`, given a folder for their files. What they find
             out they put into the logs, and so into the history.
         train: what the program does with a model or a Trainer.
+        only_fit: whether neither evaluation nor predictions are asked for.
         built: whether the Trainer gets the model itself, rather than what builds it.
         quick: whether `make test` asks it; the others are left to `make conformance`.
     """
@@ -50,6 +51,7 @@ class Program(Case):
     floatx: str = "float64"
     callbacks: Callable[[Path], Sequence[keras.callbacks.Callback]] = _none
     train: Train = _fit
+    only_fit: bool = False
     built: bool = False
     quick: bool = False
 

@@ -127,6 +127,7 @@ class Recipe:
         batch_size: rows of a batch.
         accumulate: rounds of a batch.
         strategy: and so many replicas.
+        only_fit: whether it is trained alone, which is traced in half the time.
     """
 
     inputs: str
@@ -140,6 +141,7 @@ class Recipe:
     batch_size: int
     accumulate: int
     strategy: tuple[str, int]
+    only_fit: bool
 
     def program(self) -> Program:
         """Returns what trains it in both ways."""
@@ -212,6 +214,7 @@ def drawn(seed: int, number: int) -> Recipe:
         batch_size=draw.randint(3, 7),
         accumulate=accumulate,
         strategy=draw.choice([("mirrored", 2), ("mirrored", 3), ("towers", 2)]),
+        only_fit=draw.random() < 0.7,
     )
 
 
