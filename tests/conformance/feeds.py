@@ -98,7 +98,7 @@ FEEDS: dict[str, Callable[[Case], Arguments]] = {
     "endless": _endless,
     "generator": _generator,
     "pydataset": lambda case: {"x": Sequence(case)},
-    "as it is": lambda case: {"x": case.data.x},
+    "data set": lambda case: {"x": case.data.x()},
 }
 
 
@@ -116,8 +116,9 @@ def evaluate_arguments(case: Case) -> Arguments:
 
 def predict_arguments(case: Case) -> Arguments:
     """The arguments with which a case calls `predict`."""
-    known = case.feed == "as it is"
-    return {"x": case.data.x, "verbose": 0} | ({} if known else {"batch_size": case.batch_size})
+    if case.feed == "data set":
+        return {"x": case.data.x(), "verbose": 0}
+    return {"x": case.data.x, "batch_size": case.batch_size, "verbose": 0}
 
 
 def permuted(case: Case) -> Case:

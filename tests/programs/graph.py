@@ -120,7 +120,7 @@ def _merged() -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(batches, output_signature=signature)
 
 
-@program(Data(_merged()), feed="as it is", may_refuse=True)
+@program(Data(_merged), feed="data set", may_refuse=True)
 def merged_molecules() -> keras.Model:
     """Molecules merged into one graph a batch: atoms are no rows."""
     return compiled(Atoms(), "adam", "mse")

@@ -14,7 +14,10 @@ NUM_ROWS = 15
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Data:
-    """Inputs, labels and sample weights: arrays or nested structures of arrays, rows first."""
+    """Inputs, labels and sample weights: arrays or nested structures of arrays, rows first.
+
+    Or as `x` alone a function that makes a data set, for the feed of that name.
+    """
 
     x: Any
     y: Any = None
