@@ -129,7 +129,8 @@ class Replica:
 
         @tf.custom_gradient
         def forward(*terms: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
-            return self._exchange(list(terms)), lambda *upstream: self._exchange(list(upstream))
+            sums = _with_own_gradient(self._exchange(list(terms)))
+            return sums, lambda *upstream: self._exchange(list(upstream))
 
         return tf.nest.flatten(forward(*tensors))
 
@@ -174,7 +175,7 @@ class Replica:
                 end = begin + self.num_rows
                 return [self.num_replicas * gradient[begin:end] for gradient in upstream]
 
-            return self._exchange(padded), backward
+            return _with_own_gradient(self._exchange(padded)), backward
 
         numbers = [tf.cast(t, tf.int32) if t.dtype == tf.bool else t for t in tensors]
         whole = tf.nest.flatten(forward(*numbers))
@@ -200,3 +201,12 @@ class Replica:
                 "compile it with jit_compile=False."
             )
         return self.all_reduce(tensors)
+
+
+def _with_own_gradient(sums: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns what a function with a custom gradient computed, none of it to be differentiated.
+
+    TensorFlow looks for variables in all that has a gradient behind it: from an exchange on it
+    would walk the whole graph of the other replicas, once for each layer that exchanges.
+    """
+    return [tf.stop_gradient(total) for total in sums]
