@@ -134,6 +134,9 @@ class Trainer:
         `batch_size` is the global batch. `x` may also be a function of a
         `tf.distribute.InputContext` that returns this worker's data set.
 
+        Where the loss is scaled (a float16 policy, a `LossScaleOptimizer`), logs and history have
+        two keys that Keras's have not: `loss_scale`, and `skipped_steps` that overflowed so far.
+
         Raises:
             TfdistError: Model, data and options do not go together; the message has the cure.
         """
