@@ -53,7 +53,7 @@ def _help() -> str:
     lines = [f"  {name:16} {what}" for name, (_, what) in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: tfdist COMMAND ...   (or python -m tfdist.COMMAND ...)\n",
+            "usage: tfdist COMMAND ...   (or python -m tfdist COMMAND ...)\n",
             *lines,
             "\ntfdist COMMAND --help lists its flags; --version shows that of tfdist.",
             "Data are packed by python -m pipelines.pack.",
