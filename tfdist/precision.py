@@ -82,6 +82,7 @@ class Scaling:
 
     Attributes:
         variables: What it counts besides the state of the optimizer.
+        skipped: How many steps were left out, if the loss is scaled.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, rule: LossScale | None) -> None:
@@ -91,8 +92,8 @@ class Scaling:
         if self.active:
             self._state = optimizer
             self._rule = rule or LossScale(optimizer.initial_scale, optimizer.dynamic_growth_steps)
-            self._skipped = keras.Variable(0, dtype="int64", trainable=False, name="skipped_steps")
-            self.variables.append(self._skipped)
+            self.skipped = keras.Variable(0, dtype="int64", trainable=False, name="skipped_steps")
+            self.variables.append(self.skipped)
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
         """Scales the loss of a share before its gradients are taken."""
@@ -131,9 +132,9 @@ class Scaling:
             return tf.constant(True)
 
         tf.cond(finite, made, lambda: tf.constant(False))
-        self._move(finite)
+        self.move(finite)
 
-    def _move(self, finite: tf.Tensor) -> None:
+    def move(self, finite: tf.Tensor) -> None:
         """Moves the scale, and counts the step if it was left out."""
         rule, state = self._rule, self._state
         counter = tf.convert_to_tensor(state.step_counter)
@@ -141,7 +142,7 @@ class Scaling:
         factor = tf.where(grows, rule.growth_factor, tf.where(finite, 1.0, rule.backoff_factor))
         state.dynamic_scale.assign(state.dynamic_scale * factor)
         state.step_counter.assign(tf.where(finite & ~grows, counter + 1, 0))
-        self._skipped.assign_add(tf.cast(~finite, "int64"))
+        self.skipped.assign_add(tf.cast(~finite, "int64"))
 
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the scale, and the steps that were left out so far."""
@@ -149,7 +150,7 @@ class Scaling:
             return {}
         return {
             "loss_scale": tf.convert_to_tensor(self._state.dynamic_scale),
-            "skipped_steps": tf.convert_to_tensor(self._skipped),
+            "skipped_steps": tf.convert_to_tensor(self.skipped),
         }
 
 

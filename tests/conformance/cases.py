@@ -12,6 +12,7 @@ from tests.conformance import (  # noqa: F401 - importing registers the cases
     cases_metrics,
     cases_normalisation,
     cases_optimizers,
+    cases_own_steps,
     cases_rows,
     cases_weights,
 )

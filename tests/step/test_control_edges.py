@@ -25,7 +25,7 @@ def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     rows = tf.zeros((4, 2))
     build.for_training(model, strategy, (tf.TensorSpec(rows.shape), tf.TensorSpec(rows.shape)))
-    strategy.prepare(model, model.optimizer)
+    strategy.prepare(model, [model.optimizer])
     state = ForwardState(model, Aggregations(model, lambda: (rows, rows)))
     step = TrainStep(model, strategy, state, Scaling(model.optimizer, None))
 

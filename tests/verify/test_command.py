@@ -43,8 +43,8 @@ class Drifting(Mirrored):
                 copy.assign(copy + 1e-6)
         return super().gather(numbers)
 
-    def prepare(self, model: object, optimizer: object) -> None:
-        super().prepare(model, optimizer)
+    def prepare(self, model: object, optimizers: object) -> None:
+        super().prepare(model, optimizers)
         self.weight = model.weights[0]
 
 

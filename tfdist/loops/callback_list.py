@@ -18,6 +18,7 @@ from tfdist.loops.callback_roles import is_chief_only, may_change_model
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.collectives import same_variables
 from tfdist.upstream import keras_data
+from tfdist.upstream.keras_optimizers import optimizers_of
 
 _CURE = (
     "a callback that does not run on every rank changed them within an epoch. Let it do so at the "
@@ -82,7 +83,8 @@ class _Shared(keras.callbacks.CallbackList):
     def _take_over(self) -> None:
         """Gives the variables of all workers the values that the chief's have."""
         if not same_variables.are_same(self._strategy, self._variables()):
-            self._strategy.prepare(self.model, self.model.optimizer)
+            self._strategy.prepare(self.model, optimizers_of(self.model))
 
     def _variables(self) -> list[keras.Variable]:
-        return self.model.variables + self.model.optimizer.variables
+        states = [v for optimizer in optimizers_of(self.model) for v in optimizer.variables]
+        return self.model.variables + states

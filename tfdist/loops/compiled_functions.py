@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError, TfdistError
 from tfdist.loops.feed import Feed
+from tfdist.loops.own_steps import OwnSteps
 from tfdist.loops.whole_batches import WholeBatches
 from tfdist.model_setup import build, create, mismatch
 from tfdist.precision import LossScale, Scaling, policy
@@ -23,6 +24,7 @@ from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, Made, Step
 from tfdist.upstream.keras_model import compile_config, global_generator, use_global_generator
+from tfdist.upstream.keras_optimizers import optimizers_of
 
 #: Makes up to that many steps, each on a batch of the iterator: what was done, and the logs after.
 StepsFn = Callable[[Iterator[Any], int], tuple[Made, Logs]]
@@ -62,6 +64,9 @@ class CompiledFunctions:
         self._outputs: dict[bool, Any] = {}
         self._whole_batches = WholeBatches(model, strategy, accumulate)
         self._scalings: list[Scaling] = []
+        self._own_steps = OwnSteps(
+            model, strategy, accumulate, sync_batch_norm, precision, loss_scale
+        )
 
     def train(self, feed: Feed) -> StepsFn:
         """Returns the inner loop of a training, made anew if the model was compiled anew."""
@@ -73,18 +78,20 @@ class CompiledFunctions:
 
     def take_over(self) -> None:
         """Lets the steps go on from what the user's code may have made of the model."""
-        model, variables = self._model, list(self._model.variables)
-        if self._has_optimizer():
-            variables += model.metrics_variables + model.optimizer.variables
-            variables += [v for scaling in self._scalings for v in scaling.variables]
-        self._strategy.take_over(variables)
+        model = self._model
+        variables = [*model.variables, *self._own_steps.variables]
+        if model.compiled:
+            variables += model.metrics_variables
+            variables += [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+        variables += [v for scaling in self._scalings for v in scaling.variables]
+        self._strategy.take_over(list({id(v): v for v in variables}.values()))
 
     def predict(self, feed: Feed) -> OutputsFn:
         """Returns the function that computes the outputs for one batch."""
         whole = self._why_whole(feed, training=False) is not None
         is_first = not (self._steps or self._outputs)
-        if is_first and self._has_optimizer() and self._strategy.stops_together:
-            self._strategy.prepare(self._model, self._model.optimizer)
+        if is_first and self._model.compiled and self._strategy.stops_together:
+            self._strategy.prepare(self._model, optimizers_of(self._model))
         outputs: Any = functools.partial(self._outputs_of_next, whole)
         if not self._model.run_eagerly:
             if whole not in self._outputs:
@@ -103,9 +110,6 @@ class CompiledFunctions:
             return Made(1, int(rows), 0.0, int(checksum)), by_replica
 
         return predict
-
-    def _has_optimizer(self) -> bool:
-        return self._model.compiled and self._model.optimizer is not None
 
     def _outputs_of_next(
         self, whole: bool, iterator: Any
@@ -134,19 +138,22 @@ class CompiledFunctions:
             # A fresh compile() has another optimizer, loss or metrics.
             self._steps.clear()
             self._scalings.clear()
+            self._own_steps.forget()
             create.adopt(model, strategy, self._precision, self._loss_scale)
             self._compilation = compile_config(model)
-        why_whole = self._why_whole(feed, training)
+        own_step = self._own_steps.step(feed, training)
+        why_whole = self._why_whole(feed, training) if own_step is None else None
         key = (training, feed.may_end, feed.own_rows)
         trainable = [id(v) for v in model.trainable_variables]
         if self._trainable.get(key, trainable) != trainable:
             del self._steps[key]  # a callback froze weights before the first step, as Keras allows
         if key not in self._steps:
-            with policy(self._precision):
-                build.for_training(model, strategy, feed.element_spec)
-            strategy.prepare(model, model.optimizer)
+            if own_step is None:
+                with policy(self._precision):
+                    build.for_training(model, strategy, feed.element_spec)
+                strategy.prepare(model, optimizers_of(model))
             with strategy.scope():
-                step = self._step(feed, training, why_whole)
+                step = own_step or self._step(feed, training, why_whole)
             self._trainable[key] = trainable
             run = functools.partial(self._trainable.pop, key, None)
             self._steps[key] = self._traced(step, feed, run)

@@ -75,7 +75,8 @@ class Training:
             if model.stop_training:
                 break
         # Of an optimizer that averages weights (EMA), the averages.
-        model.optimizer.finalize_variable_values(model.trainable_variables)
+        if model.optimizer is not None and model.optimizer.built:
+            model.optimizer.finalize_variable_values(model.trainable_variables)
         callbacks.on_train_end(logs)
 
 
@@ -123,9 +124,11 @@ def _agree(model: keras.Model, strategy: Strategy) -> None:
 
     A worker that stops stops all; a learning rate that was set is rank 0's.
     """
-    rate = keras_optimizers.learning_rate_variable(model.optimizer)
-    mine = 0.0 if rate is None else float(np.asarray(rate.value))
-    told = strategy.gather([model.stop_training, mine])
+    optimizers = keras_optimizers.optimizers_of(model)
+    rates = [keras_optimizers.learning_rate_variable(optimizer) for optimizer in optimizers]
+    mine = [0.0 if rate is None else float(np.asarray(rate.value)) for rate in rates]
+    told = strategy.gather([model.stop_training, *mine])
     model.stop_training = bool(told[:, 0].any())
-    if rate is not None and told[0, 1] != mine:
-        model.optimizer.learning_rate = told[0, 1]
+    for i, (optimizer, rate) in enumerate(zip(optimizers, rates, strict=True)):
+        if rate is not None and told[0, i + 1] != mine[i]:
+            optimizer.learning_rate = told[0, i + 1]

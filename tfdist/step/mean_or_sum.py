@@ -39,6 +39,7 @@ class Aggregation(enum.Enum):
 
     MEAN = "mean"  # weighted by rows; what does not depend on the rows at all is one of these
     SUM = "sum"
+    SAME = "same"  # on every share
 
 
 class Aggregations:

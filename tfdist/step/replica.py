@@ -54,6 +54,8 @@ class Replica:
         all_reduce: Sums a list of tensors over the replicas.
         totals: Where sums over several rounds come from.
         in_xla: Whether this is traced into an XLA cluster, where nothing can be exchanged.
+        weight: Of the gradients that are being taken, where they are weighted only afterwards;
+            None: the loss that they are of is a part of the batch's.
     """
 
     index: int
@@ -65,6 +67,7 @@ class Replica:
     all_reduce: Callable[[list], list]
     totals: Totals = field(default_factory=Totals)
     in_xla: bool = False
+    weight: tf.Tensor | None = None
 
     @property
     def num_microbatches(self) -> int:
@@ -127,10 +130,17 @@ class Replica:
         if self.num_replicas == 1 or not tensors:
             return tensors
 
+        def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            if self.weight is None:
+                return self._exchange(list(upstream))
+            weights = [tf.cast(self.weight, gradient.dtype) for gradient in upstream]
+            weighted = [self.if_counted(g * w) for g, w in zip(upstream, weights, strict=True)]
+            sums = self._exchange(weighted)
+            return [tf.math.divide_no_nan(g, w) for g, w in zip(sums, weights, strict=True)]
+
         @tf.custom_gradient
         def forward(*terms: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
-            sums = _with_own_gradient(self._exchange(list(terms)))
-            return sums, lambda *upstream: self._exchange(list(upstream))
+            return _with_own_gradient(self._exchange(list(terms))), backward
 
         return tf.nest.flatten(forward(*tensors))
 

@@ -158,7 +158,7 @@ class Strategy:
         """Returns an element of a distributed data set with its shares by replica."""
         return shares.Element(*element)
 
-    def prepare(self, model: Any, optimizer: Any) -> None:
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         """Makes the state of all workers that of rank 0, before the first step.
 
         Raises:

@@ -85,10 +85,11 @@ class SeveralWorkers(Strategy):
         own = shares.split(batch, self.num_replicas, numbers)
         return shares.Element(num_rows(batch), checksum(batch), own)
 
-    def prepare(self, model: Any, optimizer: Any) -> None:
-        super().prepare(model, optimizer)
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
+        super().prepare(model, optimizers)
         if self.num_workers > 1:
-            same_variables.broadcast_and_check(self, model.variables + optimizer.variables)
+            states = [v for optimizer in optimizers for v in optimizer.variables]
+            same_variables.broadcast_and_check(self, model.variables + states)
 
     def compile(
         self,

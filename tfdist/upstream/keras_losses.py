@@ -94,6 +94,42 @@ def losses_of_one_device() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def added_losses_in(store: Callable[[], list[tuple[keras.Layer, Any]] | None]) -> Iterator[None]:
+    """Keeps the losses that layers add in `store()`, with the layer, where there is one.
+
+    `Layer._loss_ids`, by which a layer knows its own among those of a `StatelessScope`, is one for
+    all threads: the replica that calls a layer would take away those of another
+    (`Layer._clear_losses`, `Layer._get_own_losses`).
+    """
+    layer = keras.Layer
+    add, clear, own = layer.add_loss, layer._clear_losses, layer._get_own_losses
+
+    def add_loss(self: keras.Layer, loss: Any) -> None:
+        if (kept := store()) is None:
+            add(self, loss)
+        else:
+            kept += [(self, value) for value in keras.tree.flatten(loss)]
+
+    def clear_losses(self: keras.Layer) -> None:
+        if (kept := store()) is None:
+            clear(self)
+        else:
+            inside = {id(each) for each in self._flatten_layers()}
+            kept[:] = [(owner, loss) for owner, loss in kept if id(owner) not in inside]
+
+    def own_losses(self: keras.Layer) -> list[Any]:
+        if (kept := store()) is None:
+            return own(self)
+        return [loss for owner, loss in kept if owner is self]
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(layer, "add_loss", add_loss))
+        stack.enter_context(replaced(layer, "_clear_losses", clear_losses))
+        stack.enter_context(replaced(layer, "_get_own_losses", own_losses))
+        yield
+
+
 def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Returns the metrics that `compile` was given: `Trainer._compile_metrics`."""
     return [] if model._compile_metrics is None else model._compile_metrics.metrics

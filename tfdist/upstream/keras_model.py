@@ -126,6 +126,31 @@ def value_in_scope(variable: keras.Variable) -> tf.Tensor | None:
     return backend.get_stateless_scope().get_current_value(variable)
 
 
+def stateless_scope() -> keras.StatelessScope | None:
+    """Returns the `keras.StatelessScope` that this thread is in: `backend.get_stateless_scope`."""
+    return backend.get_stateless_scope()
+
+
+def metrics_of(model: keras.Model) -> list[keras.Metric]:
+    """Returns all metrics of a model and its layers, once each, compiled ones also singly.
+
+    `Layer._metrics`, since `metrics` may be overridden to leave out some.
+    """
+    found = [*model.metrics, *(m for layer in flatten_layers(model) for m in layer._metrics)]
+    found += [inner for metric in found for inner in getattr(metric, "metrics", ())]
+    return list({id(m): m for m in found if isinstance(m, keras.Metric)}.values())
+
+
+def global_seed_generator() -> keras.random.SeedGenerator:
+    """Returns what draws take that are given no seed: `seed_generator.global_seed_generator`."""
+    return seed_generator.global_seed_generator()
+
+
+def draw_by_default_from(generator: keras.random.SeedGenerator) -> None:
+    """Makes a generator this thread's global one, by `global_state`: each thread has its own."""
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+
+
 def take_moments_by(layer: keras.layers.BatchNormalization, function: Callable[..., Any]) -> None:
     """Lets `function(inputs, mask)` take a layer's moments from now on: its `_moments`."""
     replace(layer, "_moments", function)

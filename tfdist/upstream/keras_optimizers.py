@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src import ops
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.upstream.keras_model import flatten_layers
 from tfdist.upstream.patching import replace, replaced
+
+#: What `TFOptimizer` does otherwise than `BaseOptimizer`, for `tf.distribute`.
+_FOR_DISTRIBUTION = (
+    "_backend_update_step",
+    "_apply_weight_decay",
+    "_overwrite_model_variables_with_average_value",
+    "_backend_increment_gradient_accumulators",
+)
 
 
 def num_batches_seen(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
@@ -49,14 +60,8 @@ def optimizers_of_one_device() -> Iterator[None]:
             with tf.device(variable.value.device):
                 self.update_step(gradient, variable.value, learning_rate)
 
-    plain = {"_backend_update_step": update_each} | {
-        name: getattr(BaseOptimizer, name)
-        for name in (
-            "_apply_weight_decay",
-            "_overwrite_model_variables_with_average_value",
-            "_backend_increment_gradient_accumulators",
-        )
-    }
+    plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION}
+    plain["_backend_update_step"] = update_each
     with ExitStack() as stack:
         # On the class: optimizers such as Nadam override these and call their parent's.
         for name, function in plain.items():
@@ -67,6 +72,66 @@ def optimizers_of_one_device() -> Iterator[None]:
 def take_for(copy: tf.Variable, variable: tf.Variable) -> None:
     """Lets an optimizer that knows a variable take a copy for it: `_unique_id`, its key there."""
     copy._unique_id = variable._unique_id
+
+
+@contextmanager
+def optimizers_in_scope(apply: Callable[..., None], cond: Callable[..., Any]) -> Iterator[None]:
+    """Lets Keras optimizers change the values that a `keras.StatelessScope` has of variables.
+
+    `stateless_apply` is not there for TensorFlow, since `TFOptimizer` assigns to the `tf.Variable`
+    itself; here its methods give way to those of `BaseOptimizer`, which assign to Keras's.
+
+    Args:
+        apply: Called with the method of Keras that it replaces, the optimizer and the arguments.
+        cond: Called for `keras.src.ops.cond`, likewise: a branch of it must assign nothing.
+    """
+    key_of = TFOptimizer._var_key
+
+    def var_key(self: Any, variable: Any) -> Any:
+        return key_of(self, variable._value if isinstance(variable, keras.Variable) else variable)
+
+    def assign_add(self: Any, variable: keras.Variable, value: Any) -> None:
+        variable.assign(variable + tf.cast(tf.convert_to_tensor(value), variable.dtype))
+
+    def assign_sub(self: Any, variable: keras.Variable, value: Any) -> None:
+        variable.assign(variable - tf.cast(tf.convert_to_tensor(value), variable.dtype))
+
+    def assign(self: Any, variable: keras.Variable, value: Any) -> None:
+        if isinstance(value, tf.IndexedSlices):
+            rows, old = value.indices[:, None], tf.convert_to_tensor(variable.value)
+            value = tf.tensor_scatter_nd_update(old, rows, tf.cast(value.values, old.dtype))
+        variable.assign(value)
+
+    own = {"_var_key": var_key, "assign": assign, "assign_add": assign_add}
+    own |= {"assign_sub": assign_sub}
+    plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION}
+    with ExitStack() as stack:
+        for name, function in (own | plain).items():
+            stack.enter_context(replaced(TFOptimizer, name, function))
+        for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+            method = functools.partialmethod(_instead, apply, owner.apply)
+            stack.enter_context(replaced(owner, "apply", method))
+        stack.enter_context(replaced(ops, "cond", functools.partial(cond, ops.cond)))
+        yield
+
+
+def _instead(optimizer: Any, apply: Callable[..., None], plain: Any, *args: Any, **kw: Any) -> None:
+    apply(plain, optimizer, *args, **kw)
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers of a model: the compiled one first, then its other attributes.
+
+    A model that trains its parts apart (a GAN) has several; `compile` knows of one.
+    """
+    found = [model.optimizer]
+    for layer in flatten_layers(model):
+        for value in vars(layer).values():
+            several = value.values() if isinstance(value, dict) else value
+            found += several if isinstance(value, (list, tuple, dict)) else [value]
+    unique = {id(v): v for v in found if isinstance(v, keras.optimizers.Optimizer)}
+    inner = {id(getattr(v, "inner_optimizer", None)) for v in unique.values()}
+    return [v for key, v in unique.items() if key not in inner]
 
 
 def clip_after(optimizer: keras.optimizers.Optimizer, function: Callable[[list], list]) -> None:

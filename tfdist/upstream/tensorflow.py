@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import values
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.eager.context import context, coordination_config_pb2, global_seed
-from tensorflow.python.ops import collective_ops
+from tensorflow.python.framework import random_seed
+from tensorflow.python.ops import collective_ops, resource_variable_ops
 
 from tfdist.upstream.patching import replaced
 
@@ -99,6 +101,36 @@ def workers_on(devices: Sequence[str]) -> Iterator[None]:
         return tuple(f"{worker_device}/device:{name}" for name in devices), kind
 
     with replaced(CollectiveAllReduceExtended, "_initialize_local_devices", ours):
+        yield
+
+
+@contextmanager
+def op_seeds_by(function: Callable[[int], int]) -> Iterator[None]:
+    """Lets operations of `tf.random` that are made within have the seed `function(seed)`.
+
+    `random_seed.get_seed`, which gives an operation the same on each worker.
+    """
+    plain = random_seed.get_seed
+
+    def get_seed(op_seed: int | None) -> tuple[Any, Any]:
+        first, second = plain(op_seed)
+        return (first, second) if first is None else (function(first), second)
+
+    with replaced(random_seed, "get_seed", get_seed):
+        yield
+
+
+@contextmanager
+def variables_assigned_by(function: Callable[..., Any]) -> Iterator[None]:
+    """Calls a function where a `tf.Variable` would be assigned to: there is no public hook.
+
+    Of `resource_variable_ops.BaseResourceVariable`, and `values.DistributedVariable` over several
+    devices.
+    """
+    with ExitStack() as stack:
+        for owner in (resource_variable_ops.BaseResourceVariable, values.DistributedVariable):
+            for name in ("assign", "assign_add", "assign_sub"):
+                stack.enter_context(replaced(owner, name, function))
         yield
 
 

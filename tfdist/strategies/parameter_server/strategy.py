@@ -120,11 +120,12 @@ class ParameterServer(Strategy):
     def owns(self, variable: tf.Variable) -> bool:
         return _SERVERS in variable.device
 
-    def prepare(self, model: Any, optimizer: Any) -> None:
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if inner.gradient_accumulation_steps and not self.writes_alone:
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
+        inner = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers]
+        steps = max((o.gradient_accumulation_steps or 0 for o in inner), default=0)
+        if steps and not self.writes_alone:
             raise ConfigurationError(
-                f"gradient_accumulation_steps={inner.gradient_accumulation_steps} counts batches "
+                f"gradient_accumulation_steps={steps} counts batches "
                 "that asynchronous workers would mix up: use accumulate in the Trainer."
             )
 
