@@ -163,7 +163,7 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
         named: The precision asked for by name.
 
     Raises:
-        ConfigurationError: The scale is no `LossScale`.
+        ConfigurationError: The scale is no `LossScale`, or the model's class compiles itself.
     """
     _check(rule)
     optimizer = model.optimizer
@@ -175,6 +175,11 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
             optimizer.dynamic_scale.assign(rule.initial)
     if wrapped or (rule is None and named != "float16"):
         return
+    if type(model).compile is not keras.Model.compile:
+        raise ConfigurationError(
+            f"{type(model).__name__} has a compile of its own, so its loss is not scaled from "
+            "outside: put keras.optimizers.LossScaleOptimizer around its optimizers."
+        )
     rule = rule or LossScale()
     config = dict(compile_config(model).config)
     config["optimizer"] = keras.optimizers.LossScaleOptimizer(

@@ -54,7 +54,16 @@ def _clone_uncompiled(model: keras.Model) -> keras.Model:
 
 
 def compile_like(model: keras.Model, copied: keras.Model) -> None:
-    """Compiles a copy as its model was: new optimizer and metrics, for both hold variables."""
+    """Compiles a copy as its model was: new optimizer and metrics, for both hold variables.
+
+    Raises:
+        UnsupportedModelError: The class has a `compile` of its own.
+    """
+    if type(model).compile is not keras.Model.compile:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has a compile of its own, whose arguments are not known "
+            "afterwards: pass a function that builds and compiles it instead of the model."
+        )
 
     def fresh(part: Any) -> Any:
         if isinstance(part, (keras.optimizers.Optimizer, keras.metrics.Metric)):

@@ -124,11 +124,11 @@ def op_seeds_by(function: Callable[[int], int]) -> Iterator[None]:
 def variables_assigned_by(function: Callable[..., Any]) -> Iterator[None]:
     """Calls a function where a `tf.Variable` would be assigned to: there is no public hook.
 
-    Of `resource_variable_ops.BaseResourceVariable`, and `values.DistributedVariable` over several
+    Of `resource_variable_ops.ResourceVariable`, and `values.DistributedVariable` over several
     devices.
     """
     with ExitStack() as stack:
-        for owner in (resource_variable_ops.BaseResourceVariable, values.DistributedVariable):
+        for owner in (resource_variable_ops.ResourceVariable, values.DistributedVariable):
             for name in ("assign", "assign_add", "assign_sub"):
                 stack.enter_context(replaced(owner, name, function))
         yield

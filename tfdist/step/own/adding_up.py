@@ -29,12 +29,15 @@ class AddingUp:
         logs: What the step returns, by name.
         why_whole: Why each replica is given the whole batch; None: it has a share.
         gradients: Of variables, in the order in which the step takes them.
+        alike: Those of them that are slices of a table which every share looks up alike, by their
+            places: the batch has them once. Slices of other tables are laid end to end.
         states: What the step changes in variables, by their ids.
     """
 
     logs: dict[str, Aggregation]
     why_whole: str | None = None
     gradients: list[Aggregation] = field(default_factory=list)
+    alike: list[frozenset[int]] = field(default_factory=list)
     states: dict[int, Aggregation] = field(default_factory=dict)
 
 
@@ -82,6 +85,7 @@ class _Comparison:
         return AddingUp(
             {name: self._log(name) for name in self._both.logs},
             gradients=[self._gradient(i) for i in range(len(self._both.gradients))],
+            alike=[self._alike(i) for i in range(len(self._both.gradients))],
             states={key: self._state(key) for key in self._both.scope.assigned},
         )
 
@@ -89,6 +93,16 @@ class _Comparison:
         what = f"its gradient number {number}"
         by_variable = zip(*(part.gradients[number] for part in self._parts), strict=True)
         return _one({self._kind(what, v) for v in by_variable if v[2] is not None}, what)
+
+    def _alike(self, number: int) -> frozenset[int]:
+        found = set()
+        for place, both in self._both.indices[number].items():
+            first, second = (part.indices[number].get(place, both[:0]) for part in self._parts[:2])
+            if np.array_equal(first, both) and np.array_equal(second, both):
+                found.add(place)
+            elif len(first) + len(second) != len(both):
+                raise UnequalPartsError(f"its gradient number {number} is partly of the same rows")
+        return frozenset(found)
 
     def _log(self, name: str) -> Aggregation:
         value = self._both.logs[name]

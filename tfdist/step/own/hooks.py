@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedModelError
 from tfdist.step.own.scope import OwnScope
 from tfdist.upstream import keras_losses, keras_model, keras_optimizers
 from tfdist.upstream.patching import replaced
@@ -108,10 +109,19 @@ def _result(metric: keras.Metric, plain: Callable[[], Any]) -> Any:
 def _apply(
     plain: Callable[..., None], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
-    """`Optimizer.apply`, and that of a `LossScaleOptimizer`."""
+    """`Optimizer.apply`, and that of a `LossScaleOptimizer`.
+
+    Raises:
+        UnsupportedModelError: The optimizer relies on `value` being the variable, not its value.
+    """
     scope = OwnScope.current()
     if scope is None:
         plain(optimizer, grads, trainable_variables)
+    elif isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW):
+        raise UnsupportedModelError(
+            "ScheduleFreeAdamW reads a moment after it has changed it, which values in a step of "
+            "one's own do not follow: use another optimizer, or Keras's own train_step."
+        )
     elif not optimizer.built:
         scope.unbuilt.append((optimizer, list(trainable_variables or ())))
     elif id(optimizer) in scope.scalings:

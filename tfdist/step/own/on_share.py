@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.forward_backward import Contribution, all_reduced, exchange
-from tfdist.step.forward_state import Changes, offset
+from tfdist.step.forward_backward import all_reduced
+from tfdist.step.forward_state import offset
 from tfdist.step.mean_or_sum import Aggregation
 from tfdist.step.own.adding_up import AddingUp
 from tfdist.step.own.scope import OwnRows, OwnScope, Values
@@ -48,10 +48,19 @@ class OnShare(OwnRows):
         self._replica.weight = self._weight(known[number])
         own = compute()
         self._replica.weight = None
-        sent = {i: self._part(g, known[number]) for i, g in enumerate(own) if g is not None}
-        nothing = Changes({}, {}, {})
-        sums = exchange(self._strategy, Contribution(sent, nothing, nothing)).gradients
+        parts = {i: self._part(g, known[number]) for i, g in enumerate(own) if g is not None}
+        alike = self._adding_up.alike[number]
+        sums = self._summed({i: g.values if i in alike else g for i, g in parts.items()})
+        for i in alike:
+            sums[i] = tf.IndexedSlices(sums[i], own[i].indices, own[i].dense_shape)
         return [sums.get(i) for i in range(len(own))]
+
+    def _summed(self, gradients: dict[int, Any]) -> dict[int, Any]:
+        """Sums gradients over the replicas, in the format in which they cross."""
+        wire = self._strategy.wire_dtype
+        sent = {i: g if wire is None else tf.cast(g, wire) for i, g in gradients.items()}
+        sums = all_reduced(self._strategy, list(sent.values()))
+        return {i: tf.cast(g, gradients[i].dtype) for i, g in zip(sent, sums, strict=True)}
 
     def result(self, scope: OwnScope, metric: keras.Metric, compute: Callable[[], Any]) -> Any:
         self.exchange_metrics(scope, metric.variables)

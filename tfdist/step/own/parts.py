@@ -65,12 +65,13 @@ class _Replayed(_Recorded):
 
 @dataclass
 class Part:
-    """What came of some rows: gradients and changes as NumPy arrays, and the logs.
+    """What came of some rows: gradients, indices and changes as NumPy arrays, and the logs.
 
     Attributes:
         num_rows: How many.
         run: What was asked on the way.
         gradients: Those of variables, in the order in which the step takes them.
+        indices: Of those gradients that are slices, by their places.
         changes: By the variables' ids.
         logs: By name, as the step returned them.
         scope: In which it ran.
@@ -79,6 +80,7 @@ class Part:
     num_rows: int
     run: _Recorded
     gradients: list[list[Any]]
+    indices: list[dict[int, np.ndarray]]
     changes: dict[int, np.ndarray]
     logs: dict[str, Any]
     scope: OwnScope
@@ -151,7 +153,11 @@ class Parts:
             if key in before
         }
         gradients = [[None if g is None else array(g) for g in each] for each in run.taken]
-        return Part(end - begin, run, gradients, changes, flat_logs(logs), scope)
+        indices = [
+            {i: g.indices.numpy() for i, g in enumerate(each) if isinstance(g, tf.IndexedSlices)}
+            for each in run.taken
+        ]
+        return Part(end - begin, run, gradients, indices, changes, flat_logs(logs), scope)
 
 
 def flat_logs(logs: Any) -> dict[str, Any]:

@@ -1,0 +1,245 @@
+"""What a step of one's own may do: each form on its own, beside plain Keras on one device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.support.training import FIT, X, Y, assert_close, assert_same_weights, mirrored
+from tfdist.errors import ConfigurationError, TfdistError, UnsupportedModelError
+
+
+def mean(model: keras.Model, x: Any, y: Any) -> Any:
+    return ops.mean((model(x, training=True) - y) ** 2)
+
+
+def total(model: keras.Model, x: Any, y: Any) -> Any:
+    return 0.1 * ops.sum((model(x, training=True) - y) ** 2)
+
+
+def of_rows(model: keras.Model, x: Any, y: Any) -> Any:
+    return 0.1 * (model(x, training=True) - y) ** 2
+
+
+class Stepping(keras.Sequential):
+    """Trains with one of the losses above."""
+
+    loss_of = mean
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {"value": ops.sum(self.trained(data))}
+
+    def trained(self, data: Any) -> Any:
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(*data)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+
+class Total(Stepping):
+    loss_of = total
+
+
+class OfRows(Stepping):
+    loss_of = of_rows
+
+
+class ByValues(Stepping):
+    """Takes gradients of values, which nobody sees as those of variables."""
+
+    def trained(self, data: Any) -> Any:
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = mean(self, *data)
+        self.optimizer.apply(tape.gradient(loss, [v.value for v in weights]), weights)
+        return loss
+
+
+class OfGradients(Stepping):
+    """Has a loss that is made of gradients of weights."""
+
+    def trained(self, data: Any) -> Any:
+        weights = self.trainable_variables
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = mean(self, *data)
+            slopes = inner.gradient(loss, weights)
+            steep = loss + 0.1 * sum(ops.sum(slope**2) for slope in slopes)
+        self.optimizer.apply(outer.gradient(steep, weights), weights)
+        return steep
+
+
+class Resetting(Stepping):
+    """Shows the mean of each batch alone."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        loss, tracker = self.trained(data), self.metrics[0]
+        tracker.reset_state()
+        tracker.update_state(loss)
+        return {"alone": tracker.result(), "value": loss}
+
+
+class Tables(layers.Layer):
+    """One looked up by what a row holds, one by each row alike."""
+
+    def build(self, shape: Any) -> None:
+        self.of_row, self.of_place = layers.Embedding(4, 3), layers.Embedding(4, 3)
+        self.of_row.build(shape)
+        self.of_place.build(shape)
+
+    def call(self, x: Any) -> Any:
+        entries = ops.cast(ops.clip(ops.abs(x) * 2, 0, 3), "int32")
+        return ops.mean(self.of_row(entries) + self.of_place(ops.arange(4)), 1)
+
+
+def builder(
+    cls: type = Stepping,
+    hidden: Callable[[], Any] = lambda: layers.Dense(3, activation="tanh"),
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1, momentum=0.5),
+    **options: Any,
+) -> Callable[[], keras.Model]:
+    def build_model() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = cls([keras.Input((4,)), hidden(), layers.Dense(1)])
+        model.compile(optimizer(), "mse", **options)
+        return model
+
+    return build_model
+
+
+def synchronised() -> Any:
+    return layers.BatchNormalization(synchronized=True)
+
+
+STEPS = {
+    "sum": builder(Total),
+    "of-rows": builder(OfRows),
+    "sync-batch-norm": builder(hidden=synchronised),
+    "sync-batch-norm-sum": builder(Total, synchronised),
+    "tables-clipped": builder(
+        hidden=Tables, optimizer=lambda: keras.optimizers.Adam(0.05, epsilon=1e-2, clipnorm=0.02)
+    ),
+    "averages-accumulated": builder(
+        optimizer=lambda: keras.optimizers.SGD(
+            0.1, gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=2
+        )
+    ),
+    "loss-scale": builder(
+        optimizer=lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    ),
+    "eager": builder(run_eagerly=True),
+}
+WHOLE = {
+    "by-values": builder(ByValues, optimizer=lambda: keras.optimizers.Adam(0.05, epsilon=1e-2)),
+    "of-gradients": builder(OfGradients),
+    "resetting": builder(Resetting),
+}
+
+
+@pytest.mark.parametrize("name", STEPS | WHOLE)
+def test_the_numbers_of_one_device(name: str) -> None:
+    build = (STEPS | WHOLE)[name]
+    plain, trainer = build(), mirrored(build)
+    history = plain.fit(**FIT).history
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = trainer.fit(**FIT).history
+    assert_same_weights(trainer.model, plain)
+    assert_close({name: found[name] for name in history}, history)
+    said = [w for w in caught if "computes whole batches" in str(w.message)]
+    assert bool(said) == (name in WHOLE)
+
+
+class Drawing(Stepping):
+    """Draws by Keras's global seed, by TensorFlow's, and in a layer."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        value = self.trained(data)
+        drawn = {"keras": keras.random.normal(()), "tf": tf.random.normal(())}
+        return {"value": value} | drawn
+
+
+def test_draws_differ_by_replica_and_repeat_by_seed() -> None:
+    build = builder(Drawing, lambda: layers.Dropout(0.5))
+    plain = build().fit(**FIT, epochs=2).history
+    found, again = (mirrored(build).fit(**FIT, epochs=2).history for _ in range(2))
+    assert found == again
+    for name in ("keras", "tf"):  # the mean over the replicas, weighted by rows
+        assert abs(found[name][0] - plain[name][0]) > 1e-3
+        assert len(set(found[name])) == 2
+
+
+class InBranch(Stepping):
+    def trained(self, data: Any) -> Any:
+        loss, bias = super().trained(data), self.layers[-1].bias
+        tf.cond(loss > 0, lambda: bias.assign(bias * 0.5), lambda: bias.value)
+        return loss
+
+
+class ByRow(Stepping):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {"rows": self.trained(data) + data[1][:, 0]}
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (builder(InBranch), "assigns to '.*bias' inside of a tf.cond"),
+        (builder(ByRow), "returns 'rows', which is no number"),
+        (builder(optimizer=lambda: keras.optimizers.ScheduleFreeAdamW()), "ScheduleFreeAdamW"),
+    ],
+)
+def test_steps_that_are_refused(build: Callable[[], keras.Model], says: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=says):
+        mirrored(build).fit(**FIT)
+
+
+def test_a_variable_of_tensorflow_is_refused() -> None:
+    class Counting(Stepping):
+        counter = tf.Variable(0.0)
+
+        def trained(self, data: Any) -> Any:
+            self.counter.assign_add(1.0)
+            return super().trained(data)
+
+    with pytest.raises(UnsupportedModelError, match=r"tf\.Variable .*add_weight"):
+        mirrored(builder(Counting)).fit(**FIT)
+    assert float(Counting.counter) == 0.0
+
+
+def test_rounds_of_a_step_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="gradient_accumulation_steps instead"):
+        mirrored(builder(), accumulate=2).fit(**FIT)
+
+
+def test_a_model_that_compiles_itself_is_no_instance_to_rebuild() -> None:
+    class Compiling(Stepping):
+        def compile(self, rate: float) -> None:
+            super().compile(keras.optimizers.SGD(rate), "mse")
+
+        @classmethod
+        def from_config(cls, config: Any, **_: Any) -> Any:
+            return cls([keras.Input((4,)), layers.Dense(1)])
+
+    model = Compiling([keras.Input((4,)), layers.Dense(1)])
+    model.compile(0.1)
+    with pytest.raises(TfdistError, match="pass a function that builds"):
+        mirrored(model)
+
+
+def test_a_step_for_prediction() -> None:
+    class Doubling(Stepping):
+        def predict_step(self, data: Any) -> Any:
+            return {"twice": 2.0 * super().predict_step(data)}
+
+    build = builder(Doubling)
+    found = mirrored(build).predict(X, batch_size=5, verbose=0)
+    assert_close(found["twice"], build().predict(X, verbose=0)["twice"])
+    assert len(Y) == len(found["twice"])
