@@ -84,8 +84,13 @@ def _beginning(model: keras.Model, case: Case) -> Callable[[], None]:
     """Makes all variables; returns what gives them the values that they have now."""
     if not model.built:
         model(case.data.x[:1])
+
+    def build() -> None:
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+
     # As `fit` does, in a graph that is thrown away: what `build` itself assigns is lost.
-    tf.function(lambda: model.optimizer.build(model.trainable_variables)).get_concrete_function()
+    tf.function(build).get_concrete_function()
     variables = [*model.variables, *model.optimizer.variables]
     values = [keras.ops.convert_to_numpy(variable) for variable in variables]
 

@@ -7,8 +7,6 @@ over replicas, to what one device computes from the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras
@@ -40,7 +38,7 @@ class Contribution(NamedTuple):
     gradients: dict[int, Any]
     state: Changes
     metrics: Changes
-    indices: Mapping[int, tf.Tensor] = MappingProxyType({})
+    indices: dict[int, tf.Tensor] = {}  # noqa: RUF012 - nobody changes it
 
     def summable(self) -> Contribution:
         """Returns what is to be summed: all but what is the same on every share."""
