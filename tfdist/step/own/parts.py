@@ -18,7 +18,7 @@ from tfdist.errors import TfdistError, UnsupportedModelError
 from tfdist.precision import Scaling
 from tfdist.step.own.scope import OwnRows, OwnScope
 from tfdist.step.own.trial import StepFn, shaken, tried
-from tfdist.strategies import shares
+from tfdist.strategies import row_counts, shares
 from tfdist.upstream import keras_model
 
 #: Rows to ask at most, where the step takes less than a batch.
@@ -106,7 +106,7 @@ class Parts:
 
     def whole(self) -> Part:
         """Returns what comes of a number of rows that the step takes."""
-        rows = int(shares.num_rows(self.batch))
+        rows = int(row_counts.num_rows(self.batch))
         try:
             return self._part(0, min(rows, MAX_ROWS), _Recorded(), 1.0)
         except TfdistError:
@@ -127,7 +127,7 @@ class Parts:
             raise UnequalPartsError("its loss is made of gradients of weights")
         if rows < 2:
             raise UnequalPartsError("the first batch has one row, which does not tell")
-        if found := shares.uneven(self.batch):
+        if found := row_counts.uneven(self.batch):
             raise UnequalPartsError(found)
         try:
             return [

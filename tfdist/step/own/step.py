@@ -49,6 +49,7 @@ class OwnStep:
         sync_batch_norm: Whether BatchNorm takes the moments of the global batch.
 
     Attributes:
+        variables: Those that the step may change, and what it counts.
         why_whole: Why each replica is given the whole batch, which it computes as one device does,
             and of which the first one's counts; None: it has a share.
 
@@ -80,8 +81,8 @@ class OwnStep:
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         }
         self._is_tuple = isinstance(batch := first_batch(), tuple) and len(batch) == 1
-        self._known = [*known, *(scaling.skipped for scaling in self._scalings.values())]
-        parts = Parts(model, self._known, getattr(model, self._name), self._scalings, batch)
+        self.variables = [*known, *(scaling.skipped for scaling in self._scalings.values())]
+        parts = Parts(model, self.variables, getattr(model, self._name), self._scalings, batch)
         self._adding_up = asked(parts, strategy.num_replicas)
         self.why_whole = self._adding_up.why_whole
         self._generator = keras_model.global_seed_generator()
@@ -102,7 +103,7 @@ class OwnStep:
         keras_model.draw_by_default_from(self._generator)
         strategy, is_alone = self._strategy, self._strategy.num_replicas == 1
         number = strategy.first_replica + index
-        variables = {id(v): v for v in self._known}
+        variables = {id(v): v for v in self.variables}
         old = {key: tf.convert_to_tensor(v) for key, v in variables.items()}
         before = dict(old)
         if is_alone or self.why_whole:
