@@ -39,7 +39,10 @@ def weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
         UnsupportedModelError: The model cannot be built from shapes.
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
-    if all(layer.built for layer in keras_model.flatten_layers(model)):
+    # One without a call of its own is never built: its step calls its layers.
+    has_call = type(model).call is not keras.Model.call
+    layers = keras_model.flatten_layers(model)
+    if all(layer.built for layer in layers if has_call or layer is not model):
         return
     try:
         symbolic = keras.tree.map_structure(_symbolic, x)

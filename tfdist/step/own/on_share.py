@@ -121,8 +121,11 @@ class OnShare(OwnRows):
         )
 
     def _weight(self, how: Aggregation) -> tf.Tensor:
-        """What this share's counts for in the batch's."""
-        return self._replica.fraction if how is Aggregation.MEAN else tf.constant(1.0)
+        """What this share's counts for in the batch's, float64."""
+        replica = self._replica
+        if how is not Aggregation.MEAN:
+            return tf.constant(1.0, tf.float64)
+        return tf.cast(replica.num_rows, tf.float64) / tf.cast(replica.total_rows, tf.float64)
 
     def _part(self, value: Any, how: Aggregation) -> Any:
         """What this share's value adds to the batch's."""

@@ -84,11 +84,14 @@ class OwnStep:
         self.variables = [*known, *(scaling.skipped for scaling in self._scalings.values())]
         parts = Parts(model, self.variables, getattr(model, self._name), self._scalings, batch)
         self._adding_up = asked(parts, strategy.num_replicas)
-        self.why_whole = self._adding_up.why_whole
+        told = strategy.gather([self._adding_up.digest()])
+        differ = "its parts add up otherwise on another worker" if (told != told[0]).any() else None
+        self.why_whole = self._adding_up.why_whole or differ
         self._generator = keras_model.global_seed_generator()
         self._places: dict[int, int] = {}
         self._variables: list[keras.Variable] = []
-        self._logs = {name: keras.Variable(0.0, name=name) for name in self._adding_up.logs}
+        names, dtype = self._adding_up.logs, keras.config.floatx()
+        self._logs = {name: keras.Variable(0.0, dtype=dtype, name=name) for name in names}
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         strategy = self._strategy
@@ -120,7 +123,7 @@ class OwnStep:
         rows = (share.rows,) if self._is_tuple else share.rows
         with scope, replica, op_seeds_by(lambda seed: seed + replica.index):
             logs = flat_logs(getattr(self._model, self._name)(rows))
-            logs = {name: tf.cast(logs[name], tf.float32) for name in self._logs}
+            logs = {name: tf.cast(logs[name], v.dtype) for name, v in self._logs.items()}
             if isinstance(run, OnShare):
                 news, logs = run.finish(scope, old, logs)
             else:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import UnsupportedModelError
+from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.precision import Scaling
 from tfdist.step import batch_norm
 from tfdist.step.own import draws
@@ -40,17 +40,29 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> list
         All variables that the step is known to be able to change.
 
     Raises:
+        ConfigurationError: An optimizer was created elsewhere.
         UnsupportedModelError: The step assigns to a `tf.Variable`.
     """
     with strategy.scope():
         values = [(v, tf.convert_to_tensor(v)) for v in _variables_of(model)]
         scope, _ = tried(model, getattr(model, name), batch, OwnRows(), {}, values)
+        optimizers = keras_optimizers.optimizers_of(model)
+        _check_owned([*optimizers, *(optimizer for optimizer, _ in scope.unbuilt)], strategy)
         for optimizer, variables in scope.unbuilt:
             if not optimizer.built:
                 optimizer.build(variables)
     found = [*_variables_of(model), *scope.assigned.values()]
     found += [v for optimizer, _ in scope.unbuilt for v in optimizer.variables]
     return list({id(v): v for v in found}.values())
+
+
+def _check_owned(optimizers: Sequence[keras.optimizers.Optimizer], strategy: Strategy) -> None:
+    for optimizer in optimizers:
+        if not all(strategy.owns(v.value) for v in optimizer.variables):
+            raise ConfigurationError(
+                f"The optimizer {optimizer.name!r} was created outside of build_model, so that its "
+                "variables are not on the replicas: create it inside."
+            )
 
 
 def tried(
