@@ -25,7 +25,7 @@ LEFT_OUT: dict[Any, dict[str, str]] = {
     },
     keras.losses: {},
     keras.metrics: {},
-    keras.optimizers: {"Optimizer": "abstract"},
+    keras.optimizers: {"Optimizer": "abstract", "OptimizerMap": "a part of MultiOptimizer"},
     keras.callbacks: {
         "CallbackList": "fit makes it",
         "OrbaxCheckpoint": "needs orbax, which tfdist does not",
