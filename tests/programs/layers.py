@@ -111,7 +111,7 @@ def of_two_dimensions() -> keras.Model:
     )
 
 
-@program(SPACE)
+@program(SPACE, floatx="float32")
 def of_three_dimensions() -> keras.Model:
     """Convolutions, pools and other layers of three dimensions."""
     return branches(
