@@ -188,7 +188,7 @@ def augmenting_at_rest() -> keras.Model:
             layers.RandomColorDegeneration(0.2),
             layers.RandomColorJitter((0, 1), 0.1, 0.1, 0.1, 0.1),
             layers.RandomContrast(0.2),
-            layers.RandomCrop(4, 4),
+            layers.RandomCrop(6, 6),
             layers.RandomElasticTransform(),
             layers.RandomErasing(),
             layers.RandomFlip(),
