@@ -36,6 +36,11 @@ def global_generator() -> keras.random.SeedGenerator | None:
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
+def ensured_global_generator() -> keras.random.SeedGenerator:
+    """Returns the same, made if there was none: `seed_generator.global_seed_generator`."""
+    return seed_generator.global_seed_generator()
+
+
 def use_global_generator(generator: keras.random.SeedGenerator | None) -> None:
     """Lets this thread have another's: Keras keeps one a thread, by `set_global_attribute`."""
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
@@ -139,16 +144,6 @@ def metrics_of(model: keras.Model) -> list[keras.Metric]:
     found = [*model.metrics, *(m for layer in flatten_layers(model) for m in layer._metrics)]
     found += [inner for metric in found for inner in getattr(metric, "metrics", ())]
     return list({id(m): m for m in found if isinstance(m, keras.Metric)}.values())
-
-
-def global_seed_generator() -> keras.random.SeedGenerator:
-    """Returns what draws take that are given no seed: `seed_generator.global_seed_generator`."""
-    return seed_generator.global_seed_generator()
-
-
-def draw_by_default_from(generator: keras.random.SeedGenerator) -> None:
-    """Makes a generator this thread's global one, by `global_state`: each thread has its own."""
-    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
 
 
 def take_moments_by(layer: keras.layers.BatchNormalization, function: Callable[..., Any]) -> None:

@@ -87,7 +87,7 @@ class OwnStep:
         told = strategy.gather([self._adding_up.digest()])
         differ = "its parts add up otherwise on another worker" if (told != told[0]).any() else None
         self.why_whole = self._adding_up.why_whole or differ
-        self._generator = keras_model.global_seed_generator()
+        self._generator = keras_model.ensured_global_generator()
         self._places: dict[int, int] = {}
         self._variables: list[keras.Variable] = []
         names, dtype = self._adding_up.logs, keras.config.floatx()
@@ -103,7 +103,7 @@ class OwnStep:
 
     def _on_replica(self, index: int, total_rows: tf.Tensor, share: Share) -> tuple[dict, dict]:
         """Returns new values of variables, by place, and logs: the same on all replicas."""
-        keras_model.draw_by_default_from(self._generator)
+        keras_model.use_global_generator(self._generator)
         strategy, is_alone = self._strategy, self._strategy.num_replicas == 1
         number = strategy.first_replica + index
         variables = {id(v): v for v in self.variables}

@@ -108,7 +108,7 @@ def _moments_that_rest(model: keras.Model) -> Iterator[None]:
 
 
 def _variables_of(model: keras.Model) -> list[keras.Variable]:
-    found = [*model.variables, keras_model.global_seed_generator().state]
+    found = [*model.variables, keras_model.ensured_global_generator().state]
     for part in (*keras_model.metrics_of(model), *keras_optimizers.optimizers_of(model)):
         found += part.variables
     return found
