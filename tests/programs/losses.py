@@ -66,10 +66,26 @@ def of_classes() -> keras.Model:
     return judged("softmax", 3, judges)
 
 
+class Doubled(keras.Model):
+    """A model whose loss is twice what it is compiled with."""
+
+    def compute_loss(self, *args: Any, **options: Any) -> Any:
+        """Twice the compiled loss."""
+        return 2.0 * super().compute_loss(*args, **options)
+
+
 @program(Data(normal(4), [ONE_HOT]))
 def binary_focal() -> keras.Model:
-    """Focal loss of two classes."""
+    """Focal loss of two classes, which Keras takes from the logits behind the probabilities."""
     return judged("softmax", 3, [losses.BinaryFocalCrossentropy()])
+
+
+@program(Data(normal(4), ONE_HOT), quick=True)
+def of_logits_extended() -> keras.Model:
+    """A loss that is taken from the logits behind the probabilities, in an own `compute_loss`."""
+    inputs = keras.Input((4,))
+    model = Doubled(inputs, layers.Dense(3, activation="softmax")(inputs))
+    return compiled(model, keras.optimizers.SGD(0.05), losses.BinaryCrossentropy())
 
 
 @program(Data(normal(4), [ONE_HOT, ONE_HOT, integers(3)]))

@@ -82,7 +82,7 @@ class _ShareLoss:
         """The loss of the gathered batch, of which this replica counts 1/N."""
         replica = self._replica
         y_true, whole, sample_weight = replica.gather((y_true, y_pred, sample_weight))
-        gather_masks(replica, y_pred, whole)
+        gather_marks(replica, y_pred, whole)
         return self._loss(y_true, whole, sample_weight) / replica.num_replicas
 
     def _reduce(self, values: tf.Tensor, weight: Any, mask: Any) -> tf.Tensor:
@@ -121,11 +121,12 @@ def _has_rows(values: Any, y_pred: Any) -> bool:
     return values.shape[0] == rows
 
 
-def gather_masks(replica: Replica, shares: Any, wholes: Any) -> None:
-    """Gathers the Keras masks that the outputs carry, onto the gathered outputs."""
+def gather_marks(replica: Replica, shares: Any, wholes: Any) -> None:
+    """Gathers what Keras leaves on outputs for losses: masks, and the logits of probabilities."""
     if replica.num_replicas == 1:
         return
     for share, whole in zip(tf.nest.flatten(shares), tf.nest.flatten(wholes), strict=True):
-        mask = keras_model.mask_of(share)
-        if mask is not None:
+        if (mask := keras_model.mask_of(share)) is not None:
             keras_model.set_mask(whole, replica.gather(mask))
+        if (logits := keras_model.logits_of(share)) is not None:
+            keras_model.set_logits(whole, replica.gather(logits))

@@ -173,7 +173,7 @@ def _update_metrics(
     if state.sees_whole_batches(replica):
         share_pred = y_pred
         x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
-        compiled_loss.gather_masks(replica, share_pred, y_pred)
+        compiled_loss.gather_marks(replica, share_pred, y_pred)
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return
     with state.counting(scope, replica):

@@ -50,7 +50,7 @@ def of_share(
         # Each replica counts 1/N of the whole loss, and the way back sums over the replicas.
         instead = replica.sum_through(added) + penalties
         gathered = replica.gather((x, y, y_pred, sample_weight))
-        compiled_loss.gather_masks(replica, y_pred, gathered[2])
+        compiled_loss.gather_marks(replica, y_pred, gathered[2])
         loss = total_loss(model, instead, gathered, training)
         return loss if whole else loss / replica.num_replicas
     losses = added + [_by_rows(_aggregate(penalty), replica) for penalty in penalties]

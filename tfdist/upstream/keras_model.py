@@ -69,6 +69,19 @@ def set_mask(tensor: Any, mask: Any) -> None:
     backend.set_keras_mask(tensor, mask)
 
 
+def logits_of(tensor: Any) -> Any:
+    """Returns what a softmax or sigmoid was taken of, or None: `_keras_logits` of its result.
+
+    From these, not from the probabilities, Keras's losses take cross entropies.
+    """
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor: Any, logits: Any) -> None:
+    """Leaves logits on probabilities: `_keras_logits`."""
+    tensor._keras_logits = logits
+
+
 def moments(
     layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
