@@ -154,7 +154,8 @@ def test_run_eagerly(strategy: str, num_replicas: int) -> None:
     for call in (trainer.fit, trainer.evaluate):
         call(X, Y, batch_size=15, verbose=0)
     trainer.predict(X, verbose=0)
-    assert seen == [True] * 3 * num_replicas
+    assert len(seen) >= 3 * num_replicas
+    assert all(seen)
 
 
 def test_speed_is_measured_without_the_first_call() -> None:

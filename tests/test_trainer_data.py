@@ -125,7 +125,8 @@ def test_each_fit_may_bring_other_columns() -> None:
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
 def test_sparse_tensors(strategy: str, num_replicas: int) -> None:
     build_model = building(
-        lambda: [keras.Input((4,), sparse=True), layers.Dense(2), layers.Dense(1)]
+        lambda: [keras.Input((4,), sparse=True), layers.Dense(2), layers.Dense(1)],
+        optimizer="adam",
     )
     sparse = tf.sparse.from_dense(np.where(X > 0, X, 0))
     trainer, plain = Trainer(build_model, strategy, devices=num_replicas), build_model()

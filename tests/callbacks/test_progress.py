@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import keras
 import numpy as np
+
 import pytest
 
 from tfdist.callbacks import progress, progress_line
@@ -24,7 +26,10 @@ def fit(verbose: str | int, epochs: int = 2) -> keras.Model:
     return model
 
 
-def test_plain_lines_where_output_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_where_output_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # another test may run notebooks
     fit("auto")
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]

@@ -167,7 +167,7 @@ def mixture_of_experts() -> keras.Model:
 
 def _phrases() -> Data:
     words = ["a small cat", "the dog barks", "a dog", "cats and dogs bark", "the cat"]
-    return Data(np.array([words[i % 5] for i in range(NUM_ROWS)]), integers(2, seed=4))
+    return Data(np.array([words[i % 5] for i in range(NUM_ROWS)], object), integers(2, seed=4))
 
 
 @program(_phrases(), feed="dataset", quick=True)

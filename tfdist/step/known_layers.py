@@ -34,7 +34,8 @@ def _is_known(layer: keras.layers.Layer) -> bool:
     if any(0 in (axis if isinstance(axis, (list, tuple)) else [axis]) for axis in axes):
         return False
     functions = [value for value in vars(layer).values() if _is_function(value)]
-    return all(_is_of_keras(function, "keras.src.") for function in functions)
+    # Ours are those that a trainer has put in the place of Keras's.
+    return all(_is_of_keras(function, "keras.src.", "tfdist.") for function in functions)
 
 
 def _is_of_keras(source: Any, *where: str) -> bool:

@@ -4,11 +4,14 @@ One device has a slice for each lookup, also of the same row, and most optimizer
 row from their sum. What the rows of a batch look up is each share's own: the slices of all shares,
 end to end, are those of the batch. What does not depend on them (the positions in a sequence, a
 table of relative positions) every share looks up alike: the batch has those slices once, with the
-sums of their values. Which of the two a table is, is asked once, on the first batch.
+sums of their values. And where a sparse input is multiplied by a matrix, one device has a slice for
+each column that the batch has, once: what several shares have of a column is added up. Which of
+the three a table is, is asked once, on the first batch.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +26,14 @@ from tfdist.strategies import shares
 from tfdist.upstream.keras_model import takes_training
 
 
+class Kind(enum.Enum):
+    """How the slices of shares make those of the batch."""
+
+    OWN = "laid end to end"
+    ALIKE = "the same rows on every share, of which the values are summed"
+    ONCE = "laid end to end, those of one row added up"
+
+
 class Lookups:
     """Answers, for one model, whose rows its tables look up.
 
@@ -35,6 +46,8 @@ class Lookups:
     def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
         self._model, self._first_batch = model, first_batch
         self._indices: list[dict[int, tf.Tensor]] = []
+        self._has_sparse = False
+        self._kinds: dict[int, Kind] = {}
 
     def are_alike(self, place: int) -> bool:
         """Tells whether the rows of a table that are looked up are the same for every share.
@@ -45,24 +58,48 @@ class Lookups:
         Raises:
             UnsupportedModelError: Some are, and some are not.
         """
+        if place not in self._kinds:
+            self._kinds[place] = self._asked(place)
+        return self._kinds[place] is Kind.ALIKE
+
+    def of_batch(self, gradients: dict[int, Any]) -> dict[int, Any]:
+        """Returns gradients, by place, with the slices that one device has once added up."""
+        once = [i for i in gradients if self._kinds.get(i) is Kind.ONCE]
+        return gradients | {i: _added_up(gradients[i]) for i in once}
+
+    def _asked(self, place: int) -> Kind:
         if not self._indices:
             with tf.init_scope():
                 x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
+                self._has_sparse = any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(x))
                 looked_up = functools.partial(_looked_up, self._model, x)
                 of_rows = tf.function(looked_up, autograph=False)
                 self._indices = [of_rows(*map(tf.constant, part)) for part in halves(x)]
-        nothing = np.zeros([0])
-        first, second, both = (np.asarray(found.get(place, nothing)) for found in self._indices)
-        if len(first) + len(second) == len(both) > 0:
-            return False
-        if np.array_equal(first, both) and np.array_equal(second, both) and len(both) > 0:
-            return True
+        if place in self._indices[-1]:
+            first, second, both = (np.asarray(found[place]) for found in self._indices)
+            is_union = len(set(both)) == len(both) and {*first, *second} == {*both}
+            # Columns of halves may be the same, or have none in common, by chance.
+            if is_union and self._has_sparse:
+                return Kind.ONCE
+            if len(first) + len(second) == len(both):
+                return Kind.OWN
+            if np.array_equal(first, both) and np.array_equal(second, both):
+                return Kind.ALIKE
+            if is_union:
+                return Kind.ONCE
         table = self._model.trainable_variables[place].path
         raise UnsupportedModelError(
             f"{table!r} is a table in which the rows of a batch look up neither entries of their "
             "own nor all the same: use a table for each of both, keras.ops.one_hot and a matrix "
             "product, or one device."
         )
+
+
+def _added_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds up the slices of each row, in the order in which the rows come first."""
+    rows, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, slices.dense_shape)
 
 
 def _looked_up(

@@ -82,6 +82,7 @@ class TrainStep:
         backward_done = tf.group(*tf.nest.flatten(sums.gradients, expand_composites=True))
         with tf.control_dependencies([backward_done]):
             gradients = sums.gradients_of(self._trainable)
+            gradients = self._state.aggregations.lookups.of_batch(gradients)
             in_order = [gradients.get(i) for i in range(len(self._trainable))]
             self._scaling.apply(in_order, commit)
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):

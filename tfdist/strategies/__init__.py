@@ -81,8 +81,9 @@ def create(
             the strategy does not join.
     """
     if not isinstance(name, str):
-        _check_joins(name.name)
-        return _made(name, devices)
+        made = _made(name, devices)
+        _check_joins(made.name)
+        return made
     if name not in STRATEGIES:
         raise ConfigurationError(
             f"No strategy is called {name!r}; choose one of {', '.join(STRATEGIES)}."

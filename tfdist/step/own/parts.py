@@ -129,6 +129,8 @@ class Parts:
             raise UnequalPartsError("the first batch has one row, which does not tell")
         if found := row_counts.uneven(self.batch):
             raise UnequalPartsError(found)
+        if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(self.batch)):
+            raise UnequalPartsError("its input is sparse")
         try:
             return [
                 self._part(*bounds, _Replayed(whole.run), 0.0)
