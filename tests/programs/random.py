@@ -104,7 +104,7 @@ OPTIMIZERS: dict[str, Make] = {
     "AMSGrad": lambda: optimizers.Adam(0.01, amsgrad=True),
     "Nadam": lambda: optimizers.Nadam(0.01),
     "Adamax": lambda: optimizers.Adamax(0.01),
-    "RMSprop": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "RMSprop": lambda: optimizers.RMSprop(0.01, momentum=0.5),
     "Adagrad": lambda: optimizers.Adagrad(0.05),
     "Lamb": lambda: optimizers.Lamb(0.01),
     "Ftrl": lambda: optimizers.Ftrl(0.05),
