@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import keras
 import numpy as np
-
 import pytest
 
 from tfdist.callbacks import progress, progress_line
