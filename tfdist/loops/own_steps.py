@@ -9,6 +9,7 @@ import keras
 
 from tfdist.errors import ConfigurationError
 from tfdist.loops.feed import Feed
+from tfdist.loops.whole_batches import said
 from tfdist.precision import LossScale, policy
 from tfdist.step.own import trial
 from tfdist.step.own.step import OwnStep, own_step
@@ -90,9 +91,6 @@ class OwnSteps:
                 self._loss_scale, self._sync_batch_norm,
             )  # fmt: skip
         if step.why_whole:
-            warnings.warn(
-                f"{owner}.{name} cannot be computed on shares ({step.why_whole}): one replica "
-                "computes whole batches, to the numbers of one device and no faster.",
-                stacklevel=6,
-            )
+            reason = f"{owner}.{name} cannot be computed on shares ({step.why_whole})"
+            warnings.warn(said(reason), stacklevel=6)
         return step

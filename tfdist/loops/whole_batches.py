@@ -13,6 +13,13 @@ from tfdist.step.row_probe import why_whole
 from tfdist.strategies.base import Strategy
 
 
+def said(reason: str) -> str:
+    """Returns what a user is told where whole batches are computed for a reason."""
+    return (
+        f"{reason}: one replica computes whole batches, to the numbers of one device and no faster."
+    )
+
+
 class WholeBatches:
     """Finds out once, for training and for the rest, and says so once.
 
@@ -51,9 +58,5 @@ class WholeBatches:
         if reason is None and np.any(told):
             reason = "another worker found rows that depend on each other"
         if reason is not None and reason not in self._reasons.values():
-            warnings.warn(
-                f"{reason}: one replica computes whole batches, to the numbers of one device and "
-                "no faster.",
-                stacklevel=2,
-            )
+            warnings.warn(said(reason), stacklevel=2)
         return reason
