@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,10 +48,72 @@ def test_warmup_that_leaves_nothing() -> None:
         schedules.learning_rate(config, steps_per_epoch=10)
 
 
-def test_linear_scaling_is_off_by_default() -> None:
-    assert schedules.learning_rate(TrainConfig(batch_size=512, learning_rate=0.1), 10) == 0.1
-    scaled = TrainConfig(batch_size=512, learning_rate=0.1, lr_reference_batch=256)
-    assert schedules.learning_rate(scaled, 10) == pytest.approx(0.2)
+def test_scaling_is_asked_for() -> None:
+    usual = {"batch_size": 1024, "learning_rate": 0.1}
+    assert schedules.learning_rate(TrainConfig(**usual), 10) == 0.1
+    for scaling, expected in (("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)):
+        scaled = TrainConfig(**usual, lr_scaling=scaling, lr_reference_batch=256)
+        assert schedules.learning_rate(scaled, 10) == pytest.approx(expected)
+    with pytest.raises(ConfigurationError, match="add --lr-reference-batch 256"):
+        schedules.learning_rate(TrainConfig(**usual, lr_scaling="sqrt"), 10)
+
+
+GOYAL = TrainConfig(
+    learning_rate=0.1, lr_scaling="linear", lr_reference_batch=256, batch_size=8192, epochs=90,
+    lr_rule="step", lr_decay_epochs="30,60,80", warmup_epochs=5, warmup_start=0.1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_one_hour_schedule(reloaded: bool) -> None:
+    """Goyal et al. 2017, sections 2.2 and 5.1: 0.1 to 3.2 in 5 epochs, a tenth at 30, 60 and 80."""
+    steps = 157
+    rule: Any = schedules.learning_rate(GOYAL, steps)
+    if reloaded:
+        config = keras.optimizers.schedules.serialize(rule)
+        rule = keras.optimizers.schedules.deserialize(config)
+    by_epoch = {
+        0: 0.1, 1: 0.72, 2.5: 1.65, 4: 2.58, 5: 3.2, 29: 3.2, 30: 0.32, 59: 0.32, 60: 0.032,
+        79: 0.032, 80: 0.0032, 89: 0.0032,
+    }  # fmt: skip
+    found = {epoch: float(rule(tf.cast(epoch * steps, tf.int64))) for epoch in by_epoch}
+    assert found == pytest.approx(by_epoch, rel=2e-3)
+    # The last step before an epoch is the old rate's, the epoch's first the new one's.
+    changes = [float(rule(epoch * steps - 1)) / found[epoch] for epoch in (30, 60, 80)]
+    assert changes == pytest.approx([10, 10, 10], rel=1e-5)
+    assert rates(rule, 2)[1] - found[0] == pytest.approx(3.1 / (5 * steps), rel=1e-3)
+
+
+def test_step_without_warmup_is_keras_own() -> None:
+    rule = schedules.step(1.0, [2, 3], factor=0.5)
+    assert type(rule) is keras.optimizers.schedules.PiecewiseConstantDecay
+    assert rates(rule, 5) == pytest.approx([1, 1, 0.5, 0.25, 0.25])
+
+
+def test_step_needs_rising_boundaries_after_the_warmup() -> None:
+    for boundaries in ([3, 2], [4, 8]):
+        with pytest.raises(ConfigurationError, match="--lr-decay-epochs or --warmup-epochs"):
+            schedules.step(1.0, boundaries, warmup_steps=5)
+    with pytest.raises(ConfigurationError, match="add --lr-decay-epochs 30,60,80"):
+        schedules.learning_rate(TrainConfig(lr_rule="step"), 10)
+
+
+def test_polynomial_is_its_formula() -> None:
+    rule = schedules.polynomial(2.0, total_steps=12, power=2.0, warmup_steps=2, start=1.0)
+    expected = [1.0, 1.5] + [2 * (1 - i / 10) ** 2 for i in range(10)]
+    assert rates(rule, 12) == pytest.approx(expected)
+    straight = schedules.polynomial(1.0, total_steps=4, power=1.0)
+    assert rates(straight, 5) == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+
+
+def test_one_cycle_rises_falls_and_ends_near_zero() -> None:
+    rule = schedules.one_cycle(1.0, total_steps=100)
+    found = rates(rule, 101)
+    assert found[0] == pytest.approx(0.04)
+    assert found[15] == pytest.approx(0.52)
+    assert found[30] == max(found) == pytest.approx(1.0)
+    assert found[65] == pytest.approx(0.5, rel=1e-4)
+    assert found[100] == pytest.approx(4e-6, rel=1e-2)
 
 
 def test_rule_of_a_configuration() -> None:
@@ -69,9 +132,7 @@ def test_epochs_of_unknown_length() -> None:
 
 
 def test_description() -> None:
-    config = TrainConfig(
-        lr_rule="cosine", warmup_epochs=2, learning_rate=0.1, batch_size=512, lr_reference_batch=256
-    )
-    assert schedules.describe(config) == (
-        "cosine, 0.2 (0.1 per 256 examples), linear warmup over 2 epochs"
+    assert schedules.describe(GOYAL) == (
+        "step, 3.2 (0.1 per 256 examples, linear), times 0.1 at the epochs 30, 60, 80, "
+        "linear warmup over 5 epochs from 0.1"
     )

@@ -90,16 +90,26 @@ class Optimisation(BaseModel):
     )
     accumulate: PositiveInt = Field(1, description="rounds a global batch is computed in")
     learning_rate: PositiveFloat = Field(1e-3, description="its highest value")
-    lr_rule: Literal["constant", "cosine"] = Field(
-        "constant", description="constant, or cosine to zero over all epochs"
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="how the rate goes with --batch-size over --lr-reference-batch"
     )
+    lr_reference_batch: PositiveInt | None = Field(
+        None, description="the batch that --learning-rate is meant for; left out: none is known"
+    )
+    lr_rule: Literal["constant", "cosine", "polynomial", "step", "one_cycle"] = Field(
+        "constant", description="constant, or how the rate falls over all epochs"
+    )
+    lr_decay_epochs: list[PositiveFloat] | None = Field(
+        None, description="30,60,80: where the step rule lowers the rate; left out: nowhere"
+    )
+    lr_decay_factor: float = Field(
+        0.1, gt=0, lt=1, description="of the step rule: from one rate to the next"
+    )
+    lr_power: PositiveFloat = Field(2.0, description="of the polynomial rule; 1 is a straight line")
     warmup_epochs: NonNegativeFloat = Field(
         0.0, description="epochs of linear rise before the rule"
     )
-    lr_reference_batch: PositiveInt | None = Field(
-        None,
-        description="learning rate is for this batch and scales with --batch-size; left out: no",
-    )
+    warmup_start: NonNegativeFloat = Field(0.0, description="the rate that the rise begins at")
     early_stopping: Annotated[str, Field(pattern=r"^[^:]+:[1-9]\d*$")] | None = Field(
         None,
         description="val_loss:5 stops after 5 epochs without a better one; left out: never",
@@ -173,6 +183,12 @@ class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True
     )
+
+    @field_validator("lr_decay_epochs", mode="before")
+    @classmethod
+    def _split_numbers(cls, value: object) -> object:
+        """`30,60` on a command line is a list of numbers."""
+        return value.split(",") if isinstance(value, str) else value
 
     @field_validator("devices", "workers", mode="before")
     @classmethod

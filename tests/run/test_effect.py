@@ -16,7 +16,8 @@ RECIPE: Any = SimpleNamespace(DEFAULTS={"learning_rate": 0.5})
 
 
 def test_fields_that_are_read_have_an_effect() -> None:
-    watched = Watched(TrainConfig(learning_rate=0.1, lr_reference_batch=32, lr_rule="cosine"))
+    scaled = {"lr_scaling": "linear", "lr_reference_batch": 32}
+    watched = Watched(TrainConfig(learning_rate=0.1, lr_rule="cosine", **scaled))
     schedules.learning_rate(watched.as_config(), 20)
     assert watched.unread(RECIPE) == ["jit_compile", "run_eagerly"]
 
@@ -35,3 +36,19 @@ def test_whole_configuration_that_is_read() -> None:
     watched = Watched(TrainConfig(learning_rate=0.1))
     watched.as_config().model_dump()
     assert watched.unread(RECIPE) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "cure"),
+    [
+        ({"lr_reference_batch": 32}, "set lr_scaling: linear or sqrt"),
+        ({"lr_power": 1.0, "lr_rule": "cosine"}, "set lr_rule: polynomial"),
+        ({"lr_decay_epochs": [1]}, "set lr_rule: step"),
+        ({"warmup_start": 0.1}, "set warmup_epochs"),
+    ],
+)
+def test_field_that_has_an_effect_beside_another(fields: dict[str, Any], cure: str) -> None:
+    watched = Watched(TrainConfig(learning_rate=0.5, **fields))
+    schedules.learning_rate(watched.as_config(), 20)
+    with pytest.raises(ConfigurationError, match=cure):
+        watched.unread(RECIPE)

@@ -9,6 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.run import reports
 
@@ -44,6 +45,11 @@ def test_rule_of_the_learning_rate() -> None:
         words = what_runs(TrainConfig(), BATCHES, used)["optimizer"]
         assert words.startswith("Adam, learning rate CosineDecay: initial_learning_rate 0.3, ")
         assert "decay_steps 7" in words
+    config = TrainConfig(learning_rate=0.1, lr_scaling="sqrt", lr_reference_batch=16)
+    rule = schedules.polynomial(0.2, 9, warmup_steps=2, start=0.05)
+    found = what_runs(config, BATCHES, keras.optimizers.SGD(rule))
+    assert "Warmup: then (PolynomialDecay: initial_learning_rate 0.2, " in found["optimizer"]
+    assert found["learning rate"] == "constant, 0.2 (0.1 per 16 examples, sqrt)"
 
 
 def test_data_that_do_not_tell() -> None:

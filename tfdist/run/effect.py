@@ -10,8 +10,17 @@ from tfdist.run.recipe import Recipe
 
 #: What `build_model` and `callbacks` make of them is all that comes of them.
 OF_RECIPES = (
-    "learning_rate", "lr_rule", "warmup_epochs", "lr_reference_batch", "jit_compile", "run_eagerly"
+    "learning_rate", "lr_scaling", "lr_rule", "warmup_epochs", "jit_compile", "run_eagerly"
 )  # fmt: skip
+
+#: The same, but only beside another field's value: which that is.
+ONLY_WITH = {
+    "lr_reference_batch": "lr_scaling: linear or sqrt",
+    "lr_decay_epochs": "lr_rule: step",
+    "lr_decay_factor": "lr_rule: step",
+    "lr_power": "lr_rule: polynomial",
+    "warmup_start": "warmup_epochs",
+}
 
 
 class Watched:
@@ -24,7 +33,7 @@ class Watched:
         if name.startswith("_"):
             raise AttributeError(name)
         # A method, say model_dump, may hand out all of them.
-        self._read |= {name} if name in TrainConfig.model_fields else set(OF_RECIPES)
+        self._read |= {name} if name in TrainConfig.model_fields else {*OF_RECIPES, *ONLY_WITH}
         return getattr(self._config, name)
 
     def as_config(self) -> TrainConfig:
@@ -40,12 +49,14 @@ class Watched:
         Raises:
             ConfigurationError: One of them was set by a flag or a file, and would do nothing.
         """
-        unread = [name for name in OF_RECIPES if name not in self._read]
+        unread = [name for name in (*OF_RECIPES, *ONLY_WITH) if name not in self._read]
         usual = TrainConfig(**recipe.DEFAULTS)
         for name in unread:
             if (asked := getattr(self._config, name)) != getattr(usual, name):
+                other = ONLY_WITH.get(name)
                 raise ConfigurationError(
                     f"{name}={asked} has no effect: recipe {self._config.recipe!r} does not read "
-                    f"config.{name}: leave it out, or read it in build_model."
+                    f"config.{name}{f' without {other}' if other else ''}: leave it out, or "
+                    f"{f'set {other}' if other else 'read it in build_model'}."
                 )
-        return unread
+        return [name for name in unread if name in OF_RECIPES]

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.console import tables
 from tfdist.run.batches import num_rows
@@ -41,6 +42,8 @@ def what_runs(
         "steps per epoch": "unknown until the first has ended" if steps is None else str(steps),
         "optimizer": optimizer(trainer.model),
     }
+    if "learning_rate" not in unread:
+        rows["learning rate"] = schedules.describe(config)
     if unread:
         rows["of no effect"] = f"{', '.join(unread)}: the recipe does not read them"
     if config.smoke:
@@ -56,10 +59,19 @@ def optimizer(model: Any) -> str:
     except (KeyError, NotImplementedError):
         return f"{type(used).__name__}, learning rate by a rule of its own"
     if isinstance(rate, Mapping):
-        given = {name: value for name, value in rate["config"].items() if value is not None}
-        words = (f"{name} {value}" for name, value in given.items() if name != "name")
-        return f"{type(used).__name__}, learning rate {rate['class_name']}: {', '.join(words)}"
+        return f"{type(used).__name__}, learning rate {_rule(rate)}"
     return f"{type(used).__name__}, learning rate {float(rate):g}"
+
+
+def _rule(rate: Mapping[str, Any]) -> str:
+    """A serialized schedule in words, with the one inside where it has one."""
+    given = {name: value for name, value in rate["config"].items() if value is not None}
+    words = (
+        f"{name} {f'({_rule(value)})' if isinstance(value, Mapping) else value}"
+        for name, value in given.items()
+        if name != "name"
+    )
+    return f"{rate['class_name']}: {', '.join(words)}"
 
 
 def summary(

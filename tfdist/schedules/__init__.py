@@ -1,0 +1,23 @@
+"""Learning-rate rules as Keras schedules, their scaling with the batch, and sizes of batches."""
+
+from __future__ import annotations
+
+from tfdist.schedules.from_config import describe, learning_rate, peak
+from tfdist.schedules.rules import LearningRate, constant, cosine, one_cycle, polynomial, step
+from tfdist.schedules.scaling import linear_scaling, sqrt_scaling
+from tfdist.schedules.warmup import Warmup
+
+__all__ = [
+    "LearningRate",
+    "Warmup",
+    "constant",
+    "cosine",
+    "describe",
+    "learning_rate",
+    "linear_scaling",
+    "one_cycle",
+    "peak",
+    "polynomial",
+    "sqrt_scaling",
+    "step",
+]

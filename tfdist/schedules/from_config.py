@@ -1,0 +1,91 @@
+"""The learning rate that a configuration asks for, and what to say of it."""
+
+from __future__ import annotations
+
+from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError
+from tfdist.schedules import rules
+from tfdist.schedules.rules import LearningRate
+from tfdist.schedules.scaling import linear_scaling, sqrt_scaling
+
+_SCALINGS = {"linear": linear_scaling, "sqrt": sqrt_scaling}
+
+
+def peak(config: TrainConfig) -> float:
+    """The highest learning rate of a run, scaled to its batch where the configuration says so.
+
+    Raises:
+        ConfigurationError: It scales, and the batch that the rate is for is not given.
+    """
+    if config.lr_scaling == "none":
+        return config.learning_rate
+    if config.lr_reference_batch is None:
+        raise ConfigurationError(
+            f"--lr-scaling {config.lr_scaling} needs the batch that --learning-rate "
+            f"{config.learning_rate:g} is meant for: add --lr-reference-batch 256, or whichever."
+        )
+    scale = _SCALINGS[config.lr_scaling]
+    return scale(config.learning_rate, config.batch_size, config.lr_reference_batch)
+
+
+def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningRate:
+    """The learning rate that the configuration asks for, ready for an optimizer.
+
+    Args:
+        config: Gives the rule, the rate, its scaling, the epochs and the warm-up.
+        steps_per_epoch: Global batches in one epoch; None where the data do not tell.
+
+    Raises:
+        ConfigurationError: The warm-up is as long as the training, or the rule goes by the length
+            of an epoch and nobody knows it; or the rule lacks something.
+    """
+    highest = peak(config)
+    if steps_per_epoch is None:
+        if config.lr_rule == "constant" and not config.warmup_epochs:
+            return highest
+        raise ConfigurationError(
+            f"The learning rate ({describe(config)}) goes by the steps of an epoch, and the data "
+            "do not tell how many they are: use tf.data.experimental.assert_cardinality in the "
+            "recipe's train_data, or --lr-rule constant --warmup-epochs 0."
+        )
+    total_steps = config.epochs * steps_per_epoch
+    warmup_steps = round(config.warmup_epochs * steps_per_epoch)
+    if config.lr_rule == "one_cycle":
+        return rules.one_cycle(highest, total_steps, warmup_steps, config.warmup_start or None)
+    rise = (warmup_steps, config.warmup_start) if warmup_steps else (0, 0.0)
+    if config.lr_rule == "cosine":
+        return rules.cosine(highest, total_steps, *rise)
+    if config.lr_rule == "polynomial":
+        return rules.polynomial(highest, total_steps, config.lr_power, *rise)
+    if config.lr_rule == "step":
+        boundaries = [round(epoch * steps_per_epoch) for epoch in _decay_epochs(config)]
+        return rules.step(highest, boundaries, config.lr_decay_factor, *rise)
+    return rules.constant(highest, *rise)
+
+
+def describe(config: TrainConfig) -> str:
+    """The rule in words, for the start-up table."""
+    words = f"{config.lr_rule}, {peak(config):g}"
+    if config.lr_scaling != "none":
+        words += (
+            f" ({config.learning_rate:g} per {config.lr_reference_batch} examples, "
+            f"{config.lr_scaling})"
+        )
+    if config.lr_rule == "step":
+        epochs = ", ".join(f"{epoch:g}" for epoch in _decay_epochs(config))
+        words += f", times {config.lr_decay_factor:g} at the epochs {epochs}"
+    if config.lr_rule == "polynomial":
+        words += f", power {config.lr_power:g}"
+    if config.warmup_epochs:
+        words += f", linear warmup over {config.warmup_epochs:g} epochs"
+        words += f" from {config.warmup_start:g}" if config.warmup_start else ""
+    return words
+
+
+def _decay_epochs(config: TrainConfig) -> list[float]:
+    if not config.lr_decay_epochs:
+        raise ConfigurationError(
+            "--lr-rule step needs the epochs after which the rate falls: add "
+            "--lr-decay-epochs 30,60,80, or other ones."
+        )
+    return config.lr_decay_epochs

@@ -1,0 +1,54 @@
+"""A linear rise in front of any learning-rate schedule."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
+
+
+@keras.saving.register_keras_serializable(package="tfdist.schedules")
+class Warmup(Schedule):
+    """Rises from `start` to the beginning of another schedule, which follows as if it began then.
+
+    At step i of W the rate is `start + (then(0) - start) * i / W`; from step W on it is
+    `then(i - W)`. So the rise has equal steps and the peak is reached after W of them.
+
+    Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.2, where `start` is the
+    rate of the reference batch.
+
+    Args:
+        then: What follows.
+        warmup_steps: Optimizer steps of the rise, from 1.
+        start: The rate at the first step.
+    """
+
+    def __init__(self, then: Schedule, warmup_steps: int, start: float = 0.0) -> None:
+        super().__init__()
+        self.then, self.warmup_steps, self.start = then, warmup_steps, start
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the rate at an optimizer step, counted from 0; a float32 scalar."""
+        done = tf.cast(tf.convert_to_tensor(step), tf.float32)
+        steps = tf.constant(self.warmup_steps, tf.float32)
+        peak = tf.cast(self.then(tf.constant(0.0)), tf.float32)
+        rising = self.start + (peak - self.start) * tf.minimum(done / steps, 1.0)
+        after = tf.cast(self.then(tf.maximum(done - steps, 0.0)), tf.float32)
+        return tf.where(done < steps, rising, after)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of this schedule, as Keras saves them."""
+        return {
+            "then": keras.optimizers.schedules.serialize(self.then),
+            "warmup_steps": self.warmup_steps,
+            "start": self.start,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Warmup:
+        """Returns the schedule of such arguments."""
+        then = keras.optimizers.schedules.deserialize(config["then"])
+        return cls(**{**config, "then": then})
