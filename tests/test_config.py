@@ -33,6 +33,10 @@ def test_devices_are_a_number_or_names() -> None:
         ("verbose", 3),
         ("smoke", "perhaps"),
         ("learning_rates", 0.1),
+        ("max_time", "2 hours"),
+        ("max_time", ""),
+        ("max_time", "0s"),
+        ("logger", "tensorboard,printer"),
     ],
 )
 def test_value_that_does_not_fit_is_refused(field: str, value: object) -> None:
@@ -44,6 +48,29 @@ def test_words_and_numbers_of_one_field() -> None:
     assert TrainConfig(loss_scale="dynamic").loss_scale == "dynamic"
     assert TrainConfig(loss_scale="128").loss_scale == 128.0
     assert TrainConfig(steps_per_call="4").steps_per_call == 4
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"), [("90s", 90), ("30m", 1800), ("1h30m", 5400), ("1d", 86400), ("7.5", 7.5)]
+)
+def test_times(time: str, seconds: float) -> None:
+    config = TrainConfig(max_time=time)
+    assert config.max_time == seconds
+    assert TrainConfig(**yaml.safe_load(config.to_yaml())) == config
+
+
+def test_only_one_field_says_how_many_steps() -> None:
+    assert TrainConfig(overfit_batches=2).limit_steps is None
+    for others in ({"smoke": True}, {"limit_steps": 3}):
+        with pytest.raises(ValidationError, match="says how many steps already: leave one of"):
+            TrainConfig(overfit_batches=2, **others)
+    with pytest.raises(ValidationError, match="--smoke says how many steps already"):
+        TrainConfig(limit_steps=2, smoke=True)
+
+
+def test_names_are_a_list() -> None:
+    assert TrainConfig(export="onnx, tflite").export == ["onnx", "tflite"]
+    assert (TrainConfig().logger, TrainConfig(logger="csv").logger) == (["tensorboard"], ["csv"])
 
 
 def test_recipes_cannot_change_it() -> None:

@@ -9,12 +9,14 @@ module imports no TensorFlow.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -140,6 +142,51 @@ class Precision(BaseModel):
     )
 
 
+def seconds_of(time: object) -> object:
+    """The seconds of a time such as `2h`, `1h30m` or `90s`; numbers come back as they are.
+
+    Raises:
+        ValueError: A text of another form.
+    """
+    if not isinstance(time, str) or time.replace(".", "", 1).isdigit():
+        return time
+    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", time.strip())
+    if not found or not found[0]:
+        raise ValueError(f"expected a time like 90s, 30m, 2h or 1h30m, got {time!r}.")
+    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+class Extent(BaseModel):
+    """How much of a run to make."""
+
+    limit_steps: PositiveInt | None = Field(
+        None, description="most steps of an epoch, and of a validation; left out: all"
+    )
+    overfit_batches: PositiveInt | None = Field(
+        None, description="train and validate on the same N batches; left out: on all"
+    )
+    max_time: Annotated[PositiveFloat, BeforeValidator(seconds_of)] | None = Field(
+        None, description="90s, 30m, 2h, 1h30m: time after which to stop and save; left out: none"
+    )
+
+
+class Outcome(BaseModel):
+    """What else comes of a run."""
+
+    evaluate: str | None = Field(
+        None, description="a saved model, .keras: evaluate it in place of training; left out: train"
+    )
+    profile: bool = Field(False, description="trace some steps, and tell where their time goes")
+    logger: list[Literal["tensorboard", "csv", "mlflow", "wandb"]] = Field(
+        ["tensorboard"],
+        description="who is told the metrics besides metrics.jsonl; or several: a,b",
+    )
+    export: list[Literal["saved_model", "onnx", "tflite"]] = Field(
+        [], description="forms of the trained model besides model.keras; or several: a,b"
+    )
+
+
 def _options_of_strategies() -> type[BaseModel]:
     """A field for each option that a strategy declares; None where it is left out.
 
@@ -147,7 +194,9 @@ def _options_of_strategies() -> type[BaseModel]:
         ValueError: One name means different things.
     """
     taken = {
-        name for group in (Run, Spread, Optimisation, Precision) for name in group.model_fields
+        name
+        for group in (Run, Spread, Optimisation, Precision, Extent, Outcome)
+        for name in group.model_fields
     }
     fields: dict[str, Any] = {}
     for name, declared in options_by_name().items():
@@ -177,7 +226,7 @@ def scales_dynamically(precision: object, loss_scale: object) -> bool:
     return loss_scale == "dynamic" or (loss_scale == "auto" and in_float16)
 
 
-class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
+class TrainConfig(Outcome, Extent, Precision, Optimisation, StrategyOptions, Spread, Run):
     """The complete, resolved configuration of a training run."""
 
     model_config = ConfigDict(
@@ -190,7 +239,7 @@ class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
         """`30,60` on a command line is a list of numbers."""
         return value.split(",") if isinstance(value, str) else value
 
-    @field_validator("devices", "workers", mode="before")
+    @field_validator("devices", "workers", "logger", "export", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
         """`GPU:0,GPU:1` on a command line is a list of names; `2` is a number."""
@@ -215,6 +264,15 @@ class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
             )
         return value
 
+    @field_validator("limit_steps", "overfit_batches")
+    @classmethod
+    def _only_one_says_how_many(cls, value: int | None, info: ValidationInfo) -> int | None:
+        for other in ("smoke", "limit_steps"):
+            if value is not None and info.data.get(other):
+                flag = f"--{other.replace('_', '-')}"
+                raise ValueError(f"{flag} says how many steps already: leave one of the two out.")
+        return value
+
     def strategy_options(self) -> dict[str, Any]:
         """Those options of strategies that are given, for `tfdist.strategies.create`."""
         values = {name: getattr(self, name) for name in StrategyOptions.model_fields}
@@ -226,4 +284,12 @@ class TrainConfig(Precision, Optimisation, StrategyOptions, Spread, Run):
 
 
 #: The fields' groups, in the order of `--help`.
-GROUPS: tuple[type[BaseModel], ...] = (Run, Spread, StrategyOptions, Optimisation, Precision)
+GROUPS: tuple[type[BaseModel], ...] = (
+    Run,
+    Spread,
+    StrategyOptions,
+    Optimisation,
+    Precision,
+    Extent,
+    Outcome,
+)

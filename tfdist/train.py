@@ -10,22 +10,27 @@ from typing import TYPE_CHECKING
 from tfdist.config import TrainConfig
 from tfdist.console import command, tables
 from tfdist.errors import ConfigurationError
-from tfdist.run import flags, recipe
+from tfdist.run import evaluating, flags, recipe
 from tfdist.run.rank_duties import once, printing_to
 
 if TYPE_CHECKING:
     import keras
 
+_INTERRUPT = "by an interrupt"
 _DESCRIPTION = "Trains a recipe under a strategy and leaves a run folder."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
 
-    def parse_and_train() -> None:
-        train(flags.parse("python -m tfdist.train", _DESCRIPTION, arguments))
+    def parse_and_run() -> None:
+        config = flags.parse("python -m tfdist.train", _DESCRIPTION, arguments)
+        if config.evaluate:
+            evaluating.evaluate(config)
+        else:
+            train(config)
 
-    return command.run(parse_and_train)
+    return command.run(parse_and_run)
 
 
 def train(config: TrainConfig) -> keras.callbacks.History:
@@ -40,10 +45,15 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     from tfdist.callbacks.batch_size import BatchSize
     from tfdist.callbacks.curves import Curves
     from tfdist.callbacks.metrics_log import MetricsLog
-    from tfdist.run import from_config, reports, room
+    from tfdist.callbacks.profile import Profile
+    from tfdist.loops import interrupts
+    from tfdist.run import export, from_config, loggers, profile, reports, room
     from tfdist.run.effect import Watched
     from tfdist.run.folder import RunFolder
 
+    began = time.monotonic()
+    export.check(config.export)
+    loggers.check(config.logger)
     workload = recipe.find(config.recipe)
     keras.utils.set_random_seed(config.seed)
     strategy = from_config.make_strategy(config)
@@ -64,37 +74,51 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
     log = MetricsLog(folder.metrics, trainer.stats)
     batches = BatchSize(trainer.stats, config.batch_size)
-    events = keras.callbacks.TensorBoard(str(folder.tensorboard), write_graph=False)
-    began, interrupted, full = time.perf_counter(), False, ""
-    with printing_to(None if strategy.is_chief else folder.log(strategy.rank)):
+    profiled = [Profile(folder.tensorboard, trainer.stats)] if config.profile else []
+    left = None if config.max_time is None else began + config.max_time - time.monotonic()
+    fitting, stopped, full = time.perf_counter(), "", ""
+    with (
+        printing_to(None if strategy.is_chief else folder.log(strategy.rank)),
+        loggers.opened(config, folder, strategy.is_chief) as told,
+    ):
         try:
-            trainer.fit(
-                data,
-                validation_data=validation,
-                callbacks=[*callbacks, history, log, curves, events, batches],
-                **from_config.fit_arguments(config),
-            )
+            with interrupts.deadline(left):
+                trainer.fit(
+                    data,
+                    validation_data=validation,
+                    callbacks=[*callbacks, history, log, curves, *told, batches, *profiled],
+                    **from_config.fit_arguments(config),
+                )
+        except interrupts.TimeIsUp:
+            stopped = "by --max-time"
         except KeyboardInterrupt:
-            interrupted = True
+            stopped = _INTERRUPT
         except Exception as error:
             if not (strategy.is_chief and (full := room.lacking(error))):
                 raise  # what another worker cannot write is its log
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - fitting
     if strategy.is_chief:
-        if interrupted:
+        if stopped:
             curves.on_train_end()
         saved, problem = room.save(trainer.model, folder.model)
         full = full or str(problem or "")
     if talks:
         summary = strategy.summary()
-        reports.summary(history.history, seconds, trainer.stats, folder.path, interrupted, summary)
+        reports.summary(history.history, seconds, trainer.stats, folder.path, stopped, summary)
     if full:
         raise ConfigurationError(
             f"{folder.path}: not all could be written: {full}. The model after "
             f"{int(trainer.model.optimizer.iterations)} steps is {saved}."
         )
-    if interrupted:
+    if stopped == _INTERRUPT:
         raise KeyboardInterrupt
+    for one in profiled:
+        one.close()
+        exchanged = profile.exchange(strategy, trainer.model)  # all workers do
+        if talks:
+            profile.show(one, exchanged)
+    if strategy.is_chief:
+        export.write(config.export, folder.model)
     return history
 
 

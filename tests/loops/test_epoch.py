@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.training import X, Y, build
 from tfdist.errors import DataError
-from tfdist.loops import epoch
+from tfdist.loops import epoch, interrupts
 from tfdist.loops.feed import Feed
 from tfdist.loops.observers import Call, Observer
 from tfdist.loops.steps_per_call import StepsPerCall
@@ -30,7 +30,8 @@ class WithAnother(Strategy):
         super().__init__()
         self.rank = rank
         self._other = [
-            other.get(name) for name in ("num_steps", "stopped", "checksum", "interrupted")
+            other.get(name)
+            for name in ("num_steps", "stopped", "checksum", "interrupted", "time_is_up")
         ]
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
@@ -99,6 +100,20 @@ def test_the_number_of_steps_is_that_of_rank_0() -> None:
 def test_another_worker_is_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         run(WithAnother(interrupted=True))
+
+
+def test_time_of_another_worker_is_up() -> None:
+    with pytest.raises(interrupts.TimeIsUp):
+        run(WithAnother(time_is_up=True))
+
+
+def test_time_is_up_after_a_call() -> None:
+    listener = Listener("who", heard := [])
+    with pytest.raises(interrupts.TimeIsUp), interrupts.deadline(0.0):
+        run(Strategy(), listener)
+    assert heard == ["who 3 batches", "who from 0", "who to 0"]
+    with interrupts.deadline(None):
+        assert run(Strategy()) == [1, 1, 1]
 
 
 def test_another_worker_is_fed_other_batches() -> None:

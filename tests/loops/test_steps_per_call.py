@@ -79,6 +79,12 @@ class Hearing(kc.Callback):
         pass
 
 
+class HearingCalls(Hearing):
+    """Takes training batches in any portion."""
+
+    every_batch = False
+
+
 class HearingTests(kc.Callback):
     """Wants the batches of evaluations."""
 
@@ -95,6 +101,7 @@ class HearingOldName(kc.Callback):
 
 CALLBACKS: dict[str, tuple[Callable[[Path], kc.Callback], bool, bool]] = {
     "own": (lambda _: Hearing(), True, False),
+    "own, of calls": (lambda _: HearingCalls(), False, False),
     "own, old name": (lambda _: HearingOldName(), True, False),
     "own, of tests": (lambda _: HearingTests(), False, True),
     "lambda": (lambda _: kc.LambdaCallback(on_train_batch_end=print), True, False),

@@ -65,7 +65,7 @@ def test_summary_shows_last_and_best(capsys: pytest.CaptureFixture[str]) -> None
         "val_loss": [0.9, 0.3, 0.4],
         "val_accuracy": [0.5, 0.8, 0.75],
     }
-    reports.summary(history, 61.23, STATS, Path("here"), interrupted=False)
+    reports.summary(history, 61.23, STATS, Path("here"), stopped="")
     shown = capsys.readouterr().out
     assert "last epoch (3)" in shown
     assert "val_loss 0.4000, val_accuracy 0.7500" in shown
@@ -77,5 +77,5 @@ def test_summary_shows_last_and_best(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_summary_of_a_run_stopped_in_its_first_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    reports.summary({}, 1.0, STATS, Path("here"), interrupted=True)
+    reports.summary({}, 1.0, STATS, Path("here"), stopped="by an interrupt")
     assert "model.keras holds the last state" in capsys.readouterr().out

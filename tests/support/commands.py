@@ -8,10 +8,11 @@ import sys
 from tests.support import ROOT
 
 #: All in one process: what the first imports, the others find imported.
-_HELP = """
+_RUN = """
 import runpy, sys
-for command in sys.argv[1:]:
-    sys.argv[1:] = ["--help"]
+flag, *commands = sys.argv[1:]
+for command in commands:
+    sys.argv[1:] = [flag]
     try:
         runpy.run_module(command, run_name="__main__")
     except SystemExit as end:
@@ -28,8 +29,17 @@ def packages_that_run(package: str) -> list[str]:
 
 def help_without_tensorflow(*commands: str) -> str:
     """Returns what the commands print for `--help`; fails where one imports TensorFlow."""
+    return _without_tensorflow("--help", *commands)
+
+
+def without_tensorflow(command: str, flag: str) -> str:
+    """Returns what a command prints for a flag; fails where it imports TensorFlow."""
+    return _without_tensorflow(flag, command)
+
+
+def _without_tensorflow(flag: str, *commands: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _HELP, *commands],
+        [sys.executable, "-W", "error", "-c", _RUN, flag, *commands],
         capture_output=True,
         text=True,
         timeout=300,

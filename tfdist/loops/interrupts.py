@@ -1,4 +1,4 @@
-"""Ctrl-C in a run of several workers: all stop after the same step.
+"""What ends a run from outside, Ctrl-C or a time that is up: all workers stop after the same step.
 
 A worker that stopped at once would leave the others in an exchange that never ends, and rank 0
 could not save the model. So the signal is only noted, and the workers agree on it after each call
@@ -7,18 +7,48 @@ of the inner loop, as they do on everything else.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 _pending = False
+_deadline = math.inf
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """The time that a run was given has passed."""
 
 
 def pending() -> bool:
     """Tells whether this worker was interrupted and has not stopped yet."""
     return _pending
+
+
+def time_is_up() -> bool:
+    """Tells whether this worker's deadline has passed."""
+    return time.monotonic() >= _deadline
+
+
+@contextmanager
+def deadline(seconds: float | None) -> Iterator[None]:
+    """Within the block loops stop at the end of a call when so many seconds have passed.
+
+    Args:
+        seconds: From now on, without end if None.
+
+    Raises:
+        TimeIsUp: On all workers, after the same step.
+    """
+    global _deadline
+    _deadline = math.inf if seconds is None else time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _deadline = math.inf
 
 
 @contextmanager

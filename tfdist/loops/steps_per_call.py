@@ -71,9 +71,11 @@ def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -
     """Tells whether a callback does something at each batch of a loop, as Keras names it.
 
     Keras's own ModelCheckpoint, BackupAndRestore and TensorBoard define the methods but use them
-    only when told to work by batches; progress bars take batches in any portion.
+    only when told to work by batches; progress bars take batches in any portion, and so does
+    another that says `every_batch = False`.
     """
-    if isinstance(callback, keras.callbacks.ProgbarLogger):
+    any_portion = not getattr(callback, "every_batch", True)
+    if any_portion or isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
     if isinstance(callback, keras.callbacks.TensorBoard):
         traces = loop == "train" and keras_data.profiles_batches(callback)

@@ -15,6 +15,7 @@ class Throughput(Observer):
         data_wait_share: Part of the time, 0 to 1, in which the devices waited for data.
         steps_of_epoch: All of them so far.
         rows_of_epoch: Of all their global batches.
+        last_call: The last call of all; None before the first.
     """
 
     def __init__(self) -> None:
@@ -22,6 +23,7 @@ class Throughput(Observer):
         self.seconds_per_step = 0.0
         self.data_wait_share = 0.0
         self.steps_of_epoch, self.rows_of_epoch = 0, 0
+        self.last_call: Call | None = None
         self._compiled = False
         self._seconds, self._rows, self._waited, self._steps = 0.0, 0, 0.0, 0
 
@@ -30,6 +32,7 @@ class Throughput(Observer):
         self._seconds, self._rows, self._waited, self._steps = 0.0, 0, 0.0, 0
 
     def end_call(self, call: Call) -> None:
+        self.last_call = call
         self.steps_of_epoch += int(call.made.num_steps)
         self.rows_of_epoch += int(call.made.num_rows)
         if not self._compiled:

@@ -18,13 +18,26 @@ from pydantic.fields import FieldInfo
 from tfdist.config import GROUPS, TrainConfig
 from tfdist.console import command
 from tfdist.errors import ConfigurationError
+from tfdist.run import catalogue, evaluating, settings
 from tfdist.run import recipe as recipes
-from tfdist.run import settings
 from tfdist.run.settings import Setting
+
+#: Flags that are no fields: what they do is done at once.
+_ACTIONS: dict[str, dict[str, Any]] = {
+    "--print-config": {
+        "action": "store_true",
+        "help": "print the resolved configuration and exit",
+    },
+    "--list-recipes": {"action": "store_true", "help": "print what there is to train and exit"},
+    "--new-recipe": {
+        "metavar": "FILE",
+        "help": "write a recipe that works, a .py file to change, and exit",
+    },
+}
 
 
 def parse(program: str, description: str, arguments: Sequence[str] | None) -> TrainConfig:
-    """Returns the resolved configuration; `--help` and `--print-config` print and exit.
+    """Returns the resolved configuration; `--help` and those of `_ACTIONS` print and exit.
 
     Args:
         program: how the command is called, for its usage line.
@@ -36,6 +49,12 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
     """
     parser = _parser(program, description)
     given = command.parse(parser, arguments, defaults=False).as_dict()
+    if given.pop("list_recipes", False):
+        catalogue.show()
+        raise SystemExit(0)
+    if new := given.pop("new_recipe", None):
+        catalogue.write_new(new)
+        raise SystemExit(0)
     only_print = given.pop("print_config", False)
     files = [settings.read(Path(file)) for file in given.pop("config", ())]
     own = settings.own_from_flags(given.pop("set", ()))
@@ -46,6 +65,8 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
         recipe = recipes.find(config.recipe)
         config = settings.resolve([recipes.defaults(recipe, config.recipe), *layers])
         config = settings.with_hyperparameters(config, layers, recipes.hyperparameters(recipe))
+        if config.evaluate:
+            evaluating.check_fields(given)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}\n{program} --help lists what there is.") from None
     if only_print:
@@ -64,12 +85,8 @@ def _parser(program: str, description: str) -> ArgumentParser:
         default=argparse.SUPPRESS,
         help="YAML file of fields; flags override it, and later files earlier ones",
     )
-    parser.add_argument(
-        "--print-config",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="print the resolved configuration and exit",
-    )
+    for flag, options in _ACTIONS.items():
+        parser.add_argument(flag, default=argparse.SUPPRESS, **options)
     for base in GROUPS:
         group = parser.add_argument_group(str(base.__doc__).rstrip("."))
         for name, field in base.model_fields.items():

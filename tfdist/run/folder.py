@@ -5,7 +5,8 @@ versions.json   the software and the command line it ran with
 metrics.jsonl   one line per epoch
 curves.png      the same as a picture
 tensorboard/    the same as TensorBoard events
-model.keras     the trained model, for plain Keras
+metrics.csv     the same, where --logger asks for it
+model.keras     the trained model, for plain Keras; what --export asks for beside it
 logs/           what the workers other than rank 0 would have printed
 """
 

@@ -12,7 +12,7 @@ from tfdist.config import TrainConfig, scales_dynamically
 from tfdist.errors import DataError
 from tfdist.loops.feed import check_batch_size
 from tfdist.precision import LossScale
-from tfdist.run import batches
+from tfdist.run import batches, extent
 from tfdist.run.rank_duties import in_turns
 from tfdist.run.recipe import Recipe, callbacks
 from tfdist.trainer import Trainer
@@ -38,7 +38,7 @@ def make_strategy(config: TrainConfig) -> Strategy:
 
 
 def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[Any, Any]:
-    """Returns the recipe's data sets, of training and of validation.
+    """Returns the recipe's data sets, of training and of validation, as far as they are wanted.
 
     Raises:
         DataError: They cannot be written or read, or are no global batches.
@@ -57,7 +57,7 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
     batches.check(data, "train_data", config.batch_size)
     if validation is not None:
         batches.check(validation, "validation_data", None)
-    return data, validation
+    return extent.limited(config, data, validation)
 
 
 def make_trainer(

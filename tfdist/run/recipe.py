@@ -26,7 +26,7 @@ from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.run.settings import Layer, Setting
 
-_PACKAGE = "recipes"
+PACKAGE = "recipes"
 
 
 class Recipe(Protocol):
@@ -63,7 +63,7 @@ _FUNCTIONS = ("train_data", "validation_data", "build_model")
 
 def names() -> list[str]:
     """The names of the recipes that came with tfdist, without importing any."""
-    package = importlib.import_module(_PACKAGE)
+    package = importlib.import_module(PACKAGE)
     found = (module.name for module in pkgutil.iter_modules(package.__path__))
     return sorted(name for name in found if not name.startswith("_"))
 
@@ -83,7 +83,7 @@ def find(name: str) -> Recipe:
         module = _from_file(Path(name))
         _check(module)
         return cast(Recipe, module)
-    path = name if "." in name else f"{_PACKAGE}.{name}"
+    path = name if "." in name else f"{PACKAGE}.{name}"
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:

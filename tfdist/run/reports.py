@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.console import tables
+from tfdist.run import extent
 from tfdist.run.batches import num_rows
 from tfdist.run.recipe import num_steps
 
@@ -48,6 +49,7 @@ def what_runs(
         rows["of no effect"] = f"{', '.join(unread)}: the recipe does not read them"
     if config.smoke:
         rows["smoke"] = SMOKE
+    rows |= extent.description(config)
     return rows | trainer.describe()
 
 
@@ -79,7 +81,7 @@ def summary(
     seconds: float,
     stats: Any,
     run_dir: Path,
-    interrupted: bool,
+    stopped: str,
     of_strategy: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Shows what came out.
@@ -89,12 +91,12 @@ def summary(
         seconds: Time of the whole training, validation included.
         stats: The trainer's, with `examples_per_second` and `data_wait_share`.
         run_dir: Where the run's files are.
-        interrupted: Whether the user stopped it.
+        stopped: By what, before its end; empty if nothing did.
         of_strategy: What the strategy has to say.
     """
     rows = {}
-    if interrupted:
-        rows["stopped"] = "by an interrupt; model.keras holds the last state"
+    if stopped:
+        rows["stopped"] = f"{stopped}; model.keras holds the last state"
     judge = "val_loss" if history.get("val_loss") else "loss"
     if losses := history.get(judge):
         best = min(range(len(losses)), key=lambda epoch: losses[epoch])

@@ -1,0 +1,178 @@
+"""What else comes of a run: a profile, logs for others, other forms, an evaluation later."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist import train
+from tfdist.callbacks.profile import Seconds
+from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError, TfdistError
+from tfdist.run import evaluating, export, loggers, profile
+from tfdist.run.folder import RunFolder
+
+RECIPE = ["--recipe=recipes._template", "--strategy=mirrored", "--devices=2"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was asked for all of it."""
+    folder = tmp_path_factory.mktemp("run") / "folder"
+    flags = ["--epochs=2", "--steps-per-call=2", "--verbose=0", "--profile", f"--run-dir={folder}"]
+    assert train.main([*RECIPE, *flags, "--logger=csv,tensorboard", "--export=saved_model"]) == 0
+    return folder
+
+
+def test_logs(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["val_loss"]) for row in rows] == [line["val_loss"] for line in lines]
+    assert list((run / "tensorboard" / "train").iterdir())
+
+
+def test_trace(run: Path) -> None:
+    assert list((run / "tensorboard" / "plugins" / "profile").rglob("*.xplane.pb"))
+
+
+def test_exported_model_is_the_saved_one(run: Path) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, (3, 2)).astype("float32")
+    saved = keras.saving.load_model(run / "model.keras").predict(x, verbose=0)
+    exported = tf.saved_model.load(run / "saved_model")
+    np.testing.assert_allclose(exported.serve(x), saved, rtol=1e-6)
+
+
+def test_evaluation_gives_the_numbers_of_the_training(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [f"--config={run / 'config.yaml'}", "--verbose=2"]
+    assert train.main([*flags, f"--evaluate={run / 'model.keras'}"]) == 0
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    shown = capsys.readouterr().out
+    for name in ("loss", "accuracy"):
+        (value,) = re.findall(rf"\b{name} +│ +([\d.]+)", shown)
+        assert float(value) == pytest.approx(last[f"val_{name}"], rel=1e-5)
+
+
+def test_evaluation_of_what_is_no_compiled_model(tmp_path: Path) -> None:
+    (tmp_path / "text.keras").write_text("text")
+    with pytest.raises(ConfigurationError, match="expected a model that Keras saved"):
+        evaluating.load(str(tmp_path / "text.keras"))
+    keras.Sequential([keras.Input((2,))]).save(tmp_path / "bare.keras")
+    with pytest.raises(ConfigurationError, match="without loss and metrics: compile it"):
+        evaluating.load(str(tmp_path / "bare.keras"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--evaluate=model.keras", "--epochs=3"], "--epochs: no effect with --evaluate"),
+        (["--evaluate=model.keras", "--run-dir=x"], "--run-dir: no effect with --evaluate"),
+        (["--evaluate=nowhere.keras"], "--evaluate nowhere.keras: there is no such file"),
+        (["--logger=wandb"], "--logger wandb needs wandb: pip install 'tfdist[wandb]'"),
+        (["--export=onnx"], "--export onnx needs tf2onnx: pip install 'tfdist[onnx]'"),
+    ],
+)
+def test_what_is_refused_before_anything_begins(
+    flags: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in (loggers, export):
+        absent = SimpleNamespace(
+            find_spec=lambda name: None if name in ("wandb", "tf2onnx") else name
+        )
+        monkeypatch.setattr(module, "importlib", SimpleNamespace(util=absent))
+    assert train.main([*RECIPE, *flags]) == 1
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_trackers_hear_on_the_chief_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the packages: what is called of them, and that it is closed."""
+    said: list[Any] = []
+
+    class Run:
+        def __enter__(self) -> Run:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            said.append("closed")
+
+    def begin(**options: Any) -> Run:
+        said.append(options)
+        return Run()
+
+    modules = {
+        "mlflow": SimpleNamespace(start_run=begin, log_params=said.append),
+        "mlflow.tensorflow": SimpleNamespace(MlflowCallback=lambda run: keras.callbacks.Callback()),
+        "wandb": SimpleNamespace(init=begin),
+        "wandb.integration": SimpleNamespace(),
+        "wandb.integration.keras": SimpleNamespace(WandbMetricsLogger=keras.callbacks.Callback),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(__import__("sys").modules, name, module)
+    config = TrainConfig(logger="mlflow,wandb")
+    with loggers.opened(config, RunFolder(tmp_path), is_chief=False) as told:
+        assert told == said == []
+    with loggers.opened(config, RunFolder(tmp_path), is_chief=True) as told:
+        assert all(c.chief_only and c.only_reads and not c.every_batch for c in told)
+        assert len(told) == 2
+        assert said[0] == {"run_name": tmp_path.name}
+        assert said[1]["recipe"] == said[2]["config"]["recipe"] == "digits"
+    assert said[3:] == ["closed", "closed"]
+
+
+def test_table_of_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    made: Any = SimpleNamespace(seconds=Seconds(10, 0.05, 0.01, 0.02), traced=12)
+    rows = {name: (ms, share) for name, ms, share in profile.table(made, (0.001, 4e6))}
+    assert rows == {
+        "computing": ("3.000", "43%"),
+        "exchange": ("1.000", "14%"),
+        "data": ("1.000", "14%"),
+        "Python": ("2.000", "29%"),
+        "all": ("7.000", "100%"),
+    }
+    profile.show(made, (0.001, 4e6))
+    assert "over 10 steps; 12 others are in the trace; the exchange of 4 MB" in (
+        " ".join(capsys.readouterr().out.split())
+    )
+    made.seconds = Seconds()
+    profile.show(made, None)
+    assert "no steps to measure" in capsys.readouterr().out
+
+
+def test_model_without_counterpart_in_a_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.save(tmp_path / "model.keras")
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise NotImplementedError("no such layer there\nand more")
+
+    monkeypatch.setattr(keras.Model, "export", refuse)
+    with pytest.raises(TfdistError, match=r"--export tflite: .*no such layer there\n.* is saved"):
+        export.write(["tflite"], tmp_path / "model.keras")
+
+
+def test_time_that_is_up_saves_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--epochs=1000000", "--max-time=3s", "--verbose=2", f"--run-dir={tmp_path / 'run'}"]
+    assert train.main(["--recipe=recipes._template", *flags]) == 0
+    assert "by --max-time; model.keras holds the last state" in capsys.readouterr().out
+    assert keras.saving.load_model(tmp_path / "run" / "model.keras").optimizer.iterations > 0

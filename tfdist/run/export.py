@@ -1,0 +1,69 @@
+"""`--export`: the trained model in forms that other programs run, through Keras's own exporters."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tfdist.errors import MissingError, TfdistError
+
+
+class Form(NamedTuple):
+    """How Keras calls a form, what it is called in the run folder, and what it needs."""
+
+    name: str
+    file: str
+    modules: tuple[str, ...] = ()
+
+
+FORMS = {
+    "saved_model": Form("tf_saved_model", "saved_model"),
+    "onnx": Form("onnx", "model.onnx", ("onnx", "tf2onnx")),
+    "tflite": Form("litert", "model.tflite", ("tensorflow.lite",)),
+}
+
+
+def check(names: Sequence[str]) -> None:
+    """Checks that what writes these forms is installed: said before a training, not after it.
+
+    Raises:
+        MissingError: It is not.
+    """
+    for name in names:
+        missing = [m for m in FORMS[name].modules if importlib.util.find_spec(m) is None]
+        if missing:
+            raise MissingError(
+                f"--export {name} needs {' and '.join(missing)}: pip install 'tfdist[{name}]'."
+            )
+
+
+def write(names: Sequence[str], model: Path) -> dict[str, str]:
+    """Writes a saved model in other forms beside it, for inference.
+
+    Args:
+        names: Out of `FORMS`.
+        model: The `.keras` file, which is read: what is written is what was saved.
+
+    Returns:
+        What was written, by the form's name.
+
+    Raises:
+        TfdistError: A layer has no counterpart in one of the forms, or the disk is full.
+    """
+    import keras
+
+    written = {}
+    for name in names:
+        form = FORMS[name]
+        try:
+            loaded = keras.saving.load_model(model, compile=False)
+            loaded.export(model.parent / form.file, format=form.name, verbose=False)
+        except Exception as error:  # of Keras, of a converter, of the system
+            said = str(error).strip().partition("\n")[0]
+            raise TfdistError(
+                f"--export {name}: {type(error).__name__}: {said}\n{model} is saved."
+            ) from error
+        written[name] = str(model.parent / form.file)
+    return written

@@ -1,0 +1,54 @@
+"""How many of a recipe's batches a run takes: some of them, or always the same."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.config import TrainConfig
+from tfdist.errors import DataError
+
+
+def limited(config: TrainConfig, data: tf.data.Dataset, validation: Any) -> tuple[Any, Any]:
+    """Returns the data of training and validation that the configuration wants of them.
+
+    Args:
+        config: `limit_steps`: the first batches of each pass over the data, which a shuffle
+            chooses anew; `overfit_batches`: the same ones in every epoch, and for validation.
+        data: Of training.
+        validation: Of validation, or None.
+
+    Raises:
+        DataError: The data have fewer batches than they are to be overfitted on.
+    """
+    if config.overfit_batches:
+        same = _kept(data, config.overfit_batches)
+        return same, same
+    if config.limit_steps:
+        data = data.take(config.limit_steps)
+        validation = None if validation is None else validation.take(config.limit_steps)
+    return data, validation
+
+
+def description(config: TrainConfig) -> dict[str, str]:
+    """Returns what the start-up table says of it: nothing, where all batches are taken."""
+    if config.overfit_batches:
+        return {"data": f"the same {config.overfit_batches} batches for training and validation"}
+    if config.limit_steps:
+        return {"data": f"at most {config.limit_steps} batches of an epoch or a validation"}
+    return {}
+
+
+def _kept(data: tf.data.Dataset, number: int) -> tf.data.Dataset:
+    """The first batches, in memory: a cache would draw others until somebody reads to its end."""
+    batches = list(itertools.islice(data, number))
+    if len(batches) < number:
+        raise DataError(
+            f"overfit_batches={number}: expected as many in train_data, got {len(batches)}: ask "
+            "for fewer."
+        )
+    one_each = map(tf.data.Dataset.from_tensors, batches)
+    return functools.reduce(tf.data.Dataset.concatenate, one_each)
