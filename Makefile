@@ -8,6 +8,7 @@
 #                                     number of replicas and processes, and all of tests/programs;
 #                                     make test asks those cases of a further number that
 #                                     tests/conformance/selection.py names, and the quick programs
+#   make long                         every test, also the long forms of what make test asks in short
 #   make lint                         ruff, mypy, import contract
 PYTHON ?= python3
 EXTRAS ?=
@@ -15,7 +16,7 @@ ARGS ?=
 HOROVOD ?= horovod
 BIN := .venv/bin
 
-.PHONY: train horovod test conformance lint format clean
+.PHONY: train horovod test conformance long lint format clean
 
 train: .venv/installed$(addprefix -,$(EXTRAS))
 	$(BIN)/python -m tfdist.train --strategy mirrored $(ARGS)
@@ -27,6 +28,9 @@ test: lint $(HOROVOD)
 
 conformance: .venv/installed-dev $(HOROVOD)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "" tests/conformance tests/programs $(ARGS)
+
+long: lint $(HOROVOD)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "" $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -52,14 +52,15 @@ def test_error_is_two_lines(arguments: list[str], says: str, tmp_path: Path) -> 
     assert len(done.stderr.splitlines()) == 2
 
 
-def test_smoke_measures_every_contender(tmp_path: Path) -> None:
-    done = run(tmp_path, "step", "--smoke", "--models", "mlp", "resnet", "--json", "step.json")
+@pytest.mark.parametrize("model", ["mlp", pytest.param("resnet", marks=pytest.mark.long)])
+def test_smoke_measures_every_contender(model: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "step", "--smoke", "--models", model, "--json", "step.json")
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "step.json").read_text())
     assert document["benchmark"] == "step"
     assert {"cores", "versions", "share_of_other_processes"} <= document["machine"].keys()
     cases = [(result["model"], result["replicas"]) for result in document["results"]]
-    assert cases == [("mlp", 1), ("mlp", 2), ("resnet", 1), ("resnet", 2)]
+    assert cases == [(model, 1), (model, 2)]
     for result in document["results"]:
         contenders = result["contenders"]
         assert list(contenders) == CONTENDERS

@@ -49,4 +49,4 @@ def marks(name: str, number: int) -> list[pytest.MarkDecorator]:
         name: of a case.
         number: the place of a number of replicas or processes among those of its strategy, from 0.
     """
-    return [] if number == 0 or name in _ASKED else [pytest.mark.further_number]
+    return [] if number == 0 or name in _ASKED else [pytest.mark.long]

@@ -66,6 +66,7 @@ def horovod() -> list[str]:
     return [sys.executable, "tests/examples/horovod_mnist.py"]
 
 
+@pytest.mark.long  # workers with TF_CONFIG train in tests/processes
 def test_multi_worker_with_tf_config(tmp_path: Path) -> None:
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     command = [sys.executable, "tests/examples/multi_worker.py", str(tmp_path / "m.keras")]
@@ -88,6 +89,7 @@ def test_horovod_with_mpirun(horovod: list[str], tmp_path: Path) -> None:
     check(finish([start([*mpirun, *horovod, str(tmp_path / "m.keras")])]), tmp_path / "m.keras")
 
 
+@pytest.mark.long  # horovodrun starts workers in tests/launcher and tests/processes
 def test_horovod_with_horovodrun(horovod: list[str], tmp_path: Path) -> None:
     horovodrun = [program("horovodrun"), "--gloo", "-np", "2"]
     check(finish([start([*horovodrun, *horovod, str(tmp_path / "m.keras")])]), tmp_path / "m.keras")

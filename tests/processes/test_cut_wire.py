@@ -32,6 +32,7 @@ def by_flags(hosts: TwoHosts, *command: str) -> list[subprocess.Popen[str]]:
     ]
 
 
+@pytest.mark.long  # they train there until the wire is cut
 def test_multi_worker_trains_there_with_addresses_from_flags(
     two_hosts: TwoHosts, tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_multi_worker_trains_there_with_addresses_from_flags(
     assert (tmp_path / "run" / "model.keras").exists()
 
 
+@pytest.mark.long
 @needs_horovod
 @needs_mpi
 def test_horovod_trains_there_with_hosts_from_mpirun(two_hosts: TwoHosts, tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_both_sides_of_a_cut_wire_say_so_and_end(two_hosts: TwoHosts) -> None:
     "launcher",
     [
         pytest.param(MPIRUN, marks=needs_mpi),
-        ["horovodrun", "--gloo", "-np", "2", "-H", "a:1,b:1"],
+        pytest.param(["horovodrun", "--gloo", "-np", "2", "-H", "a:1,b:1"], marks=pytest.mark.long),
     ],
 )
 def test_both_ranks_of_horovod_say_so_and_end(

@@ -11,7 +11,7 @@ from tfdist.errors import TfdistError
 
 # make test asks the quick ones; make conformance all.
 QUESTIONS = [
-    pytest.param(name, marks=[] if program.quick else [pytest.mark.further_number])
+    pytest.param(name, marks=[] if program.quick else [pytest.mark.long])
     for name, program in PROGRAMS.items()
 ]
 
