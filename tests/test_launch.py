@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.starting import ENVIRON, SECONDS, command, launch, launch_program, program
+from tfdist.errors import REQUEUE
 from tfdist.launch import main
 from tfdist.launcher.flags import parse
 
@@ -131,7 +132,8 @@ def test_signal_that_ends_a_worker_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, REQUEUE), (signal.SIGKILL, -9)],
 )
 def test_nothing_outlives_the_launcher(tmp_path: Path, number: int, code: int) -> None:
     path = program(tmp_path, f"{LINGERS}\ntime.sleep(600)")
@@ -208,11 +210,6 @@ def test_run_with_servers_ends_with_its_chief(tmp_path: Path) -> None:
     assert "[chief] chief" in done.stdout.splitlines()
 
 
-def test_restarts_of_workers_that_end_together(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--num-workers", "2", "--restarts", "1", "--strategy", "multi_worker"]) == 1
-    assert "--restarts has no effect without --num-ps" in capsys.readouterr().err
-
-
 def test_worker_of_servers_is_started_again(tmp_path: Path) -> None:
     body = """
 tried = pathlib.Path("tried")
@@ -227,7 +224,7 @@ time.sleep(600 if task["type"] != "chief" else 0)
 """
     path = program(tmp_path, body)
     flags = ["--num-ps", "1", "--num-workers", "1", "--grace", "1"]
-    done = launch(*flags, "--restarts", "1", "--", sys.executable, path, cwd=tmp_path)
+    done = launch(*flags, "--max-restarts", "1", "--", sys.executable, path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for left in ("tried", "came back"):
         (tmp_path / left).unlink()

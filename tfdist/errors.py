@@ -5,6 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+#: The exit code by which a run asks to be started again with the same command: it was preempted,
+#: and has saved what it had. 128 and the number of SIGUSR1, as a process has it that dies of that
+#: signal; Kubeflow's training operator restarts what ends with 128 or more.
+REQUEUE = 138
+
+
+class Preempted(KeyboardInterrupt, SystemExit):
+    """A scheduler wants the machine back (SIGTERM, SIGUSR1): the run stopped after a whole step.
+
+    Whoever minds a KeyboardInterrupt minds this; a script that minds neither ends with `REQUEUE`.
+    """
+
+    def __init__(self) -> None:
+        SystemExit.__init__(self, REQUEUE)
+
 
 class TfdistError(Exception):
     """Base of all errors that a user of tfdist can mend; commands print it without a traceback."""

@@ -6,14 +6,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
 
 from tfdist.cluster.networks import interface_towards
 from tfdist.console import command
 from tfdist.errors import ConfigurationError
 from tfdist.launcher import flags, group, horovod, kubernetes, mpirun, plan, slurm, workers
 from tfdist.launcher.child import Failure, Streams
+from tfdist.launcher.elastic import Elastic
 from tfdist.launcher.flags import Options
 from tfdist.launcher.plan import Process
+from tfdist.launcher.restarts import Restarts, supervised
 from tfdist.strategies import STRATEGIES
 
 
@@ -22,14 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; that of the first worker that failed; 1 for an error; 130 for an
-        interrupt.
+        interrupt; `tfdist.errors.REQUEUE` where a scheduler wanted its machine back, and all was
+        saved.
     """
 
     def parse_and_launch() -> int:
         failure = launch(flags.parse(sys.argv[1:] if arguments is None else arguments))
         if failure is None:
             return 0
-        print(f"error: {failure}", file=sys.stderr)
+        print(str(failure) if failure.preempted else f"error: {failure}", file=sys.stderr)
         return failure.code
 
     return command.run(parse_and_launch)
@@ -49,16 +54,35 @@ def launch(chosen: Options) -> Failure | None:
         print(slurm.script(chosen), end="")
     elif chosen.print_k8s:
         print(kubernetes.manifest(chosen), end="")
-    elif chosen.via != "processes":
-        return _run([mpirun.process(chosen)], chosen, Streams(only=chosen.via))
-    elif chosen.num_ps:
-        servers = plan.with_servers(chosen.command, chosen.num_workers, chosen.num_ps)
-        return _run(servers, chosen)
-    elif chosen.hosts and chosen.on is None and not chosen.dry_run:
+    elif chosen.hosts and chosen.via == "processes" and chosen.on is None and not chosen.dry_run:
         _print_for_each_host(chosen)
+    elif chosen.elastic:
+        return _run_elastic(chosen, Elastic(*chosen.elastic))
     else:
-        return _run_workers(chosen)
+        restarts = Restarts(chosen.max_restarts)
+        return supervised(lambda: _attempt(chosen, restarts), restarts)
     return None
+
+
+def _attempt(chosen: Options, restarts: Restarts) -> Failure | None:
+    """Starts all processes, on ports of their own."""
+    if chosen.via != "processes":
+        process, streams = mpirun.process(chosen), Streams(only=chosen.via)
+        return _run([process], chosen, streams=streams)
+    if chosen.num_ps:
+        servers = plan.with_servers(chosen.command, chosen.num_workers, chosen.num_ps)
+        return _run(servers, chosen, restarts=restarts)
+    return _run_workers(chosen)
+
+
+def _run_elastic(chosen: Options, elastic: Elastic) -> Failure | None:
+    """Runs as many workers as there are places in order."""
+
+    def attempt() -> Failure | None:
+        fewer = replace(chosen, num_workers=len(elastic.places))
+        return _run_workers(fewer, elastic.places, elastic.seconds)
+
+    return supervised(attempt, Restarts(chosen.max_restarts), elastic.note)
 
 
 def _check_strategy(chosen: Options) -> None:
@@ -71,18 +95,24 @@ def _check_strategy(chosen: Options) -> None:
         )
 
 
-def _run(
-    processes: Sequence[Process], chosen: Options, streams: Streams | None = None
-) -> Failure | None:
+def _run(processes: Sequence[Process], chosen: Options, **options: Any) -> Failure | None:
     if chosen.dry_run:
         for process in processes:
             print(f"[{process.name}] {process.line()}")
         return None
-    return group.run(processes, grace=chosen.grace, restarts=chosen.restarts, streams=streams)
+    return group.run(processes, grace=chosen.grace, **options)
 
 
-def _run_workers(chosen: Options) -> Failure | None:
-    """Runs the workers of this host, or of all hosts where they are only shown."""
+def _run_workers(
+    chosen: Options, places: Sequence[int] = (), seconds: float | None = None
+) -> Failure | None:
+    """Runs the workers of this host, or of all hosts where they are only shown.
+
+    Args:
+        chosen: Says how many.
+        places: Of each worker on this host; empty: its number there.
+        seconds: After which they are preempted.
+    """
     if chosen.on and chosen.strategy == "horovod" and not chosen.dry_run:
         horovod.check_host_name()
     slots = plan.slots(chosen.hosts or {plan.LOCAL: chosen.num_workers})
@@ -92,12 +122,13 @@ def _run_workers(chosen: Options) -> Failure | None:
         first_port=chosen.port if chosen.hosts else None,
         interface=interface_towards(slots[0].host) if chosen.on else "",
         gpus_per_worker=chosen.gpus_per_worker,
+        places=places,
     )
     here = [process for process in made.processes if chosen.on in (None, process.host)]
     if chosen.dry_run:
         return _run(here, chosen)
     with workers.rendezvous(made, slots) if chosen.on in (None, slots[0].host) else nullcontext():
-        return _run(here, chosen)
+        return _run(here, chosen, seconds=seconds)
 
 
 def _print_for_each_host(chosen: Options) -> None:

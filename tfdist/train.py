@@ -9,26 +9,32 @@ from typing import TYPE_CHECKING
 
 from tfdist.config import TrainConfig
 from tfdist.console import command, tables
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, Preempted
+from tfdist.loops import interrupts
 from tfdist.run import evaluating, flags, recipe
 from tfdist.run.rank_duties import once, printing_to
 
 if TYPE_CHECKING:
     import keras
 
-_INTERRUPT = "by an interrupt"
 _DESCRIPTION = "Trains a recipe under a strategy and leaves a run folder."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
+    """Runs the command.
+
+    Returns:
+        The exit code: 0; 1 for an error; 130 for an interrupt; `tfdist.errors.REQUEUE` where a
+        scheduler wants its machine back.
+    """
 
     def parse_and_run() -> None:
         config = flags.parse("python -m tfdist.train", _DESCRIPTION, arguments)
         if config.evaluate:
             evaluating.evaluate(config)
         else:
-            train(config)
+            with interrupts.preemption_raises():
+                train(config)
 
     return command.run(parse_and_run)
 
@@ -38,7 +44,8 @@ def train(config: TrainConfig) -> keras.callbacks.History:
 
     Raises:
         TfdistError: Something that the configuration asks for cannot be honoured.
-        KeyboardInterrupt: The user stopped the training; the last state is saved.
+        KeyboardInterrupt: The user stopped the training; the last state is saved. A `Preempted`
+            where a scheduler wants its machine back.
     """
     import keras  # not at the top, because `--help` answers without TensorFlow
 
@@ -46,7 +53,6 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     from tfdist.callbacks.curves import Curves
     from tfdist.callbacks.metrics_log import MetricsLog
     from tfdist.callbacks.profile import Profile
-    from tfdist.loops import interrupts
     from tfdist.run import export, from_config, loggers, profile, reports, room
     from tfdist.run.effect import Watched
     from tfdist.run.folder import RunFolder
@@ -77,6 +83,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     profiled = [Profile(folder.tensorboard, trainer.stats)] if config.profile else []
     left = None if config.max_time is None else began + config.max_time - time.monotonic()
     fitting, stopped, full = time.perf_counter(), "", ""
+    raised: KeyboardInterrupt | None = None
     with (
         printing_to(None if strategy.is_chief else folder.log(strategy.rank)),
         loggers.opened(config, folder, strategy.is_chief) as told,
@@ -91,8 +98,9 @@ def train(config: TrainConfig) -> keras.callbacks.History:
                 )
         except interrupts.TimeIsUp:
             stopped = "by --max-time"
-        except KeyboardInterrupt:
-            stopped = _INTERRUPT
+        except KeyboardInterrupt as signalled:
+            raised = signalled
+            stopped = "by its scheduler" if isinstance(raised, Preempted) else "by an interrupt"
         except Exception as error:
             if not (strategy.is_chief and (full := room.lacking(error))):
                 raise  # what another worker cannot write is its log
@@ -110,8 +118,9 @@ def train(config: TrainConfig) -> keras.callbacks.History:
             f"{folder.path}: not all could be written: {full}. The model after "
             f"{int(trainer.model.optimizer.iterations)} steps is {saved}."
         )
-    if stopped == _INTERRUPT:
-        raise KeyboardInterrupt
+    if raised:
+        strategy.barrier()  # who starts the workers ends all of them when one has ended
+        raise raised
     for one in profiled:
         one.close()
         exchanged = profile.exchange(strategy, trainer.model)  # all workers do

@@ -40,7 +40,7 @@ def _together(method: Method) -> Method:
         with (
             self.strategy.explaining(),
             self._watchdog.watching(method.__name__),
-            interrupts.held_back(self.strategy.stops_together),
+            interrupts.held_back(lambda told: int(self.strategy.gather([told]).max())),
         ):
             return method(self, *args, **options)
 

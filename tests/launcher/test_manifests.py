@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.support.manifest_schemas import JOBS
-from tfdist.errors import ConfigurationError
+from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launcher import kubernetes, slurm
 from tfdist.launcher.flags import parse
 
@@ -90,6 +90,16 @@ def test_servers_where_there_are_none(kind: str) -> None:
         manifest("--print-k8s", kind, "--num-ps", "1")
 
 
+def test_what_was_preempted_starts_again() -> None:
+    job = manifest("--print-k8s", "tfjob")["spec"]
+    assert job["tfReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"  # 128 or more
+    assert "backoffLimit" not in job["runPolicy"]
+    assert REQUEUE >= 128
+    job = manifest("--print-k8s", "mpijob", "--max-restarts", "3")["spec"]
+    assert job["mpiReplicaSpecs"]["Launcher"]["restartPolicy"] == "OnFailure"
+    assert job["runPolicy"]["backoffLimit"] == 3
+
+
 def test_slurm_script() -> None:
     flags = ["--print-slurm", "--hosts", "n1:2,n2:2", "--gpus-per-worker", "1", "--name", "digits"]
     script = slurm.script(parse([*flags, *COMMAND]))
@@ -102,15 +112,49 @@ def test_slurm_script() -> None:
 def test_slurm_script_runs_the_command(tmp_path: Any) -> None:
     bash = shutil.which("bash")
     assert bash
-    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
-    (tmp_path / "srun").chmod(0o755)
+    script = slurm.script(parse(["--print-slurm", *COMMAND]))
+    code, printed = run_script(tmp_path, script, codes=[0])
+    assert printed.split("|")[-5:] == ["python", "train.py", "--name", "it's", "\n"]
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("codes", "ends_with", "runs", "requeued"),
+    [
+        ([1, 1, 0], 0, 3, False),
+        ([1, 1, 7, 0], 7, 3, False),
+        ([1, REQUEUE], REQUEUE, 2, True),
+    ],
+)
+def test_slurm_script_starts_again(
+    tmp_path: Any, codes: list[int], ends_with: int, runs: int, requeued: bool
+) -> None:
+    script = slurm.script(parse(["--print-slurm", "--max-restarts", "2", *COMMAND]))
+    code, printed = run_script(tmp_path, script, codes)
+    assert (code, printed.count("train.py")) == (ends_with, runs)
+    assert ("requeue 17" in printed) == requeued
+
+
+def run_script(folder: Any, script: str, codes: list[int]) -> tuple[int, str]:
+    """Runs it with an `srun` that prints its arguments and ends with one code after another."""
+    bash = shutil.which("bash")
+    assert bash
+    (folder / "codes").write_text("".join(f"{code}\n" for code in codes))
+    programs = {
+        "srun": f"""printf "%s|" "$@"; echo
+read -r code < {folder}/codes; {shutil.which("sed")} -i 1d {folder}/codes; exit $code""",
+        "scontrol": 'echo "$@"',
+    }
+    for name, body in programs.items():
+        (folder / name).write_text(f"#!{bash}\n{body}\n")
+        (folder / name).chmod(0o755)
     done = subprocess.run(
         [bash, "-s"],
-        input=slurm.script(parse(["--print-slurm", *COMMAND])),
-        env={"PATH": str(tmp_path)},
+        input=script,
+        env={"PATH": str(folder), "SLURM_JOB_ID": "17"},
         capture_output=True,
         text=True,
         timeout=240,
-        check=True,
+        check=False,
     )
-    assert done.stdout.split("|")[-5:] == ["python", "train.py", "--name", "it's", ""]
+    return done.returncode, done.stdout

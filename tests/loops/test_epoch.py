@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.training import X, Y, build
-from tfdist.errors import DataError
+from tfdist.errors import DataError, Preempted
 from tfdist.loops import epoch, interrupts
 from tfdist.loops.feed import Feed
 from tfdist.loops.observers import Call, Observer
@@ -29,10 +29,7 @@ class WithAnother(Strategy):
     def __init__(self, rank: int = 0, **other: float) -> None:
         super().__init__()
         self.rank = rank
-        self._other = [
-            other.get(name)
-            for name in ("num_steps", "stopped", "checksum", "interrupted", "time_is_up")
-        ]
+        self._other = [other.get(name) for name in ("num_steps", "stopped", "checksum", "pending")]
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         pairs = zip(self._other, numbers, strict=True)
@@ -99,12 +96,14 @@ def test_the_number_of_steps_is_that_of_rank_0() -> None:
 
 def test_another_worker_is_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(WithAnother(interrupted=True))
+        run(WithAnother(pending=2))
+    with pytest.raises(Preempted):
+        run(WithAnother(pending=3))
 
 
 def test_time_of_another_worker_is_up() -> None:
     with pytest.raises(interrupts.TimeIsUp):
-        run(WithAnother(time_is_up=True))
+        run(WithAnother(pending=1))
 
 
 def test_time_is_up_after_a_call() -> None:

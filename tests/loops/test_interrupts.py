@@ -2,49 +2,84 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
+from tests.support import ROOT
+from tfdist.errors import REQUEUE, Preempted
 from tfdist.loops import interrupts
 
-
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+INTERRUPT, TERMINATE, REQUESTED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 
 
-def interrupted_times(number: int, stops_together: bool) -> list[str]:
-    """Interrupts a block within a block so often, and returns how far it came."""
+def stopped_by(*numbers: signal.Signals) -> tuple[type[BaseException], list[str]]:
+    """Sends signals in a block within a block; returns what was raised, and how far it came."""
     places = []
-    with pytest.raises(KeyboardInterrupt), interrupts.held_back(stops_together):  # noqa: PT012
-        with interrupts.held_back(stops_together):
-            for i in range(number):
-                interrupt()
-                places.append(f"signal {i}: {interrupts.pending()}")
+    with pytest.raises(KeyboardInterrupt) as raised, interrupts.held_back():  # noqa: PT012
+        with interrupts.held_back():
+            for number in numbers:
+                os.kill(os.getpid(), number)
+                places.append(number.name)
         places.append("end of the inner block")
-    return places
+    return raised.type, places
 
 
-def test_one_worker_stops_at_once() -> None:
-    assert interrupted_times(1, stops_together=False) == []
-
-
-def test_of_several_it_is_noted_and_raised_where_the_outer_block_ends() -> None:
-    assert interrupted_times(1, stops_together=True) == ["signal 0: True", "end of the inner block"]
+@pytest.mark.parametrize(
+    ("numbers", "error"),
+    [
+        ([INTERRUPT], KeyboardInterrupt),
+        ([TERMINATE], Preempted),
+        ([REQUESTED], Preempted),
+        ([REQUESTED, TERMINATE], Preempted),  # ahead of the time limit, and at it
+        ([INTERRUPT, TERMINATE], Preempted),
+    ],
+)
+def test_signals_are_noted_and_raised_where_the_outer_block_ends(
+    numbers: list[signal.Signals], error: type[BaseException]
+) -> None:
+    places = [*(number.name for number in numbers), "end of the inner block"]
+    assert stopped_by(*numbers) == (error, places)
     assert not interrupts.pending()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_the_second_signal_raises_at_once() -> None:
-    assert interrupted_times(2, stops_together=True) == ["signal 0: True"]
+def test_the_second_ctrl_c_raises_at_once() -> None:
+    assert stopped_by(INTERRUPT, INTERRUPT) == (KeyboardInterrupt, ["SIGINT"])
+
+
+def test_what_another_worker_was_told_is_raised_here() -> None:
+    with pytest.raises(Preempted), interrupts.held_back(lambda told: max(told, 3)):
+        pass
+
+
+def test_before_and_after_a_training_preemption_raises_once() -> None:
+    with pytest.raises(Preempted), interrupts.preemption_raises():
+        os.kill(os.getpid(), TERMINATE)
+    with pytest.raises(Preempted), interrupts.preemption_raises():  # noqa: PT012
+        try:
+            with interrupts.held_back():
+                os.kill(os.getpid(), TERMINATE)
+        finally:
+            os.kill(os.getpid(), TERMINATE)  # while what there is is saved
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_script_that_minds_nothing_asks_to_be_started_again() -> None:
+    program = "from tfdist.errors import Preempted; raise Preempted"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    assert done.returncode == REQUEUE == 128 + signal.SIGUSR1
 
 
 def test_a_handler_of_the_users_own_stays() -> None:
     calls: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: calls.append(number))
     try:
-        with interrupts.held_back(stops_together=True):
-            interrupt()
+        with interrupts.held_back():
+            os.kill(os.getpid(), INTERRUPT)
     finally:
         signal.signal(signal.SIGINT, before)
     assert calls == [signal.SIGINT]
@@ -52,7 +87,7 @@ def test_a_handler_of_the_users_own_stays() -> None:
 
 def test_other_threads_cannot_hold_back_and_need_not() -> None:
     def work() -> None:
-        with interrupts.held_back(stops_together=True):
+        with interrupts.held_back():
             seen.append(signal.getsignal(signal.SIGINT))
 
     seen: list[object] = []

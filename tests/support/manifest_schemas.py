@@ -32,7 +32,10 @@ QUANTITIES: Schema = {
 RESOURCES = record("", limits=QUANTITIES, requests=QUANTITIES)
 CONTAINER = record("name", name=TEXT, image=TEXT, command=WORDS, resources=RESOURCES)
 CONTAINERS: Schema = {"type": "array", "items": CONTAINER, "minItems": 1}
-POD = record("spec", spec=record("containers", containers=CONTAINERS))
+POD = record(
+    "spec",
+    spec=record("containers", containers=CONTAINERS, terminationGracePeriodSeconds=NUMBER),
+)
 REPLICAS = record(
     "replicas template",
     replicas=NUMBER,

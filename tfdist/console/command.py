@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from jsonargparse import ArgumentParser, Namespace
 
 from tfdist.console import own_packages
-from tfdist.errors import ConfigurationError, TfdistError, did_you_mean
+from tfdist.errors import REQUEUE, ConfigurationError, Preempted, TfdistError, did_you_mean
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.
 INTERRUPTED = 130
@@ -24,7 +24,9 @@ def run(main: Callable[[], int | None]) -> int:
         main: Does the work; returns the exit code, None for 0; raises what the user should know.
 
     Returns:
-        `main`'s; 1 for an error with a cure, which is printed as one line; 130 for an interrupt.
+        `main`'s; 1 for an error with a cure, which is printed as one line; 130 for an interrupt;
+        138, `tfdist.errors.REQUEUE`, where a scheduler wanted its machine back: the same command
+        goes on.
     """
     try:
         own_packages.put_first()
@@ -35,6 +37,8 @@ def run(main: Callable[[], int | None]) -> int:
     except TfdistError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except Preempted:
+        return REQUEUE
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
-from tfdist.errors import LaunchError
+from tfdist.errors import REQUEUE, LaunchError
 from tfdist.launcher.output import Relay
 from tfdist.launcher.plan import Process
 
@@ -33,7 +33,14 @@ class Failure(NamedTuple):
     last_words: str
     ended: tuple[str, ...] = ()
 
+    @property
+    def preempted(self) -> bool:
+        """Whether the run has saved what it had, and asks to be started again."""
+        return self.code == REQUEUE
+
     def __str__(self) -> str:
+        if self.preempted:
+            return f"{_who(self.name)} was preempted, and all stopped: the same command goes on."
         how = f"exit code {self.code}"
         if self.code > 128 and self.code - 128 in set(signal.Signals):
             how = f"signal {signal.Signals(self.code - 128).name}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from tfdist.errors import ConfigurationError
+from tfdist.launcher.flag_checks import check
 from tfdist.launcher.plan import parse_hosts
 
 PROGRAM = "python -m tfdist.launch"
@@ -31,7 +32,8 @@ class Options:
     on: str | None
     port: int
     grace: int
-    restarts: int
+    max_restarts: int
+    elastic: tuple[int, int] | None
     dry_run: bool
     print_slurm: bool
     print_k8s: str | None
@@ -82,10 +84,11 @@ def parse(arguments: Sequence[str]) -> Options:
         raise ConfigurationError(f"{' '.join(rest)!r}: a command stands after --.")
     flags = vars(known)
     flags["hosts"] = parse_hosts(known.hosts) if known.hosts else {}
-    flags["num_workers"] = known.num_workers or sum(flags["hosts"].values()) or 2
+    most = known.elastic[1] if known.elastic else 0
+    flags["num_workers"] = known.num_workers or sum(flags["hosts"].values()) or most or 2
     flags["command"] = tuple(command) or (sys.executable, "-m", "tfdist.train", *rest)
     options = Options(**flags)
-    _check(options)
+    check(options)
     return options if command else _with_strategy(options)
 
 
@@ -101,30 +104,6 @@ def _with_strategy(options: Options) -> Options:
     elif options.via != "processes" or options.print_k8s == "mpijob":
         strategy = "horovod"
     return replace(options, command=(*options.command, "--strategy", strategy))
-
-
-def _check(options: Options) -> None:
-    """Refuses flags that contradict each other."""
-    slots = sum(options.hosts.values())
-    if slots and slots != options.num_workers:
-        raise ConfigurationError(
-            f"--hosts has places for {slots} workers, --num-workers is {options.num_workers}: "
-            "leave --num-workers out."
-        )
-    if options.on is not None and options.on not in options.hosts:
-        raise ConfigurationError(
-            f"--on {options.on}: expected one of --hosts ({', '.join(options.hosts) or 'none'})."
-        )
-    if options.num_ps and (options.hosts or options.print_slurm or options.via != "processes"):
-        raise ConfigurationError(
-            "--num-ps is for processes of this host, and for --print-k8s: elsewhere set TF_CONFIG "
-            "of each process."
-        )
-
-    if options.restarts and not options.num_ps:
-        raise ConfigurationError(
-            "--restarts has no effect without --num-ps: workers that share every step end together."
-        )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -144,6 +123,13 @@ def _positive(text: str) -> int:
     if not _natural(text):
         raise argparse.ArgumentTypeError("expected a number from 1, got '0'")
     return int(text)
+
+
+def _range(text: str) -> tuple[int, int]:
+    fewest, _, most = text.partition(":")
+    if not (fewest.isdecimal() and most.isdecimal() and 0 < int(fewest) <= int(most)):
+        raise argparse.ArgumentTypeError(f"expected numbers of workers like 2:4, got {text!r}")
+    return int(fewest), int(most)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -175,14 +161,20 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=15,
         metavar="SECONDS",
-        help="that they have to save and end after Ctrl-C (15)",
+        help="that they have to save and end after Ctrl-C or a preemption (15)",
     )
     add(
-        "--restarts",
+        "--max-restarts",
         type=_natural,
         default=0,
         metavar="N",
-        help="how often a worker of parameter servers is started again",
+        help="failures after which all start again from the newest checkpoint (0)",
+    )
+    add(
+        "--elastic",
+        type=_range,
+        metavar="MIN:MAX",
+        help="goes on without a worker that keeps failing; the global batch stays",
     )
     add = parser.add_argument_group("Print, start nothing").add_argument
     add("--dry-run", action="store_true", help="the commands and their variables")

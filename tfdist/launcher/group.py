@@ -4,45 +4,55 @@ from __future__ import annotations
 
 import queue
 import signal
-import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType, MappingProxyType, TracebackType
+from types import MappingProxyType, TracebackType
 
+from tfdist.errors import REQUEUE
 from tfdist.launcher.child import Child, Failure, Streams
 from tfdist.launcher.orphans import marked, watching
 from tfdist.launcher.plan import Process
+from tfdist.launcher.restarts import NONE, Restarts
+from tfdist.launcher.signals import SignalledError, signals_raise
 
 #: Between SIGTERM and SIGKILL, at most.
 _LAST_SECONDS = 5.0
 
 
 def run(
-    processes: Sequence[Process], *, grace: float, restarts: int = 0, streams: Streams | None = None
+    processes: Sequence[Process],
+    *,
+    grace: float,
+    restarts: Restarts = NONE,
+    streams: Streams | None = None,
+    seconds: float | None = None,
 ) -> Failure | None:
     """Runs processes until all have ended, or one fails and the others are ended.
 
     Args:
         processes: All on this host.
-        grace: Seconds that they have to end by themselves after an interrupt, or after the one
-            that leads has ended.
-        restarts: How often each of those that may return is started again.
+        grace: Seconds that they have to end by themselves after an interrupt or a preemption, or
+            after the one that leads has ended.
+        restarts: Allow those that may return to be started again.
         streams: Where their output goes.
+        seconds: After which they are preempted; None: never.
 
     Returns:
         The first failure, or None.
 
     Raises:
         KeyboardInterrupt: SIGINT came; they have been ended.
-        SystemExit: SIGTERM or SIGHUP came; they have been ended.
+        SystemExit: SIGTERM, SIGUSR1 or SIGHUP came; they have been ended. Its code is `REQUEUE`
+            where they have saved what they had.
         LaunchError: A program cannot be started.
     """
     running = started(processes, grace=grace, restarts=restarts, streams=streams)
     with signals_raise(), running as group:
-        failed = group.wait()
+        failed = group.wait(seconds)
+        if not failed and seconds is not None and not group.done:
+            return group.preempt()
     return failed.failure()._replace(ended=tuple(group.well)) if failed else None
 
 
@@ -51,7 +61,7 @@ def started(
     processes: Sequence[Process],
     *,
     grace: float,
-    restarts: int = 0,
+    restarts: Restarts = NONE,
     streams: Streams | None = None,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Group]:
@@ -60,7 +70,7 @@ def started(
     Args:
         processes: As for `run`, like those that follow.
         grace: Seconds.
-        restarts: Number.
+        restarts: Of those that may return.
         streams: Where output goes.
         environ: Variables that all have, beside this process's and their own.
 
@@ -91,11 +101,10 @@ class Group:
         well: The names of those that have ended well, in their order.
     """
 
-    def __init__(self, children: Sequence[Child], grace: float, restarts: int) -> None:
+    def __init__(self, children: Sequence[Child], grace: float, restarts: Restarts) -> None:
         self._children, self._grace, self._restarts = children, grace, restarts
         self._last = min(grace, _LAST_SECONDS)
         self._ended: queue.SimpleQueue[Child] = queue.SimpleQueue()  # in the order of their ends
-        self._num_restarts: Counter[str] = Counter()
         self.well: list[str] = []
 
     def __enter__(self) -> Group:
@@ -105,8 +114,11 @@ class Group:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         try:
-            if kind is KeyboardInterrupt:  # they may want to save what they have
+            # They may want to save what they have.
+            if kind is KeyboardInterrupt:
                 self._end(signal.SIGINT, self._grace)
+            if isinstance(error, SignalledError):
+                self._preempt(error)
             self._end(signal.SIGTERM, self._last)
         finally:  # a second Ctrl-C comes here at once
             self._end(signal.SIGKILL, _LAST_SECONDS)
@@ -123,7 +135,7 @@ class Group:
     def wait(self, seconds: float | None = None) -> Child | None:
         """Waits for the end of the run, or for so long, and returns the one that failed."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        while len(self.well) < len(self._children):
+        while not self.done:
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 child = self._ended.get(timeout=left)
@@ -131,6 +143,8 @@ class Group:
                 return None
             if child.code and self._starts_again(child):
                 continue
+            if child.code == REQUEUE:
+                return self._after_preemption(child)
             if child.code:
                 return child
             self.well.append(child.process.name)
@@ -139,6 +153,19 @@ class Group:
                 return None
         return None
 
+    @property
+    def done(self) -> bool:
+        """Whether all have ended well."""
+        return len(self.well) == len(self._children)
+
+    def preempt(self) -> Failure | None:
+        """Lets all stop after a step; returns the first failure, or who was preempted first."""
+        for child in self._children:
+            child.signal(signal.SIGUSR1)
+        failed = self.wait(self._grace)
+        late = None if self.done else Failure("launcher", REQUEUE, "")  # goes on from what is saved
+        return failed.failure() if failed else late
+
     def last_words(self) -> str:
         """Returns what each said last on standard error."""
         said = {child.process.name: child.failure().last_words for child in self._children}
@@ -146,16 +173,25 @@ class Group:
 
     def _starts_again(self, child: Child) -> bool:
         """Starts one that has failed again, if it may."""
-        self._num_restarts[child.process.name] += 1
-        too_often = self._num_restarts[child.process.name] > self._restarts
-        if too_often or not child.process.may_return:
+        if not child.process.may_return or not self._restarts.allow(child.failure()):
             return False
         child.start(self._ended.put)
         return True
 
-    @property
-    def _running(self) -> bool:
-        return any(child.running for child in self._children)
+    def _after_preemption(self, first: Child) -> Child:
+        """Lets the others save, too; returns one that failed at it, or the one that ended first."""
+        self._wait_for_all(self._grace)
+        ended = [child for child in self._children if not child.running]
+        return next((child for child in ended if child.code not in (0, REQUEUE)), first)
+
+    def _preempt(self, told: SignalledError) -> None:
+        """Passes on that the machine is wanted back, to who stops the others."""
+        leaders = [child for child in self._children if child.process.leads]
+        for child in leaders or self._children:
+            child.signal(child.process.preempt_by or told.number)
+        self._wait_for_all(self._grace, leaders)
+        if any(child.code == REQUEUE for child in self._children if not child.running):
+            told.code = REQUEUE
 
     def _end(self, number: int, seconds: float) -> None:
         """Sends a signal to those that run, and waits for them to end."""
@@ -163,37 +199,12 @@ class Group:
             child.signal(number)
         self._wait_for_all(seconds)
 
-    def _wait_for_all(self, seconds: float) -> None:
-        """Waits until none runs."""
+    def _wait_for_all(self, seconds: float, whom: Sequence[Child] = ()) -> None:
+        """Waits until none runs, or none of some."""
         deadline = time.monotonic() + seconds
-        while self._running and (left := deadline - time.monotonic()) > 0:
+        awaited = whom or self._children
+        while any(c.running for c in awaited) and (left := deadline - time.monotonic()) > 0:
             try:
                 self._ended.get(timeout=left)
             except queue.Empty:
                 return
-
-
-@contextmanager
-def signals_raise() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP unwind the stack, as Ctrl-C does.
-
-    So does SIGINT where a shell told this process to ignore it, as they do in the background.
-    """
-    if threading.current_thread() is not threading.main_thread():  # Python lets no other one
-        yield
-        return
-
-    def leave(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    handlers = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: leave,
-        signal.SIGHUP: leave,
-    }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

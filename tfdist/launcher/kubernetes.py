@@ -9,6 +9,9 @@ import yaml
 from tfdist.errors import ConfigurationError
 from tfdist.launcher.flags import Options
 
+#: For a pod to come to the end of a step and save, between SIGTERM and SIGKILL.
+_SAVING_SECONDS = 120
+
 
 def manifest(options: Options) -> str:
     """Returns the manifest as YAML, for `kubectl apply -f -`.
@@ -42,12 +45,13 @@ def _tf_job(options: Options) -> dict[str, Any]:
     if options.num_ps:
         counts = {"Chief": 1, **counts, "PS": options.num_ps}
     return {
-        "runPolicy": _run_policy(),
+        # Without a limit: the operator would count what it starts again after a preemption.
+        "runPolicy": {"cleanPodPolicy": "Running"},
         # With a chief the job is done when the chief is.
         **({} if options.num_ps else {"successPolicy": "AllWorkers"}),
         "tfReplicaSpecs": {
             # The operator knows the container by this name.
-            task: _replicas(number, _container("tensorflow", options, task == "Worker"))
+            task: _replicas(number, _container("tensorflow", options, task == "Worker"), "ExitCode")
             for task, number in counts.items()
         },
     }
@@ -65,10 +69,11 @@ def _mpi_job(options: Options) -> dict[str, Any]:
     worker = _container("mpi-worker", options) | {"command": ["/usr/sbin/sshd", "-De"]}
     return {
         "slotsPerWorker": 1,
-        "runPolicy": _run_policy(),
+        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": options.max_restarts},
         "launcherCreationPolicy": "WaitForWorkersReady",
         "mpiReplicaSpecs": {
-            "Launcher": _replicas(1, launcher),
+            # All ranks end when one fails: mpirun is what starts them again.
+            "Launcher": _replicas(1, launcher, "OnFailure" if options.max_restarts else "Never"),
             "Worker": _replicas(options.num_workers, worker),
         },
     }
@@ -87,16 +92,19 @@ def _train_job(options: Options) -> dict[str, Any]:
     return {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
 
 
-def _run_policy() -> dict[str, Any]:
-    return {"cleanPodPolicy": "Running", "backoffLimit": 0}
+def _replicas(
+    number: int, container: dict[str, Any], restart_policy: str = "Never"
+) -> dict[str, Any]:
+    """Equal pods. One that fails fails the job: the others could not go on.
 
-
-def _replicas(number: int, container: dict[str, Any]) -> dict[str, Any]:
-    """Equal pods. One that fails fails the job: the others could not go on."""
+    By the policy `ExitCode` what ends with 128 or more starts again: a worker that was preempted,
+    with all others, which stopped after the same step and end with `tfdist.errors.REQUEUE`.
+    """
+    pod = {"terminationGracePeriodSeconds": _SAVING_SECONDS, "containers": [container]}
     return {
         "replicas": number,
-        "restartPolicy": "Never",
-        "template": {"spec": {"containers": [container]}},
+        "restartPolicy": restart_policy,
+        "template": {"spec": pod},
     }
 
 

@@ -36,7 +36,8 @@ def main(command: Sequence[str]) -> int:
     with child:
         # An interrupt reaches the command as well: it decides when to end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda received, _: child.send_signal(received))
         relay.start(child)
         code = child.wait()
         relay.join(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 
 from tfdist.cluster import mpi_library
@@ -44,7 +45,9 @@ def _mpirun(options: Options) -> Process:
     command = (sys.executable, "-m", "tfdist.launcher.mpi_output", *options.command)
     if found.kind != "Open MPI":
         hosts = ["-hosts", _slots(options)] if options.hosts else []
-        return Process("mpirun", (head, *hosts, "-n", number, *command))
+        # SIGUSR1 goes on to the ranks, SIGTERM ends them.
+        whole = (head, *hosts, "-n", number, *command)
+        return Process("mpirun", whole, preempt_by=signal.SIGUSR1)
     hosts = ["-H", _slots(options)] if options.hosts else ["--oversubscribe"]
     exported = [word for name in _EXPORTED if name in os.environ for word in ("-x", name)]
     # Bound to one core each, the threads of a worker would share it.
@@ -52,7 +55,7 @@ def _mpirun(options: Options) -> Process:
     # Open MPI wants root to say so twice.
     names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
     environ = dict.fromkeys(names, "1") if os.geteuid() == 0 else {}
-    return Process("mpirun", (head, *flags, *command), environ)
+    return Process("mpirun", (head, *flags, *command), environ, preempt_by=signal.SIGUSR1)
 
 
 def _slots(options: Options) -> str:

@@ -13,7 +13,7 @@ import cloudpickle
 
 from tfdist.errors import LaunchError
 from tfdist.launcher import notebook_worker
-from tfdist.launcher.group import signals_raise
+from tfdist.launcher.signals import signals_raise
 from tfdist.launcher.worker_pool import WorkerPool
 
 

@@ -57,6 +57,8 @@ class Relay:
     def last_words(self) -> str:
         """Returns the last traceback that came, or else the last lines on standard error."""
         lines = list(self._errors)
+        if verdict := _verdict(lines):
+            return verdict
         begins = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]
         if not begins:
             return "\n".join(lines[-10:])
@@ -82,3 +84,12 @@ class Relay:
             except BrokenPipeError:  # as in `... | head`: nobody wants more, so the run is over
                 to = None
                 os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _verdict(lines: list[str]) -> str:
+    """What the watchdog said of who keeps others waiting; below it are the stacks of threads."""
+    ends = [i for i, line in enumerate(lines) if line.startswith("This process ends with code ")]
+    if not ends:
+        return ""
+    begins = [i for i, line in enumerate(lines[: ends[-1]]) if line.startswith("error: ")]
+    return "\n".join(lines[begins[-1] : ends[-1]]) if begins else ""

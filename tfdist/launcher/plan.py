@@ -24,6 +24,7 @@ class Process:
         host: Where it runs.
         leads: Whether the run is over, and well, when this process ends well.
         may_return: Whether the run goes on without it, so that it can be started again.
+        preempt_by: The signal by which it stops after a step; 0: the one that came.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Process:
     host: str = LOCAL
     leads: bool = False
     may_return: bool = False
+    preempt_by: int = 0
 
     def line(self) -> str:
         """Returns it as a shell takes it."""

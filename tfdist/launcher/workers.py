@@ -33,6 +33,7 @@ def plan(
     first_port: int | None = None,
     interface: str = "",
     gpus_per_worker: int = 0,
+    places: Sequence[int] = (),
 ) -> Plan:
     """Returns the workers of a run.
 
@@ -43,6 +44,7 @@ def plan(
             worker. None: free ports; all workers are on this host.
         interface: The network interface by which they reach each other; empty: found out.
         gpus_per_worker: How many GPUs of its host each worker sees; 0: all.
+        places: By rank, whose GPUs on its host a worker has; empty: its number there.
     """
     first = slots[0].host
     if first_port is None:
@@ -58,7 +60,8 @@ def plan(
             card = "lo" if first == LOCAL else interface
             told |= horovod.environ(slot, first, rendezvous, card)
         if gpus_per_worker:
-            begin = slot.local_rank * gpus_per_worker
+            place = places[slot.rank] if places else slot.local_rank
+            begin = place * gpus_per_worker
             visible = map(str, range(begin, begin + gpus_per_worker))
             told["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
         processes.append(Process(str(slot.rank), tuple(command), told, slot.host))

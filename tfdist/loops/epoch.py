@@ -98,8 +98,8 @@ def run(
 
     Raises:
         DataError: The workers were fed different batches, or none.
-        KeyboardInterrupt: On all workers, after the same step, where one of them was interrupted.
-        TimeIsUp: Likewise, where the time of one of them is.
+        KeyboardInterrupt: On all workers, after the same step, where one of them was interrupted; a
+            `Preempted` where a scheduler wants its machine back, a `TimeIsUp` where its time is.
     """
     for observer in observers:
         observer.begin_epoch(feed)
@@ -118,15 +118,12 @@ def run(
             for observer in observers:
                 observer.end_call(Call(step - 1, made, seconds, logs))
             stopped = any(observer.wants_to_stop() for observer in observers)
-        # One worker's clock, callbacks and Ctrl-C decide for all: none may go on alone.
-        up = interrupts.time_is_up()
-        said = [per_call.num_steps, stopped, made.checksum, interrupts.pending(), up]
+        # One worker's clock, callbacks and signals decide for all: none may go on alone.
+        said = [per_call.num_steps, stopped, made.checksum, interrupts.pending()]
         told = strategy.gather(said)
         _check_same_batches(told[:, 2], step)
-        if told[:, 3].any():
-            raise KeyboardInterrupt
-        if told[:, 4].any():
-            raise interrupts.TimeIsUp
+        if (pending := int(told[:, 3].max())) != 0:
+            raise interrupts.stop(pending)
         per_call.num_steps, stopped = int(told[0, 0]), bool(told[:, 1].any())
     feed.end_epoch(step, exhausted)
     return logs

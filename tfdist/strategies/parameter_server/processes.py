@@ -6,7 +6,9 @@ lost to it. So the connection is kept, and every strategy object of the process 
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 
@@ -84,6 +86,9 @@ def in_line(num_workers: int, num_servers: int) -> dict[str, list[str]]:
 def serve(cluster: Cluster) -> None:
     """Does what the chief says, as a worker or a parameter server, until the chief is gone.
 
+    A scheduler that wants its machines back tells all processes (SIGTERM, SIGUSR1). The chief goes
+    on to the end of the step, for which it needs this one.
+
     Raises:
         ClusterError: No chief came, or another process listens at this one's address.
     """
@@ -95,12 +100,24 @@ def serve(cluster: Cluster) -> None:
     server = tf.distribute.Server(cluster.tasks(), cluster.task, cluster.index, "grpc", options)
     (chief,) = cluster.tasks()["chief"]
     _wait_for([chief])
+    preempted = _noted(signal.SIGTERM, signal.SIGUSR1)
     silent_since = time.monotonic()
     while time.monotonic() < silent_since + CHIEF_GONE_SECONDS:
         if _answers(chief):
             silent_since = time.monotonic()
+        elif preempted:
+            break
         time.sleep(1.0)
     del server  # held until here
+
+
+def _noted(*numbers: signal.Signals) -> list[int]:
+    """Has signals noted only, from now on; returns where."""
+    noted: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            signal.signal(number, lambda received, _: noted.append(received))
+    return noted
 
 
 def _wait_for(addresses: Sequence[str]) -> None:

@@ -1,0 +1,155 @@
+"""What is started again, how often, and with how many workers; the workers are plain Python."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.starting import ENVIRON, SECONDS, command, launch, program
+from tests.support.waiting import wait_for
+from tfdist import launch as launching
+from tfdist.errors import REQUEUE
+from tfdist.launcher.child import Failure
+from tfdist.launcher.elastic import Elastic
+from tfdist.launcher.flags import parse
+from tfdist.launcher.restarts import Restarts, supervised
+
+FAILED, PREEMPTED = Failure("1", 9, ""), Failure("0", REQUEUE, "")
+#: What a rank says that waited for another one in vain.
+WAITED = Failure("0", 75, "error: rank 1 on host (pid 7) died: its connection closed.")
+
+
+@pytest.mark.parametrize(
+    ("ends", "last"),
+    [
+        ([FAILED] * 3 + [None], None),
+        ([FAILED] * 4, FAILED),
+        ([PREEMPTED] * 9 + [FAILED] * 3 + [None], None),
+        ([FAILED] * 3 + [PREEMPTED] * 9 + [FAILED], FAILED),
+    ],
+)
+def test_the_limit_is_exact_and_preemptions_do_not_count(
+    ends: list[Failure | None], last: Failure | None
+) -> None:
+    restarts = Restarts(3)
+    attempts = iter(ends)
+    assert supervised(lambda: next(attempts), restarts) == last
+    assert next(attempts, "all made") == "all made"
+    assert (restarts.failures, restarts.preemptions) == (3, ends.count(PREEMPTED))
+
+
+def test_without_restarts_a_preemption_is_left_to_the_scheduler() -> None:
+    assert supervised(lambda: PREEMPTED, Restarts(0)) == PREEMPTED
+
+
+@pytest.mark.parametrize("failure", [FAILED, WAITED])
+def test_a_place_that_fails_twice_is_left_out_and_tried_again(failure: Failure) -> None:
+    elastic = Elastic(2, 3, retry_seconds=8)
+    counted = [elastic.note(failure)]
+    assert (elastic.places, elastic.seconds) == ([0, 1, 2], None)
+    counted.append(elastic.note(failure))
+    assert (elastic.places, elastic.seconds) == ([0, 2], 8)
+    counted.append(elastic.note(PREEMPTED))  # after 8 seconds
+    assert (elastic.places, elastic.seconds) == ([0, 1, 2], None)
+    counted.append(elastic.note(failure))
+    assert (elastic.places, elastic.seconds) == ([0, 2], 16)
+    assert counted == [True, True, True, False]
+    for _ in range(3):  # of the place 2: fewer than two must not go on
+        assert elastic.note(failure)
+        assert elastic.places == [0, 2]
+
+
+BODY = """
+runs = pathlib.Path(f"runs {rank} {len(json.loads(os.environ['TF_CONFIG'])['cluster']['worker'])}")
+with runs.open("a") as file: print(os.environ["TF_CONFIG"], file=file)
+"""
+
+
+def test_a_group_is_started_anew_on_new_ports(tmp_path: Path) -> None:
+    body = f"{BODY}\nif rank == 1: raise SystemExit(4)\ntime.sleep(600)"
+    path = program(tmp_path, body)
+    done = launch("--max-restarts", "2", "--", sys.executable, path, cwd=tmp_path)
+    assert done.returncode == 4
+    assert "restart 2 of 2 after failures, 0 after preemptions." in done.stderr
+    for rank in range(2):
+        assert len(set((tmp_path / f"runs {rank} 2").read_text().splitlines())) == 3
+
+
+def test_it_goes_on_without_a_place_that_fails_and_tries_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The GPU of place 1 is out of order until the run has gone on without it."""
+    body = f"""
+{BODY}
+if os.environ["CUDA_VISIBLE_DEVICES"] == "1" and not pathlib.Path("mended").exists():
+    raise SystemExit(4)
+if not pathlib.Path("runs 0 1").exists():
+    time.sleep(600)
+if not pathlib.Path("mended").exists():
+    pathlib.Path("mended").touch()
+    time.sleep(600)
+"""
+    monkeypatch.setattr(launching, "Elastic", lambda *bounds: Elastic(*bounds, retry_seconds=1.0))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ENVIRON["PYTHONPATH"])
+    flags = ["--elastic", "1:2", "--max-restarts", "2", "--gpus-per-worker", "1"]
+    path = program(tmp_path, body)
+    assert launching.launch(parse([*flags, "--", sys.executable, path])) is None
+    assert "restart 2 of 2 after failures, 1 after preemptions." in capfd.readouterr().err
+    assert len((tmp_path / "runs 0 1").read_text().splitlines()) == 1
+    assert len((tmp_path / "runs 1 2").read_text().splitlines()) == 3
+
+
+SAVES = f"""
+{BODY}
+def save(number, frame):
+    time.sleep(0.5 * rank)  # the others are waited for
+    pathlib.Path(f"saved {{rank}}").touch()
+    raise SystemExit({REQUEUE})
+signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGUSR1, save)
+pathlib.Path(f"ready {{rank}}").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_preemption_of_the_launcher_lets_all_save(tmp_path: Path, number: signal.Signals) -> None:
+    line = command("--max-restarts", "2", "--", sys.executable, program(tmp_path, SAVES))
+    with subprocess.Popen(line, env=ENVIRON, cwd=tmp_path) as process:
+        wait_for(lambda: len(list(tmp_path.glob("ready *"))) == 2)
+        process.send_signal(number)
+        assert process.wait(SECONDS) == REQUEUE
+    assert len(list(tmp_path.glob("saved *"))) == 2
+
+
+def test_preemption_of_a_worker_lets_all_save_and_is_a_launcher_s_end(tmp_path: Path) -> None:
+    body = SAVES.replace("time.sleep(600)", "os.kill(os.getpid(), signal.SIGUSR1)")
+    began = time.monotonic()
+    done = launch("--", sys.executable, program(tmp_path, body), cwd=tmp_path)
+    assert done.returncode == REQUEUE
+    assert "was preempted, and all stopped: the same command goes on." in done.stderr
+    assert len(list(tmp_path.glob("saved *"))) == 2
+    assert time.monotonic() - began < SECONDS / 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--elastic", "2:1", "--max-restarts", "1"], "expected numbers of workers like 2:4"),
+        (["--elastic", "1:2"], "with --max-restarts"),
+        (["--elastic", "1:2", "--max-restarts", "1", "--num-workers", "3"], "leave --num-workers"),
+        (["--elastic", "1:2", "--max-restarts", "1", "--via", "mpirun"], "is for workers of this"),
+        (["--max-restarts", "1", "--hosts", "a:1,b:1"], "one launcher alone cannot start"),
+        (["--max-restarts", "1", "--print-k8s", "tfjob"], "Let the scheduler start all"),
+    ],
+)
+def test_what_cannot_be_started_again(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launching.main([*flags, "--", "true"]) == 1
+    assert says in capsys.readouterr().err
