@@ -50,6 +50,29 @@ def seeded(layer: keras.layers.Layer) -> Callable[[Any, tf.Tensor], Any]:
     return apply
 
 
+def mixed(layer: keras.layers.Layer) -> Callable[[tuple[Any, Any], tf.Tensor], tuple[Any, Any]]:
+    """Makes `pipelines.read`'s `mix_fn` out of `MixUp` or `CutMix`, or of another random layer.
+
+    Whole global batches are mixed, before they are divided: so the result is the same for any
+    number of replicas. Sources: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization"; Yun
+    et al. 2019, "CutMix".
+
+    Args:
+        layer: of Keras, for images and their labels.
+
+    Returns:
+        A function of a pair and a seed, int32 `(2,)`: images `(n, height, width, channels)` and
+        labels `(n, classes)`, one-hot and floating, come in and go out.
+    """
+    apply = seeded(layer)
+
+    def mix(batch: tuple[Any, Any], seed: tf.Tensor) -> tuple[Any, Any]:
+        after = apply({"images": batch[0], "labels": batch[1]}, seed)
+        return after["images"], after["labels"]
+
+    return mix
+
+
 def _as_before(after: Any, before: tf.Tensor) -> tf.Tensor:
     if before.dtype.is_integer and after.dtype.is_floating:
         after = tf.round(after)

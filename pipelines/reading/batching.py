@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from pipelines.reading import seeds
 from pipelines.reading.blocks import Records
 from pipelines.reading.examples import ExampleMaker
 from pipelines.reading.tuning import Tuning
@@ -15,6 +16,8 @@ from pipelines.reading.tuning import Tuning
 LastBatch = Literal["keep", "drop", "pad"]
 #: What to make of a batch.
 BatchFn = Callable[..., Any]
+#: What to make of that at random, with a seed, int32 `(2,)`, for stateless operations.
+MixFn = Callable[[Any, tf.Tensor], Any]
 
 
 def per_pipeline(batch_size: int, context: tf.distribute.InputContext | None) -> int:
@@ -46,6 +49,7 @@ def batches_of(
     *,
     drop_remainder: bool,
     num_maps: int,
+    keep_seeds: bool = False,
 ) -> tf.data.Dataset:
     """Examples of records, in batches.
 
@@ -56,13 +60,29 @@ def batches_of(
         batch_size: rows of a batch.
         drop_remainder: leave out a last batch that is not full.
         num_maps: calls of the maker at once.
+        keep_seeds: make pairs: a batch, and the seeds of its examples, int32 `(n, 2)`.
     """
     if maker.needs_single_examples:
-        dataset = records.map(with_seeds).unbatch().map(maker.made, num_maps)
+        make = maker.made_with_seed if keep_seeds else maker.made
+        dataset = records.map(with_seeds).unbatch().map(make, num_maps)
         return dataset.batch(batch_size, drop_remainder)
+    if keep_seeds:
+        dataset = records.map(with_seeds).rebatch(batch_size, drop_remainder)
+        return dataset.map(maker.made_with_seed, num_maps)
     # Whole batches: calling a function costs more than parsing a small record.
     dataset = records.map(lambda read: read.serialized).rebatch(batch_size, drop_remainder)
     return dataset.map(maker.mapped, num_maps)
+
+
+def mixing(batch_fn: BatchFn | None, mix_fn: MixFn) -> BatchFn:
+    """What makes of a batch and its examples' seeds what both functions make of it, in turn."""
+
+    def mix(batch: Any, of_examples: tf.Tensor) -> Any:
+        if batch_fn:
+            batch = batch_fn(*batch) if isinstance(batch, tuple) else batch_fn(batch)
+        return mix_fn(batch, seeds.of_batch(of_examples))
+
+    return mix
 
 
 def pad(batch: Any, batch_size: int) -> tuple[Any, tf.Tensor]:

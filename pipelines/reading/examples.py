@@ -50,3 +50,11 @@ class ExampleMaker:
     def made(self, serialized: tf.Tensor, seed: tf.Tensor) -> Any:
         """The example of a serialized record."""
         return self.augmented(self.mapped(serialized), seed)
+
+    def made_with_seed(self, serialized: tf.Tensor, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """The same, with the seed beside it."""
+        return self.made(serialized, seed), seed
+
+    def augmented_with_seed(self, mapped: Any, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """What `augment_fn` makes of a mapped example, with the seed beside it."""
+        return self.augmented(mapped, seed), seed

@@ -10,7 +10,7 @@ from typing import get_args
 import tensorflow as tf
 
 from pipelines.reading import batching
-from pipelines.reading.batching import BatchFn, LastBatch
+from pipelines.reading.batching import BatchFn, LastBatch, MixFn
 from pipelines.reading.cache import cached
 from pipelines.reading.data_service import through
 from pipelines.reading.examples import AugmentFn, ExampleMaker, MapFn
@@ -31,6 +31,7 @@ def read(
     augment_fn: AugmentFn | None = None,
     last_batch: LastBatch = "keep",
     batch_fn: BatchFn | None = None,
+    mix_fn: MixFn | None = None,
     context: tf.distribute.InputContext | None = None,
     start: Position | Callable[[], Position] = BEGINNING,
     on_corrupt: OnCorrupt = "raise",
@@ -58,6 +59,8 @@ def read(
             pair: the batch, and which rows are its own, bool `(batch,)`.
         batch_fn: what to make of a batch; run in parallel. For what needs no look at single
             examples it is many times cheaper.
+        mix_fn: what to make of that at random, say `pipelines.maps.layers.mixed`; its seed follows
+            from `seed`, the epoch and the batch's first record. Run in parallel.
         context: says which of the pipelines that divide the data and each batch this is. Without
             one the dataset holds everything.
         start: where the first iteration begins; each further one reads the next epoch. What lies
@@ -77,7 +80,8 @@ def read(
         DataError: the index or a shard is missing or of another size. A shard that is found
             corrupt only while reading raises `tf.errors.InvalidArgumentError` naming file and byte.
         ValueError: an unknown word; the batch cannot be divided among the pipelines; a start in an
-            order that cannot be repeated; a cache or skipping with a data service.
+            order that cannot be repeated; a cache or skipping with a data service; a `mix_fn` for
+            batches that are filled up, divided, or of a service.
     """
     for name, word, known in (
         ("last_batch", last_batch, get_args(LastBatch)),
@@ -86,6 +90,12 @@ def read(
         if word not in known:
             raise ValueError(f"{name}: expected one of {', '.join(known)}, got {word!r}")
     batch_size = batching.per_pipeline(batch_size, context)
+    divided = context is not None and context.num_input_pipelines > 1
+    if mix_fn and (last_batch == "pad" or divided or data_service):
+        raise ValueError(
+            "mix_fn: expected whole global batches of rows that count; leave out last_batch='pad', "
+            "data_service, and a context of several pipelines"
+        )
     if data_service and (cache or on_corrupt == "skip"):
         raise ValueError("data_service: expected none with cache or on_corrupt='skip'; choose one")
     repeatable = not shuffle_buffer or seed is not None
@@ -114,16 +124,19 @@ def read(
     elif cache:
         begin = starts(start, batch_size)
         dataset = cached(begin, folder, maker.mapped, cache, shuffle_buffer, tuning.num_maps)
-        dataset = dataset.map(maker.augmented, tuning.num_maps).batch(batch_size, drop)
+        augment = maker.augmented_with_seed if mix_fn else maker.augmented
+        dataset = dataset.map(augment, tuning.num_maps).batch(batch_size, drop)
     else:
         records = folder.stream(starts(start, batch_size))
-        dataset = to_batches(records, folder.with_seeds, drop_remainder=drop)
+        dataset = to_batches(
+            records, folder.with_seeds, drop_remainder=drop, keep_seeds=mix_fn is not None
+        )
     if last_batch == "pad":
         dataset = dataset.map(functools.partial(batching.pad, batch_size=batch_size))
     is_whole = start == BEGINNING and on_corrupt == "raise"
     return batching.finished(
         dataset,
-        batch_fn=batch_fn,
+        batch_fn=batching.mixing(batch_fn, mix_fn) if mix_fn else batch_fn,
         num_batches=(
             batching.num_batches(folder.num_records, batch_size, last_batch) if is_whole else None
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 # One seed drives several draws; each begins from another number, or they would repeat each other.
-OF_BLOCKS, OF_WINDOWS, OF_EXAMPLES = 1, 2, 3
+OF_BLOCKS, OF_WINDOWS, OF_EXAMPLES, OF_BATCHES = 1, 2, 3, 4
 
 
 def of_epoch(seed: int, epoch: tf.Tensor) -> tf.Tensor:
@@ -22,6 +22,11 @@ def of_examples(epoch_seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     key = tf.random.experimental.stateless_fold_in(epoch_seed, OF_EXAMPLES)[0]
     numbers = tf.cast(numbers, tf.int32)
     return tf.stack([tf.broadcast_to(key, tf.shape(numbers)), numbers], axis=-1)
+
+
+def of_batch(of_its_examples: tf.Tensor) -> tf.Tensor:
+    """The seed of a batch, int32 `(2,)`: that of its first example, for draws of another kind."""
+    return tf.random.experimental.stateless_fold_in(of_its_examples[0], OF_BATCHES)
 
 
 def permutation(count: tf.Tensor, seed: tf.Tensor, of: tf.Tensor | int) -> tf.Tensor:
