@@ -9,7 +9,7 @@ Result:   98.1 to 99.2 % validation accuracy over eight seeds, in half a minute 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import tensorflow as tf
 from pydantic import BaseModel, Field
 
 import pipelines
-from tfdist import models, schedules
+from pipelines.maps.layers import mixed
+from tfdist import models, optimizers, schedules
 from tfdist.config import TrainConfig
 
 DEFAULTS: Mapping[str, Any] = {
@@ -35,6 +36,7 @@ class Hyperparameters(BaseModel):
     """What `--set NAME=VALUE` sets."""
 
     dropout: float = Field(0.2, ge=0, lt=1)
+    mixup: float = Field(0.0, ge=0)  # alpha of the beta distribution; 0: images are not mixed
 
 
 _FEATURES = (
@@ -56,8 +58,8 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
     own = Hyperparameters.model_validate(config.set)
     model = models.cnn((8, 8, 1), num_classes=10, dropout=own.dropout, scale=1 / _MAX_PIXEL)
     model.compile(
-        optimizer=keras.optimizers.Adam(schedules.learning_rate(config, steps_per_epoch)),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
+        loss=_loss(config),
         metrics=["accuracy"],
         jit_compile=config.jit_compile,
         run_eagerly=config.run_eagerly,
@@ -66,24 +68,42 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
 
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns global batches `(uint8 (batch, 8, 8, 1), int32 (batch,))`, shuffled by the seed."""
+    """Returns global batches `(uint8 (batch, 8, 8, 1), int32 (batch,))`, shuffled by the seed.
+
+    Labels that are smoothed or mixed are one-hot, float32 (batch, 10).
+    """
+    alpha = Hyperparameters.model_validate(config.set).mixup
     return pipelines.read(
         _written(config, "train"),
         config.batch_size,
         shuffle_buffer=_SHUFFLE_BUFFER,
         seed=config.seed,
-        batch_fn=_image_and_label,
+        batch_fn=_image_and_label(config),
+        mix_fn=mixed(keras.layers.MixUp(alpha)) if alpha else None,
     )
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns the held-out images as `train_data` does, in a fixed order."""
     folder = _written(config, "validation")
-    return pipelines.read(folder, config.batch_size, batch_fn=_image_and_label)
+    return pipelines.read(folder, config.batch_size, batch_fn=_image_and_label(config))
 
 
-def _image_and_label(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    return batch["image"], batch["label"]
+def _soft_labels(config: TrainConfig) -> bool:
+    return bool(config.label_smoothing or Hyperparameters.model_validate(config.set).mixup)
+
+
+def _loss(config: TrainConfig) -> keras.losses.Loss:
+    if not _soft_labels(config):
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    smoothing = config.label_smoothing
+    return keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+
+
+def _image_and_label(config: TrainConfig) -> Callable[[Any], tuple[tf.Tensor, tf.Tensor]]:
+    if _soft_labels(config):
+        return lambda batch: (batch["image"], tf.one_hot(batch["label"], 10))
+    return lambda batch: (batch["image"], batch["label"])
 
 
 def _written(config: TrainConfig, split: str) -> Path:

@@ -115,11 +115,12 @@ def test_early_stopping_restores_an_earlier_epoch() -> None:
     assert_close(trainer.evaluate(X[:9], 1 - Y[:9], verbose=0), min(losses))
 
 
-def test_averaged_weights_are_swapped_in() -> None:
+@pytest.mark.parametrize("swap_on_epoch", [True, False])
+def test_averaged_weights_are_swapped_in(swap_on_epoch: bool) -> None:
     def averaging() -> keras.Model:
         return build(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.5))
 
-    found, wanted = both(lambda: kc.SwapEMAWeights(swap_on_epoch=True), build_model=averaging)
+    found, wanted = both(lambda: kc.SwapEMAWeights(swap_on_epoch), build_model=averaging)
     assert_close(found.history.history, wanted.history.history)
     assert_same_weights(found, wanted)
 

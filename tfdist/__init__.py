@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tfdist import cluster as cluster
     from tfdist import devices as devices
     from tfdist import errors as errors
+    from tfdist import optimizers as optimizers
     from tfdist import precision as precision
     from tfdist import schedules as schedules
     from tfdist import strategies as strategies
@@ -32,6 +33,7 @@ _MODULES = (
     "devices",
     "errors",
     "horovod",
+    "optimizers",
     "precision",
     "schedules",
     "strategies",
@@ -55,6 +57,7 @@ __all__ = [
     "errors",
     "is_chief",
     "notebook_launch",
+    "optimizers",
     "precision",
     "rank",
     "schedules",

@@ -90,6 +90,11 @@ class Optimisation(BaseModel):
     batch_size: PositiveInt = Field(
         64, description="global batch: examples per optimizer step over all replicas"
     )
+    batch_warmup: list[Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")]] | None = Field(
+        None,
+        description="32:3,64:2 takes batches of 32 for 3 epochs, of 64 for 2, then --batch-size; "
+        "left out: none",
+    )
     accumulate: PositiveInt = Field(1, description="rounds a global batch is computed in")
     learning_rate: PositiveFloat = Field(1e-3, description="its highest value")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
@@ -112,6 +117,20 @@ class Optimisation(BaseModel):
         0.0, description="epochs of linear rise before the rule"
     )
     warmup_start: NonNegativeFloat = Field(0.0, description="the rate that the rise begins at")
+    optimizer: Literal["adam", "lamb", "lars", "sgd"] = Field(
+        "adam", description="which rule the weights follow"
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="of the optimizers sgd and lars")
+    weight_decay: NonNegativeFloat = Field(
+        0.0, description="of all weights but biases and those of normalisation"
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of each label that goes to all classes alike"
+    )
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="0.999 evaluates and keeps averages of the weights; left out: the weights",
+    )
     early_stopping: Annotated[str, Field(pattern=r"^[^:]+:[1-9]\d*$")] | None = Field(
         None,
         description="val_loss:5 stops after 5 epochs without a better one; left out: never",
@@ -233,10 +252,10 @@ class TrainConfig(Outcome, Extent, Precision, Optimisation, StrategyOptions, Spr
         extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True
     )
 
-    @field_validator("lr_decay_epochs", mode="before")
+    @field_validator("lr_decay_epochs", "batch_warmup", mode="before")
     @classmethod
-    def _split_numbers(cls, value: object) -> object:
-        """`30,60` on a command line is a list of numbers."""
+    def _split(cls, value: object) -> object:
+        """`30,60` on a command line is a list."""
         return value.split(",") if isinstance(value, str) else value
 
     @field_validator("devices", "workers", "logger", "export", mode="before")

@@ -79,7 +79,8 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     history = keras.callbacks.History()
     curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
     log = MetricsLog(folder.metrics, trainer.stats)
-    batches = BatchSize(trainer.stats, config.batch_size)
+    batches = BatchSize(trainer.stats, from_config.first_batch_size(config))
+    callbacks = [*from_config.averages(config), *callbacks]
     profiled = [Profile(folder.tensorboard, trainer.stats)] if config.profile else []
     left = None if config.max_time is None else began + config.max_time - time.monotonic()
     fitting, stopped, full = time.perf_counter(), "", ""

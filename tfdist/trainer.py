@@ -15,6 +15,7 @@ from tfdist.loops import callback_list, evaluation, interrupts, prediction
 from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
+from tfdist.loops.feeds import BatchSizes, Feeds
 from tfdist.loops.overridden import overrides, through_the_model
 from tfdist.loops.training import Training
 from tfdist.model_setup import build, create
@@ -114,7 +115,7 @@ class Trainer:
         self,
         x: Any = None,
         y: Any = None,
-        batch_size: int | None = None,
+        batch_size: int | BatchSizes | None = None,
         epochs: int = 1,
         verbose: str | int = "auto",
         callbacks: Any = None,
@@ -131,7 +132,8 @@ class Trainer:
     ) -> keras.callbacks.History:
         """Trains the model; arguments and result as `keras.Model.fit`.
 
-        `batch_size` is the global batch. `x` may also be a function of a
+        `batch_size` is the global batch, or several by the epoch from which on they hold, like
+        `{0: 32, 5: 64}`, which arrays and data sets are cut into. `x` may also be a function of a
         `tf.distribute.InputContext` that returns this worker's data set.
 
         Where the loss is scaled (a float16 policy, a `LossScaleOptimizer`), logs and history have
@@ -145,18 +147,19 @@ class Trainer:
             (x, y, sample_weight), validation_data = keras_data.train_validation_split(
                 (x, y, sample_weight), validation_split
             )
-        feed = Feed(
-            self.strategy, x, training=True,
-            y=y, sample_weight=sample_weight, batch_size=batch_size, shuffle=shuffle,
+        feeds = Feeds(
+            self.strategy, x, batch_size, training=True,
+            y=y, sample_weight=sample_weight, shuffle=shuffle,
             steps_per_epoch=steps_per_epoch, class_weight=class_weight,
         )  # fmt: skip
         validate = None
         if validation_data is not None:
             validate = self._validation(
-                validation_data, validation_batch_size or batch_size, validation_steps
+                validation_data, validation_batch_size or feeds.batch_size, validation_steps
             )
-        callbacks = self._callback_list(callbacks, verbose, epochs, feed.num_batches)
-        self._training.run(feed, validate, callbacks, (initial_epoch, epochs), validation_freq)
+        num_batches = feeds.of_epoch(initial_epoch).num_batches
+        callbacks = self._callback_list(callbacks, verbose, epochs, num_batches)
+        self._training.run(feeds, validate, callbacks, (initial_epoch, epochs), validation_freq)
         return self.model.history
 
     @_together

@@ -11,6 +11,7 @@ from keras import layers, optimizers
 
 from tests.support.case import case, compiled, mlp, positioned
 from tests.support.data import Data, points, tokens
+from tfdist.optimizers import LARS
 
 
 @case(points())
@@ -175,6 +176,7 @@ OPTIMIZERS: dict[str, Callable[[], optimizers.Optimizer]] = {
     "RMSprop": lambda: optimizers.RMSprop(0.05, momentum=0.5, epsilon=1e-2, centered=True),
     "Adagrad": lambda: optimizers.Adagrad(0.3, epsilon=1e-2),
     "Lamb": lambda: optimizers.Lamb(0.05, epsilon=1e-2),
+    "LARS": lambda: LARS(0.5, weight_decay=0.1, trust=0.1),
     "Ftrl": lambda: optimizers.Ftrl(0.3, l1_regularization_strength=0.01),
     "Lion": lambda: optimizers.Lion(0.02),
     "Adamax": lambda: optimizers.Adamax(0.05, epsilon=1e-2),

@@ -284,6 +284,12 @@ def swap_averaged_weights() -> keras.Model:
     return dense(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.7))
 
 
+@program(vectors(), fit=VALIDATED, callbacks=lambda _: [kc.SwapEMAWeights()])
+def swap_averaged_weights_to_validate() -> keras.Model:
+    """`SwapEMAWeights` for the validations alone, as of `--ema`."""
+    return dense(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.7))
+
+
 def _resume(runner: Any, arguments: dict[str, Any]) -> kc.History:
     """Trains one epoch, and then up to the third with a backup that is there."""
     runner.fit(**{**arguments, "epochs": 1})

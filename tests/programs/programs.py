@@ -9,6 +9,7 @@ from tests.programs import (  # noqa: F401 - importing registers the programs
     generative,
     graph,
     guides,
+    large_batch,
     layers,
     losses,
     reinforcement,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -87,3 +88,16 @@ def test_model_needs_no_data(tmp_path: Path) -> None:
     config = TrainConfig(**{**digits.DEFAULTS, "data_dir": str(tmp_path)})
     digits.build_model(config, 23)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("changes", [{"label_smoothing": 0.1}, {"set": {"mixup": 0.4}}])
+def test_soft_labels(config: TrainConfig, changes: dict[str, Any]) -> None:
+    config = config.model_copy(update=changes)
+    data = digits.train_data(config)
+    model = digits.build_model(config, recipe.num_steps(data))
+    assert model.loss.get_config()["label_smoothing"] == config.label_smoothing
+    history = model.fit(data.take(2), validation_data=digits.validation_data(config), verbose=0)
+    assert 0 <= history.history["val_accuracy"][0] <= 1
+    labels = next(iter(data))[1].numpy()
+    np.testing.assert_allclose(labels.sum(-1), 1, rtol=1e-5)
+    assert (labels.max(-1) < 1).any() == ("set" in changes)

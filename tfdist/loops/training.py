@@ -13,6 +13,7 @@ from tfdist.errors import NonFiniteError
 from tfdist.loops import epoch
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
+from tfdist.loops.feeds import Feeds
 from tfdist.loops.observers import Call, Observer
 from tfdist.loops.throughput import Throughput
 from tfdist.strategies.base import Strategy
@@ -37,7 +38,7 @@ class Training:
 
     def run(
         self,
-        feed: Feed,
+        feeds: Feeds,
         validate: Callable[[keras.callbacks.CallbackList], Logs] | None,
         callbacks: keras.callbacks.CallbackList,
         epochs: tuple[int, int],
@@ -46,7 +47,7 @@ class Training:
         """Trains from one epoch up to another.
 
         Args:
-            feed: What to train on.
+            feeds: What to train on.
             validate: Returns loss and metrics, of which the callbacks hear; None: nothing does.
             callbacks: Hear of everything as in `keras.Model.fit`.
             epochs: The first, which a callback may replace, and the one before which to stop.
@@ -54,11 +55,15 @@ class Training:
         """
         outer, model = self._outer, self._outer.model
         per_call = outer.per_call("train", callbacks)
+        feed = feeds.of_epoch(epochs[0])
         outer.functions.train(feed)  # what cannot be trained is said before anything begins
         model.stop_training = False
         callbacks.on_train_begin()
         logs: Logs = {}
         for number in range(keras_data.initial_epoch(model, epochs[0]), epochs[1]):
+            before, feed = feed, feeds.of_epoch(number)
+            if feed is not before:
+                callbacks.set_params({**callbacks.params, "steps": feed.num_batches})
             callbacks.on_epoch_begin(number)
             model.reset_metrics()
             place = f"epoch {number + 1}"

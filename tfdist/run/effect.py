@@ -13,13 +13,19 @@ OF_RECIPES = (
     "learning_rate", "lr_scaling", "lr_rule", "warmup_epochs", "jit_compile", "run_eagerly"
 )  # fmt: skip
 
-#: The same, but only beside another field's value: which that is.
+#: The same, of which nothing is said unless they are set: many recipes have their own, or none.
+#: Some need another field's value beside them: which that is.
 ONLY_WITH = {
     "lr_reference_batch": "lr_scaling: linear or sqrt",
     "lr_decay_epochs": "lr_rule: step",
     "lr_decay_factor": "lr_rule: step",
     "lr_power": "lr_rule: polynomial",
     "warmup_start": "warmup_epochs",
+    "momentum": "optimizer: sgd or lars",
+    "optimizer": "",
+    "weight_decay": "",
+    "label_smoothing": "",
+    "ema": "",
 }
 
 

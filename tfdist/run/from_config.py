@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import keras
+
 import pipelines
-from tfdist import cluster, strategies
+from tfdist import cluster, schedules, strategies
 from tfdist.callbacks.early_stopping import EarlyStopping
 from tfdist.config import TrainConfig, scales_dynamically
 from tfdist.errors import DataError
@@ -89,16 +91,33 @@ def make_callbacks(config: TrainConfig, recipe: Recipe) -> list[Any]:
     return made
 
 
+def averages(config: TrainConfig) -> list[Any]:
+    """Returns what evaluates with the averages of the weights, where there are any.
+
+    Not for a configuration that is watched: whether there are any is the recipe's optimizer's.
+    """
+    # After each evaluation the weights are back; Keras makes them the averages at the end.
+    return [] if config.ema is None else [keras.callbacks.SwapEMAWeights()]
+
+
 def fit_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Returns how long and how loud to train."""
+    """Returns how long, in which batches and how loud to train."""
     steps = _SMOKE_STEPS if config.smoke else None
+    sizes = schedules.batch_sizes(config)  # one size is the data set's own
     return {
         "epochs": 1 if config.smoke else config.epochs,
+        "batch_size": sizes if isinstance(sizes, dict) and not config.smoke else None,
         "steps_per_epoch": steps,
         "validation_steps": steps,
         "verbose": config.verbose,
         "shuffle": False,  # a recipe's data set shuffles itself; Keras warns of shuffling twice
     }
+
+
+def first_batch_size(config: TrainConfig) -> int:
+    """Returns the rows of a global batch of the first epoch."""
+    sizes = schedules.batch_sizes(config)
+    return sizes[0] if isinstance(sizes, dict) and not config.smoke else config.batch_size
 
 
 def _loss_scale(config: TrainConfig) -> LossScale | None:

@@ -43,6 +43,10 @@ def what_runs(
         "steps per epoch": "unknown until the first has ended" if steps is None else str(steps),
         "optimizer": optimizer(trainer.model),
     }
+    if config.batch_warmup:
+        rows["batch warm-up"] = ", ".join(
+            "{} rows for {} epochs".format(*stage.split(":")) for stage in config.batch_warmup
+        )
     if "learning_rate" not in unread:
         rows["learning rate"] = schedules.describe(config)
     if unread:

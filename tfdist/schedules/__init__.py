@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfdist.schedules.batch_sizes import batch_sizes
 from tfdist.schedules.from_config import describe, learning_rate, peak
 from tfdist.schedules.rules import LearningRate, constant, cosine, one_cycle, polynomial, step
 from tfdist.schedules.scaling import linear_scaling, sqrt_scaling
@@ -10,6 +11,7 @@ from tfdist.schedules.warmup import Warmup
 __all__ = [
     "LearningRate",
     "Warmup",
+    "batch_sizes",
     "constant",
     "cosine",
     "describe",

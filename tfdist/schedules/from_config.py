@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
 from tfdist.schedules import rules
+from tfdist.schedules.batch_sizes import steps_until
 from tfdist.schedules.rules import LearningRate
 from tfdist.schedules.scaling import linear_scaling, sqrt_scaling
 
@@ -32,8 +35,8 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
     """The learning rate that the configuration asks for, ready for an optimizer.
 
     Args:
-        config: Gives the rule, the rate, its scaling, the epochs and the warm-up.
-        steps_per_epoch: Global batches in one epoch; None where the data do not tell.
+        config: Gives the rule, the rate, its scaling, the epochs, the warm-up and its batches.
+        steps_per_epoch: Batches of `batch_size` in one epoch; None where the data do not tell.
 
     Raises:
         ConfigurationError: The warm-up is as long as the training, or the rule goes by the length
@@ -48,8 +51,8 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
             "do not tell how many they are: use tf.data.experimental.assert_cardinality in the "
             "recipe's train_data, or --lr-rule constant --warmup-epochs 0."
         )
-    total_steps = config.epochs * steps_per_epoch
-    warmup_steps = round(config.warmup_epochs * steps_per_epoch)
+    until = functools.partial(steps_until, config, steps_per_epoch)
+    total_steps, warmup_steps = until(config.epochs), until(config.warmup_epochs)
     if config.lr_rule == "one_cycle":
         return rules.one_cycle(highest, total_steps, warmup_steps, config.warmup_start or None)
     rise = (warmup_steps, config.warmup_start) if warmup_steps else (0, 0.0)
@@ -58,7 +61,7 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
     if config.lr_rule == "polynomial":
         return rules.polynomial(highest, total_steps, config.lr_power, *rise)
     if config.lr_rule == "step":
-        boundaries = [round(epoch * steps_per_epoch) for epoch in _decay_epochs(config)]
+        boundaries = [until(epoch) for epoch in _decay_epochs(config)]
         return rules.step(highest, boundaries, config.lr_decay_factor, *rise)
     return rules.constant(highest, *rise)
 

@@ -198,3 +198,13 @@ def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Varia
     """
     rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
     return rate if isinstance(rate, keras.Variable) else None
+
+
+def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+    """Whether a weight is not left out of weight decay: `_use_weight_decay`."""
+    return optimizer._use_weight_decay(variable)
+
+
+def place_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
+    """Returns the place of a weight among those an optimizer has: `_get_variable_index`."""
+    return optimizer._get_variable_index(variable)

@@ -1,0 +1,121 @@
+"""Batches that grow or are accumulated, weights that are averaged, against one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.training import STRATEGIES, X, Y, build, dataset, mirrored
+from tfdist import Trainer, schedules
+from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError, DataError
+from tfdist.run import from_config
+
+GROWING = {0: 4, 1: 7, 3: 15}
+
+
+def by_hand(x: np.ndarray, y: np.ndarray, batches: list[int], rate: float) -> np.ndarray:
+    """The weights of a linear model after steps of gradient descent on batches of these sizes."""
+    rows = np.c_[x, np.ones(len(x))].astype("float64")
+    w, begin = np.zeros((x.shape[1] + 1, 1)), 0
+    for size in batches:
+        part, labels = rows[begin : begin + size], y[begin : begin + size]
+        w -= rate * 2 * part.T @ (part @ w - labels) / len(part)
+        begin = (begin + size) % len(x)
+    return w
+
+
+def linear(**options: Any) -> keras.Model:
+    layer = keras.layers.Dense(1, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((4,)), layer])
+    model.compile(keras.optimizers.SGD(0.1, **options), "mse")
+    return model
+
+
+def weights(trainer: Trainer) -> np.ndarray:
+    kernel, bias = trainer.model.get_weights()
+    return np.r_[kernel, bias[None]]
+
+
+@pytest.mark.parametrize(("strategy", "devices"), STRATEGIES)
+def test_growing_batches_by_hand(strategy: str, devices: int) -> None:
+    """Fifteen rows make batches of 4, 4, 4, 3, then twice of 7, 7, 1, then of 15."""
+    trainer = Trainer(linear, strategy, devices=devices)
+    trainer.fit(X, Y, batch_size=GROWING, epochs=4, shuffle=False, verbose=0)
+    expected = by_hand(X, Y, [4, 4, 4, 3, *[7, 7, 1] * 2, 15], 0.1)
+    np.testing.assert_allclose(weights(trainer), expected, atol=2e-6)
+    assert trainer.model.optimizer.iterations == 11
+
+
+def test_growing_batches_of_a_data_set() -> None:
+    """It is batched anew; callbacks hear how many steps an epoch has where that is known."""
+    found = mirrored(linear)
+    found.fit(dataset(5), batch_size=GROWING, epochs=4, verbose=0)
+    expected = by_hand(X, Y, [4, 4, 4, 3, *[7, 7, 1] * 2, 15], 0.1)
+    np.testing.assert_allclose(weights(found), expected, atol=2e-6)
+    steps = []
+    tells = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: steps.append(tells.params["steps"])
+    )
+    found.fit(X, Y, batch_size=GROWING, epochs=4, initial_epoch=2, callbacks=[tells], verbose=0)
+    assert steps == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"batch_size": {1: 4}}, "from epoch 0 on"),
+        ({"batch_size": {0: 0}}, "sizes from 1"),
+        ({"batch_size": {0: 1}}, "leaves some of 2 replicas"),
+        ({"batch_size": {0: 4}, "steps_per_epoch": 2}, "leave steps_per_epoch out"),
+        ({"batch_size": {0: 4}, "x": iter([(X, Y)]), "y": None}, "with initial_epoch"),
+    ],
+)
+def test_growing_batches_that_cannot_be(options: dict[str, Any], says: str) -> None:
+    with pytest.raises((ConfigurationError, DataError), match=says):
+        mirrored(linear).fit(**{"x": X, "y": Y, "verbose": 0, **options})
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_accumulated_rounds_are_one_large_batch(rounds: int) -> None:
+    """To rounding, also where neither rounds nor replicas divide the fifteen rows."""
+    trainer = mirrored(linear, accumulate=rounds)
+    trainer.fit(X, Y, batch_size=15, epochs=3, shuffle=False, verbose=0)
+    np.testing.assert_allclose(weights(trainer), by_hand(X, Y, [15] * 3, 0.1), atol=1e-6)
+    assert trainer.model.optimizer.iterations == 3
+
+
+def test_accumulated_batches_are_one_large_batch() -> None:
+    """Keras's `gradient_accumulation_steps`: three batches of 5 rows as one of 15."""
+    trainer = mirrored(lambda: linear(gradient_accumulation_steps=3))
+    trainer.fit(X, Y, batch_size=5, epochs=3, shuffle=False, verbose=0)
+    np.testing.assert_allclose(weights(trainer), by_hand(X, Y, [15] * 3, 0.1), atol=1e-6)
+
+
+def test_steps_of_growing_batches() -> None:
+    """20 full batches of 64 are 1,280 rows: 40 batches of 32 an epoch, and 13 of 100."""
+    config = TrainConfig(
+        batch_size=64, batch_warmup="32:3,100:2", epochs=10, lr_rule="step",
+        lr_decay_epochs=[2, 4, 6], learning_rate=1.0, warmup_epochs=0.5,
+    )  # fmt: skip
+    assert schedules.batch_sizes(config) == {0: 32, 3: 100, 5: 64}
+    rule: Any = schedules.learning_rate(config, 20)
+    changes = [2 * 40, 3 * 40 + 13, 3 * 40 + 2 * 13 + 20]
+    for i, step in enumerate(changes):
+        assert [float(rule(step - 1)), float(rule(step))] == pytest.approx([0.1**i, 0.1 ** (i + 1)])
+    assert float(rule(10)) == pytest.approx(0.5)
+    assert from_config.fit_arguments(config)["batch_size"] == {0: 32, 3: 100, 5: 64}
+    assert from_config.first_batch_size(config) == 32
+
+
+def test_averages_are_evaluated_and_kept() -> None:
+    """`--ema`: the validation is that of the averages, which are the weights in the end."""
+    callbacks = from_config.averages(TrainConfig(ema=0.5))
+    found = mirrored(lambda: build(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.5)))
+    history = found.fit(X, Y, validation_data=(X, Y), epochs=3, callbacks=callbacks, verbose=0)
+    kept = found.evaluate(X, Y, verbose=0)
+    assert kept == pytest.approx(history.history["val_loss"][-1], rel=1e-5)
+    assert kept != pytest.approx(history.history["loss"][-1], rel=1e-3)

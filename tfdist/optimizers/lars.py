@@ -1,0 +1,90 @@
+"""Layer-wise adaptive rate scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfdist.optimizers.momentum_sgd import MomentumSGD, dense
+from tfdist.optimizers.weight_decay import NOT_DECAYED
+from tfdist.upstream import keras_optimizers
+
+
+@keras.saving.register_keras_serializable(package="tfdist.optimizers")
+class LARS(MomentumSGD):
+    """Gradient descent with a rate for each weight that goes by its norm.
+
+    For a weight w with gradient g, trust t, decay d, momentum m and rate r:
+
+        q = t |w| / (|g| + d |w|)
+        v <- m v + r q (g + d w)
+        w <- w - v
+
+    Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks",
+    algorithm 1 and equation 6. A weight or gradient of norm 0 gives q = 1, so that weights which
+    begin at zero can move. Weights that are left out of the decay (biases, normalisation) are left
+    out of the rule too, q = 1 and d = 0, as in the runs of MLPerf's ResNet-50. A "layer" is one
+    variable. Gradients are summed over replicas before they come here, so the norms are those of
+    the global batch. The weight gradient of an embedding is taken whole, zeros included.
+
+    Args:
+        learning_rate: The global rate r; a float or a Keras schedule.
+        momentum: m, from 0 to below 1.
+        weight_decay: d; None: 0.
+        trust: t, the paper's eta.
+        exclude: Words; weights with one of them in their name are left out.
+        **options: Of every Keras optimizer: `clipnorm`, `use_ema` and so on.
+
+    Raises:
+        ConfigurationError: The momentum or the decay is out of its range.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1.0,
+        momentum: float = 0.9,
+        weight_decay: float | None = None,
+        trust: float = 0.001,
+        exclude: Sequence[str] = NOT_DECAYED,
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate, momentum, False, weight_decay, exclude, **options)
+        self.trust = trust
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Changes one weight by its gradient, which may be `tf.IndexedSlices`."""
+        dtype, place = variable.dtype, keras_optimizers.place_of(self, variable)
+        gradient, rate = dense(gradient, dtype), ops.cast(learning_rate, dtype)
+        if self._decays[place]:
+            rate = ops.multiply(rate, self._ratio(gradient, variable))
+        gradient = self._decayed(gradient, variable, place)
+        velocity = self.velocities[place]
+        momentum = ops.cast(self.momentum, dtype)
+        step = ops.add(ops.multiply(velocity, momentum), ops.multiply(gradient, rate))
+        self.assign(velocity, step)
+        self.assign_sub(variable, step)
+
+    def _ratio(self, gradient: Any, variable: Any) -> Any:
+        """Returns q, a scalar of the weight's dtype."""
+        of_weight, of_gradient = _norm(variable), _norm(gradient)
+        both = ops.logical_and(of_weight > 0, of_gradient > 0)
+        below = ops.where(both, of_gradient + self.decay * of_weight, ops.ones_like(of_weight))
+        ratio = ops.where(both, self.trust * of_weight / below, ops.ones_like(of_weight))
+        return ops.cast(ratio, variable.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of this optimizer, as Keras saves them."""
+        config = super().get_config() | {"trust": self.trust}
+        del config["nesterov"]
+        return config
+
+
+def _norm(tensor: Any) -> Any:
+    """Returns the Euclidean norm; of half precision in float32, where squares do not overflow."""
+    tensor = ops.convert_to_tensor(tensor)
+    if keras.backend.standardize_dtype(tensor.dtype) in ("float16", "bfloat16"):
+        tensor = ops.cast(tensor, "float32")
+    return ops.sqrt(ops.sum(ops.square(tensor)))

@@ -1,0 +1,98 @@
+"""Gradient descent whose velocity is in units of gradients, so that it outlives another rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from tfdist.errors import ConfigurationError
+from tfdist.optimizers.weight_decay import NOT_DECAYED
+from tfdist.upstream import keras_optimizers
+
+
+@keras.saving.register_keras_serializable(package="tfdist.optimizers")
+class MomentumSGD(keras.optimizers.Optimizer):
+    """Gradient descent with momentum correction and the weight decay of a penalty.
+
+    `u <- m u + g + d w`, then `w <- w - r u` with rate r, momentum m, decay d. Keras's SGD keeps
+    `r u` instead, of which steps at an earlier rate are a part: after the rate fell they go on
+    with the old one (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 3, remark 2;
+    equation 9 is this form). At a constant rate without decay both are the same.
+    Keras's `weight_decay` is apart from the gradient; here it is the gradient of `d/2 |w|^2`, which
+    goes through the momentum, as in that paper. It is not in the loss, which stays the data's.
+
+    Args:
+        learning_rate: A float or a Keras schedule.
+        momentum: m, from 0 to below 1.
+        nesterov: Whether the step looks ahead: `w <- w - r (m u + g + d w)` with the new u.
+        weight_decay: d; None: 0.
+        exclude: Words; weights with one of them in their name do not decay.
+        **options: Of every Keras optimizer: `clipnorm`, `use_ema` and so on.
+
+    Raises:
+        ConfigurationError: The momentum or the decay is out of its range.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float | None = None,
+        exclude: Sequence[str] = NOT_DECAYED,
+        **options: Any,
+    ) -> None:
+        # Keras's own decay stays off.
+        super().__init__(learning_rate=learning_rate, **options)
+        if not 0 <= momentum < 1 or (weight_decay or 0) < 0:
+            raise ConfigurationError(
+                f"{type(self).__name__}: expected a momentum from 0 to below 1 and a weight decay "
+                f"from 0, got {momentum} and {weight_decay}."
+            )
+        self.momentum, self.nesterov = momentum, nesterov
+        self.decay, self.exclude = weight_decay or 0.0, tuple(exclude)
+        self.exclude_from_weight_decay(var_names=list(exclude))
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Makes a velocity for each weight, of its shape and dtype."""
+        if self.built:
+            return
+        super().build(variables)
+        self.velocities = self.add_optimizer_variables(variables, "velocity")
+        self._decays = [keras_optimizers.decays(self, v) for v in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Changes one weight by its gradient, which may be `tf.IndexedSlices`."""
+        rate = ops.cast(learning_rate, variable.dtype)
+        place = keras_optimizers.place_of(self, variable)
+        gradient = self._decayed(dense(gradient, variable.dtype), variable, place)
+        momentum = ops.cast(self.momentum, variable.dtype)
+        velocity = self.velocities[place]
+        new = ops.add(ops.multiply(velocity, momentum), gradient)
+        self.assign(velocity, new)
+        step = ops.add(ops.multiply(new, momentum), gradient) if self.nesterov else new
+        self.assign_sub(variable, ops.multiply(step, rate))
+
+    def _decayed(self, gradient: Any, variable: Any, place: int) -> Any:
+        """Returns the gradient with that of the penalty on the weight."""
+        if not (self.decay and self._decays[place]):
+            return gradient
+        return ops.add(gradient, ops.multiply(variable, ops.cast(self.decay, variable.dtype)))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of this optimizer, as Keras saves them."""
+        return super().get_config() | {
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "weight_decay": self.decay,
+            "exclude": list(self.exclude),
+        }
+
+
+def dense(gradient: Any, dtype: Any) -> Any:
+    """Returns a gradient with all its zeros: momentum and decay move every row anyway."""
+    return ops.cast(tf.convert_to_tensor(gradient), dtype)

@@ -1,0 +1,25 @@
+"""Which weights decay: neither biases nor the scale and shift of normalisation layers."""
+
+from __future__ import annotations
+
+import keras
+
+#: Words in the names that Keras's layers give to such weights.
+NOT_DECAYED = ("bias", "gamma", "beta")
+
+
+def leave_biases_and_norms(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Leaves biases, and the scale and shift of normalisation layers, out of weight decay.
+
+    Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1 ("We do not apply weight
+    decay on the learnable BN coefficients"); He et al. 2019, "Bag of Tricks for Image
+    Classification with Convolutional Neural Networks", section 3.1 (nor on biases).
+
+    Args:
+        optimizer: Of Keras, not built yet. `LARS` and `MomentumSGD` do so by themselves.
+
+    Returns:
+        The same optimizer.
+    """
+    optimizer.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
+    return optimizer
