@@ -13,6 +13,7 @@ from tfdist.console import command
 COMMANDS = {
     "allreduce": "tfdist.bench.allreduce.command",
     "input": "tfdist.bench.input.command",
+    "large_batch": "tfdist.bench.large_batch.command",
     "scaling": "tfdist.bench.scaling.command",
     "step": "tfdist.bench.step.command",
 }
