@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipelines.reading.mixture import Source as Source
     from pipelines.reading.mixture import mix as mix
     from pipelines.reading.position import Position as Position
+    from pipelines.reading.position import looking as looking
     from pipelines.reading.read import read as read
     from pipelines.reading.tuning import Tuning as Tuning
     from pipelines.writing.write import write_shards as write_shards
@@ -32,6 +33,7 @@ _ATTRIBUTES = {
     "Source": "pipelines.reading.mixture",
     "Tuning": "pipelines.reading.tuning",
     "load_index": "pipelines.format.index",
+    "looking": "pipelines.reading.position",
     "mix": "pipelines.reading.mixture",
     "read": "pipelines.reading.read",
     "write_shards": "pipelines.writing.write",
@@ -46,6 +48,7 @@ __all__ = [
     "Source",
     "Tuning",
     "load_index",
+    "looking",
     "mix",
     "read",
     "write_shards",

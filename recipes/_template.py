@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from pydantic import BaseModel, Field
 
-from tfdist import schedules, train
+from tfdist import optimizers, schedules, train
 from tfdist.config import TrainConfig
 
 #: Fields of TrainConfig that this workload sets otherwise; --config and flags override them.
@@ -36,7 +36,7 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
         [keras.Input((2,)), layers.Dense(own.width, activation="relu"), layers.Dense(2)]
     )
     model.compile(
-        optimizer=keras.optimizers.Adam(schedules.learning_rate(config, steps_per_epoch)),
+        optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=config.jit_compile,

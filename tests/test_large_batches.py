@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
+from recipes import digits
 from tests.support.training import STRATEGIES, X, Y, build, dataset, mirrored
 from tfdist import Trainer, schedules
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
-from tfdist.run import from_config
+from tfdist.run import from_config, recipe
 
 GROWING = {0: 4, 1: 7, 3: 15}
 
@@ -109,6 +111,24 @@ def test_steps_of_growing_batches() -> None:
     assert float(rule(10)) == pytest.approx(0.5)
     assert from_config.fit_arguments(config)["batch_size"] == {0: 32, 3: 100, 5: 64}
     assert from_config.first_batch_size(config) == 32
+
+
+def test_mixed_batches_are_the_same_for_any_number_of_replicas(tmp_path: Path) -> None:
+    """And in the same order: that somebody looks at the first one leaves it as it is."""
+    own = {"dropout": 0.0, "mixup": 0.4}
+    config = TrainConfig(**{**digits.DEFAULTS, "data_dir": str(tmp_path), "set": own})
+
+    def losses(strategy: str, devices: int) -> list[float]:
+        data = digits.train_data(config).take(3)
+
+        def build_model() -> keras.Model:
+            keras.utils.set_random_seed(1)
+            return digits.build_model(config, recipe.num_steps(data))
+
+        trainer = Trainer(build_model, strategy, devices=devices)
+        return trainer.fit(data, epochs=2, verbose=0).history["loss"]
+
+    assert losses("mirrored", 3) == pytest.approx(losses("one_device", 1), rel=2e-5)
 
 
 def test_averages_are_evaluated_and_kept() -> None:

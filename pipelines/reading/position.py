@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,22 @@ class Position(NamedTuple):
 
 BEGINNING = Position()
 
+_looks: list[object] = []
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """Lets whoever looks at the first batch of a dataset leave its next iteration the same epoch.
+
+    Iterations that begin in this block read the next epoch and do not count as having read it, so
+    that the order of a training is not another one where somebody had to look at its data first.
+    """
+    _looks.append(None)
+    try:
+        yield
+    finally:
+        _looks.pop()
+
 
 def starts(start: Position | Callable[[], Position], batch_size: int) -> tf.data.Dataset:
     """Where each iteration begins to read.
@@ -39,11 +56,12 @@ def starts(start: Position | Callable[[], Position], batch_size: int) -> tf.data
         A dataset of one element an iteration: the epoch to read, and how many records to leave out
         from its beginning, int64 `(2,)`.
     """
-    iteration = -1
+    num_read = 0
 
     def position() -> np.ndarray:
-        nonlocal iteration
-        iteration += 1
+        nonlocal num_read
+        iteration = num_read
+        num_read += not _looks
         if callable(start):
             epoch, batch = start()
         else:

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import pipelines
 from tfdist.errors import DataError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import without_optionals
@@ -92,8 +93,9 @@ class Feed:
         """Returns the first global batch without taking it from a generator."""
         if (known := keras_data.first_batch(self._adapter)) is not None:
             return tf.nest.map_structure(tf.convert_to_tensor, known)
-        for batch in self._dataset:
-            return without_optionals(batch)
+        with pipelines.looking():  # what is read by them goes on as if nobody had looked
+            for batch in self._dataset:
+                return without_optionals(batch)
         raise DataError(_EMPTY)
 
     def restart(self) -> None:

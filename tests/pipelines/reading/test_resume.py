@@ -144,3 +144,14 @@ def test_padding_keeps_every_record_once(
             seen += batch["number"][own].tolist()
             np.testing.assert_array_equal(batch["array"][:, 0, 0], batch["number"])
         assert sorted(seen) == list(range(num_records))
+
+
+def test_a_look_leaves_the_epochs_as_they_are(folder: Path) -> None:
+    def epochs(look: bool) -> list[list[int]]:
+        dataset = pipelines.read(folder, 8, shuffle_buffer=100, seed=4)
+        for _ in range(2 * look):
+            with pipelines.looking():
+                next(iter(dataset))
+        return [numbers.order(dataset) for _ in range(2)]
+
+    assert epochs(look=True) == epochs(look=False)
