@@ -17,16 +17,14 @@ import tfdist
 BOUND = 4e-5
 MAX_ROWS = 24
 # Drawn alike in every run; what is found by chance elsewhere belongs into an @example here.
-SETTINGS = settings(max_examples=30, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=15, deadline=None, derandomize=True)
 # (strategy, replicas, rounds of accumulation): a few, since each is traced once.
 TRAINERS = st.sampled_from(
     [
         ("mirrored", 2, 1),
         ("mirrored", 3, 2),
-        ("central_storage", 3, 1),
         ("central_storage", 2, 3),
         ("towers", 3, 1),
-        ("towers", 2, 2),
     ]
 )
 

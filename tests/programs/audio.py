@@ -39,9 +39,7 @@ class Endpoint(layers.Layer):
         return guesses
 
 
-@program(
-    Data({"image": normal(8, 4, 1), "label": integers(4, 3, low=1)}), floatx="float32", quick=True
-)
+@program(Data({"image": normal(8, 4, 1), "label": integers(4, 3, low=1)}), floatx="float32")
 def captcha_by_ctc() -> keras.Model:
     """Characters in pictures: a layer that adds the CTC loss, labels among the inputs."""
     image = keras.Input((8, 4, 1), name="image")

@@ -59,7 +59,7 @@ def convolutions_over_words() -> keras.Model:
     return binary(inputs, layers.GlobalMaxPooling1D()(x))
 
 
-@program(sentences(), quick=True)
+@program(sentences())
 def bidirectional_lstm() -> keras.Model:
     """Two bidirectional LSTMs over padded words."""
     inputs = keras.Input((6,), dtype="int32")

@@ -45,6 +45,11 @@ class Contribution(NamedTuple):
         state, metrics = (changes._replace(same={}) for changes in (self.state, self.metrics))
         return self._replace(state=state, metrics=metrics, indices={})
 
+    def same(self) -> Contribution:
+        """Returns the rest, for `with_same`: what is the same on every share."""
+        state, metrics = (Changes({}, {}, changes.same) for changes in (self.state, self.metrics))
+        return Contribution({}, state, metrics, self.indices)
+
     def of_whole(self, counts: bool, zero: int | tf.Tensor) -> Contribution:
         """Returns what a replica brings where each computes the whole batch: all of it, or zeros.
 
@@ -114,13 +119,22 @@ def forward_backward(
         ]
         gradients = enumerate(tape.gradient(scaled, sources))
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
-    connected = {i: gradient for i, gradient in gradients if gradient is not None}
+    connected = {i: _shaped(g, trainable[i].shape) for i, g in gradients if g is not None}
     slices = [i for i, gradient in connected.items() if isinstance(gradient, tf.IndexedSlices)]
     indices = {}
     for i in slices if replica.num_microbatches > 1 else []:
         if state.aggregations.lookups.are_alike(i):
             connected[i], indices[i] = connected[i].values, connected[i].indices
     return Contribution(connected, *state.changes(scope, replica), indices)
+
+
+def _shaped(gradient: Any, shape: tuple[int, ...]) -> Any:
+    """Returns the gradient of a variable, of which TensorFlow may not know that shape itself."""
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient.values.set_shape([None, *shape[1:]])
+        return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant([*shape]))
+    gradient.set_shape(shape)
+    return gradient
 
 
 def exchange(strategy: Strategy, share: Contribution) -> Contribution:

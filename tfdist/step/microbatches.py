@@ -36,34 +36,54 @@ def over_rounds(
         results = strategy.run(lambda i: compute(i, number, cut[i], totals[i]))
         return strategy.local_results(results)
 
-    def noted(number: Any) -> list[list[tf.Tensor]]:
+    def noted(number: Any) -> tuple[list[list[tf.Tensor]], tuple[()]]:
         totals = [Totals() for _ in shares]
         of_round(number, totals)
-        return [t.noted for t in totals]
-
-    def add_up(first: Any, later: Callable[[Any], Any]) -> Any:
-        def add(number: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
-            both = sums, later(number)
-            return number + 1, tf.nest.map_structure(lambda *terms: local_sum(terms), *both)
-
-        sizes = tf.TensorShape([]), tf.nest.map_structure(_shape, first)
-        begin = tf.constant(1), first
-        return tf.while_loop(lambda number, _: number < num_rounds, add, begin, sizes)[1]
+        return [t.noted for t in totals], ()
 
     known: list[Any] = [None for _ in shares]
-    if (ahead := noted(0))[0]:
-        local = add_up(ahead, noted)
+    local, _ = _in_rounds(noted, num_rounds)
+    if local[0]:
         known = strategy.local_results(strategy.run(lambda i: strategy.all_reduce(local[i])))
 
-    def computed(number: Any) -> list[Contribution]:
-        return of_round(number, [Totals(known=k) for k in known])
+    def computed(number: Any) -> tuple[list[Contribution], list[Contribution]]:
+        each = of_round(number, [Totals(known=k) for k in known])
+        return [share.summable() for share in each], [share.same() for share in each]
 
-    first = computed(0)
-    sums = add_up(
-        [each.summable() for each in first],
-        lambda number: [each.summable() for each in computed(number)],
-    )
-    return [total.with_same(each) for total, each in zip(sums, first, strict=True)]
+    sums, same = _in_rounds(computed, num_rounds)
+    return [total.with_same(each) for total, each in zip(sums, same, strict=True)]
+
+
+def _in_rounds(fn: Callable[[Any], tuple[Any, Any]], num_rounds: int) -> tuple[Any, Any]:
+    """Returns the sum of what a function of a round's number returns first, and the rest once.
+
+    Its graph, which has the model's for each replica, is traced once and is there once: TensorFlow
+    needs the more time to make and to optimize a graph, the larger it is. One that returns nothing
+    is left out.
+
+    Args:
+        fn: Returns two structures, of tensors and slices; the second is the same in each round.
+        num_rounds: In which to call it.
+    """
+    if tf.executing_eagerly():
+        parts, same = zip(*(fn(number) for number in range(num_rounds)), strict=True)
+        return tf.nest.map_structure(lambda *terms: local_sum(terms), *parts), same[0]
+    traced = tf.function(fn, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
+    like = traced.structured_outputs
+    if not tf.nest.flatten(like):
+        return like
+
+    def add(number: tf.Tensor, sums: Any, _: Any) -> tuple[tf.Tensor, Any, Any]:
+        more, same = traced(number)
+        sums = tf.nest.map_structure(lambda *terms: local_sum(terms), sums, more)
+        return number + 1, sums, same
+
+    begin = tf.constant(0), *tf.nest.map_structure(_none_yet, like)
+    shapes = tf.TensorShape([]), *tf.nest.map_structure(_shape, like)
+    # One after the other, or several would need memory at a time.
+    in_turn = {"parallel_iterations": 1}
+    _, sums, same = tf.while_loop(lambda n, *_: n < num_rounds, add, begin, shapes, **in_turn)
+    return sums, same
 
 
 def _microbatch(own: Share, number: Any, num_rounds: int) -> Share:
@@ -72,9 +92,17 @@ def _microbatch(own: Share, number: Any, num_rounds: int) -> Share:
     return share(own.rows, rows * number // num_rounds, rows * (number + 1) // num_rounds)
 
 
-def _shape(total: Any) -> Any:
+def _none_yet(value: Any) -> Any:
+    """Zeros in the form of what a round returns, or slices of no row."""
+    if not isinstance(value, tf.IndexedSlices):
+        return tf.zeros(_shape(value), value.dtype)
+    values = tf.zeros([0, *value.values.shape[1:]], value.dtype)
+    return tf.IndexedSlices(values, tf.zeros([0], value.indices.dtype), tf.constant([*value.shape]))
+
+
+def _shape(value: Any) -> Any:
     """The shape of a sum in all rounds: slices become more."""
-    if not isinstance(total, tf.IndexedSlices):
-        return total.shape
-    shape = tf.TensorShape([None, *total.values.shape[1:]])
-    return tf.IndexedSlicesSpec(shape, total.dtype, total.indices.dtype, tf.int32, [None])
+    if not isinstance(value, tf.IndexedSlices):
+        return value.shape
+    shape = tf.TensorShape([None, *value.values.shape[1:]])
+    return tf.IndexedSlicesSpec(shape, value.dtype, value.indices.dtype, tf.int32, [None])
