@@ -223,7 +223,7 @@ def drawn(seed: int, number: int) -> Recipe:
 
 def _seldom(draw: random.Random, names: list[str], number: int) -> list[str]:
     """Draws so many names, recurrent layers among them seldom."""
-    weights = [0.3 if name in RECURRENT else 1.0 for name in names]
+    weights = [0.2 if name in RECURRENT else 1.0 for name in names]
     return draw.choices(names, weights, k=number)
 
 
