@@ -17,6 +17,7 @@ from tests.support.starting import ENVIRON, SECONDS, command, launch, launch_pro
 from tfdist.errors import REQUEUE
 from tfdist.launch import main
 from tfdist.launcher.flags import parse
+from tfdist.launcher.strategy import with_strategy
 
 #: Starts a child in a session of its own, tells both process ids, and waits for ever.
 LINGERS = """
@@ -253,12 +254,36 @@ def test_dry_run_prints_what_it_would_start() -> None:
         (["--via", "horovodrun"], "horovod"),
         (["--print-k8s", "mpijob"], "horovod"),
         (["--strategy=horovod"], "horovod"),
-        (["--config", "run.yaml"], ""),  # the file may say; the workers refuse another one
         (["--num-workers", "1"], ""),
+        (["--config", "batch.yaml"], "multi_worker"),
+        (["--config", "of_servers.yaml", "--config=batch.yaml"], "parameter_server"),
+        (["--config", "of_servers.yaml", "--strategy", "horovod"], "horovod"),
+        (["--config", "not/here.yaml"], "multi_worker"),
+        (["--", "python", "mine.py", "--config", "of_servers.yaml"], ""),
+        (["--", "python", "mine.py", "--strategy", "horovod"], "horovod"),
     ],
 )
-def test_strategy_that_nobody_named_is_the_launcher_s(flags: list[str], strategy: str) -> None:
-    assert parse([*flags, "--epochs", "2"]).strategy == strategy
+def test_strategy_that_nobody_named_is_the_launcher_s(
+    flags: list[str], strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("batch.yaml").write_text("batch_size: 32")
+    Path("of_servers.yaml").write_text("epochs: 3\nstrategy: parameter_server")
+    given = parse(flags)
+    chosen = with_strategy(given)
+    assert chosen.strategy == strategy
+    assert chosen.command in (given.command, (*given.command, "--strategy", strategy))
+
+
+def test_file_whose_strategy_would_train_in_each_worker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("epochs: 2\nstrategy: mirrored")
+    assert main(["--config", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert f"{path}, line 2: strategy 'mirrored' would train in each of 2 workers" in said
+    assert main(["--dry-run", "--config", str(path), "--strategy", "multi_worker"]) == 0  # the cure
 
 
 def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
@@ -292,6 +317,11 @@ def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
         (["--on", "a"], "--on a: expected one of --hosts (none)"),
         (["--via", "magic"], "invalid choice: 'magic'"),
         (["--num-ps", "1", "--via", "mpirun"], "--num-ps is for processes of this host"),
+        (["--port", "4000"], "--port has no effect without --hosts"),
+        (["--gpus-per-worker", "1", "--num-ps", "1"], "--gpus-per-worker has no effect with"),
+        (["--cpus-per-worker", "1"], "--cpus-per-worker has no effect without --print-slurm"),
+        (["--name", "mine"], "--name has no effect without"),
+        (["--image", "mine", "--print-slurm"], "--image has no effect without --print-k8s"),
         (["--strategy", "mirrored"], "'mirrored' would train in each of 2 workers by itself"),
         (["--", "/not/there"], "'/not/there' cannot be started (No such file or directory)"),
     ],

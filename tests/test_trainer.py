@@ -181,6 +181,29 @@ def test_description_of_what_will_happen() -> None:
     assert mirrored().describe()["not exact"] == "nothing"
 
 
+def test_first_fit_says_what_is_not_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    build_model = building(
+        lambda: [
+            keras.Input((4,)),
+            layers.BatchNormalization(),
+            layers.Dropout(0.1),
+            layers.Dense(1),
+        ]
+    )
+    trainer = mirrored(build_model)
+    for verbose in (0, 2, 2):
+        trainer.fit(**FIT | {"verbose": verbose})
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("not exact: BatchNorm: each share has its own moments; sync_batch_norm") == 1
+    assert said.count("random layers: each share draws numbers of its own") == 1
+    assert said.index("not exact") < said.index("loss")
+    described = mirrored(build_model)
+    described.describe()
+    for silent in (described, mirrored(build)):
+        silent.fit(**FIT | {"verbose": 2})
+    assert "not exact" not in capsys.readouterr().out
+
+
 def test_averaged_weights_are_in_the_model_after_fit() -> None:
     build_model = functools.partial(build, keras.optimizers.SGD(0.3, use_ema=True))
     trainer, alone = mirrored(lambda: build(keras.optimizers.SGD(0.3, use_ema=True))), build_model()

@@ -119,5 +119,6 @@ def _split_cpu(num_devices: int) -> None:
         raise DeviceError(
             f"{num_devices} logical CPU devices were asked for, but TensorFlow has started with "
             f"{len(available())}: call tfdist.devices.configure({num_devices}) before the first "
-            "operation (in a notebook: restart the kernel, in its first cell)."
+            "operation, as building a model is one (in a notebook: restart the kernel, in its "
+            "first cell)."
         ) from None

@@ -11,14 +11,13 @@ from typing import Any
 
 from tfdist.cluster.networks import interface_towards
 from tfdist.console import command
-from tfdist.errors import ConfigurationError
 from tfdist.launcher import flags, group, horovod, kubernetes, mpirun, plan, slurm, workers
 from tfdist.launcher.child import Failure, Streams
 from tfdist.launcher.elastic import Elastic
 from tfdist.launcher.flags import Options
 from tfdist.launcher.plan import Process
 from tfdist.launcher.restarts import Restarts, supervised
-from tfdist.strategies import STRATEGIES
+from tfdist.launcher.strategy import with_strategy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
 
     def parse_and_launch() -> int:
-        failure = launch(flags.parse(sys.argv[1:] if arguments is None else arguments))
+        chosen = flags.parse(sys.argv[1:] if arguments is None else arguments)
+        failure = launch(with_strategy(chosen))
         if failure is None:
             return 0
         print(str(failure) if failure.preempted else f"error: {failure}", file=sys.stderr)
@@ -49,7 +49,6 @@ def launch(chosen: Options) -> Failure | None:
     Raises:
         TfdistError: It cannot be started.
     """
-    _check_strategy(chosen)
     if chosen.print_slurm:
         print(slurm.script(chosen), end="")
     elif chosen.print_k8s:
@@ -83,16 +82,6 @@ def _run_elastic(chosen: Options, elastic: Elastic) -> Failure | None:
         return _run_workers(fewer, elastic.places, elastic.seconds)
 
     return supervised(attempt, Restarts(chosen.max_restarts), elastic.note)
-
-
-def _check_strategy(chosen: Options) -> None:
-    """Refuses workers of which each would train by itself."""
-    declared = STRATEGIES.get(chosen.strategy) if chosen.trains else None
-    if declared and not declared.joins_processes and chosen.num_workers + chosen.num_ps > 1:
-        raise ConfigurationError(
-            f"--strategy {chosen.strategy!r} would train in each of {chosen.num_workers} workers "
-            "by itself: leave --strategy out, or train in one process with python -m tfdist.train."
-        )
 
 
 def _run(processes: Sequence[Process], chosen: Options, **options: Any) -> Failure | None:

@@ -54,7 +54,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     from tfdist.callbacks.metrics_log import MetricsLog
     from tfdist.callbacks.profile import Profile
     from tfdist.run import export, from_config, loggers, profile, reports, room
-    from tfdist.run.effect import Watched
+    from tfdist.run.effect import Watched, check_spread
     from tfdist.run.folder import RunFolder
 
     began = time.monotonic()
@@ -63,6 +63,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     workload = recipe.find(config.recipe)
     keras.utils.set_random_seed(config.seed)
     strategy = from_config.make_strategy(config)
+    check_spread(config, workload, strategy)
     watched = Watched(config)
     data, validation = from_config.make_data(watched.as_config(), workload, strategy)
     steps_per_epoch = recipe.num_steps(data)

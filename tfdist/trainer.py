@@ -16,15 +16,14 @@ from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
 from tfdist.loops.feeds import BatchSizes, Feeds
+from tfdist.loops.not_exact import NotExact
 from tfdist.loops.overridden import overrides, through_the_model
 from tfdist.loops.training import Training
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
-from tfdist.step.batch_norm import layers_of
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_data
-from tfdist.upstream.keras_model import seeds_of
 from tfdist.watchdog.watchdog import Watchdog
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -107,6 +106,7 @@ class Trainer:
         )
         self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
         self._training = Training(self._outer)
+        self._not_exact = NotExact(self.model, strategy, accumulate, sync_batch_norm)
         self.stats = self._training.throughput
 
     @_together
@@ -134,7 +134,8 @@ class Trainer:
 
         `batch_size` is the global batch, or several by the epoch from which on they hold, like
         `{0: 32, 5: 64}`, which arrays and data sets are cut into. `x` may also be a function of a
-        `tf.distribute.InputContext` that returns this worker's data set.
+        `tf.distribute.InputContext` that returns this worker's data set. The first call prints
+        what is not to the numbers of one device, if anything; `verbose=0` prints nothing.
 
         Where the loss is scaled (a float16 policy, a `LossScaleOptimizer`), logs and history have
         two keys that Keras's have not: `loss_scale`, and `skipped_steps` that overflowed so far.
@@ -159,7 +160,9 @@ class Trainer:
             )
         num_batches = feeds.of_epoch(initial_epoch).num_batches
         callbacks = self._callback_list(callbacks, verbose, epochs, num_batches)
-        self._training.run(feeds, validate, callbacks, (initial_epoch, epochs), validation_freq)
+        tell = self._not_exact.print_once if verbose else None
+        span = (initial_epoch, epochs)
+        self._training.run(feeds, validate, callbacks, span, validation_freq, tell)
         return self.model.history
 
     @_together
@@ -201,19 +204,12 @@ class Trainer:
         return prediction.run(self._outer, feed, callbacks)
 
     def describe(self) -> dict[str, str]:
-        """Returns what a start-up table says of this trainer."""
-        inexact = dict(self.strategy.inexact)
-        several = self.strategy.num_replicas * self.accumulate > 1
-        synchronised = [self.sync_batch_norm or x.synchronized for x in layers_of(self.model)]
-        if several and not all(synchronised):
-            inexact["BatchNorm"] = "each share has its own moments; sync_batch_norm mends it"
-        if several and seeds_of(self.model):
-            inexact["random layers"] = "each share draws numbers of its own"
+        """Returns what a start-up table says of this trainer; `fit` then need not say it."""
         return self.strategy.describe() | {
             "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
             "precision": self.model.dtype_policy.name,
             "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
-            "not exact": "; ".join(f"{name}: {why}" for name, why in inexact.items()) or "nothing",
+            "not exact": self._not_exact.told(),
         }
 
     def _validation(

@@ -15,6 +15,7 @@ from tests.support.manifest_schemas import JOBS
 from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launcher import kubernetes, slurm
 from tfdist.launcher.flags import parse
+from tfdist.launcher.strategy import with_strategy
 
 COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
 
@@ -80,7 +81,7 @@ def test_mpi_job_runs_the_command_on_all_workers() -> None:
     ],
 )
 def test_kind_follows_the_strategy(flags: list[str], kind: str) -> None:
-    made = yaml.safe_load(kubernetes.manifest(parse(["--print-k8s", *flags])))
+    made = yaml.safe_load(kubernetes.manifest(with_strategy(parse(["--print-k8s", *flags]))))
     assert made["kind"] == kind
 
 

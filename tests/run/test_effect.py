@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
-from tfdist.run.effect import OF_RECIPES, Watched
+from tfdist.run.effect import OF_RECIPES, Watched, check_spread
 
 RECIPE: Any = SimpleNamespace(DEFAULTS={"learning_rate": 0.5})
 
@@ -52,3 +53,31 @@ def test_field_that_has_an_effect_beside_another(fields: dict[str, Any], cure: s
     schedules.learning_rate(watched.as_config(), 20)
     with pytest.raises(ConfigurationError, match=cure):
         watched.unread(RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_replicas", "stops_together", "says"),
+    [
+        (
+            {"sync_batch_norm": True},
+            1,
+            False,
+            "sync_batch_norm=True has no effect with one replica",
+        ),
+        (
+            {"watchdog_seconds": 60},
+            2,
+            False,
+            "watchdog_seconds=60.0 has no effect where no process",
+        ),
+        ({"sync_batch_norm": True, "watchdog_seconds": 60}, 2, True, ""),
+        ({"epochs": 3}, 1, False, ""),
+    ],
+)
+def test_what_is_done_together_needs_others(
+    flags: dict[str, Any], num_replicas: int, stops_together: bool, says: str
+) -> None:
+    strategy: Any = SimpleNamespace(num_replicas=num_replicas, stops_together=stops_together)
+    refused = pytest.raises(ConfigurationError, match=says) if says else nullcontext()
+    with refused:
+        check_spread(TrainConfig(**flags), RECIPE, strategy)

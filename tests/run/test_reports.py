@@ -55,8 +55,18 @@ def test_rule_of_the_learning_rate() -> None:
 def test_data_that_do_not_tell() -> None:
     data = tf.data.Dataset.range(100).batch(64).filter(lambda row: True).map(lambda row: row)
     found = what_runs(TrainConfig(), data)
-    assert found["global batch"] == "64, if the data keep to it"
+    assert found["global batch"] == "64, the first; the data do not tell the others"
     assert found["steps per epoch"] == "unknown until the first has ended"
+    of_others = tf.data.Dataset.range(100).batch(48).map(lambda row: row[: tf.size(row)])
+    found = what_runs(TrainConfig(), of_others)
+    assert found["global batch"].startswith("48, the first; ")
+    assert found["global batch"].endswith("; batch_size 64 was asked for")
+    assert found["per-replica batch"] == "16"
+
+
+def test_data_of_which_no_batch_can_be_had() -> None:
+    data = tf.data.Dataset.range(9).filter(lambda row: False).batch(3).map(lambda row: row[:1])
+    assert what_runs(TrainConfig(), data)["global batch"] == "64, if the data keep to it"
 
 
 def test_summary_shows_last_and_best(capsys: pytest.CaptureFixture[str]) -> None:

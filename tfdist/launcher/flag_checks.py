@@ -1,4 +1,4 @@
-"""Flags of `python -m tfdist.launch` that contradict each other."""
+"""Flags of `python -m tfdist.launch` that contradict each other, or do nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from tfdist.launcher.flags import Options
 
 
+#: What flags are where they are left out.
+PORT, NAME, IMAGE = 12300, "tfdist", "tfdist:latest"
+
+
 def check(options: Options) -> None:
-    """Refuses flags that contradict each other.
+    """Refuses flags that contradict each other, or would do nothing.
 
     Raises:
         ConfigurationError: They do.
@@ -32,6 +36,7 @@ def check(options: Options) -> None:
             "of each process."
         )
     _check_restarts(options)
+    _check_effect(options)
 
 
 def _check_restarts(options: Options) -> None:
@@ -57,3 +62,26 @@ def _check_restarts(options: Options) -> None:
             "Elsewhere start the same command with another number of workers: it goes on from the "
             "newest checkpoint, with the same global batches."
         )
+
+
+def _check_effect(options: Options) -> None:
+    """Refuses flags that would do nothing."""
+    prints = options.print_slurm or options.print_k8s is not None
+    hands_over = options.num_ps > 0 or options.via != "processes"
+    of_no_effect = {
+        "--port without --hosts: workers of this host get free ones": (
+            options.port != PORT and not options.hosts
+        ),
+        "--gpus-per-worker with --num-ps or --via: their workers see all GPUs": (
+            options.gpus_per_worker and hands_over and not prints
+        ),
+        "--cpus-per-worker without --print-slurm or --print-k8s": (
+            options.cpus_per_worker and not prints
+        ),
+        "--name without --print-slurm or --print-k8s": options.name != NAME and not prints,
+        "--image without --print-k8s": options.image != IMAGE and options.print_k8s is None,
+    }
+    for flag, is_one in of_no_effect.items():
+        if is_one:
+            name, _, why = flag.partition(" ")
+            raise ConfigurationError(f"{name} has no effect {why}; leave it out.")

@@ -7,11 +7,11 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 from tfdist.errors import ConfigurationError
-from tfdist.launcher.flag_checks import check
+from tfdist.launcher.flag_checks import IMAGE, NAME, PORT, check
 from tfdist.launcher.plan import parse_hosts
 
 PROGRAM = "python -m tfdist.launch"
@@ -40,6 +40,8 @@ class Options:
     name: str
     image: str
     cpus_per_worker: int | None
+    #: Of the training command, as far as `launcher.strategy` knows it.
+    strategy: str = ""
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
@@ -51,15 +53,6 @@ class Options:
     def trains(self) -> bool:
         """Whether the command is that of the training command."""
         return self.command[1:3] == ("-m", "tfdist.train")
-
-    @property
-    def strategy(self) -> str:
-        """The strategy that the command names; empty where it names none."""
-        for word, following in zip(self.command, (*self.command[1:], ""), strict=True):
-            flag, _, value = word.partition("=")
-            if flag == "--strategy":
-                return value or following
-        return ""
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -89,21 +82,7 @@ def parse(arguments: Sequence[str]) -> Options:
     flags["command"] = tuple(command) or (sys.executable, "-m", "tfdist.train", *rest)
     options = Options(**flags)
     check(options)
-    return options if command else _with_strategy(options)
-
-
-def _with_strategy(options: Options) -> Options:
-    """Names the strategy that the workers need, where neither a flag nor a file may have."""
-    if options.strategy or options.num_workers == 1 > options.num_ps:
-        return options
-    if any(word.partition("=")[0] == "--config" for word in options.command):
-        return options
-    strategy = "multi_worker"
-    if options.num_ps:
-        strategy = "parameter_server"
-    elif options.via != "processes" or options.print_k8s == "mpijob":
-        strategy = "horovod"
-    return replace(options, command=(*options.command, "--strategy", strategy))
+    return options
 
 
 class _Parser(argparse.ArgumentParser):
@@ -154,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("Where").add_argument
     add("--hosts", metavar="a:2,b:2", help="hosts and workers; prints what each has to run")
     add("--on", metavar="HOST", help="start the workers of this one of --hosts, here")
-    add("--port", type=_positive, default=12300, metavar="N", help="first port on each of --hosts")
+    add("--port", type=_positive, default=PORT, metavar="N", help="first port on each of --hosts")
     add = parser.add_argument_group("How they end").add_argument
     add(
         "--grace",
@@ -186,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("auto", "tfjob", "mpijob", "trainjob"),
         help="a manifest; auto: mpijob for --strategy horovod or --via mpirun, else tfjob",
     )
-    add("--name", default="tfdist", metavar="NAME", help="the job's (tfdist)")
-    add("--image", default="tfdist:latest", metavar="IMAGE", help="the pods' (tfdist:latest)")
+    add("--name", default=NAME, metavar="NAME", help="the job's (tfdist)")
+    add("--image", default=IMAGE, metavar="IMAGE", help="the pods' (tfdist:latest)")
     add("--cpus-per-worker", type=_positive, metavar="N", help="for Slurm and Kubernetes")
     return parser

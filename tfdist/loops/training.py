@@ -43,6 +43,7 @@ class Training:
         callbacks: keras.callbacks.CallbackList,
         epochs: tuple[int, int],
         validation_freq: int | Sequence[int],
+        tell: Callable[[Feed], None] | None = None,
     ) -> None:
         """Trains from one epoch up to another.
 
@@ -52,11 +53,14 @@ class Training:
             callbacks: Hear of everything as in `keras.Model.fit`.
             epochs: The first, which a callback may replace, and the one before which to stop.
             validation_freq: After which epochs to evaluate, as in `keras.Model.fit`.
+            tell: Called with the first data, once it is known how the model is computed.
         """
         outer, model = self._outer, self._outer.model
         per_call = outer.per_call("train", callbacks)
         feed = feeds.of_epoch(epochs[0])
         outer.functions.train(feed)  # what cannot be trained is said before anything begins
+        if tell:
+            tell(feed)
         model.stop_training = False
         callbacks.on_train_begin()
         logs: Logs = {}

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.strategies import row_counts
 
 
 def check(data: Any, function: str, batch_size: int | None) -> None:
@@ -45,6 +46,17 @@ def num_rows(data: tf.data.Dataset) -> int | None:
     variant = tf.data.experimental.to_variant(data)
     computed = int(tf.raw_ops.ComputeBatchSize(input_dataset=variant))
     return computed if computed > 0 else None
+
+
+def num_rows_of_first(data: tf.data.Dataset) -> int | None:
+    """The rows of the first batch, which is read for that; None where there is none to be had."""
+    try:
+        for batch in data.take(1):
+            if any(map(row_counts.has_rows, tf.nest.flatten(batch))):
+                return int(row_counts.num_rows(batch))
+    except tf.errors.OpError:
+        pass  # the training says what is wrong with the data
+    return None
 
 
 def _shapes(data: tf.data.Dataset) -> list[tf.TensorShape]:

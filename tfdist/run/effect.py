@@ -1,12 +1,16 @@
-"""Which fields a recipe goes by, of those that nobody else can honour."""
+"""Fields that would do nothing in a run, and that whoever sets them is told of."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
 from tfdist.run.recipe import Recipe
+
+if TYPE_CHECKING:
+    from tfdist.strategies import Strategy
 
 #: What `build_model` and `callbacks` make of them is all that comes of them.
 OF_RECIPES = (
@@ -56,13 +60,37 @@ class Watched:
             ConfigurationError: One of them was set by a flag or a file, and would do nothing.
         """
         unread = [name for name in (*OF_RECIPES, *ONLY_WITH) if name not in self._read]
-        usual = TrainConfig(**recipe.DEFAULTS)
-        for name in unread:
-            if (asked := getattr(self._config, name)) != getattr(usual, name):
-                other = ONLY_WITH.get(name)
-                raise ConfigurationError(
-                    f"{name}={asked} has no effect: recipe {self._config.recipe!r} does not read "
-                    f"config.{name}{f' without {other}' if other else ''}: leave it out, or "
-                    f"{f'set {other}' if other else 'read it in build_model'}."
-                )
+        for name in _asked_for(unread, self._config, recipe):
+            other = ONLY_WITH.get(name)
+            raise ConfigurationError(
+                f"{name}={getattr(self._config, name)} has no effect: recipe "
+                f"{self._config.recipe!r} does not read config.{name}"
+                f"{f' without {other}' if other else ''}: leave it out, or "
+                f"{f'set {other}' if other else 'read it in build_model'}."
+            )
         return [name for name in unread if name in OF_RECIPES]
+
+
+def check_spread(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> None:
+    """Checks the fields of what replicas and processes do together.
+
+    A script's Trainer takes the same options wherever it runs; a command line is for one run.
+
+    Raises:
+        ConfigurationError: One of them was set by a flag or a file, and there is nobody else.
+    """
+    idle = {
+        "sync_batch_norm": (strategy.num_replicas == 1, "with one replica"),
+        "watchdog_seconds": (not strategy.stops_together, "where no process waits for another"),
+    }
+    names = [name for name, (is_idle, _) in idle.items() if is_idle]
+    for name in _asked_for(names, config, recipe):
+        raise ConfigurationError(
+            f"{name}={getattr(config, name)} has no effect {idle[name][1]}: leave it out."
+        )
+
+
+def _asked_for(names: Iterable[str], config: TrainConfig, recipe: Recipe) -> list[str]:
+    """Those fields that are not as the recipe has them by itself."""
+    usual = TrainConfig(**recipe.DEFAULTS)
+    return [name for name in names if getattr(config, name) != getattr(usual, name)]

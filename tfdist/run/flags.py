@@ -16,11 +16,11 @@ from jsonargparse import ActionYesNo, ArgumentParser
 from pydantic.fields import FieldInfo
 
 from tfdist.config import GROUPS, TrainConfig
-from tfdist.console import command
+from tfdist.console import command, settings_file
+from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError
 from tfdist.run import catalogue, evaluating, settings
 from tfdist.run import recipe as recipes
-from tfdist.run.settings import Setting
 
 #: Flags that are no fields: what they do is done at once.
 _ACTIONS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
         catalogue.write_new(new)
         raise SystemExit(0)
     only_print = given.pop("print_config", False)
-    files = [settings.read(Path(file)) for file in given.pop("config", ())]
+    files = [settings_file.read(Path(file)) for file in given.pop("config", ())]
     own = settings.own_from_flags(given.pop("set", ()))
     flags = {name: Setting(value, _flag(name)) for name, value in given.items()} | own
     layers = [*files, flags]

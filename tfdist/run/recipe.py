@@ -23,8 +23,8 @@ from typing import Any, Protocol, cast
 from pydantic import BaseModel
 
 from tfdist.config import TrainConfig
+from tfdist.console.settings_file import Layer, Setting
 from tfdist.errors import ConfigurationError, did_you_mean
-from tfdist.run.settings import Layer, Setting
 
 PACKAGE = "recipes"
 

@@ -11,7 +11,7 @@ from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.console import tables
 from tfdist.run import extent
-from tfdist.run.batches import num_rows
+from tfdist.run.batches import num_rows, num_rows_of_first
 from tfdist.run.recipe import num_steps
 
 if TYPE_CHECKING:
@@ -33,12 +33,18 @@ def what_runs(
         unread: Fields that the recipe does not go by.
     """
     replicas = trainer.strategy.num_replicas
-    fewest, most = config.batch_size // replicas, -(-config.batch_size // replicas)
     steps = num_steps(data)
-    told = num_rows(data) is not None
+    batch, note = num_rows(data), ""
+    if batch is None:
+        batch, note = num_rows_of_first(data), ", the first; the data do not tell the others"
+    if batch is None:
+        batch, note = config.batch_size, ", if the data keep to it"
+    elif batch != config.batch_size:
+        note += f"; batch_size {config.batch_size} was asked for"
+    fewest, most = batch // replicas, -(-batch // replicas)
     rows = {
         "recipe": config.recipe,
-        "global batch": str(config.batch_size) + ("" if told else ", if the data keep to it"),
+        "global batch": f"{batch}{note}",
         "per-replica batch": str(most) if fewest == most else f"{fewest} or {most}",
         "steps per epoch": "unknown until the first has ended" if steps is None else str(steps),
         "optimizer": optimizer(trainer.model),

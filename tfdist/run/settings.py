@@ -1,33 +1,19 @@
-"""Values of fields, each with the place where it stands, and the configuration that they make."""
+"""The configuration that values of fields make, and what is wrong with one of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from tfdist.config import TrainConfig
+from tfdist.console.settings_file import OWN, Layer, Setting
 from tfdist.errors import ConfigurationError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
-
-_FORM = "expected lines like 'epochs: 3'"
-
-
-class Setting(NamedTuple):
-    """A value, and where the user finds it: `--epochs`, or `run.yaml, line 3: epochs`."""
-
-    value: Any
-    place: str
-
-
-#: By field; a hyperparameter of the recipe's own is `set.NAME`.
-Layer = Mapping[str, Setting]
-_OWN = "set."
 
 
 def resolve(layers: Sequence[Layer]) -> TrainConfig:
@@ -37,9 +23,9 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
         ConfigurationError: There is no such field, or a value does not fit; names its place.
     """
     settings = {name: setting for layer in layers for name, setting in layer.items()}
-    own = {name: settings.pop(name) for name in list(settings) if name.startswith(_OWN)}
+    own = {name: settings.pop(name) for name in list(settings) if name.startswith(OWN)}
     values = _checked(TrainConfig, settings, "field")
-    given = {name.removeprefix(_OWN): setting.value for name, setting in own.items()}
+    given = {name.removeprefix(OWN): setting.value for name, setting in own.items()}
     return values.model_copy(update={"set": values.set | given})
 
 
@@ -58,7 +44,7 @@ def with_hyperparameters(
     """
     places = {name: setting.place for layer in layers for name, setting in layer.items()}
     own = {
-        name: Setting(value, places.get(f"{_OWN}{name}", f"{_OWN}{name}"))
+        name: Setting(value, places.get(f"{OWN}{name}", f"{OWN}{name}"))
         for name, value in config.set.items()
     }
     made = _checked(model, own, f"hyperparameter of recipe {config.recipe!r}")
@@ -90,44 +76,6 @@ def mistake(error: ValidationError) -> str:
     return f"expected {' or '.join(takes)}, got {got!r}.{hint}"
 
 
-def read(path: Path) -> Layer:
-    """Reads a YAML file of fields.
-
-    Raises:
-        ConfigurationError: It cannot be read, is none, or has a field twice; names the line.
-    """
-    try:
-        loader = yaml.SafeLoader(path.read_text("utf-8"))
-        node = loader.get_single_node()
-        if isinstance(node, yaml.MappingNode):
-            return _settings(loader, node, str(path))
-    except OSError as error:
-        raise ConfigurationError(f"--config {path}: {error.strerror}.") from None
-    except (UnicodeDecodeError, yaml.reader.ReaderError):
-        raise ConfigurationError(f"--config {path}: this is no text; {_FORM}.") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigurationError(f"{path}, line {line}: no YAML: {error.problem}.") from None
-    what = "is empty" if node is None else "holds something else"
-    raise ConfigurationError(f"--config {path}: the file {what}; {_FORM}.")
-
-
-def _settings(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str) -> Layer:
-    """The values of a mapping, by key."""
-    found: dict[str, Setting] = {}
-    for key, value in node.value:
-        name = str(key.value)
-        place = f"{file}, line {key.start_mark.line + 1}: {name}"
-        if name in found:
-            raise ConfigurationError(f"{place}: the second of this name; leave one of them out.")
-        found[name] = Setting(loader.construct_object(value, deep=True), place)
-        if f"{name}." == _OWN and isinstance(value, yaml.MappingNode):
-            own = _settings(loader, value, file)
-            found |= {f"{_OWN}{key}": setting for key, setting in own.items()}
-            del found[name]
-    return found
-
-
 def own_from_flags(words: Sequence[str]) -> dict[str, Setting]:
     """The hyperparameters of flags like `--set depth=34`; lists as in YAML.
 
@@ -140,5 +88,5 @@ def own_from_flags(words: Sequence[str]) -> dict[str, Setting]:
         if not is_one:
             raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
         value = yaml.safe_load(text) if text[:1] in ("[", "{") else text
-        found[f"{_OWN}{name}"] = Setting(value, f"--set {name}")
+        found[f"{OWN}{name}"] = Setting(value, f"--set {name}")
     return found

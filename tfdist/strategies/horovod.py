@@ -126,11 +126,15 @@ def started() -> Any:
 
 
 def _device(local_rank: int) -> str:
-    """The GPU of this rank on its host, the only one that this process then sees; or the CPU."""
+    """The GPU of this rank on its host, where possible the only one that it sees; or the CPU."""
     gpus = tf.config.get_visible_devices("GPU")
     if not gpus:
         return "CPU:0"
-    tf.config.set_visible_devices(gpus[local_rank % len(gpus)], "GPU")
+    number = local_rank % len(gpus)
+    try:
+        tf.config.set_visible_devices(gpus[number], "GPU")
+    except RuntimeError:  # TensorFlow has started, and goes on seeing all
+        return f"GPU:{number}"
     devices.configure()
     return "GPU:0"
 

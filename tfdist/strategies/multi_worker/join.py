@@ -48,9 +48,10 @@ def tf_strategy(
             return tf.distribute.MultiWorkerMirroredStrategy(nobody, options)
     if has_started():
         raise ClusterError(
-            "TensorFlow has started in this process, which can no longer join other workers: "
-            "create the Trainer, or tfdist.strategies.create('multi_worker'), before the first "
-            "TensorFlow operation."
+            "TensorFlow has started in this process, which can no longer join other workers: call "
+            "tfdist.strategies.create('multi_worker') before the first operation (building a model "
+            "is one) and hand the Trainer what it returns; a Trainer that is made first, of the "
+            "function that builds the model, needs no such line."
         )
     leader = "chief" if workers.has_chief else "worker"
     bound_waiting(workers.tasks(), leader, JOIN_SECONDS, HEARTBEAT_SECONDS)

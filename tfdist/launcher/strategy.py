@@ -1,0 +1,74 @@
+"""The strategy of the workers: the one that their command line names, or the one that fits them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tfdist.console import settings_file
+from tfdist.console.settings_file import Setting
+from tfdist.errors import ConfigurationError
+from tfdist.launcher.flags import Options
+from tfdist.strategies import STRATEGIES
+
+
+def with_strategy(options: Options) -> Options:
+    """Returns options whose strategy is known, as far as the launcher can know it.
+
+    Where neither a flag nor a file of the training command names one, a flag is added. A program
+    of the user's own chooses for itself.
+
+    Raises:
+        ConfigurationError: Each worker would train by itself; or a file cannot be read.
+    """
+    flags = _values(options.command, "--strategy")
+    if not options.trains:
+        return replace(options, strategy=flags[-1] if flags else "")
+    named = Setting(flags[-1], "--strategy") if flags else _in_files(options.command)
+    if named is None and options.num_workers + options.num_ps > 1:
+        fitting = _fitting(options)
+        return replace(options, command=(*options.command, "--strategy", fitting), strategy=fitting)
+    if named is None:
+        return options
+    _check(options, named)
+    return replace(options, strategy=str(named.value))
+
+
+def _in_files(command: Sequence[str]) -> Setting | None:
+    """What the files of a command line say of the strategy; the last of them counts."""
+    # One that is not here may be where the workers are: they miss it otherwise.
+    files = [path for path in map(Path, _values(command, "--config")) if path.exists()]
+    found = [layer["strategy"] for layer in map(settings_file.read, files) if "strategy" in layer]
+    return found[-1] if found else None
+
+
+def _values(command: Sequence[str], flag: str) -> list[str]:
+    """The values of a flag, given as `--flag value` or `--flag=value`."""
+    values = []
+    for word, following in zip(command, (*command[1:], ""), strict=True):
+        name, is_one, value = word.partition("=")
+        if name == flag:
+            values.append(value if is_one else following)
+    return values
+
+
+def _fitting(options: Options) -> str:
+    if options.num_ps:
+        return "parameter_server"
+    if options.via != "processes" or options.print_k8s == "mpijob":
+        return "horovod"
+    return "multi_worker"
+
+
+def _check(options: Options, named: Setting) -> None:
+    """Refuses workers of which each would train by itself."""
+    declared = STRATEGIES.get(str(named.value))
+    if declared is None or declared.joins_processes or options.num_workers + options.num_ps == 1:
+        return
+    by_flag = named.place == "--strategy"
+    cure = "leave it out" if by_flag else f"add --strategy {_fitting(options)}"
+    raise ConfigurationError(
+        f"{named.place} {named.value!r} would train in each of {options.num_workers} workers by "
+        f"itself: {cure}, or train in one process with python -m tfdist.train."
+    )
