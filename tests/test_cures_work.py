@@ -129,7 +129,7 @@ CURES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "compile of its own": (
         lambda: fit(named()),
-        "pass a function that builds and compiles it instead",
+        "pass a function that builds .*it instead of the model",
         lambda: fit(named),
     ),
     "XLA across an exchange": (

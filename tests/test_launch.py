@@ -17,7 +17,7 @@ from tests.support.starting import ENVIRON, SECONDS, command, launch, launch_pro
 from tfdist.errors import REQUEUE
 from tfdist.launch import main
 from tfdist.launcher.flags import parse
-from tfdist.launcher.strategy import with_strategy
+from tfdist.run.strategy_of_workers import with_strategy
 
 #: Starts a child in a session of its own, tells both process ids, and waits for ever.
 LINGERS = """

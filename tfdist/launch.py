@@ -17,7 +17,7 @@ from tfdist.launcher.elastic import Elastic
 from tfdist.launcher.flags import Options
 from tfdist.launcher.plan import Process
 from tfdist.launcher.restarts import Restarts, supervised
-from tfdist.launcher.strategy import with_strategy
+from tfdist.run.strategy_of_workers import with_strategy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

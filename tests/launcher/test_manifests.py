@@ -15,7 +15,7 @@ from tests.support.manifest_schemas import JOBS
 from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launcher import kubernetes, slurm
 from tfdist.launcher.flags import parse
-from tfdist.launcher.strategy import with_strategy
+from tfdist.run.strategy_of_workers import with_strategy
 
 COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
 

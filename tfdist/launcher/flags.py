@@ -40,7 +40,7 @@ class Options:
     name: str
     image: str
     cpus_per_worker: int | None
-    #: Of the training command, as far as `launcher.strategy` knows it.
+    #: Of the training command, as far as `run.strategy_of_workers` knows it.
     strategy: str = ""
 
     @property
