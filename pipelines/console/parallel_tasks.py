@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures as futures
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pipelines.errors import DataError
+from pipelines.quiet import quieten_tensorflow
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -81,7 +83,8 @@ def _in_processes(
     # Not forked: a fork of a process with TensorFlow's threads can hang.
     context = multiprocessing.get_context("spawn")
     done, stop = context.Value("q", 0), context.Value("b", 0)
-    arguments = (done, stop, function)
+    # Pickled here: what it refers to may import TensorFlow, which `_start` keeps silent first.
+    arguments = (done, stop, pickle.dumps(function))
     with futures.ProcessPoolExecutor(num_workers, context, _start, arguments) as pool:
         running = [pool.submit(_call, task) for task in tasks]
         try:
@@ -102,13 +105,14 @@ def _in_processes(
             pool.shutdown(cancel_futures=True)
 
 
-def _start(done: Any, stop: Any, function: Any) -> None:
+def _start(done: Any, stop: Any, pickled: bytes) -> None:
     """Prepares a worker process."""
     # Ctrl-C reaches every process of the terminal; the first process is who decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A killed first process asks nobody to stop.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _of_worker.update(done=done, stop=stop, function=function)
+    quieten_tensorflow()
+    _of_worker.update(done=done, stop=stop, function=pickle.loads(pickled))
 
 
 def _end_with_parent() -> None:

@@ -36,7 +36,7 @@ def what_runs(
     steps = num_steps(data)
     batch, note = num_rows(data), ""
     if batch is None:
-        batch, note = num_rows_of_first(data), ", the first; the data do not tell the others"
+        batch, note = num_rows_of_first(data), ", by the first"
     if batch is None:
         batch, note = config.batch_size, ", if the data keep to it"
     elif batch != config.batch_size:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pipelines import DataError
 from pipelines.console import parallel_tasks
+from tests.support import ROOT
 
 
 def square(task: int, advance: parallel_tasks.Advance) -> tuple[int, int]:
@@ -52,3 +55,32 @@ def test_first_error_ends_all(tmp_path: Path) -> None:
 def test_dead_worker_is_reported() -> None:
     with pytest.raises(DataError, match=r"a worker process died.* fewer --num-workers"):
         run(die, 2, 2)
+
+
+PROGRAM = """
+from pipelines.console.parallel_tasks import run
+from pipelines.quiet import quieten_tensorflow
+
+if __name__ == "__main__":
+    quieten_tensorflow()
+    import task
+    print(run(task.done, [1, 2], num_workers=2, description="", num_records=2))
+"""
+
+
+def test_tensorflow_starts_without_a_word_in_each_process(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "tensorflow.py").write_text("import os; os.write(2, b'notes')")
+    (tmp_path / "task.py").write_text("import tensorflow\ndef done(task, advance): return task")
+    environ = {name: value for name, value in os.environ.items() if "TF_CPP" not in name}
+    finished = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.stdout.strip() == "[1, 2]", finished.stderr
+    assert "notes" not in finished.stderr
