@@ -63,6 +63,14 @@ def test_data_that_do_not_tell() -> None:
     assert found["per-replica batch"] == "16"
 
 
+def test_look_at_the_data_leaves_their_order() -> None:
+    data = tf.data.Dataset.range(9).shuffle(9, seed=1).batch(3).map(lambda row: row[: tf.size(row)])
+    again = tf.data.Dataset.range(9).shuffle(9, seed=1).batch(3)
+    assert what_runs(TrainConfig(), data)["global batch"] == "64, if the data keep to it"
+    seen = [[row.tolist() for row in rows.as_numpy_iterator()] for rows in (data, again)]
+    assert seen[0] == seen[1]
+
+
 def test_data_of_which_no_batch_can_be_had() -> None:
     data = tf.data.Dataset.range(9).filter(lambda row: False).batch(3).map(lambda row: row[:1])
     assert what_runs(TrainConfig(), data)["global batch"] == "64, if the data keep to it"

@@ -6,8 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+import pipelines
 from tfdist.errors import DataError
 from tfdist.strategies import row_counts
+from tfdist.upstream.tensorflow import is_reshuffled
 
 
 def check(data: Any, function: str, batch_size: int | None) -> None:
@@ -49,11 +51,18 @@ def num_rows(data: tf.data.Dataset) -> int | None:
 
 
 def num_rows_of_first(data: tf.data.Dataset) -> int | None:
-    """The rows of the first batch, which is read for that; None where there is none to be had."""
+    """The rows of the first batch, which is read for that.
+
+    Returns:
+        None where there is no batch, or where a look would change the order of the training.
+    """
+    if is_reshuffled(data):
+        return None
     try:
-        for batch in data.take(1):
-            if any(map(row_counts.has_rows, tf.nest.flatten(batch))):
-                return int(row_counts.num_rows(batch))
+        with pipelines.looking():
+            for batch in data.take(1):
+                if any(map(row_counts.has_rows, tf.nest.flatten(batch))):
+                    return int(row_counts.num_rows(batch))
     except tf.errors.OpError:
         pass  # the training says what is wrong with the data
     return None

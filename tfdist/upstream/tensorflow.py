@@ -21,6 +21,15 @@ def has_global_seed() -> bool:
     return global_seed() is not None
 
 
+def is_reshuffled(dataset: tf.data.Dataset) -> bool:
+    """Tells whether each iteration has an order of its own, so that a look would change the next.
+
+    `DatasetV2._inputs`, and `_reshuffle_each_iteration` of those that `shuffle` makes.
+    """
+    again = getattr(dataset, "_reshuffle_each_iteration", False)
+    return again is not False or any(map(is_reshuffled, dataset._inputs()))
+
+
 def has_started() -> bool:
     """Tells whether this process can no longer join others: `context()._initialized`.
 
