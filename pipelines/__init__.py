@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pipelines.reading.position import Position as Position
     from pipelines.reading.position import looking as looking
     from pipelines.reading.read import read as read
+    from pipelines.reading.restart import Restart as Restart
+    from pipelines.reading.restart import restart_of as restart_of
     from pipelines.reading.tuning import Tuning as Tuning
     from pipelines.writing.write import write_shards as write_shards
 
@@ -29,6 +31,7 @@ _ATTRIBUTES = {
     "Feature": "pipelines.format.feature",
     "Index": "pipelines.format.index",
     "Position": "pipelines.reading.position",
+    "Restart": "pipelines.reading.restart",
     "Shard": "pipelines.format.index",
     "Source": "pipelines.reading.mixture",
     "Tuning": "pipelines.reading.tuning",
@@ -36,6 +39,7 @@ _ATTRIBUTES = {
     "looking": "pipelines.reading.position",
     "mix": "pipelines.reading.mixture",
     "read": "pipelines.reading.read",
+    "restart_of": "pipelines.reading.restart",
     "write_shards": "pipelines.writing.write",
 }
 
@@ -44,6 +48,7 @@ __all__ = [
     "Feature",
     "Index",
     "Position",
+    "Restart",
     "Shard",
     "Source",
     "Tuning",
@@ -51,6 +56,7 @@ __all__ = [
     "looking",
     "mix",
     "read",
+    "restart_of",
     "write_shards",
 ]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfdist import precision as precision
     from tfdist import schedules as schedules
     from tfdist import strategies as strategies
+    from tfdist.checkpoint.settings import Checkpoints as Checkpoints
     from tfdist.cluster import barrier as barrier
     from tfdist.cluster import is_chief as is_chief
     from tfdist.cluster import rank as rank
@@ -39,6 +40,7 @@ _MODULES = (
     "strategies",
 )
 _ATTRIBUTES = {
+    "Checkpoints": "tfdist.checkpoint.settings",
     "Trainer": "tfdist.trainer",
     "barrier": "tfdist.cluster",
     "is_chief": "tfdist.cluster",
@@ -48,6 +50,7 @@ _ATTRIBUTES = {
 }
 
 __all__ = [
+    "Checkpoints",
     "Trainer",
     "__version__",
     "barrier",

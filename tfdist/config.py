@@ -30,6 +30,9 @@ from pydantic import (
 
 from tfdist.strategies import STRATEGIES, options_by_name
 
+#: A time such as `2h`, `1h30m` or `90s`.
+_TIME = r"^(\d+[dhms])+$"
+
 if TYPE_CHECKING:
     StrategyName = str
 else:
@@ -142,6 +145,25 @@ class Optimisation(BaseModel):
     run_eagerly: bool = Field(False, description="run without graphs, for debugging; slow")
 
 
+class Saving(BaseModel):
+    """How a run is saved, and goes on."""
+
+    checkpoint_every: (
+        Literal["epoch", "never"] | PositiveInt | Annotated[str, Field(pattern=_TIME)]
+    ) = Field("epoch", description="epoch, steps, or a time: 10m; a run that is stopped, too")
+    keep: PositiveInt = Field(3, description="how many of the newest checkpoints stay")
+    keep_best: str | None = Field(
+        None, description="val_loss keeps the best epoch's checkpoint, too; left out: none"
+    )
+    resume: str = Field(
+        "never",
+        description="auto: the same command goes on where its run stands; or a checkpoint's path",
+    )
+    checkpoint_errors: Literal["go_on", "stop"] = Field(
+        "go_on", description="what a checkpoint that cannot be written does to the run"
+    )
+
+
 class Precision(BaseModel):
     """Number formats."""
 
@@ -214,7 +236,7 @@ def _options_of_strategies() -> type[BaseModel]:
     """
     taken = {
         name
-        for group in (Run, Spread, Optimisation, Precision, Extent, Outcome)
+        for group in (Run, Spread, Optimisation, Precision, Saving, Extent, Outcome)
         for name in group.model_fields
     }
     fields: dict[str, Any] = {}
@@ -245,7 +267,7 @@ def scales_dynamically(precision: object, loss_scale: object) -> bool:
     return loss_scale == "dynamic" or (loss_scale == "auto" and in_float16)
 
 
-class TrainConfig(Outcome, Extent, Precision, Optimisation, StrategyOptions, Spread, Run):
+class TrainConfig(Outcome, Extent, Saving, Precision, Optimisation, StrategyOptions, Spread, Run):
     """The complete, resolved configuration of a training run."""
 
     model_config = ConfigDict(
@@ -309,6 +331,7 @@ GROUPS: tuple[type[BaseModel], ...] = (
     StrategyOptions,
     Optimisation,
     Precision,
+    Saving,
     Extent,
     Outcome,
 )

@@ -12,7 +12,8 @@ from tfdist.console import command, tables
 from tfdist.errors import ConfigurationError, Preempted
 from tfdist.loops import interrupts
 from tfdist.run import evaluating, flags, recipe
-from tfdist.run.rank_duties import once, printing_to
+from tfdist.run.rank_duties import printing_to
+from tfdist.strategies.collectives.once import once
 
 if TYPE_CHECKING:
     import keras
@@ -73,6 +74,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     folder = RunFolder(
         once(strategy, lambda: str(RunFolder.create(config, trainer.model, facts).path))
     )
+    trainer.checkpoints = from_config.make_checkpoints(config, folder.checkpoints)
     talks = strategy.is_chief and config.verbose != 0
     if talks:
         tables.facts({**facts, "run folder": str(folder.path)}.items())

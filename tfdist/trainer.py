@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, TypeVar, cast
 
 import keras
 
 from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
+from tfdist.checkpoint.settings import Checkpoints
 from tfdist.errors import ConfigurationError
 from tfdist.loops import callback_list, evaluation, interrupts, prediction
+from tfdist.loops.checkpointing import Checkpointing
 from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
 from tfdist.loops.feeds import BatchSizes, Feeds
 from tfdist.loops.not_exact import NotExact
 from tfdist.loops.overridden import overrides, through_the_model
+from tfdist.loops.saving import Saving
 from tfdist.loops.training import Training
+from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
 from tfdist.strategies.base import Strategy
@@ -64,6 +69,8 @@ class Trainer:
         loss_scale: How the loss is scaled; None: dynamically for the float16 policies.
         watchdog_seconds: Of several workers: for which nobody may make a step before the run is
             ended; 0: for ever.
+        checkpoints: Where `fit` saves itself, and goes on from; a second `fit` does so in the
+            folder `fit-2` there, and so on. None: it does not.
 
     Attributes:
         model: A plain Keras model, on the first device, during a training too: its own `predict`,
@@ -73,6 +80,7 @@ class Trainer:
             trainer's.
         strategy: The strategy at work.
         stats: Throughput of the running epoch.
+        checkpoints: As given; may be set before `fit`.
 
     Raises:
         TfdistError: An option or a model that cannot be honoured; the message has the cure.
@@ -89,6 +97,7 @@ class Trainer:
         precision: str | None = None,
         loss_scale: LossScale | None = None,
         watchdog_seconds: float = 300.0,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(f"accumulate={accumulate!r}: expected a number from 1.")
@@ -99,6 +108,7 @@ class Trainer:
             )
         self.strategy = strategy = strategies.create(strategy, devices)
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
+        self.checkpoints, self._num_fits = checkpoints, 0
         self._watchdog = Watchdog(strategy, watchdog_seconds)
         self.model = create.create(build_model, strategy, precision, loss_scale)
         functions = CompiledFunctions(
@@ -153,16 +163,17 @@ class Trainer:
             y=y, sample_weight=sample_weight, shuffle=shuffle,
             steps_per_epoch=steps_per_epoch, class_weight=class_weight,
         )  # fmt: skip
-        validate = None
+        validate, tested = None, list[Feed]()
         if validation_data is not None:
             validate = self._validation(
-                validation_data, validation_batch_size or feeds.batch_size, validation_steps
+                validation_data, validation_batch_size or feeds.batch_size, validation_steps, tested
             )
         num_batches = feeds.of_epoch(initial_epoch).num_batches
         callbacks = self._callback_list(callbacks, verbose, epochs, num_batches)
         tell = self._not_exact.print_once if verbose else None
         span = (initial_epoch, epochs)
-        self._training.run(feeds, validate, callbacks, span, validation_freq, tell)
+        with closing(self._saving(feeds, tested)) as saving:
+            self._training.run(feeds, validate, callbacks, span, validation_freq, saving, tell)
         return self.model.history
 
     @_together
@@ -212,10 +223,27 @@ class Trainer:
             "not exact": self._not_exact.told(),
         }
 
+    def _saving(self, feeds: Feeds, tested: list[Feed]) -> Saving:
+        """Returns what saves the `fit` of some data."""
+        if self.checkpoints is None:
+            return Saving()
+        self._num_fits += 1
+        functions = self._outer.functions
+        state = TrainingState(self.model, self.strategy, functions, feeds, tested)
+        settings = self.checkpoints.of_fit(self._num_fits)
+        return Checkpointing(settings, self.model, self.strategy, state)
+
     def _validation(
-        self, data: Any, batch_size: int | None, steps: int | None
+        self, data: Any, batch_size: int | None, steps: int | None, tested: list[Feed]
     ) -> Callable[[keras.callbacks.CallbackList], Logs]:
-        """Returns what evaluates within a training, each time from the beginning of its data."""
+        """Returns what evaluates within a training, each time from the beginning of its data.
+
+        Args:
+            data: As `validation_data` of `fit`.
+            batch_size: Global.
+            steps: Of an evaluation.
+            tested: Takes the feed of it, where there is one.
+        """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         options = {"y": y, "sample_weight": weight, "batch_size": batch_size}
         if overrides(self.model, "evaluate"):
@@ -223,6 +251,7 @@ class Trainer:
                 x, steps=steps, callbacks=callbacks, return_dict=True, **options
             )
         feed = Feed(self.strategy, x, steps_per_epoch=steps, shuffle=False, **options)
+        tested.append(feed)
         return functools.partial(evaluation.run, self._outer, feed)
 
     def _callback_list(

@@ -14,6 +14,7 @@ from pipelines.reading.draws import Draws
 from pipelines.reading.examples import AugmentFn, ExampleMaker, MapFn
 from pipelines.reading.folder import Folder
 from pipelines.reading.position import BEGINNING, Position, starts
+from pipelines.reading.restart import with_restart
 from pipelines.reading.tuning import DEFAULT, Tuning
 
 
@@ -72,7 +73,7 @@ def mix(
             a batch that cannot be divided among the pipelines.
     """
     draws = Draws([source.weight for source in sources], seed)
-    batch_size = batching.per_pipeline(batch_size, context)
+    whole_batch, batch_size = batch_size, batching.per_pipeline(batch_size, context)
     folders = [
         Folder(
             source.directory,
@@ -99,10 +100,19 @@ def mix(
         mixed = tf.data.Dataset.choose_from_datasets(streams, draws.behind(place))
         return mixed.take(num_batches * batch_size - left_out)
 
-    return batching.finished(
+    dataset = batching.finished(
         starts(start, batch_size).flat_map(of_iteration).batch(batch_size),
         batch_fn=batch_fn,
         num_batches=num_batches if start == BEGINNING else None,
         deterministic=True,
         tuning=tuning,
     )
+
+    def again(start: Callable[[], Position]) -> tf.data.Dataset:
+        return mix(
+            sources, whole_batch, num_batches=num_batches, seed=seed,
+            shuffle_buffer=shuffle_buffer, decode_images=decode_images, augment_fn=augment_fn,
+            batch_fn=batch_fn, context=context, start=start, tuning=tuning,
+        )  # fmt: skip
+
+    return with_restart(dataset, again, start)

@@ -16,6 +16,7 @@ from pipelines.reading.data_service import through
 from pipelines.reading.examples import AugmentFn, ExampleMaker, MapFn
 from pipelines.reading.folder import Folder, OnCorrupt
 from pipelines.reading.position import BEGINNING, Position, starts
+from pipelines.reading.restart import with_restart
 from pipelines.reading.tuning import DEFAULT, Tuning
 
 
@@ -89,7 +90,7 @@ def read(
     ):
         if word not in known:
             raise ValueError(f"{name}: expected one of {', '.join(known)}, got {word!r}")
-    batch_size = batching.per_pipeline(batch_size, context)
+    whole_batch, batch_size = batch_size, batching.per_pipeline(batch_size, context)
     divided = context is not None and context.num_input_pipelines > 1
     if mix_fn and (last_batch == "pad" or divided or data_service):
         raise ValueError(
@@ -134,7 +135,7 @@ def read(
     if last_batch == "pad":
         dataset = dataset.map(functools.partial(batching.pad, batch_size=batch_size))
     is_whole = start == BEGINNING and on_corrupt == "raise"
-    return batching.finished(
+    dataset = batching.finished(
         dataset,
         batch_fn=batching.mixing(batch_fn, mix_fn) if mix_fn else batch_fn,
         num_batches=(
@@ -143,6 +144,18 @@ def read(
         deterministic=ordered,
         tuning=tuning,
     )
+    if not (repeatable and ordered) or data_service:
+        return dataset
+
+    def again(start: Callable[[], Position]) -> tf.data.Dataset:
+        return read(
+            directory, whole_batch, shuffle_buffer=shuffle_buffer, seed=seed,
+            decode_images=decode_images, map_fn=map_fn, cache=cache, augment_fn=augment_fn,
+            last_batch=last_batch, batch_fn=batch_fn, mix_fn=mix_fn, context=context, start=start,
+            on_corrupt=on_corrupt, deterministic=deterministic, tuning=tuning,
+        )  # fmt: skip
+
+    return with_restart(dataset, again, start)
 
 
 def _check_start(start: Position | Callable[[], Position], *, repeatable: bool) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.processes import chief_callbacks
+from tests.processes import chief_callbacks, resuming
 from tests.support import hands
 from tests.support.training import X, Y, build
 from tfdist.strategies.base import Strategy
@@ -170,4 +170,5 @@ SCENARIOS: list[Callable[[Strategy], Any]] = [
     plain_in_the_hands_of_all,
     public_names,
     *chief_callbacks.SCENARIOS,
+    *resuming.SCENARIOS,
 ]

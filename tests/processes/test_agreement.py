@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.processes import agreement, chief_callbacks
+from tests.processes import agreement, chief_callbacks, resuming
 from tests.support.training import BOUND, X, Y, build
 
 pytestmark = pytest.mark.processes
@@ -102,3 +102,15 @@ def test_the_chief_may_not_change_the_model_within_an_epoch(outcomes: dict[str, 
     said = outcomes["change_within_an_epoch_is_refused"]
     assert "variables are not the same on all ranks" in said
     assert "set its chief_only = False" in said
+
+
+def test_a_training_that_one_rank_stopped_goes_on(outcomes: dict[str, Any]) -> None:
+    found = outcomes["stops_and_goes_on"]
+    np.testing.assert_array_equal(found["interrupted"], [[1], [1]])
+    np.testing.assert_array_equal(found["num_files"], [[7], [0]])
+    plain = resuming.accumulating()
+    plain.fit(**resuming.FIT)
+    for resumed, whole in zip(found["resumed"], found["whole"], strict=True):
+        np.testing.assert_allclose(resumed, whole, rtol=1e-6, atol=1e-6)
+    for resumed, weight in zip(found["resumed"], plain.get_weights(), strict=False):
+        np.testing.assert_allclose(resumed, weight, rtol=BOUND, atol=BOUND)

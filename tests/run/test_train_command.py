@@ -100,7 +100,7 @@ def test_smoke_leaves_a_run_folder(tmp_path: Path) -> None:
         assert words in done.stdout
     folder = tmp_path / "run"
     files = ("config.yaml", "versions.json", "metrics.jsonl", "curves.png", "model.keras")
-    assert {path.name for path in folder.iterdir()} == {*files, "tensorboard"}
+    assert {path.name for path in folder.iterdir()} == {*files, "tensorboard", "checkpoints"}
     config = TrainConfig(**yaml.safe_load((folder / "config.yaml").read_text()))
     assert config.smoke
     assert config.strategy == "mirrored"

@@ -12,6 +12,7 @@ from tfdist.console import command
 #: no TensorFlow until they run.
 COMMANDS = {
     "allreduce": "tfdist.bench.allreduce.command",
+    "checkpoint": "tfdist.bench.checkpoint.command",
     "input": "tfdist.bench.input.command",
     "large_batch": "tfdist.bench.large_batch.command",
     "scaling": "tfdist.bench.scaling.command",

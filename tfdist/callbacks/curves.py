@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -38,6 +39,14 @@ class Curves(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         self._drawn_at = time.perf_counter()
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what has been drawn."""
+        return {"epochs": self._epochs, "curves": self._curves}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on with what was drawn then."""
+        self._epochs, self._curves = state["epochs"], state["curves"]
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         for name, value in (logs or {}).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,17 @@ class MetricsLog(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         self._began = time.perf_counter()
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what has been written, and since when."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        return {"bytes": size, "seconds": time.perf_counter() - self._began}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on behind what was written then: lines of epochs that come again are cut off."""
+        if self._path.exists() and self._path.stat().st_size > state["bytes"]:
+            os.truncate(self._path, state["bytes"])
+        self._began = time.perf_counter() - state["seconds"]
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         line: dict[str, float | None] = {

@@ -19,6 +19,7 @@ from tfdist.model_setup import build, create, mismatch
 from tfdist.precision import LossScale, Scaling, policy
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.forward_state import ForwardState
+from tfdist.step.gradient_accumulation import GradientAccumulation
 from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
@@ -64,6 +65,7 @@ class CompiledFunctions:
         self._outputs: dict[bool, Any] = {}
         self._whole_batches = WholeBatches(model, strategy, accumulate)
         self._scalings: list[Scaling] = []
+        self._accumulations: list[GradientAccumulation] = []
         self._own_steps = OwnSteps(
             model, strategy, accumulate, sync_batch_norm, precision, loss_scale
         )
@@ -78,13 +80,30 @@ class CompiledFunctions:
 
     def take_over(self) -> None:
         """Lets the steps go on from what the user's code may have made of the model."""
-        model = self._model
-        variables = [*model.variables, *self._own_steps.variables]
+        self._strategy.take_over([v for group in self.variables().values() for v in group])
+
+    def variables(self) -> dict[str, list[keras.Variable]]:
+        """Returns all variables that steps read and write, by whose they are, each once."""
+        model, groups = self._model, dict[str, list[keras.Variable]]()
         if model.compiled:
-            variables += model.metrics_variables
-            variables += [v for optimizer in optimizers_of(model) for v in optimizer.variables]
-        variables += [v for scaling in self._scalings for v in scaling.variables]
-        self._strategy.take_over(list({id(v): v for v in variables}.values()))
+            groups["metrics"] = model.metrics_variables
+        groups["model"] = model.variables
+        if model.compiled:
+            for number, optimizer in enumerate(optimizers_of(model), 1):
+                groups[f"optimizer {number}"] = optimizer.variables
+        groups["loss scale"] = [v for scaling in self._scalings for v in scaling.variables]
+        groups["steps"] = self._own_steps.variables
+        seen: set[int] = set()
+        for name, variables in groups.items():
+            own = {id(v): v for v in variables if id(v) not in seen}
+            groups[name] = list(own.values())
+            seen |= own.keys()
+        return groups
+
+    @property
+    def accumulation(self) -> GradientAccumulation | None:
+        """The gradients that wait on the replicas, of the step that was made last."""
+        return self._accumulations[-1] if self._accumulations else None
 
     def predict(self, feed: Feed) -> OutputsFn:
         """Returns the function that computes the outputs for one batch."""
@@ -138,6 +157,7 @@ class CompiledFunctions:
             # A fresh compile() has another optimizer, loss or metrics.
             self._steps.clear()
             self._scalings.clear()
+            self._accumulations.clear()
             self._own_steps.forget()
             create.adopt(model, strategy, self._precision, self._loss_scale)
             self._compilation = compile_config(model)
@@ -167,10 +187,13 @@ class CompiledFunctions:
             return EvaluateStep(model, self._strategy, state, why_whole)
         scaling = Scaling(model.optimizer, self._loss_scale)
         self._scalings.append(scaling)
-        return TrainStep(
+        step = TrainStep(
             model, self._strategy, state, scaling,
             self._accumulate, self._sync_batch_norm, why_whole,
         )  # fmt: skip
+        if step.accumulation is not None:
+            self._accumulations.append(step.accumulation)
+        return step
 
     def _traced(self, step: Step, feed: Feed, run: Callable[[], Any]) -> StepsFn:
         """Returns the inner loop of a step, whose errors say what is wrong with the data.

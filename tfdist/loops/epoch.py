@@ -83,6 +83,7 @@ def run(
     per_call: StepsPerCall,
     strategy: Strategy,
     observers: Sequence[Observer],
+    begin: tuple[int, Logs] = (0, {}),
 ) -> Logs:
     """Makes the steps of an epoch, the same on every worker.
 
@@ -92,6 +93,7 @@ def run(
         per_call: Chooses how many steps go into a call.
         strategy: By which the workers agree.
         observers: Hear of each call, one after another; any of them may stop the epoch.
+        begin: The steps of the epoch that were made before, and the logs after them.
 
     Returns:
         The logs after the last step.
@@ -103,9 +105,9 @@ def run(
     """
     for observer in observers:
         observer.begin_epoch(feed)
-    iterator, step, exhausted, stopped = feed.begin_epoch(), 0, False, False
-    logs: Logs = {}
-    while (wanted := feed.num_left(step, per_call.num_steps)) and not exhausted and not stopped:
+    step, logs = begin
+    iterator, exhausted, stopped = feed.begin_epoch(step), False, False
+    while (wanted := _num_steps(feed, step, per_call, observers)) and not exhausted and not stopped:
         for observer in observers:
             observer.begin_call(step)
         per_call.begin_call()
@@ -123,10 +125,19 @@ def run(
         told = strategy.gather(said)
         _check_same_batches(told[:, 2], step)
         if (pending := int(told[:, 3].max())) != 0:
+            for observer in observers:
+                observer.interrupted()
             raise interrupts.stop(pending)
         per_call.num_steps, stopped = int(told[0, 0]), bool(told[:, 1].any())
     feed.end_epoch(step, exhausted)
     return logs
+
+
+def _num_steps(feed: Feed, made: int, per_call: StepsPerCall, observers: Sequence[Observer]) -> int:
+    """How many steps the next call is to make; none is left: 0."""
+    bounds = [observer.most_steps() for observer in observers]
+    most = min([per_call.num_steps, *(bound for bound in bounds if bound is not None)])
+    return feed.num_left(made, most)
 
 
 def _check_same_batches(checksums: np.ndarray, step: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 import warnings
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 import pipelines
 from tfdist.errors import DataError
+from tfdist.loops.data_order import order_of
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import without_optionals
 from tfdist.upstream import keras_data
@@ -49,9 +49,14 @@ class Feed:
             self.own_rows = False
         if isinstance(x, (tf.data.Dataset, types.GeneratorType)):
             options["shuffle"] = False  # they have an order of their own; Keras would warn
+
+        def again(x: Any) -> Any:
+            return keras_data.data_adapter(x, **options)
+
         try:
-            self._adapter = keras_data.data_adapter(x, **options)
-            self._dataset = self._adapter.get_tf_dataset()
+            self._adapter = again(x)
+            self._order = order_of(x, self._adapter, again)
+            self._dataset = self._order.dataset
         except (ValueError, TypeError) as error:
             raise DataError(
                 f"The data cannot be read: {error}\nPass what keras.Model.fit takes, or a function "
@@ -68,7 +73,9 @@ class Feed:
         self.whole_batches = False
         self._strategy = strategy
         self._iterator: Iterator[Any] | None = None
-        self._taken = 0
+        # The pass over the data that goes on, and the batches taken of it before this epoch.
+        self._pass, self._taken = -1, 0
+        self._goes_on: dict[str, Any] | None = None
 
     def _num_batches_of_all(self, strategy: Strategy) -> int | None:
         """Batches of an epoch, where each worker knows its own: as many as the longest has."""
@@ -85,9 +92,8 @@ class Feed:
             lambda spec: spec if hasattr(spec, "shape") else None, self._dataset.element_spec
         )
 
-    @functools.cached_property
-    def _distributed(self) -> Any:
-        return self._strategy.distribute(self._dataset, self.own_rows, self.whole_batches)
+    def _distribute(self, dataset: tf.data.Dataset) -> Any:
+        return self._strategy.distribute(dataset, self.own_rows, self.whole_batches)
 
     def first_batch(self) -> Any:
         """Returns the first global batch without taking it from a generator."""
@@ -102,12 +108,45 @@ class Feed:
         """Goes back to the beginning of the data, as Keras does for each evaluation."""
         self._iterator = None
 
-    def begin_epoch(self) -> Iterator[Any]:
-        """Returns the iterator of an epoch: a new one, or with `steps_per_epoch` the last one."""
+    def begin_epoch(self, step: int = 0) -> Iterator[Any]:
+        """Returns the iterator of an epoch: a new one, or with `steps_per_epoch` the last one.
+
+        Args:
+            step: Of the epoch with which to begin: not 0 where `restore` was within one.
+        """
         self._adapter.on_epoch_begin()
-        if self._iterator is None or self._steps_per_epoch is None:
-            self._iterator, self._taken = iter(self._distributed), 0
+        begun, self._goes_on = self._goes_on, None
+        if begun and begun["goes on"]:
+            self._pass, self._taken = begun["pass"], begun["batch"] - step
+            place = self._pass, begun["batch"], begun["iterator"]
+            self._iterator = self._order.begin(self._distribute, *place)
+        elif self._iterator is None or self._steps_per_epoch is None:
+            self._pass, self._taken = self._pass + 1, 0
+            self._iterator = self._order.begin(self._distribute, self._pass)
         return self._iterator
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Returns where in the data this feed is, in global batches.
+
+        Args:
+            step: Steps of the epoch that goes on; 0: none does.
+        """
+        goes_on = step > 0 or (self._iterator is not None and self._steps_per_epoch is not None)
+        batch = self._taken + step if goes_on else 0
+        state = None
+        if goes_on and self._strategy.num_workers == 1:
+            state = self._order.state_of(self._iterator)
+        place = {"pass": self._pass, "batch": batch, "goes on": goes_on, "iterator": state}
+        return {**place, "order": self._order.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Has the next epoch begin where another feed of the same data was."""
+        self._order.restore(state["order"])
+        for _ in range(state["pass"] + (not state["goes on"])):
+            self._adapter.on_epoch_begin()
+            self._order.leave_out()
+            self._adapter.on_epoch_end()
+        self._pass, self._iterator, self._goes_on = state["pass"], None, state
 
     def num_left(self, made: int, wanted: int) -> int:
         """Returns how many of the `wanted` steps an epoch has left after `made` ones."""

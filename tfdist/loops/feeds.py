@@ -56,6 +56,10 @@ class Feeds:
         """Returns the feed of an epoch, counted from 0."""
         return self._feeds[max(epoch for epoch in self._feeds if epoch <= number)]
 
+    def all(self) -> list[Feed]:
+        """Returns the feeds, in the order of the epochs that they are for."""
+        return list(self._feeds.values())
+
 
 def _batched_anew(strategy: Strategy, x: Any, options: Mapping[str, Any]) -> Callable[[int], Feed]:
     """Returns what makes the feed of a size."""

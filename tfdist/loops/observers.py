@@ -43,6 +43,13 @@ class Observer:
     def end_call(self, call: Call) -> None:
         """Hears of what a call did."""
 
+    def most_steps(self) -> int | None:
+        """Returns how many steps the next call may make at most, the same on every worker."""
+        return None
+
+    def interrupted(self) -> None:
+        """Hears, when all have heard of the last call, that the workers stop after it."""
+
     def wants_to_stop(self) -> bool:
         """Tells whether the last call is to be that of the epoch; asked when all have heard."""
         return False

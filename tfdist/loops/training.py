@@ -15,6 +15,7 @@ from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
 from tfdist.loops.feeds import Feeds
 from tfdist.loops.observers import Call, Observer
+from tfdist.loops.saving import Saving
 from tfdist.loops.throughput import Throughput
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
@@ -43,6 +44,7 @@ class Training:
         callbacks: keras.callbacks.CallbackList,
         epochs: tuple[int, int],
         validation_freq: int | Sequence[int],
+        saving: Saving,
         tell: Callable[[Feed], None] | None = None,
     ) -> None:
         """Trains from one epoch up to another.
@@ -53,6 +55,7 @@ class Training:
             callbacks: Hear of everything as in `keras.Model.fit`.
             epochs: The first, which a callback may replace, and the one before which to stop.
             validation_freq: After which epochs to evaluate, as in `keras.Model.fit`.
+            saving: Saves the training, and may let it go on where another one was.
             tell: Called with the first data, once it is known how the model is computed.
         """
         outer, model = self._outer, self._outer.model
@@ -62,27 +65,34 @@ class Training:
         if tell:
             tell(feed)
         model.stop_training = False
+        goes_on, progress = saving.begin(callbacks.callbacks, epochs[1]), saving.progress
         callbacks.on_train_begin()
-        logs: Logs = {}
-        for number in range(keras_data.initial_epoch(model, epochs[0]), epochs[1]):
+        saving.after_train_begin()
+        if not goes_on:
+            progress.epoch = keras_data.initial_epoch(model, epochs[0])
+        logs: Logs = progress.logs
+        while progress.epoch < epochs[1] and not progress.stopped:
+            number, place = progress.epoch, f"epoch {progress.epoch + 1}"
             before, feed = feed, feeds.of_epoch(number)
             if feed is not before:
                 callbacks.set_params({**callbacks.params, "steps": feed.num_batches})
             callbacks.on_epoch_begin(number)
             model.reset_metrics()
-            place = f"epoch {number + 1}"
+            begin = saving.after_epoch_begin()
             observers = outer.observers(
-                "train", callbacks, place, before=[self.throughput], after=[self._first_loss]
-            )
+                "train", callbacks, place, before=[self.throughput],
+                after=[self._first_loss, saving],
+            )  # fmt: skip
             steps = outer.functions.train(feed)
-            logs = epoch.run(steps, feed, per_call, outer.strategy, observers)
+            logs = epoch.run(steps, feed, per_call, outer.strategy, observers, begin)
             if validate is not None and keras_data.is_validated(model, number, validation_freq):
-                logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
+                with saving.evaluating():
+                    logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
             callbacks.on_epoch_end(number, logs)
             outer.watchdog.passed(f"the end of {place}")
             _agree(model, outer.strategy)
-            if model.stop_training:
-                break
+            progress.epoch, progress.stopped = number + 1, model.stop_training
+            saving.end_epoch(logs)
         # Of an optimizer that averages weights (EMA), the averages.
         if model.optimizer is not None and model.optimizer.built:
             model.optimizer.finalize_variable_values(model.trainable_variables)

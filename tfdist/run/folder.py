@@ -6,6 +6,7 @@ metrics.jsonl   one line per epoch
 curves.png      the same as a picture
 tensorboard/    the same as TensorBoard events
 metrics.csv     the same, where --logger asks for it
+checkpoints/    the newest states of the run, to go on from
 model.keras     the trained model, for plain Keras; what --export asks for beside it
 logs/           what the workers other than rank 0 would have printed
 """
@@ -24,7 +25,7 @@ from typing import Any
 from tfdist.config import TrainConfig
 from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
-from tfdist.run import room
+from tfdist.run import resuming, room
 
 _PACKAGES = ("tfdist", "tensorflow", "keras", "numpy")
 
@@ -45,15 +46,20 @@ class RunFolder:
 
         Args:
             config: Names the folder (`run_dir`), or the recipe and strategy that a new folder
-                under `runs/` is called after.
+                under `runs/` is called after; or goes on with one that is there (`resume`).
             model: The compiled `keras.Model` that will be saved there.
             what_runs: Names and what is known of each: comments above the configuration.
 
         Raises:
             ConfigurationError: The folder holds another run, cannot be made, or has no room.
         """
+        begun = resuming.begun(config) if config.resume == "auto" else None
+        if begun is not None:
+            return cls(begun)
         try:
-            folder = cls(_named(Path(config.run_dir)) if config.run_dir else _new(config))
+            folder = cls(
+                _named(Path(config.run_dir), config.resume) if config.run_dir else _new(config)
+            )
             comments = "".join(f"# {name}: {what}\n" for name, what in what_runs.items())
             folder._write("config.yaml", comments + config.to_yaml())
             folder._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
@@ -81,6 +87,11 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def checkpoints(self) -> Path:
+        """The folder of the states to go on from."""
+        return self.path / resuming.CHECKPOINTS
+
+    @property
     def model(self) -> Path:
         """The trained model."""
         return self.path / "model.keras"
@@ -94,8 +105,10 @@ class RunFolder:
             path.write_text(text)
 
 
-def _named(path: Path) -> Path:
+def _named(path: Path, resume: str) -> Path:
     """The folder that the user named: new, empty, or at least without a run in it."""
+    if resume == "auto":
+        resuming.clear(path)
     results = ("metrics.jsonl", "model.keras")  # a run that failed at its start left none to lose
     if any((path / name).exists() for name in results):
         raise ConfigurationError(

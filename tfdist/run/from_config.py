@@ -10,8 +10,9 @@ import keras
 import pipelines
 from tfdist import cluster, schedules, strategies
 from tfdist.callbacks.early_stopping import EarlyStopping
+from tfdist.checkpoint.settings import Checkpoints
 from tfdist.config import TrainConfig, scales_dynamically
-from tfdist.errors import DataError
+from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.feed import check_batch_size
 from tfdist.precision import LossScale
 from tfdist.run import batches, extent
@@ -79,6 +80,34 @@ def make_trainer(
         precision=config.precision,
         loss_scale=_loss_scale(config),
         watchdog_seconds=config.watchdog_seconds,
+    )
+
+
+def make_checkpoints(config: TrainConfig, folder: Path) -> Checkpoints | None:
+    """Returns how the run is saved; None: it is not.
+
+    Args:
+        config: Of the run.
+        folder: For its checkpoints.
+
+    Raises:
+        ConfigurationError: It is to go on, but not to be saved.
+    """
+    if config.checkpoint_every == "never":
+        if config.resume != "never":
+            raise ConfigurationError(
+                f"--resume {config.resume} goes on from checkpoints, but --checkpoint-every never "
+                "keeps none: leave one of the two out."
+            )
+        return None
+    return Checkpoints(
+        folder,
+        every=config.checkpoint_every,
+        keep=config.keep,
+        keep_best=config.keep_best,
+        resume=config.resume,
+        on_error=config.checkpoint_errors,
+        configuration=config.model_dump(mode="json"),
     )
 
 

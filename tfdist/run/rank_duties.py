@@ -1,40 +1,16 @@
-"""What the workers of a command do once for all, or one after the other, and who of them talks."""
+"""What the workers of a command do one after the other, and who of them talks."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdist.errors import ConfigurationError, TfdistError
-
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
-
-_FAILED, _DONE = "!", "="
-
-
-def once(strategy: Strategy, make: Callable[[], str]) -> str:
-    """Calls `make` on rank 0 and returns its text on every worker.
-
-    Raises:
-        TfdistError: `make` raised it: the same one on rank 0, its message on the others.
-    """
-    error, text = None, ""
-    if strategy.is_chief:
-        try:
-            text = _DONE + make()
-        except TfdistError as raised:
-            error, text = raised, _FAILED + str(raised)
-    told = strategy.broadcast_text(text)
-    if error is not None:
-        raise error
-    if told.startswith(_FAILED):
-        raise ConfigurationError(told.removeprefix(_FAILED))
-    return told.removeprefix(_DONE)
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.console import tables
-from tfdist.run import extent
+from tfdist.loops import data_order
+from tfdist.run import extent, resuming
 from tfdist.run.batches import num_rows, num_rows_of_first
 from tfdist.run.recipe import num_steps
 
@@ -57,6 +58,8 @@ def what_runs(
         rows["learning rate"] = schedules.describe(config)
     if unread:
         rows["of no effect"] = f"{', '.join(unread)}: the recipe does not read them"
+    if config.checkpoint_every != "never":
+        rows["a run goes on"] = data_order.going_on(data)
     if config.smoke:
         rows["smoke"] = SMOKE
     rows |= extent.description(config)
@@ -107,6 +110,8 @@ def summary(
     rows = {}
     if stopped:
         rows["stopped"] = f"{stopped}; model.keras holds the last state"
+        if (run_dir / resuming.CHECKPOINTS).exists():
+            rows["goes on by"] = f"the same command with --run-dir {run_dir} --resume auto"
     judge = "val_loss" if history.get("val_loss") else "loss"
     if losses := history.get(judge):
         best = min(range(len(losses)), key=lambda epoch: losses[epoch])

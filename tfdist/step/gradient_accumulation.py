@@ -29,6 +29,9 @@ class GradientAccumulation:
         strategy: Of the replicas.
         scaling: Of the loss; its optimizer accumulates.
         trainable: The variables that it trains.
+
+    Attributes:
+        waiting: The sums, by replica of this process and by variable.
     """
 
     def __init__(
@@ -36,9 +39,13 @@ class GradientAccumulation:
     ) -> None:
         self._strategy, self._scaling, self._trainable = strategy, scaling, trainable
         self._every = scaling.optimizer.gradient_accumulation_steps
-        self._waiting = [
+        self.waiting = [
             [_zeros(variable, device) for variable in trainable] for device in strategy.devices
         ]
+
+    def has_waiting(self) -> bool:
+        """Tells whether gradients wait now; called outside of any graph."""
+        return int(num_batches_seen(self._scaling.optimizer)) % self._every > 0
 
     def summed(self, local: list[Contribution]) -> Any:
         """Adds up the contributions of all replicas, but keeps gradients until the K-th batch.
@@ -73,7 +80,7 @@ class GradientAccumulation:
         finite = overflows == 0
         waiting = [
             {i: own[i] for i in gradients}
-            for own, gradients in zip(self._waiting, local, strict=True)
+            for own, gradients in zip(self.waiting, local, strict=True)
         ]
         for gradients, own in zip(local, waiting, strict=True):
             for i, gradient in gradients.items():

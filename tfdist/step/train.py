@@ -35,6 +35,10 @@ class TrainStep:
         accumulate: Rounds in which a share is computed.
         sync_batch_norm: Whether BatchNorm takes the moments of the global batch.
         why_whole: As of `OnReplicas`.
+
+    Attributes:
+        accumulation: The gradients that wait for batches to come, of an optimizer that
+            accumulates them; None: it does not.
     """
 
     training = True
@@ -54,16 +58,16 @@ class TrainStep:
         self._trainable = model.trainable_variables
         compute = functools.partial(forward_backward, model, self._trainable, state, scaling)
         self._replicas = OnReplicas(strategy, compute, accumulate, model.jit_compile, why_whole)
-        self._accumulation = None
+        self.accumulation: GradientAccumulation | None = None
         if scaling.optimizer.gradient_accumulation_steps:
-            self._accumulation = GradientAccumulation(strategy, scaling, self._trainable)
+            self.accumulation = GradientAccumulation(strategy, scaling, self._trainable)
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         with keras_on_shares(self._model, self._sync_batch_norm):
-            if self._accumulation is None:
+            if self.accumulation is None:
                 sums = self._replicas.summed(total_rows, shares)
             else:
-                sums = self._accumulation.summed(self._replicas.local(total_rows, shares))
+                sums = self.accumulation.summed(self._replicas.local(total_rows, shares))
         return self._strategy.update(self._apply, sums)
 
     def _apply(self, sums: Contribution) -> tf.Tensor:

@@ -269,6 +269,18 @@ class Strategy:
         """Returns the text of rank 0, on every worker; called outside of any graph."""
         return text
 
+    def add_up(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the sums of arrays over all workers; called outside of any graph.
+
+        Args:
+            arrays: Of floats, of the same shapes and dtypes on every worker.
+        """
+        return list(arrays)
+
+    def broadcast(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the arrays of rank 0, on every worker; called outside of any graph."""
+        return dict(arrays)
+
     def barrier(self) -> None:
         """Waits until every worker has come here."""
 

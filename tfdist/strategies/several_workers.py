@@ -6,7 +6,7 @@ A worker is a process that runs the whole script. How sums cross the workers is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,13 @@ class SeveralWorkers(Strategy):
 
     def broadcast_text(self, text: str) -> str:
         return text if self.num_workers == 1 else host_values.broadcast_text(self, text)
+
+    def add_up(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(arrays) if self.num_workers == 1 else host_values.add_up(self, arrays)
+
+    def broadcast(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        own = super().broadcast(arrays)
+        return own if self.num_workers == 1 else host_values.broadcast_arrays(self, own)
 
     def barrier(self) -> None:
         self.gather([0.0])

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow import seed_of_process
 
 
 def data_adapter(x: Any, **options: Any) -> Any:
@@ -22,6 +30,54 @@ def data_adapter(x: Any, **options: Any) -> Any:
         ValueError, TypeError: Data of no kind that Keras knows, or that contradict each other.
     """
     return data_adapters.get_data_adapter(x=x, **options)
+
+
+@dataclass
+class Shuffle:
+    """How arrays are put in order.
+
+    Attributes:
+        seed: What the order follows from.
+        as_keras: Whether it is the order that Keras makes of this seed, the same in each pass.
+        number: Returns the number of a pass that begins.
+    """
+
+    seed: int
+    as_keras: bool
+    number: Callable[[], int]
+
+    @classmethod
+    def of_this_process(cls, number: Callable[[], int]) -> Shuffle:
+        """Returns that of the seed which was set; where none was, one is drawn."""
+        seed = seed_of_process()
+        drawn = int.from_bytes(os.urandom(4), "big") >> 1
+        return cls(drawn if seed is None else seed, seed is not None, number)
+
+    def __call__(self, plain: Callable[[Any], Any], value: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of numbers in that order; called in a graph, by Keras's adapter.
+
+        Args:
+            plain: `tf.random.shuffle`.
+            value: Rows, int64: all, or those of a batch.
+        """
+        if self.as_keras:
+            tf.compat.v1.get_default_graph().seed = self.seed
+            return plain(value)
+        number = tf.ensure_shape(tf.numpy_function(self.number, [], tf.int64), ())
+        pair = tf.stack([tf.constant(self.seed, tf.int64), number])
+        pair = tf.random.experimental.stateless_fold_in(pair, value[0])
+        return tf.random.experimental.stateless_shuffle(value, pair)
+
+
+def are_arrays(adapter: Any) -> bool:
+    """Tells whether data are arrays: read by an `ArrayDataAdapter`."""
+    return isinstance(adapter, ArrayDataAdapter)
+
+
+def dataset_of_arrays(adapter: Any, shuffle: Shuffle) -> tf.data.Dataset:
+    """Returns arrays as a data set, in an order of ours where Keras's adapter shuffles them."""
+    with replaced(tf.random, "shuffle", functools.partial(shuffle, tf.random.shuffle)):
+        return adapter.get_tf_dataset()
 
 
 def first_batch(adapter: Any) -> Any:

@@ -15,6 +15,9 @@ from tensorflow.python.ops import collective_ops, resource_variable_ops
 
 from tfdist.upstream.patching import replaced
 
+#: `tf.data.experimental.ExternalStatePolicy.FAIL`, as operations take it.
+_FAIL_IF_STATEFUL = 2
+
 
 def has_global_seed() -> bool:
     """Tells whether a seed was set: `context.global_seed`; `tf.random.set_seed` has no getter."""
@@ -28,6 +31,51 @@ def is_reshuffled(dataset: tf.data.Dataset) -> bool:
     """
     again = getattr(dataset, "_reshuffle_each_iteration", False)
     return again is not False or any(map(is_reshuffled, dataset._inputs()))
+
+
+def seed_of_process() -> int | None:
+    """Returns the seed that was set, if one was: `context.global_seed`."""
+    return global_seed()
+
+
+def iterator_state(iterator: Any) -> tf.Tensor | None:
+    """Returns the state of an iterator of `tf.data`, buffers included, or None where it has none.
+
+    Its `_iterator_resource`: `tf.train.Checkpoint` would write a file at once, and leaves out of
+    its state what draws numbers or calls Python without a word.
+
+    Returns:
+        For `set_iterator_state`; of dtype variant.
+    """
+    if (resource := getattr(iterator, "_iterator_resource", None)) is None:
+        return None  # of several devices
+    try:
+        return tf.raw_ops.SerializeIterator(
+            resource_handle=resource, external_state_policy=_FAIL_IF_STATEFUL
+        )
+    except tf.errors.OpError:
+        return None
+
+
+def set_iterator_state(iterator: Any, state: tf.Tensor) -> None:
+    """Gives an iterator the state of another one over the same data set.
+
+    Raises:
+        tf.errors.OpError: They do not go together.
+    """
+    tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=state)
+
+
+def has_iterator_state(dataset: tf.data.Dataset) -> bool:
+    """Tells whether iterators over a data set have a state that can be saved."""
+    try:
+        tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=_FAIL_IF_STATEFUL,
+        )
+    except tf.errors.OpError:
+        return False
+    return True
 
 
 def has_started() -> bool:

@@ -7,8 +7,9 @@ processes: what one worker says is a sum to which the others add zeros.
 from __future__ import annotations
 
 import functools
+import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -99,6 +100,37 @@ def broadcast_text(workers: Workers, text: str) -> str:
     if workers.rank == 0:
         row[:] = list(data)
     return bytes(workers.gather(row.tolist())[0].astype(np.uint8)).decode()
+
+
+def broadcast_arrays(workers: Workers, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the arrays of rank 0, in each worker; called outside of any graph.
+
+    Args:
+        workers: Several.
+        arrays: Of numbers, by name; on other ranks than 0 they are not looked at.
+    """
+    specs = [[n, tf.as_dtype(a.dtype).name, list(a.shape)] for n, a in arrays.items()]
+    specs = json.loads(broadcast_text(workers, json.dumps(specs)))
+    with tf.device("CPU:0"):
+        carried = {
+            name: tf.Variable(arrays[name] if workers.rank == 0 else tf.zeros(shape, dtype))
+            for name, dtype, shape in specs
+        }
+    broadcast(workers, list(carried.values()))
+    return {name: np.asarray(variable) for name, variable in carried.items()}
+
+
+def add_up(workers: Workers, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Sums arrays of floats over the workers, of the same shapes; outside of any graph."""
+
+    def sums(mine: list[tf.Tensor]) -> list[tf.Tensor]:
+        results = workers.run(
+            lambda i: workers.all_reduce([t if i == 0 else tf.zeros_like(t) for t in mine])
+        )
+        return workers.local_results(results)[0]
+
+    tensors = [tf.convert_to_tensor(array) for array in arrays]
+    return [t.numpy() for t in tf.function(sums, autograph=False)(tensors)]
 
 
 @functools.cache

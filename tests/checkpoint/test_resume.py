@@ -1,0 +1,248 @@
+"""A training that was stopped goes on to the very numbers of one that was not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.checkpoint.training import build, fit, newest, state
+from tests.support.training import X, Y
+from tfdist.checkpoint.__main__ import main
+from tfdist.checkpoint.settings import Checkpoints
+from tfdist.checkpoint.store import Store
+from tfdist.errors import ConfigurationError
+from tfdist.trainer import Trainer
+
+LONG = pytest.mark.long
+#: Within an epoch; with its last step; within the evaluation after it.
+STOPS = [
+    ("one_device", "train 6"),
+    pytest.param("one_device", "train 8", marks=LONG),
+    pytest.param("one_device", "test 4", marks=LONG),
+    pytest.param("mirrored", "train 6", marks=LONG),
+    ("mirrored", "train 8"),
+    ("mirrored", "test 4"),
+]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The states of trainings that nobody stopped, by strategy."""
+    found = {}
+    for strategy in ("one_device", "mirrored"):
+        folder = tmp_path_factory.mktemp(strategy) / "checkpoints"
+        found[strategy] = state(fit(folder, strategy), folder)
+    return found
+
+
+@pytest.mark.parametrize(("strategy", "stop"), STOPS)
+def test_resumed_is_uninterrupted_to_the_bit(
+    strategy: str, stop: str, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder, strategy, stop)
+    resumed = state(fit(folder, strategy), folder)
+    np.testing.assert_equal(resumed, uninterrupted[strategy])
+
+
+def test_a_training_goes_on_under_another_strategy(
+    uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    build_model = without_random_layers
+    for strategy, stop in (("mirrored", "train 3"), ("one_device", "train 4"), ("towers", "")):
+        if stop:
+            with pytest.raises(KeyboardInterrupt):
+                fit(folder, strategy, stop, build_model=build_model)
+        else:
+            resumed = fit(folder, strategy, build_model=build_model)
+    other = tmp_path / "other"
+    whole = fit(other, build_model=build_model)
+    for one, another in zip(resumed.model.weights, whole.model.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), another.numpy(), 1e-5, 1e-6)
+
+
+def without_random_layers() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    return model
+
+
+def test_a_training_that_ended_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "checkpoints"
+    first = state(fit(folder), folder)
+    capfd.readouterr()
+    again = state(fit(folder), folder)
+    np.testing.assert_equal(again, first)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("The training has ended after epoch 4: ")
+
+
+def test_each_fit_of_a_trainer_is_saved_by_itself(tmp_path: Path) -> None:
+    def train() -> list[np.ndarray]:
+        trainer = Trainer(build, "one_device", checkpoints=Checkpoints(tmp_path))
+        trainer.fit(X, Y, batch_size=8, epochs=1, verbose=0)
+        trainer.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+        return [v.numpy() for v in trainer.model.weights]
+
+    np.testing.assert_equal(train(), train())
+    assert [place.epoch for place in Store(tmp_path / "fit-2").places()] == [2, 1]
+
+
+class Counter(keras.callbacks.Callback):
+    """Has a state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[int] = []
+        self.sums = np.zeros(2)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.heard.append(epoch)
+        self.sums += epoch
+
+    def get_state(self) -> dict[str, Any]:
+        return {"heard": self.heard, "sums": self.sums}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.heard, self.sums = state["heard"], state["sums"]
+
+
+def test_a_callback_of_ones_own_goes_on(tmp_path: Path) -> None:
+    for epochs in (2, 3):
+        counter = Counter()
+        fit(tmp_path / "checkpoints", callbacks=[counter], epochs=epochs)
+    assert counter.heard == [0, 1, 2]
+    np.testing.assert_equal(counter.sums, [3.0, 3.0])
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    fit(tmp_path / "checkpoints", epochs=1)
+    with pytest.raises(ConfigurationError, match=r"is of another model: .*Build the same model"):
+        fit(tmp_path / "checkpoints", build_model=without_random_layers, epochs=1)
+
+
+def test_steps_between_checkpoints_are_exact(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    fit(folder, every=3, epochs=2)
+    assert [place.step for place in Store(folder).places()] == [8, 6, 3]
+    assert newest(folder)
+
+
+def dataset() -> tf.data.Dataset:
+    """Shuffled, in an order that each pass has anew."""
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(15, seed=3).batch(4)
+
+
+def mapped() -> tf.data.Dataset:
+    """The same through Python, which has no state to save."""
+
+    def same(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.ensure_shape(tf.numpy_function(np.array, [x], x.dtype), x.shape), y
+
+    return dataset().map(same)
+
+
+def generator() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for number in itertools.count():
+        rows = np.arange(number, number + 4) % len(X)
+        yield X[rows], Y[rows]
+
+
+def endless() -> tf.data.Dataset:
+    return dataset().repeat()
+
+
+ENDLESS = {"steps_per_epoch": 4}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "stop"),
+    [
+        (dataset, {}, "train 6"),
+        pytest.param(mapped, {}, "train 6", marks=LONG),
+        pytest.param(mapped, {}, "test 3", marks=LONG),
+        pytest.param(endless, ENDLESS, "train 6", marks=LONG),
+        pytest.param(endless, ENDLESS, "test 3", marks=LONG),
+        pytest.param(generator, ENDLESS, "train 6", marks=LONG),
+    ],
+)
+def test_data_go_on(
+    make: Callable[[], Any], options: dict[str, Any], stop: str, tmp_path: Path
+) -> None:
+    def train(name: str, stop: str = "") -> dict[str, Any]:
+        folder = tmp_path / name
+        trainer = fit(folder, "mirrored", stop, x=make(), y=None, batch_size=None, **options)
+        return state(trainer, folder)
+
+    with pytest.raises(KeyboardInterrupt):
+        train("stopped", stop)
+    np.testing.assert_equal(train("stopped"), train("whole"))
+
+
+@pytest.mark.parametrize("stop", [pytest.param("test 4", marks=LONG), "train 5"])
+def test_waiting_gradients_go_on(stop: str, tmp_path: Path) -> None:
+    def build_model() -> keras.Model:
+        model = build()
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), "mse")
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "stopped", "mirrored", stop, build_model=build_model)
+    states = [
+        state(fit(tmp_path / name, "mirrored", build_model=build_model), tmp_path / name)
+        for name in ("stopped", "whole")
+    ]
+    np.testing.assert_equal(*states)
+
+
+def test_a_checkpoint_is_exported_for_plain_keras(tmp_path: Path) -> None:
+    trainer = fit(tmp_path / "checkpoints", epochs=1)
+    for name in ("model.keras", "saved"):
+        assert main(["export", str(tmp_path / "checkpoints"), str(tmp_path / name)]) == 0
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    served = tf.saved_model.load(str(tmp_path / "saved")).serve(tf.constant(X, tf.float32))
+    for found in (loaded.predict(X, verbose=0), served):
+        np.testing.assert_allclose(found, trainer.predict(X, verbose=0), 1e-6, 1e-6)
+
+
+def test_the_best_epoch_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_best="loss")
+    trainer = Trainer(without_random_layers, "one_device", checkpoints=checkpoints)
+    losses = trainer.fit(X, Y * [1e3], batch_size=15, epochs=5, verbose=0).history["loss"]
+    best = 1 + int(np.argmin(losses))
+    assert {place.epoch for place in Store(tmp_path).places()} == {best, 5}
+
+
+@pytest.mark.parametrize("on_error", ["go_on", "stop"])
+def test_a_checkpoint_that_cannot_be_written(
+    on_error: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "folder", on_error=on_error)
+    trainer = Trainer(without_random_layers, "one_device", checkpoints=checkpoints)
+    trainer.fit(X, Y, epochs=1, verbose=0)
+    trainer.checkpoints = dataclasses.replace(checkpoints, folder=tmp_path / "folder" / "file")
+    (tmp_path / "folder" / "file").write_text("")
+    if on_error == "stop":
+        with pytest.raises(
+            ConfigurationError, match=r"could not be written .*Older ones are whole"
+        ):
+            trainer.fit(X, Y, epochs=2, verbose=0)
+    else:
+        trainer.fit(X, Y, epochs=2, verbose=0)
+        assert len(trainer.model.history.epoch) == 2
+        lines = capfd.readouterr().err.splitlines()
+        assert ["could not be written" in line for line in lines] == [True, True]
+    assert len(Store(tmp_path / "folder").places()) == 1

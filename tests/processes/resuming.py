@@ -1,0 +1,60 @@
+"""Two workers whose training is stopped on one of them, and goes on.
+
+Each has a folder of its own, as on two hosts: what rank 1 goes on with it is told.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.checkpoint.training import Interrupt
+from tests.support.training import X, Y, build
+from tfdist.checkpoint.settings import Checkpoints
+from tfdist.strategies.base import Strategy
+from tfdist.trainer import Trainer
+
+#: Four steps an epoch; gradients wait where a training is stopped after 5 of them.
+FIT: dict[str, Any] = {"x": X, "y": Y, "batch_size": 4, "epochs": 3, "verbose": 0}
+
+
+def accumulating() -> keras.Model:
+    """A network whose optimizer takes a step every third batch."""
+    return build(keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3))
+
+
+def stops_and_goes_on(strategy: Strategy) -> dict[str, Any]:
+    """States of a training that nobody stopped, and of one that rank 1 stopped; rank 0's files."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = _train(strategy, folder / "whole")
+        interrupted = 0
+        try:
+            _train(strategy, folder / "stopped", "train 5" if strategy.rank else "")
+        except KeyboardInterrupt:
+            interrupted = 1
+        resumed = _train(strategy, folder / "stopped")
+        return {
+            "whole": whole,
+            "resumed": resumed,
+            "interrupted": strategy.gather([interrupted]),
+            "num_files": strategy.gather([len(list(folder.glob("*/*/manifest.json")))]),
+        }
+
+
+def _train(strategy: Strategy, folder: Path, stop: str = "") -> list[np.ndarray]:
+    checkpoints = Checkpoints(folder, keep=9)
+    trainer = Trainer(accumulating, strategy, steps_per_call=1, checkpoints=checkpoints)
+    callbacks = [keras.callbacks.EarlyStopping("loss", patience=3, restore_best_weights=True)]
+    history = trainer.fit(**FIT, callbacks=[*callbacks, *([Interrupt(stop)] if stop else [])])
+    model = trainer.model
+    variables = model.variables + model.optimizer.variables
+    return [np.asarray(v.value) for v in variables] + [np.asarray(history.history["loss"])]
+
+
+SCENARIOS: list[Callable[[Strategy], Any]] = [stops_and_goes_on]

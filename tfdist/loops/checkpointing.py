@@ -1,0 +1,204 @@
+"""Saves a training as it goes, and lets it go on from what was saved.
+
+Between two steps all workers hold the same state, and have had the same batches. So the chief's is
+that of all: it alone writes, and where a training goes on, what it reads is given to all.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.checkpoint import choice
+from tfdist.checkpoint.settings import Checkpoints
+from tfdist.checkpoint.snapshot import Snapshot
+from tfdist.checkpoint.store import Place, Store
+from tfdist.checkpoint.versions import versions
+from tfdist.checkpoint.writer import Writer
+from tfdist.errors import ConfigurationError
+from tfdist.loops.observers import Call
+from tfdist.loops.saving import Progress, Saving
+from tfdist.loops.training_state import TrainingState
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.inner_loop import Logs
+from tfdist.upstream import keras_callbacks
+
+
+class Checkpointing(Saving):
+    """The checkpoints of one training.
+
+    Args:
+        settings: Say where and how often.
+        model: To train.
+        strategy: Its workers.
+        state: Of the training.
+    """
+
+    def __init__(
+        self,
+        settings: Checkpoints,
+        model: keras.Model,
+        strategy: Strategy,
+        state: TrainingState,
+    ) -> None:
+        super().__init__()
+        self._settings, self._model, self._strategy = settings, model, strategy
+        self._state, self._store, self._writer = state, Store(settings.folder), Writer()
+        self._saved_at = time.monotonic()
+        # What the training goes on from, until it is as it was then.
+        self._saved: Snapshot | None = None
+        self._path = ""
+
+    def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
+        self._state.callbacks, self._epochs = callbacks, epochs
+        found = choice.choose(self._settings, self._store, self._strategy, _say)
+        if found is None:
+            return False
+        self._path, self._saved = found
+        self.progress = Progress(**self._saved.state["progress"])
+        self._give(self._saved)
+        self._state.before_training(self._saved)
+        if self._strategy.is_chief:
+            self._tell()
+        return True
+
+    def after_train_begin(self) -> None:
+        if (saved := self._saved) is None:
+            return
+        self._give(saved)
+        self._state.give_callbacks(saved)
+        self._state.give_data(saved)
+        if not self.progress.step:
+            self._saved = None
+
+    def after_epoch_begin(self) -> tuple[int, Logs]:
+        if (saved := self._saved) is None:
+            return 0, {}
+        # As they were within the epoch, whatever its beginning has done once more.
+        self._give(saved)
+        self._state.give_callbacks(saved)
+        self._saved = None
+        return self.progress.step, self.progress.logs
+
+    def most_steps(self) -> int | None:
+        every = self._settings.steps
+        return None if every is None else every - self.progress.total % every
+
+    def end_call(self, call: Call) -> None:
+        progress = self.progress
+        progress.total += call.last_step + 1 - progress.step
+        progress.step, progress.logs = call.last_step + 1, dict(call.logs)
+        every, seconds = self._settings.steps, self._settings.seconds
+        is_step = every is not None and progress.total % every == 0
+        is_time = seconds is not None and time.monotonic() - self._saved_at >= seconds
+        if is_step or (is_time and not self._state.has_waiting()):  # each worker has its own clock
+            self._save()
+
+    def interrupted(self) -> None:
+        self._save()
+        self.close()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        # An evaluation that is cut off is to be made anew, from where it began.
+        job = self._job()
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._submit(job)
+            self.close()
+            raise
+
+    def end_epoch(self, logs: Logs) -> None:
+        progress = self.progress
+        progress.step, progress.logs = 0, dict(logs)
+        is_last = progress.stopped or progress.epoch >= self._epochs
+        if self._is_best(logs) or is_last or self._settings.at_epochs:
+            self._save()
+
+    def close(self) -> None:
+        self._submit(None)
+
+    def _give(self, saved: Snapshot) -> None:
+        self._state.give_variables(saved, self._path, within_epoch=self.progress.step > 0)
+
+    def _tell(self) -> None:
+        done = self.progress
+        if done.stopped or done.epoch >= self._epochs:
+            _say(f"The training has ended after epoch {done.epoch}: {self._path}.")
+        else:
+            within = f" and {done.step} steps" if done.step else ""
+            _say(f"Going on after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
+
+    def _is_best(self, logs: Logs) -> bool:
+        """Whether an epoch was the best so far; notes it if so."""
+        monitor, best = self._settings.keep_best, self.progress.best
+        name = (monitor or "").rpartition(":")[2]
+        if monitor is None or name not in logs:  # an epoch without a validation
+            return False
+        value = float(logs[name])
+        if best and not keras_callbacks.is_better(self._model, monitor, value, best["value"]):
+            return False
+        self.progress.best = {"value": value, "place": list(self.progress.place)}
+        return True
+
+    def _save(self) -> None:
+        self._saved_at = time.monotonic()
+        self._submit(self._job())
+
+    def _job(self) -> Callable[[], None] | None:
+        """Takes the state as it is now, and returns what writes it; None: not on this worker."""
+        if (snapshot := self._state.take(self.progress)) is None:
+            return None
+        packed, place, facts = snapshot.packed(), self.progress.place, self._facts()
+        best = Place(*self.progress.best["place"]) if self.progress.best else None
+
+        def write() -> None:
+            self._store.write(place, packed, facts)
+            self._store.keep(self._settings.keep, best)
+
+        return write
+
+    def _facts(self) -> dict[str, Any]:
+        """What the manifest says of a checkpoint."""
+        progress, strategy = self.progress, self._strategy
+        return {
+            "step": progress.total,
+            "epoch": progress.epoch,
+            "step of epoch": progress.step,
+            "ended": progress.stopped or progress.epoch >= self._epochs,
+            "logs": {name: v for name, v in progress.logs.items() if isinstance(v, float)},
+            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "strategy": strategy.name,
+            "replicas": strategy.num_replicas,
+            "workers": strategy.num_workers,
+            "versions": versions(),
+            "configuration": dict(self._settings.configuration),
+        }
+
+    def _submit(self, job: Callable[[], None] | None) -> None:
+        """Has the thread write, and says what became of the write before.
+
+        Raises:
+            ConfigurationError: It failed, and the training is to stop then.
+        """
+        try:
+            self._writer.wait()
+        except (OSError, tf.errors.OpError) as error:
+            reason = str(error).splitlines()[0]
+            line = f"A checkpoint could not be written in {self._settings.folder}: {reason}"
+            if self._settings.on_error == "stop":
+                raise ConfigurationError(f"{line}. Older ones are whole.") from error
+            _say(f"{line}. The training goes on; older ones are whole.")
+        if job is not None:
+            self._writer.submit(job)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

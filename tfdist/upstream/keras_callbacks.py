@@ -1,0 +1,55 @@
+"""Private names of Keras's callbacks: what they remember from call to call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+#: What each class keeps besides its arguments; `on_train_begin` resets most of it.
+_REMEMBERED: dict[type, tuple[str, ...]] = {
+    keras.callbacks.History: ("epoch", "history"),
+    keras.callbacks.EarlyStopping: (
+        "wait", "stopped_epoch", "best", "best_weights", "best_epoch",
+    ),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: (
+        "best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch",
+    ),
+    keras.callbacks.CSVLogger: ("keys",),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
+    keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
+}  # fmt: skip
+
+
+def remembered(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """Returns what a callback of Keras remembers, by attribute; nothing of other classes."""
+    names = [n for kind, names in _REMEMBERED.items() if isinstance(callback, kind) for n in names]
+    return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
+
+
+def remember(callback: keras.callbacks.Callback, values: dict[str, Any]) -> None:
+    """Gives a callback what another one of its class remembered."""
+    for name in remembered(callback).keys() & values.keys():
+        setattr(callback, name, values[name])
+    if isinstance(callback, keras.callbacks.History):
+        callback.model.history = callback
+
+
+def is_better(model: keras.Model, monitor: str, value: float, best: float) -> bool:
+    """Tells which of two values of a metric is better: `MonitorCallback._is_improvement`.
+
+    Args:
+        model: Compiled, with the metrics built.
+        monitor: A key of the logs; `max:` or `min:` before it says what is better.
+        value: The later one.
+        best: The best before it.
+
+    Raises:
+        ValueError: Nobody knows which direction is better.
+    """
+    mode, _, name = monitor.rpartition(":")
+    judge = keras.callbacks.EarlyStopping(name, mode=mode or "auto")
+    judge.set_model(model)
+    judge._set_monitor_op()
+    return bool(judge._is_improvement(value, best))
