@@ -48,3 +48,12 @@ def test_numbers_that_json_lacks_and_speed(tmp_path: Path) -> None:
         "loss": None,
         "accuracy": 0.5,
     }
+
+
+def test_goes_on_behind_the_lines_of_a_state(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("1\n22\n")
+    state = MetricsLog(path).get_state()
+    path.write_text("1\n22\n333\n")
+    MetricsLog(path).set_state(state)
+    assert path.read_text() == "1\n22\n"

@@ -37,15 +37,18 @@ class MetricsLog(keras.callbacks.Callback):
         self._began = time.perf_counter()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what has been written, and since when."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        return {"bytes": size, "seconds": time.perf_counter() - self._began}
+        """Returns how many lines have been written, and in how many seconds."""
+        return {"lines": len(self._lines()), "seconds": time.perf_counter() - self._began}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on behind what was written then: lines of epochs that come again are cut off."""
-        if self._path.exists() and self._path.stat().st_size > state["bytes"]:
-            os.truncate(self._path, state["bytes"])
+        lines = self._lines()
+        if len(lines) > state["lines"]:
+            os.truncate(self._path, sum(map(len, lines[: state["lines"]])))
         self._began = time.perf_counter() - state["seconds"]
+
+    def _lines(self) -> list[bytes]:
+        return self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         line: dict[str, float | None] = {

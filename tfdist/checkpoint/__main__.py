@@ -44,9 +44,10 @@ def _list(path: str) -> int:
     from tfdist.checkpoint import manifest
 
     rows = []
-    for name in _all(path):
+    for checkpoint in _all(path):
+        name = posixpath.basename(checkpoint)
         try:
-            told = manifest.read(name)
+            told = manifest.read(checkpoint)
         except manifest.DamagedError as error:
             rows.append([name, str(error), "", "", ""])
             continue

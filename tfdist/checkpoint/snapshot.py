@@ -67,7 +67,7 @@ class Packed(NamedTuple):
                     shape_and_slices=[""] * len(dtypes),
                     dtypes=list(dtypes.values()),
                 )
-            arrays = (t if t.dtype == tf.variant else t.numpy() for t in tensors)
+            arrays = (t if t.dtype == tf.variant else np.asarray(t.numpy()) for t in tensors)
             return cls(text, dict(zip(dtypes, arrays, strict=True)))
         except (ValueError, tf.errors.OpError, RuntimeError) as error:
             raise DamagedError(f"{folder} cannot be read ({str(error).splitlines()[0]})") from error
