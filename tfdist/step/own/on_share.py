@@ -13,7 +13,8 @@ from tfdist.step.forward_backward import all_reduced
 from tfdist.step.forward_state import offset
 from tfdist.step.mean_or_sum import Aggregation
 from tfdist.step.own.adding_up import AddingUp
-from tfdist.step.own.scope import OwnRows, OwnScope, Values
+from tfdist.step.own.run import OwnRows
+from tfdist.step.own.scope import OwnScope, Values
 from tfdist.step.replica import Replica
 from tfdist.strategies.base import Strategy
 

@@ -6,7 +6,7 @@ whole has: then all of them find the same weights in a second loss, and in an up
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import TfdistError, UnsupportedModelError
+from tfdist.errors import TfdistError
 from tfdist.precision import Scaling
-from tfdist.step.own.scope import OwnRows, OwnScope
+from tfdist.step.own.logs import flat_logs
+from tfdist.step.own.recorded import Recorded, Replayed
+from tfdist.step.own.scope import OwnScope
 from tfdist.step.own.trial import StepFn, shaken, tried
 from tfdist.strategies import row_counts, shares
 from tfdist.upstream import keras_model
@@ -27,40 +29,6 @@ MAX_ROWS = 64
 
 class UnequalPartsError(Exception):
     """Raised where the parts of a batch do not make the whole; says what does not."""
-
-
-class _Recorded(OwnRows):
-    """The whole: keeps what the step took."""
-
-    def __init__(self) -> None:
-        self.inner = False
-        self.taken: list[list] = []
-        self.results: list[Any] = []
-
-    def gradients(self, compute: Callable[[], list], inner: bool) -> list:
-        self.inner |= inner
-        self.taken.append(compute())
-        return self.taken[-1]
-
-    def result(self, scope: OwnScope, metric: keras.Metric, compute: Callable[[], Any]) -> Any:
-        self.results.append(compute())
-        return self.results[-1]
-
-
-class _Replayed(_Recorded):
-    """A part: goes on with what was recorded of the whole."""
-
-    def __init__(self, whole: _Recorded) -> None:
-        super().__init__()
-        self._whole = whole
-
-    def gradients(self, compute: Callable[[], list], inner: bool) -> list:
-        super().gradients(compute, inner)
-        return self._whole.taken[len(self.taken) - 1]
-
-    def result(self, scope: OwnScope, metric: keras.Metric, compute: Callable[[], Any]) -> Any:
-        self.results.append(None)
-        return self._whole.results[len(self.results) - 1]
 
 
 @dataclass
@@ -78,7 +46,7 @@ class Part:
     """
 
     num_rows: int
-    run: _Recorded
+    run: Recorded
     gradients: list[list[Any]]
     indices: list[dict[int, np.ndarray]]
     changes: dict[int, np.ndarray]
@@ -108,13 +76,13 @@ class Parts:
         """Returns what comes of a number of rows that the step takes."""
         rows = int(row_counts.num_rows(self.batch))
         try:
-            return self._part(0, min(rows, MAX_ROWS), _Recorded(), 1.0)
+            return self._part(0, min(rows, MAX_ROWS), Recorded(), 1.0)
         except TfdistError:
             raise
         except Exception:
             if rows <= MAX_ROWS:
                 raise
-            return self._part(0, rows, _Recorded(), 1.0)  # the number may be written into it
+            return self._part(0, rows, Recorded(), 1.0)  # the number may be written into it
 
     def of(self, whole: Part) -> list[Part]:
         """Returns the first and the second part of a whole.
@@ -133,7 +101,7 @@ class Parts:
             raise UnequalPartsError("its input is sparse")
         try:
             return [
-                self._part(*bounds, _Replayed(whole.run), 0.0)
+                self._part(*bounds, Replayed(whole.run), 0.0)
                 for bounds in ((0, rows // 2), (rows // 2, rows))
             ]
         except TfdistError:
@@ -142,7 +110,7 @@ class Parts:
             cause = str(error).strip().splitlines() or [type(error).__name__]
             raise UnequalPartsError(f"it fails on a part of the batch ({cause[0]})") from error
 
-    def _part(self, begin: int, end: int, run: _Recorded, start: float) -> Part:
+    def _part(self, begin: int, end: int, run: Recorded, start: float) -> Part:
         """Runs the step on some rows, from metrics of a value."""
         metrics = {id(v) for m in keras_model.metrics_of(self.model) for v in m.variables}
         values = shaken(self.model, self.known, metrics, start)
@@ -160,26 +128,6 @@ class Parts:
             for each in run.taken
         ]
         return Part(end - begin, run, gradients, indices, changes, flat_logs(logs), scope)
-
-
-def flat_logs(logs: Any) -> dict[str, Any]:
-    """Returns what a step returned as Keras logs it: dictionaries inside of it laid open.
-
-    Raises:
-        UnsupportedModelError: It is no dictionary of numbers.
-    """
-    found: dict[str, Any] = {}
-    for name, value in (logs or {}).items() if isinstance(logs or {}, dict) else [("", logs)]:
-        if isinstance(value, dict):
-            found |= flat_logs(value)
-            continue
-        if not name or not np.size(getattr(value, "shape", ())) == 0:
-            raise UnsupportedModelError(
-                f"The step returns {name or type(value).__name__!r}, which is no number: return a "
-                "dictionary of scalars, or metrics' results."
-            )
-        found[name] = value
-    return found
 
 
 def array(tensor: Any) -> np.ndarray:

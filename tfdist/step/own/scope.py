@@ -10,50 +10,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.precision import Scaling
+from tfdist.step.own.run import Run
 from tfdist.upstream import keras_model
 
 #: Of variables, by id.
 Values = dict[int, Any]
-
-
-class Run(Protocol):
-    """Who answers what a user's step asks that depends on more than its own rows."""
-
-    def gradients(self, compute: Callable[[], list], inner: bool) -> list:
-        """Returns the gradients of variables.
-
-        Args:
-            compute: Takes those of this run's rows.
-            inner: Whether another tape records, so that the gradients are part of a loss.
-        """
-
-    def result(self, scope: OwnScope, metric: keras.Metric, compute: Callable[[], Any]) -> Any:
-        """Returns the result of a metric, which `compute` takes from the values in the scope."""
-
-    def seed(self, drawn: tf.Tensor) -> tf.Tensor:
-        """Returns the seed with which to draw where a generator gave this one."""
-
-
-class OwnRows:
-    """A `Run` whose rows are all there are: the whole batch, or a trial."""
-
-    def gradients(self, compute: Callable[[], list], inner: bool) -> list:
-        del inner
-        return compute()
-
-    def result(self, scope: OwnScope, metric: keras.Metric, compute: Callable[[], Any]) -> Any:
-        del scope, metric
-        return compute()
-
-    def seed(self, drawn: tf.Tensor) -> tf.Tensor:
-        return drawn
 
 
 class OwnScope(keras.StatelessScope):

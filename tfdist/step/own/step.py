@@ -20,9 +20,11 @@ from tfdist.step.forward_backward import all_reduced
 from tfdist.step.keras_patches import keras_on_shares
 from tfdist.step.own.adding_up import asked
 from tfdist.step.own.hooks import hooked
+from tfdist.step.own.logs import flat_logs
 from tfdist.step.own.on_share import OnShare
-from tfdist.step.own.parts import Parts, flat_logs
-from tfdist.step.own.scope import OwnRows, OwnScope, Values
+from tfdist.step.own.parts import Parts
+from tfdist.step.own.run import OwnRows
+from tfdist.step.own.scope import OwnScope, Values
 from tfdist.step.replica import Replica
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share

@@ -15,7 +15,8 @@ from tfdist.precision import Scaling
 from tfdist.step import batch_norm
 from tfdist.step.own import draws
 from tfdist.step.own.hooks import hooked
-from tfdist.step.own.scope import OwnRows, OwnScope, Run
+from tfdist.step.own.run import OwnRows, Run
+from tfdist.step.own.scope import OwnScope
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_losses import losses_of_one_device
