@@ -23,14 +23,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="of setting the rate"
     )
-    parser.add_argument("--seeds", type=PositiveInt, default=5, metavar="N", help="runs of each")
-    parser.add_argument("--epochs", type=PositiveInt, default=30, metavar="N", help="of a run")
+    parser.add_argument("--seeds", type=PositiveInt, default=3, metavar="N", help="runs of each")
+    parser.add_argument("--epochs", type=PositiveInt, default=40, metavar="N", help="of a run")
     parser.add_argument(
-        "--learning-rate", type=PositiveFloat, default=0.05, metavar="X",
-        help="for the first of the batches",
+        "--reference-batch", type=PositiveInt, default=32, metavar="N",
+        help="the batch that the learning rate is for",
     )  # fmt: skip
     parser.add_argument(
+        "--learning-rate", type=PositiveFloat, default=0.02, metavar="X", help="for that batch"
+    )
+    parser.add_argument(
         "--data-dir", default=default_data_dir(), metavar="DIR", help="cache folder for the shards"
+    )
+    parser.add_argument(
+        "--add", nargs="+", metavar="FILE", help="runs that --json wrote before, to show besides"
     )
     parser.add_argument("--json", metavar="FILE", help="where to write all runs")
     parser.add_argument("--table", metavar="FILE.md", help="where to write the table")
@@ -43,14 +49,20 @@ def run(
     ways: Sequence[str],
     seeds: int,
     epochs: int,
+    reference_batch: int,
     learning_rate: float,
     data_dir: str,
+    add: Sequence[str] | None,
     json: str | None,
     table: str | None,
     chart: str | None,
     smoke: bool,
 ) -> None:
-    """Trains, and prints a table; the arguments are the flags."""
+    """Trains, and prints a table; the arguments are the flags.
+
+    Raises:
+        ConfigurationError: There is no such file, or another benchmark wrote it.
+    """
     from tfdist.bench import document
     from tfdist.bench.large_batch import experiment, report
     from tfdist.bench.machine import OthersLoad
@@ -59,13 +71,10 @@ def run(
     if smoke:
         batches, seeds, epochs = [32, 512], 1, 2
     load = OthersLoad()
-    plan = experiment.Plan(batches[0], learning_rate, epochs, data_dir)
-    results = [
-        experiment.trained(plan, way, batch, seed)
-        for way in ways
-        for batch in batches
-        for seed in range(seeds)
-    ]
+    plan = experiment.Plan(reference_batch, learning_rate, epochs, data_dir)
+    results = [own for path in add or () for own in report.read(Path(path))]
+    for way in ways:
+        results += experiment.of_way(plan, way, batches, seeds, results)
     report.show(results)
     tables.text(report.NOTE)
     tables.text(document.conclude("large_batch", results, load.fraction(), json))

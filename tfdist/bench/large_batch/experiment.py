@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -46,6 +47,29 @@ class Plan:
             lr_reference_batch=self.reference_batch, lr_rule="step",
             lr_decay_epochs=[self.epochs * fraction for fraction in _DECAYS], **fields,
         )  # fmt: skip
+
+
+def of_way(
+    plan: Plan, way: str, batches: Sequence[int], seeds: int, known: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns the runs of a way.
+
+    Args:
+        plan: Of all.
+        way: Which.
+        batches: Global batches.
+        seeds: Runs of each.
+        known: Runs that were made before. At the reference batch all ways are the same, so that one
+            of another way will do.
+    """
+    same = {own["seed"]: own for own in known if own["batch_size"] == plan.reference_batch}
+    return [
+        same[seed] | {"way": way}
+        if batch == plan.reference_batch and seed in same
+        else trained(plan, way, batch, seed)
+        for batch in batches
+        for seed in range(seeds)
+    ]
 
 
 def trained(plan: Plan, way: str, batch_size: int, seed: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,34 @@ from typing import Any
 import numpy as np
 
 from tfdist.console import files, tables
+from tfdist.errors import ConfigurationError
 
 NOTE = (
-    "Accuracy on the held-out fifth of the digits after the last epoch: the median of the seeds, "
-    "with the lowest and the highest. All runs see the data equally often."
+    "Per cent of the held-out fifth of the digits that are told right after the last epoch: the "
+    "median of the seeds, with the lowest and the highest. All runs see the data equally often."
 )
 Results = Sequence[dict[str, Any]]
+
+
+def read(path: Path) -> Results:
+    """Returns the runs that `--json` wrote.
+
+    Raises:
+        ConfigurationError: There is no such file, or another benchmark wrote it.
+    """
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        if document["benchmark"] == "large_batch":
+            return document["results"]
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    raise ConfigurationError(f"--add {path}: expected a file that --json of large_batch wrote.")
 
 
 def show(results: Results) -> None:
     """Prints the table."""
     header, *rows = _rows(results)
-    tables.numbers(header, rows)
+    tables.numbers(header, rows, title="accuracy by global batch and way of setting the rate")
 
 
 def write(results: Results, path: Path) -> None:
@@ -53,16 +70,17 @@ def draw(results: Results, path: Path) -> None:
 
 
 def _rows(results: Results) -> list[list[str]]:
-    """The header, and a row for each way."""
-    batches = _in_order(results, "batch_size")
-    rows = [["way", *(f"batch {batch}" for batch in batches)]]
-    for way in _in_order(results, "way"):
-        rows.append([way, *(_cell(_accuracies(results, way, batch)) for batch in batches)])
+    """The header, and a row for each batch."""
+    ways = _in_order(results, "way")
+    rows = [["batch", *ways]]
+    for batch in _in_order(results, "batch_size"):
+        rows.append([str(batch), *(_cell(_accuracies(results, way, batch)) for way in ways)])
     return rows
 
 
 def _cell(accuracies: list[float]) -> str:
-    return f"{np.median(accuracies):.1%} ({min(accuracies):.1%} to {max(accuracies):.1%})"
+    median, low, high = (100 * f(accuracies) for f in (np.median, min, max))
+    return f"{median:.1f} ({low:.1f}-{high:.1f})"
 
 
 def _accuracies(results: Results, way: str, batch: int) -> list[float]:
