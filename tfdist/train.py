@@ -109,6 +109,8 @@ def train(config: TrainConfig) -> keras.callbacks.History:
             if not (strategy.is_chief and (full := room.lacking(error))):
                 raise  # what another worker cannot write is its log
     seconds = time.perf_counter() - fitting
+    for one in profiled:
+        one.close()
     if strategy.is_chief:
         if stopped:
             curves.on_train_end()
@@ -126,7 +128,6 @@ def train(config: TrainConfig) -> keras.callbacks.History:
         strategy.barrier()  # who starts the workers ends all of them when one has ended
         raise raised
     for one in profiled:
-        one.close()
         exchanged = profile.exchange(strategy, trainer.model)  # all workers do
         if talks:
             profile.show(one, exchanged)

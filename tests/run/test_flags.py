@@ -130,6 +130,15 @@ def test_every_field_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"--{name.replace('_', '-')}" in shown for name in TrainConfig.model_fields)
 
 
+def test_a_shell_completes_the_words_of_a_field() -> None:
+    parser = command_line._parser("program", "")
+    completers = {a.dest: getattr(a, "completer", None) for a in parser._actions}
+    for field, words in {"strategy": ["towers"], "logger": ["csv"], "recipe": ["digits"]}.items():
+        assert set(words) <= set(completers[field]())
+    assert completers["verbose"]() == ["auto"]
+    assert completers["epochs"] is completers["run_dir"] is None
+
+
 def test_print_config_can_be_read_back(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,7 +118,8 @@ def test_trackers_hear_on_the_chief_alone(tmp_path: Path, monkeypatch: pytest.Mo
 
     modules = {
         "mlflow": SimpleNamespace(start_run=begin, log_params=said.append),
-        "mlflow.tensorflow": SimpleNamespace(MlflowCallback=lambda run: keras.callbacks.Callback()),
+        "mlflow.keras": SimpleNamespace(),
+        "mlflow.keras.callback": SimpleNamespace(MlflowCallback=keras.callbacks.Callback),
         "wandb": SimpleNamespace(init=begin),
         "wandb.integration": SimpleNamespace(),
         "wandb.integration.keras": SimpleNamespace(WandbMetricsLogger=keras.callbacks.Callback),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfdist.errors import MissingError, TfdistError
+
+if TYPE_CHECKING:
+    import keras
 
 
 class Form(NamedTuple):
@@ -59,6 +62,7 @@ def write(names: Sequence[str], model: Path) -> dict[str, str]:
         form = FORMS[name]
         try:
             loaded = keras.saving.load_model(model, compile=False)
+            loaded(_row(loaded))  # exporters want a model that has been called
             loaded.export(model.parent / form.file, format=form.name, verbose=False)
         except Exception as error:  # of Keras, of a converter, of the system
             said = str(error).strip().partition("\n")[0]
@@ -67,3 +71,18 @@ def write(names: Sequence[str], model: Path) -> dict[str, str]:
             ) from error
         written[name] = str(model.parent / form.file)
     return written
+
+
+def _row(model: keras.Model) -> Any:
+    """Returns inputs of one row of zeros, in the model's own structure."""
+    import keras
+
+    def zeros(tensor: Any) -> Any:
+        return keras.ops.zeros([1 if dim is None else dim for dim in tensor.shape], tensor.dtype)
+
+    inputs = getattr(model, "inputs", None)
+    if inputs:  # a Sequential has one
+        known = inputs[0] if isinstance(model, keras.Sequential) else model.input
+        return keras.tree.map_structure(zeros, known)
+    shape = model.get_build_config()["input_shape"]  # a class of its own: what it was built for
+    return zeros(keras.KerasTensor(shape, model.compute_dtype))

@@ -104,11 +104,19 @@ def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
         extra = {"action": "append", "metavar": "NAME=VALUE", "default": argparse.SUPPRESS}
     else:
         extra |= {"metavar": "DIR" if name.split("_")[-1] == "dir" else _metavar(field.annotation)}
-    group.add_argument(_flag(name), help=field.description, **extra)
+    action = group.add_argument(_flag(name), help=field.description, **extra)
+    words = recipes.names() if name == "recipe" else _words(field.annotation)
+    if words:  # for argcomplete, which looks for files otherwise
+        action.completer = lambda **_: words
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _words(annotation: Any) -> list[str]:
+    """The words that a type takes, for a shell to complete."""
+    return [word for word in _metavar(annotation).split("|") if not word.isupper()]
 
 
 def _metavar(annotation: Any) -> str:

@@ -56,11 +56,11 @@ def _csv(config: TrainConfig, folder: RunFolder, ending: ExitStack) -> Any:
 
 def _mlflow(config: TrainConfig, folder: RunFolder, ending: ExitStack) -> Any:
     import mlflow
-    from mlflow.tensorflow import MlflowCallback
+    from mlflow.keras.callback import MlflowCallback
 
-    run = ending.enter_context(mlflow.start_run(run_name=folder.path.name))
+    ending.enter_context(mlflow.start_run(run_name=folder.path.name))
     mlflow.log_params(config.model_dump(mode="json"))
-    return MlflowCallback(run)
+    return MlflowCallback()
 
 
 def _wandb(config: TrainConfig, folder: RunFolder, ending: ExitStack) -> Any:

@@ -1,0 +1,111 @@
+"""Several processes, on one host or many: each has copies of the model, sums cross the network.
+
+The digits of scikit-learn (1,797 images of 8x8), a network of two layers, SGD with momentum.
+Without flags this file shows the wrap in the open, step by step; with flags it is the training
+command.
+
+Command:  python -m tfdist.launch --num-workers 2 -- python recipes/multi_worker_basics.py
+          python -m tfdist.launch --num-workers 2 --recipe multi_worker_basics
+          TF_CONFIG='{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker",
+          "index": 0}}' python recipes/multi_worker_basics.py         # on a; on b with index 1
+Hardware: hosts that reach each other, with the same GPUs each; two processes on one host will do
+Result:   0.9028 of the held-out digits after 10 epochs, every figure that of mirrored_basics: 20 s
+          for two processes on two cores
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import tfdist
+from tfdist import schedules, train
+from tfdist.config import TrainConfig
+
+DEFAULTS: Mapping[str, Any] = {
+    "strategy": "multi_worker",
+    "epochs": 10,
+    "batch_size": 64,
+    "learning_rate": 0.1,
+}
+_NUM_TRAINING = 1437  # four fifths; the rest is held out
+
+
+def in_the_open() -> None:
+    """What `--strategy multi_worker` does, line by line; every worker runs all of it."""
+    # 1. Who the workers are and which of them this is: from TF_CONFIG, which the launcher sets.
+    #    They find each other here, before anything else that uses TensorFlow.
+    strategy = tfdist.strategies.create("multi_worker")
+    print(f"rank {strategy.rank} of {strategy.num_workers}, {strategy.num_replicas} replicas")
+
+    # 2. The global batch is that of all workers together, and grows with them.
+    config = TrainConfig(
+        **{**DEFAULTS, "batch_size": 32 * strategy.num_replicas},
+        lr_scaling="linear",
+        lr_reference_batch=64,
+    )
+    keras.utils.set_random_seed(config.seed)
+
+    # 3. Every worker makes the same data set, shuffled by the same seed, and takes its own rows of
+    #    each batch. That they are the same is checked as the training goes.
+    data, held_out = train_data(config), validation_data(config)
+
+    # 4. Model and optimizer are made in the strategy's scope; then all start from rank 0's values.
+    trainer = tfdist.Trainer(lambda: build_model(config, len(data)), strategy)
+
+    # 5. Each step: local sums, one sum over all workers by TensorFlow's collectives, the same
+    #    update everywhere. Logs are those of all rows, so callbacks decide alike on every worker.
+    trainer.fit(
+        data,
+        epochs=config.epochs,
+        validation_data=held_out,
+        verbose=2 if strategy.is_chief else 0,
+    )
+
+    # 6. One worker writes; every one has the same weights, to the bit.
+    if strategy.is_chief:
+        trainer.model.save("multi_worker_basics.keras")
+
+
+def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
+    """Returns the compiled network."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((64,)), layers.Dense(128, activation="relu"), layers.Dense(10)]
+    )
+    rate = schedules.learning_rate(config, steps_per_epoch)
+    model.compile(
+        keras.optimizers.SGD(rate, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=config.jit_compile,
+        run_eagerly=config.run_eagerly,
+    )
+    return model
+
+
+def train_data(config: TrainConfig) -> tf.data.Dataset:
+    """Returns global batches `(float32 (batch, 64), int64 (batch,))`, shuffled by the seed."""
+    rows = _digits(slice(_NUM_TRAINING))
+    return rows.shuffle(_NUM_TRAINING, seed=config.seed).batch(config.batch_size)
+
+
+def validation_data(config: TrainConfig) -> tf.data.Dataset:
+    """Returns the held-out images as `train_data` does, in a fixed order."""
+    return _digits(slice(_NUM_TRAINING, None)).batch(config.batch_size)
+
+
+def _digits(part: slice) -> tf.data.Dataset:
+    images, labels = load_digits(return_X_y=True)
+    return tf.data.Dataset.from_tensor_slices((images[part].astype("float32") / 16, labels[part]))
+
+
+if __name__ == "__main__":
+    if flags := sys.argv[1:]:
+        sys.exit(train.main(["--recipe", __file__, *flags]))
+    in_the_open()

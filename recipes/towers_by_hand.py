@@ -1,0 +1,127 @@
+"""Data parallelism by hand: a tower on each device, gradients summed and applied on one.
+
+The digits of scikit-learn (1,797 images of 8x8), a network of two layers, SGD with momentum.
+Without flags this file shows the wrap in the open, step by step; with flags it is the training
+command.
+
+Command:  python recipes/towers_by_hand.py
+          python recipes/towers_by_hand.py --strategy towers --devices 2
+          python -m tfdist.train --recipe towers_by_hand
+Hardware: the GPUs of one host; without any, logical CPU devices stand in for two
+Result:   0.9028 of the held-out digits after 10 epochs, as mirrored_basics: 17 s on two cores
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import tfdist
+from tfdist import schedules, train
+from tfdist.config import TrainConfig
+
+DEFAULTS: Mapping[str, Any] = {
+    "strategy": "towers",
+    "epochs": 10,
+    "batch_size": 64,
+    "learning_rate": 0.1,
+}
+_NUM_TRAINING = 1437  # four fifths; the rest is held out
+
+
+def in_the_open() -> None:
+    """A training loop with nothing of `tf.distribute` in it."""
+    devices = tfdist.devices.resolve(None, 2)  # all GPUs, or two logical CPU devices
+    config = TrainConfig(**DEFAULTS)
+    keras.utils.set_random_seed(config.seed)
+    data, held_out = train_data(config), validation_data(config)
+
+    # 1. One set of variables, on the device that holds the parameters.
+    with tf.device("CPU:0"):
+        model = build_model(config, len(data))
+        model.optimizer.build(model.trainable_variables)
+    step = tower_step(model, devices)
+
+    # 2. Every tower reads those variables; they change once a step, when all have finished.
+    for epoch in range(config.epochs):
+        for images, labels in data:
+            loss = step(images, labels)
+        accuracy = model.evaluate(held_out, verbose=0, return_dict=True)["accuracy"]
+        print(f"epoch {epoch + 1}: last loss {float(loss):.4f}, val_accuracy {accuracy:.4f}")
+    model.save("towers_by_hand.keras")
+
+
+def tower_step(model: keras.Model, devices: Sequence[str]) -> Callable[..., tf.Tensor]:
+    """Returns a function of a global batch that makes one step and returns its mean loss.
+
+    Args:
+        model: Whose optimizer is built.
+        devices: One tower each.
+    """
+    weights = model.trainable_variables
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+    @tf.function
+    def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        rows = tf.shape(images)[0]
+        losses, gradients = [], []
+        for number, device in enumerate(devices):
+            # 1. A share of the rows; two shares differ by one at most.
+            begin = rows * number // len(devices)
+            end = rows * (number + 1) // len(devices)
+            with tf.device(device), tf.GradientTape() as tape:
+                # 2. The sum over its rows, not their mean: shares need not be equal.
+                losses.append(loss_of(labels[begin:end], model(images[begin:end], training=True)))
+            gradients.append(tape.gradient(losses[-1], weights))
+        # 3. Sums over the towers, divided once by the rows of all: the mean of one device.
+        divisor = tf.cast(rows, tf.float32)
+        means = [tf.add_n(of_all) / divisor for of_all in zip(*gradients, strict=True)]
+        # 4. One update.
+        model.optimizer.apply(means, weights)
+        return tf.add_n(losses) / divisor
+
+    return step
+
+
+def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
+    """Returns the compiled network."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((64,)), layers.Dense(128, activation="relu"), layers.Dense(10)]
+    )
+    rate = schedules.learning_rate(config, steps_per_epoch)
+    model.compile(
+        keras.optimizers.SGD(rate, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=config.jit_compile,
+        run_eagerly=config.run_eagerly,
+    )
+    return model
+
+
+def train_data(config: TrainConfig) -> tf.data.Dataset:
+    """Returns global batches `(float32 (batch, 64), int64 (batch,))`, shuffled by the seed."""
+    rows = _digits(slice(_NUM_TRAINING))
+    return rows.shuffle(_NUM_TRAINING, seed=config.seed).batch(config.batch_size)
+
+
+def validation_data(config: TrainConfig) -> tf.data.Dataset:
+    """Returns the held-out images as `train_data` does, in a fixed order."""
+    return _digits(slice(_NUM_TRAINING, None)).batch(config.batch_size)
+
+
+def _digits(part: slice) -> tf.data.Dataset:
+    images, labels = load_digits(return_X_y=True)
+    return tf.data.Dataset.from_tensor_slices((images[part].astype("float32") / 16, labels[part]))
+
+
+if __name__ == "__main__":
+    if flags := sys.argv[1:]:
+        sys.exit(train.main(["--recipe", __file__, *flags]))
+    in_the_open()
