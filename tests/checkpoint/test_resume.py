@@ -175,7 +175,7 @@ ENDLESS = {"steps_per_epoch": 4}
         pytest.param(mapped, {}, "train 6", marks=LONG),
         pytest.param(mapped, {}, "test 3", marks=LONG),
         pytest.param(endless, ENDLESS, "train 6", marks=LONG),
-        pytest.param(endless, ENDLESS, "test 3", marks=LONG),
+        (endless, ENDLESS, "test 3"),
         pytest.param(generator, ENDLESS, "train 6", marks=LONG),
     ],
 )
@@ -184,6 +184,7 @@ def test_data_go_on(
 ) -> None:
     def train(name: str, stop: str = "") -> dict[str, Any]:
         folder = tmp_path / name
+        keras.utils.set_random_seed(1)  # shuffles mix it with their own
         trainer = fit(folder, "mirrored", stop, x=make(), y=None, batch_size=None, **options)
         return state(trainer, folder)
 

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 import pipelines
+from tfdist.errors import DataError
 from tfdist.upstream import keras_data, tensorflow
 from tfdist.upstream.keras_data import Shuffle
 
@@ -48,6 +49,9 @@ class DataOrder:
             number: Of the pass, from 0.
             batch: Of the pass, with which to begin.
             state: Of an iterator there, which `state_of` returned; None: it had none.
+
+        Raises:
+            DataError: There are no such batches.
         """
         del number  # the data count for themselves
         distributed = self._all(distribute)
@@ -55,8 +59,12 @@ class DataOrder:
         if state is not None and state["state"] is not None and state["kind"] == _kind(distributed):
             tensorflow.set_iterator_state(iterator, state["state"])
             return iterator
-        for _ in range(batch):
-            next(iterator)
+        for number in range(batch):
+            if next(iterator, None) is None:
+                raise DataError(
+                    f"The data ended after {number} of {batch} batches that the run has had of "
+                    "them: go on with the data that it was begun with."
+                )
         return iterator
 
     def state_of(self, iterator: Any) -> Any:

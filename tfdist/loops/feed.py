@@ -73,8 +73,9 @@ class Feed:
         self.whole_batches = False
         self._strategy = strategy
         self._iterator: Iterator[Any] | None = None
-        # The pass over the data that goes on, and the batches taken of it before this epoch.
-        self._pass, self._taken = -1, 0
+        # The pass over the data that goes on, and the batches taken of it before the epoch in which
+        # they are being taken, if they are.
+        self._pass, self._taken, self._in_epoch = -1, 0, False
         self._goes_on: dict[str, Any] | None = None
 
     def _num_batches_of_all(self, strategy: Strategy) -> int | None:
@@ -115,6 +116,7 @@ class Feed:
             step: Of the epoch with which to begin: not 0 where `restore` was within one.
         """
         self._adapter.on_epoch_begin()
+        self._in_epoch = True
         begun, self._goes_on = self._goes_on, None
         if begun and begun["goes on"]:
             self._pass, self._taken = begun["pass"], begun["batch"] - step
@@ -129,10 +131,11 @@ class Feed:
         """Returns where in the data this feed is, in global batches.
 
         Args:
-            step: Steps of the epoch that goes on; 0: none does.
+            step: Steps of the epoch that goes on, or of which the evaluation does; 0: none does.
         """
         goes_on = step > 0 or (self._iterator is not None and self._steps_per_epoch is not None)
-        batch = self._taken + step if goes_on else 0
+        taken = self._taken + (step if self._in_epoch else 0)
+        batch = taken if goes_on else 0
         state = None
         if goes_on and self._strategy.num_workers == 1:
             state = self._order.state_of(self._iterator)
@@ -154,7 +157,7 @@ class Feed:
 
     def end_epoch(self, made: int, exhausted: bool) -> None:
         """Notes how many batches an epoch took, and whether the data ended in it."""
-        self._taken += made
+        self._taken, self._in_epoch = self._taken + made, False
         if self._taken == 0 and (exhausted or self.num_batches == 0):
             raise DataError(_EMPTY)
         if exhausted and self._steps_per_epoch:

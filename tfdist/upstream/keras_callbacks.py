@@ -24,6 +24,8 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
 
 def remembered(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Returns what a callback of Keras remembers, by attribute; nothing of other classes."""
+    if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch":
+        return {}  # it counts calls, of which there are more on a fast machine
     names = [n for kind, names in _REMEMBERED.items() if isinstance(callback, kind) for n in names]
     return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
 
