@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipelines.format.index import Index as Index
     from pipelines.format.index import Shard as Shard
     from pipelines.format.index import load_index as load_index
+    from pipelines.pack.from_source import packed as packed
     from pipelines.reading.mixture import Source as Source
     from pipelines.reading.mixture import mix as mix
     from pipelines.reading.position import Position as Position
@@ -38,6 +39,7 @@ _ATTRIBUTES = {
     "load_index": "pipelines.format.index",
     "looking": "pipelines.reading.position",
     "mix": "pipelines.reading.mixture",
+    "packed": "pipelines.pack.from_source",
     "read": "pipelines.reading.read",
     "restart_of": "pipelines.reading.restart",
     "write_shards": "pipelines.writing.write",
@@ -55,6 +57,7 @@ __all__ = [
     "load_index",
     "looking",
     "mix",
+    "packed",
     "read",
     "restart_of",
     "write_shards",

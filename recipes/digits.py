@@ -29,13 +29,14 @@ DEFAULTS: Mapping[str, Any] = {
     "learning_rate": 6e-3,
     "lr_rule": "cosine",
     "warmup_epochs": 0.5,
+    "model": "cnn",
+    "set": {"dropout": 0.2},
 }
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets."""
+    """What `--set NAME=VALUE` sets besides the arguments of the model."""
 
-    dropout: float = Field(0.2, ge=0, lt=1)
     mixup: float = Field(0.0, ge=0)  # alpha of the beta distribution; 0: images are not mixed
 
 
@@ -55,8 +56,7 @@ _SHUFFLE_BUFFER = 2048  # more than there are images: every order is possible
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network; the images come as uint8 and are normalised on the device."""
-    own = Hyperparameters.model_validate(config.set)
-    model = models.cnn((8, 8, 1), num_classes=10, dropout=own.dropout, scale=1 / _MAX_PIXEL)
+    model = models.image_classifier(config.model, (8, 8, 1), 10, config.set, scale=1 / _MAX_PIXEL)
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
         loss=_loss(config),

@@ -28,14 +28,17 @@ from pydantic import (
     field_validator,
 )
 
+from tfdist.models import MODELS
 from tfdist.strategies import STRATEGIES, options_by_name
 
 #: A time such as `2h`, `1h30m` or `90s`.
 _TIME = r"^(\d+[dhms])+$"
 
 if TYPE_CHECKING:
+    ModelName = str
     StrategyName = str
 else:
+    ModelName = Literal[tuple(MODELS)]
     StrategyName = Literal[tuple(STRATEGIES)]
 
 
@@ -50,9 +53,15 @@ class Run(BaseModel):
     recipe: str = Field(
         "digits", description="what to train: a module of recipes/, ./mine.py, or a dotted name"
     )
+    model: ModelName | None = Field(
+        None, description="network, where the recipe lets one be chosen; left out: the recipe's"
+    )
     set: dict[str, Any] = Field(
         default_factory=dict,
-        description="a hyperparameter of the recipe's own; once for each",
+        description="a hyperparameter of the recipe's own or of --model; once for each",
+    )
+    data: str | None = Field(
+        None, description="synthetic, small, a folder or tfds:NAME; left out: the recipe's"
     )
     run_dir: str | None = Field(
         None, description="folder for this run's files; left out: a new one under runs/"

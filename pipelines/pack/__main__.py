@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from pipelines.console import command_line, parallel_tasks, tables
+from pipelines.console import command_line, tables
 from pipelines.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -41,21 +41,19 @@ def _pack(
     shuffle: bool = True,
     **of_source: object,
 ) -> None:
-    from pipelines.pack import sizing
-    from pipelines.pack.packing import pack
-    from pipelines.pack.plan import Plan
-    from pipelines.sources import open_source
-    from pipelines.sources.source import Options
+    from pipelines.pack.from_source import packed
 
-    source = open_source(src, kind, Options.model_validate(of_source))
-    plan = Plan(
-        source,
-        num_shards=num_shards or sizing.num_shards(source),
-        seed=seed if shuffle else None,
-        compression="" if compression == "none" else compression,
-    )
     try:
-        index = pack(plan, Path(dest), num_workers or parallel_tasks.default_num_workers())
+        index = packed(
+            src,
+            dest,
+            kind=kind,
+            num_shards=num_shards,
+            seed=seed if shuffle else None,
+            compression="" if compression == "none" else compression,
+            num_workers=num_workers,
+            **of_source,
+        )
     except KeyboardInterrupt:
         print("stopped: started again with the same options, it goes on from here", file=sys.stderr)
         raise

@@ -12,6 +12,7 @@ from tests.programs import (  # noqa: F401 - importing registers the programs
     large_batch,
     layers,
     losses,
+    networks,
     reinforcement,
     series,
     tables,

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from recipes import digits
 from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError
 from tfdist.run import recipe
 
 
@@ -75,13 +76,16 @@ def test_rate_rises_for_half_an_epoch_and_ends_with_the_last(config: TrainConfig
     assert rate["warmup_steps"] + rate["decay_steps"] == 20 * 23
 
 
-def test_dropout_is_a_hyperparameter(config: TrainConfig) -> None:
-    def rates(**own: float) -> set[float]:
-        model = digits.build_model(config.model_copy(update={"set": own}), 23)
-        return {x.rate for x in model.layers if isinstance(x, keras.layers.Dropout)}
+def test_model_is_a_choice(config: TrainConfig) -> None:
+    def built(**update: object) -> keras.Model:
+        return digits.build_model(config.model_copy(update=update), 23)
 
-    assert rates() == {0.2}
-    assert rates(dropout=0.5) == {0.5}
+    rates = {x.rate for x in built().layers if isinstance(x, keras.layers.Dropout)}
+    assert rates == {0.2}
+    other = built(model="resnet18", set={"width": 4, "num_blocks": [1]})
+    assert (other.name, other.count_params()) == ("resnet18", 422)
+    with pytest.raises(ConfigurationError, match="--model gpt: expected one that classifies"):
+        built(model="gpt")
 
 
 def test_model_needs_no_data(tmp_path: Path) -> None:

@@ -115,6 +115,20 @@ def test_wrong_hyperparameters(recipe: ModuleType, own: str, says: str) -> None:
     assert says in str(error.value)
 
 
+def test_arguments_of_the_model(recipe: ModuleType) -> None:
+    vars(recipe)["Hyperparameters"] = Hyperparameters
+    recipe.DEFAULTS = {"model": "mlp", "set": {"dropout": 0.5}}
+    own = {"depth": 18, "widths": [8], "activation": "relu"}
+    assert parse("--set=units=[4, 2]").set == own | {"units": [4, 2], "dropout": 0.5}
+    other = parse("--model", "resnet18", "--set=width=3", "--set=depth=2").set
+    assert (other["width"], other["stem"], other["depth"]) == (3, "small", 2)
+    assert "dropout" not in other
+    with pytest.raises(ConfigurationError, match="--set width: there is no such hyperparameter"):
+        parse("--set=width=3")
+    with pytest.raises(ConfigurationError, match=r"got 'resnet'\. Did you mean"):
+        parse("--model", "resnet")
+
+
 def test_recipe_without_hyperparameters(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("seed: 1\nset:\n  depth: 50\n")

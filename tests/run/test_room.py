@@ -84,7 +84,7 @@ def test_disk_that_fills_up_costs_no_model(
 ) -> None:
     """Neither the metrics of the last epoch nor the model can be written into the run folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(digits, "DEFAULTS", {"batch_size": 512})
+    monkeypatch.setattr(digits, "DEFAULTS", {"batch_size": 512, "model": "cnn"})
     run, save = tmp_path / "run", keras.Model.save
 
     def refuse(path: Path) -> None:

@@ -30,6 +30,8 @@ ONLY_WITH = {
     "weight_decay": "",
     "label_smoothing": "",
     "ema": "",
+    "model": "",
+    "data": "",
 }
 
 

@@ -63,8 +63,9 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
     try:
         config = settings.resolve(layers)  # finds most errors before the recipe is imported
         recipe = recipes.find(config.recipe)
-        config = settings.resolve([recipes.defaults(recipe, config.recipe), *layers])
-        config = settings.with_hyperparameters(config, layers, recipes.hyperparameters(recipe))
+        config = settings.resolve([recipes.defaults(recipe, config), *layers])
+        known = recipes.hyperparameters(recipe, config.model)
+        config = settings.with_hyperparameters(config, layers, known)
         if config.evaluate:
             evaluating.check_fields(given)
     except ConfigurationError as error:

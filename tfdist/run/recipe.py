@@ -5,6 +5,8 @@ three functions that are handed the resolved configuration. It may have two more
 
 - `Hyperparameters`, a `pydantic.BaseModel` of what only this recipe knows. `--set depth=34` is
   checked by it, and `Hyperparameters.model_validate(config.set)` is what came of that.
+  A recipe with a `model` among its defaults lets it be chosen: `models.image_classifier` builds
+  what `config.model` names, and that one's arguments can be set likewise.
 - `callbacks(config)`, which returns Keras callbacks for the training, the same on every worker.
 """
 
@@ -20,8 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
+from tfdist import models
 from tfdist.config import TrainConfig
 from tfdist.console.settings_file import Layer, Setting
 from tfdist.errors import ConfigurationError, did_you_mean
@@ -118,9 +121,14 @@ class NoHyperparameters(BaseModel):
     """Those of a recipe that has none."""
 
 
-def hyperparameters(recipe: Recipe) -> type[BaseModel]:
-    """The model of the recipe's own hyperparameters."""
-    return getattr(recipe, "Hyperparameters", NoHyperparameters)
+def hyperparameters(recipe: Recipe, model: str | None) -> type[BaseModel]:
+    """The recipe's own hyperparameters, and the arguments of the model that was chosen."""
+    own = getattr(recipe, "Hyperparameters", NoHyperparameters)
+    if model is None:
+        return own
+    of_model = {k: v for k, v in models.options(model).items() if k not in own.model_fields}
+    fields: dict[str, Any] = of_model
+    return create_model(own.__name__, __base__=own, **fields)
 
 
 def callbacks(recipe: Recipe, config: TrainConfig) -> list[Any]:
@@ -129,11 +137,19 @@ def callbacks(recipe: Recipe, config: TrainConfig) -> list[Any]:
     return list(make(config) or ()) if make else []
 
 
-def defaults(recipe: Recipe, name: str) -> Layer:
-    """The recipe's own values of fields."""
+def defaults(recipe: Recipe, given: TrainConfig) -> Layer:
+    """The recipe's own values of fields; its `set` is of its own model, and left out for another.
+
+    Args:
+        recipe: Of that configuration.
+        given: What the user asked for.
+    """
+    own = dict(recipe.DEFAULTS)
+    if given.model and given.model != own.get("model"):
+        own.pop("set", None)
     return {
-        field: Setting(value, f"recipe {name!r}, DEFAULTS: {field}")
-        for field, value in recipe.DEFAULTS.items()
+        field: Setting(value, f"recipe {given.recipe!r}, DEFAULTS: {field}")
+        for field, value in own.items()
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tfdist import data as data_sets
 from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.console import tables
@@ -56,6 +57,8 @@ def what_runs(
         )
     if "learning_rate" not in unread:
         rows["learning rate"] = schedules.describe(config)
+    if config.data:
+        rows["data"] = data_sets.describe(config)
     if unread:
         rows["of no effect"] = f"{', '.join(unread)}: the recipe does not read them"
     if config.checkpoint_every != "never":

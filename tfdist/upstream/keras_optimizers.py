@@ -128,7 +128,8 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     for layer in flatten_layers(model):
         for value in vars(layer).values():
             several = value.values() if isinstance(value, dict) else value
-            found += several if isinstance(value, (list, tuple, dict)) else [value]
+            # Copied, since TensorFlow wraps named tuples in what lists do not add up with.
+            found += [*several] if isinstance(value, (list, tuple, dict)) else [value]
     unique = {id(v): v for v in found if isinstance(v, keras.optimizers.Optimizer)}
     inner = {id(getattr(v, "inner_optimizer", None)) for v in unique.values()}
     return [v for key, v in unique.items() if key not in inner]

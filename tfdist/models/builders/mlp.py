@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import keras
 from keras import layers
 
-from tfdist.models import head
+from tfdist.models.builders import head
+from tfdist.models.builders.pixels import pixels
 
 
 def mlp(
@@ -16,6 +17,7 @@ def mlp(
     *,
     units: Sequence[int] = (32, 32),
     dropout: float = 0.0,
+    scale: float | None = None,
     dtype_policy: str | None = None,
 ) -> keras.Model:
     """Builds dense layers with ReLU on the flattened input.
@@ -25,13 +27,14 @@ def mlp(
         num_classes: Number of logits.
         units: Of each hidden layer.
         dropout: Share of each hidden layer's values that training drops.
+        scale: Multiplies the examples on their device.
         dtype_policy: Name of the Keras policy of all layers; None: the global one.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
     """
-    inputs = keras.Input(input_shape)
-    x = layers.Flatten(dtype=dtype_policy)(inputs)
+    inputs, x = pixels(input_shape, scale, dtype_policy)
+    x = layers.Flatten(dtype=dtype_policy)(x)
     for size in units:
         x = layers.Dense(size, activation="relu", dtype=dtype_policy)(x)
         if dropout:

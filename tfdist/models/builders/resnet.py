@@ -1,17 +1,20 @@
-"""ResNet-18 for small images.
+"""ResNet-18, and other networks of its blocks.
 
 Source: He et al. 2016, "Deep Residual Learning for Image Recognition"; the stem is that of its
-section 4.2 for CIFAR, one 3x3 convolution without pooling, because 32 pixels bear no more.
+section 4.2 for CIFAR, one 3x3 convolution without pooling, because 32 pixels bear no more, or that
+of table 1 for ImageNet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import keras
 from keras import layers
 
-from tfdist.models import head
+from tfdist.models.builders import head
+from tfdist.models.builders.pixels import pixels
 
 
 def resnet18(
@@ -20,6 +23,9 @@ def resnet18(
     *,
     width: int = 64,
     num_blocks: Sequence[int] = (2, 2, 2, 2),
+    stem: Literal["small", "large"] = "small",
+    zero_gamma: bool = False,
+    scale: float | None = None,
     dtype_policy: str | None = None,
 ) -> keras.Model:
     """Builds residual stages of two-convolution blocks, each stage half the size, twice the width.
@@ -28,25 +34,33 @@ def resnet18(
         input_shape: Of one image: height, width, channels.
         num_classes: Number of logits.
         width: Filters of the first stage; 64 makes 11 million weights.
-        num_blocks: Of each stage.
+        num_blocks: Of each stage; three of n blocks and a width of 16 make the paper's ResNet-6n+2.
+        stem: A 3x3 convolution for small images; or, for those of ImageNet, one of 7x7 and a
+            pooling, which leave a quarter of each side.
+        zero_gamma: Each block's last BatchNorm begins with a scale of zero, and so each block as
+            the identity (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1).
+        scale: Multiplies the images on their device.
         dtype_policy: Name of the Keras policy of all layers; None: the global one.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
     """
-    inputs = keras.Input(input_shape)
-    x = _normalised_convolution(inputs, width, 3, 1, dtype_policy)
+    inputs, x = pixels(input_shape, scale, dtype_policy)
+    kernel_size, strides = (3, 1) if stem == "small" else (7, 2)
+    x = _normalised_convolution(x, width, kernel_size, strides, dtype_policy)
     x = layers.ReLU(dtype=dtype_policy)(x)
+    if stem == "large":
+        x = layers.MaxPooling2D(3, 2, padding="same", dtype=dtype_policy)(x)
     for stage, blocks in enumerate(num_blocks):
         for block in range(blocks):
             strides = 2 if stage > 0 and block == 0 else 1
-            x = _residual_block(x, width * 2**stage, strides, dtype_policy)
+            x = _residual_block(x, width * 2**stage, strides, zero_gamma, dtype_policy)
     x = layers.GlobalAveragePooling2D(dtype=dtype_policy)(x)
     return keras.Model(inputs, head.logits(x, num_classes, dtype_policy), name="resnet18")
 
 
 def _residual_block(
-    x: keras.KerasTensor, filters: int, strides: int, dtype_policy: str | None
+    x: keras.KerasTensor, filters: int, strides: int, zero_gamma: bool, dtype_policy: str | None
 ) -> keras.KerasTensor:
     """Two convolutions beside a shortcut, which is projected where the shapes differ."""
     shortcut = x
@@ -54,13 +68,19 @@ def _residual_block(
         shortcut = _normalised_convolution(x, filters, 1, strides, dtype_policy)
     x = _normalised_convolution(x, filters, 3, strides, dtype_policy)
     x = layers.ReLU(dtype=dtype_policy)(x)
-    x = _normalised_convolution(x, filters, 3, 1, dtype_policy)
+    gamma = "zeros" if zero_gamma else "ones"
+    x = _normalised_convolution(x, filters, 3, 1, dtype_policy, gamma)
     x = layers.Add(dtype=dtype_policy)([x, shortcut])
     return layers.ReLU(dtype=dtype_policy)(x)
 
 
 def _normalised_convolution(
-    x: keras.KerasTensor, filters: int, kernel_size: int, strides: int, dtype_policy: str | None
+    x: keras.KerasTensor,
+    filters: int,
+    kernel_size: int,
+    strides: int,
+    dtype_policy: str | None,
+    gamma: str = "ones",
 ) -> keras.KerasTensor:
     """A convolution without bias, which the offset of the BatchNorm behind it replaces."""
     x = layers.Conv2D(
@@ -72,4 +92,4 @@ def _normalised_convolution(
         kernel_initializer="he_normal",
         dtype=dtype_policy,
     )(x)
-    return layers.BatchNormalization(dtype=dtype_policy)(x)
+    return layers.BatchNormalization(gamma_initializer=gamma, dtype=dtype_policy)(x)

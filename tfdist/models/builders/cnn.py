@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import keras
 from keras import layers
 
-from tfdist.models import head
+from tfdist.models.builders import head
+from tfdist.models.builders.pixels import pixels
 
 
 def cnn(
@@ -40,10 +41,7 @@ def cnn(
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
     """
-    inputs = keras.Input(input_shape)
-    x = inputs
-    if scale is not None:
-        x = layers.Rescaling(scale, dtype=dtype_policy)(x)
+    inputs, x = pixels(input_shape, scale, dtype_policy)
     for i, size in enumerate(filters):
         if i > 0:
             x = layers.MaxPooling2D(dtype=dtype_policy)(x)

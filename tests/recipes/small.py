@@ -1,0 +1,23 @@
+"""What makes each recipe small: flags of the training command."""
+
+from __future__ import annotations
+
+_CNN = ["--model=cnn", "--set=filters=[4, 8]", "--set=units=8", "--batch-size=6"]
+
+#: By recipe: what makes it small.
+SMALL: dict[str, list[str]] = {
+    "digits": ["--batch-size=6"],
+    "cifar10_resnet": ["--data=small", "--set=width=4", "--set=num_blocks=[1]", "--batch-size=6"],
+    "imagenet_resnet50": ["--data=small", *_CNN, "--set=image_size=16"],
+    "celeba_attributes": ["--data=small", "--set=image_size=16", "--set=filters=[4, 8]"],
+    "unet_segmentation": [
+        "--data=small", "--set=image_size=16", "--set=filters=2", "--set=depth=1", "--batch-size=6"
+    ],
+    "xception_cats": ["--data=small", *_CNN, "--set=image_size=16", "--set=frozen_epochs=1"],
+    "gpt_text": ["--data=small", "--set=size=tiny", "--set=length=8", "--batch-size=6"],
+    "mnist_autoencoder": ["--data=small", "--set=filters=[2, 2]", "--batch-size=6"],
+    "vit_small": [
+        "--data=small", "--set=size=micro", "--set=patch=8", "--set=image_size=16",
+        "--set=randaugment=1", "--batch-size=6",
+    ],
+}  # fmt: skip

@@ -1,0 +1,67 @@
+"""ImageNet as its networks are usually given it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from pipelines.maps import images
+from tfdist.config import TrainConfig
+from tfdist.data.data_set import DataSet
+from tfdist.data.drawn import drawn_images
+from tfdist.data.noise import Noise
+from tfdist.data.reading import read
+
+NUM_CLASSES = 1000
+
+
+def imagenet(
+    config: TrainConfig,
+    split: str,
+    size: int,
+    *,
+    change_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
+    mix_fn: Callable[..., Any] | None = None,
+) -> tf.data.Dataset:
+    """Reads random regions, flipped with a chance of one half, or the middles of images.
+
+    Source of the regions: Szegedy et al. 2014, "Going deeper with convolutions".
+
+    Args:
+        config: Says which data, of how many rows a batch, and the seed.
+        split: `"train"` for regions, `"validation"` for middles in a fixed order.
+        size: Pixels of a side.
+        change_fn: What to make of a region at random, by its seed.
+        mix_fn: As of `pipelines.read`, for the training.
+
+    Returns:
+        Global batches `(uint8 (batch, size, size, 3), float32 (batch, 1000))`.
+    """
+
+    def region(example: Any, seed: tf.Tensor) -> Any:
+        pixels = images.random_crop(example["image"], seed, (size, size))
+        pixels = images.flip(pixels, seed)
+        return change_fn(pixels, seed) if change_fn else pixels, example["label"]
+
+    def middle(example: Any) -> Any:
+        return images.center_crop(example["image"], (size, size)), example["label"]
+
+    data_set = DataSet(
+        name="imagenet",
+        noise=(Noise((size, size, 3), "uint8", 256), Noise((), "int64", NUM_CLASSES)),
+        num_examples={"train": 1_281_167, "validation": 50_000},
+        small=drawn_images(64, 10),
+    )
+    trains = split == "train"
+    return read(
+        config,
+        data_set,
+        split,
+        decode_images=False,
+        map_fn=None if trains else middle,
+        augment_fn=region,
+        batch_fn=lambda pixels, labels: (pixels, tf.one_hot(labels, NUM_CLASSES)),
+        mix_fn=mix_fn if trains else None,
+    )

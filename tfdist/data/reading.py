@@ -1,0 +1,106 @@
+"""The batches of a recipe, from where `--data` says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+import pipelines
+from tfdist.config import TrainConfig
+from tfdist.data import noise
+from tfdist.data.data_set import SMALL, SYNTHETIC, DataSet
+from tfdist.errors import DataError
+
+_NUM_SMALL_SHARDS = 4
+
+
+def read(
+    config: TrainConfig,
+    data_set: DataSet,
+    split: str,
+    *,
+    batch_fn: Callable[..., Any] | None = None,
+    shuffle_buffer: int = 10_000,
+    augment_fn: Callable[..., Any] | None = None,
+    **options: Any,
+) -> tf.data.Dataset:
+    """Reads a split in global batches.
+
+    Args:
+        config: Says which data, of how many rows a batch, and the seed of order and augmentation.
+        data_set: The recipe's.
+        split: `"train"`, which is shuffled, or `"validation"`, which is neither shuffled nor
+            augmented.
+        batch_fn: What to make of a batch, of noise too.
+        shuffle_buffer: Examples that change places among each other.
+        augment_fn: What to make of an example of the training at random.
+        **options: Of `pipelines.read`. Noise goes through no function of these: it is as they
+            leave the examples.
+
+    Raises:
+        DataError: The data are not to be had; the message says what stands in.
+    """
+    if config.data == SYNTHETIC:
+        few = noise.batches(
+            data_set.noise, config.batch_size, data_set.num_examples[split], config.seed
+        )
+        return few.map(batch_fn, tf.data.AUTOTUNE) if batch_fn else few
+    trains = split == "train"
+    return pipelines.read(
+        folder(config, data_set, split),
+        config.batch_size,
+        shuffle_buffer=shuffle_buffer if trains else 0,
+        seed=config.seed,
+        augment_fn=augment_fn if trains else None,
+        batch_fn=batch_fn,
+        **options,
+    )
+
+
+def folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
+    """Returns the folder of a split's shards, which are written where they are missing.
+
+    Raises:
+        DataError: The data are not to be had; the message says what stands in.
+    """
+    below = Path(config.data_dir) / data_set.name
+    if config.data == SYNTHETIC:
+        raise DataError(f"--data synthetic: {data_set.name} has none: use --data small.")
+    if config.data == SMALL:
+        return _small(data_set, below / "small" / split, split)
+    source, options = str(config.data), dict(data_set.options)
+    of_split = Path(source) / split
+    if (of_split / "index.json").is_file():
+        return of_split  # packed already
+    if all((Path(source) / name).is_dir() for name in data_set.splits):
+        source = str(of_split)
+    else:
+        options["split"] = data_set.splits[split]
+    name = re.sub(r"\W+", "-", str(config.data)).strip("-")
+    try:
+        pipelines.packed(source, below / name / split, **options)
+    except pipelines.DataError as error:
+        stand_in = f"{SMALL} or {SYNTHETIC}" if data_set.small else SYNTHETIC
+        both = " and ".join(data_set.splits)
+        raise DataError(
+            f"{error}\nGive --data {stand_in}, or a folder with {both} in it."
+        ) from error
+    return below / name / split
+
+
+def _small(data_set: DataSet, directory: Path, split: str) -> Path:
+    if data_set.small is None:
+        raise DataError(f"--data small: {data_set.name} has no small set: use --data synthetic.")
+    small = data_set.small
+    pipelines.write_shards(
+        small.examples(split),
+        directory,
+        small.features,
+        num_shards=_NUM_SMALL_SHARDS,
+        source=f"{small.what}, {split}",
+    )
+    return directory

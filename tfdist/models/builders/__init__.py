@@ -1,0 +1,1 @@
+"""The builders, a file a family; `tfdist.models` has their names."""

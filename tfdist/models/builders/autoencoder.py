@@ -1,0 +1,48 @@
+"""A convolutional autoencoder.
+
+Source: https://keras.io/examples/vision/autoencoder, whose sizes are the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+from keras import layers
+
+from tfdist.models.builders import head
+from tfdist.models.builders.pixels import pixels
+
+
+def autoencoder(
+    input_shape: Sequence[int],
+    *,
+    filters: Sequence[int] = (32, 32),
+    scale: float | None = None,
+    dtype_policy: str | None = None,
+) -> keras.Model:
+    """Builds convolutions that halve the image, and transposed ones that double it again.
+
+    Args:
+        input_shape: Of one image: height, width, channels; the sides divide by
+            `2 ** len(filters)`.
+        filters: Of the convolutions on the way down; the way up has them the other way round.
+        scale: Multiplies the images on their device.
+        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+
+    Returns:
+        An uncompiled model from `(batch, *input_shape)` to pixels between 0 and 1, of the same
+        shape, in float32 where the policy is a mixed one.
+    """
+    inputs, x = pixels(input_shape, scale, dtype_policy)
+    for size in filters:
+        x = layers.Conv2D(size, 3, padding="same", activation="relu", dtype=dtype_policy)(x)
+        x = layers.MaxPooling2D(dtype=dtype_policy)(x)
+    for size in reversed(filters):
+        x = layers.Conv2DTranspose(
+            size, 3, strides=2, padding="same", activation="relu", dtype=dtype_policy
+        )(x)
+    x = layers.Conv2D(input_shape[-1], 3, padding="same", dtype=dtype_policy)(x)
+    # A sigmoid in 16 bits rounds what is nearly white to white, whose cross entropy has no end.
+    outputs = layers.Activation("sigmoid", dtype=head.dtype(dtype_policy), name="pixels")(x)
+    return keras.Model(inputs, outputs, name="autoencoder")

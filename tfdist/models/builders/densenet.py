@@ -1,0 +1,44 @@
+"""DenseNet-169: each layer of a block sees all those before it.
+
+Source: Huang et al. 2017, "Densely Connected Convolutional Networks", table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+from tfdist.models.builders import application
+
+
+def densenet169(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    scale: float | None = None,
+    weights: application.Weights = None,
+    dtype_policy: str | None = None,
+) -> keras.Model:
+    """Builds `keras.applications.DenseNet169`.
+
+    Args:
+        input_shape: Of one image: height, width, channels; each side at least 32 pixels.
+        num_classes: Number of logits.
+        scale: Multiplies the images on their device.
+        weights: `"imagenet"` begins with Keras's, for images as
+            `keras.applications.densenet.preprocess_input` makes them.
+        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+
+    Returns:
+        An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
+    """
+    return application.classifier(
+        "densenet169",
+        keras.applications.DenseNet169,
+        input_shape,
+        num_classes,
+        scale=scale,
+        weights=weights,
+        dtype_policy=dtype_policy,
+    )

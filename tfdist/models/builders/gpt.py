@@ -1,0 +1,104 @@
+"""A decoder that predicts the next token, in the sizes of GPT-2.
+
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import keras
+from keras import layers, ops
+
+from tfdist.errors import ConfigurationError
+from tfdist.models.builders import head
+from tfdist.models.builders.transformer import block
+
+#: Blocks, width and heads.
+SIZES = {"tiny": (2, 64, 2), "mini": (4, 128, 4), "small": (12, 768, 12), "medium": (24, 1024, 16)}
+
+
+def gpt(
+    vocabulary_size: int,
+    length: int,
+    *,
+    size: Literal["tiny", "mini", "small", "medium"] = "small",
+    dropout: float = 0.0,
+    remat: bool = False,
+    dtype_policy: str | None = None,
+) -> keras.Model:
+    """Builds blocks of causal attention between an embedding and its transpose.
+
+    Args:
+        vocabulary_size: Tokens are 0 up to below it.
+        length: The most tokens of a row.
+        size: GPT-2's `small` (124 M weights) or `medium` (355 M); `tiny` and `mini` are for small
+            texts.
+        dropout: Share of the values that training drops, as `transformer.block` says.
+        remat: Each block keeps its inputs alone, and is computed again for its gradients
+            (`keras.RematScope`): less memory for a third more arithmetic.
+        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+
+    Returns:
+        An uncompiled model from tokens, int32 `(batch, up to length)`, to logits of the token
+        behind each, `(batch, length, vocabulary_size)`.
+
+    Raises:
+        ConfigurationError: Dropout would draw other numbers when a block is computed again.
+    """
+    if remat and dropout:
+        raise ConfigurationError(
+            f"remat computes each block twice, and dropout={dropout} would drop other values the "
+            "second time: leave one of the two out."
+        )
+    depth, width, num_heads = SIZES[size]
+    normal = keras.initializers.RandomNormal(stddev=0.02)
+    tokens = keras.Input((None,), dtype="int32")
+    words = layers.ReversibleEmbedding(
+        vocabulary_size,
+        width,
+        embeddings_initializer=normal,
+        dtype=dtype_policy,
+        name="words",
+    )
+    places = layers.Embedding(
+        length, width, embeddings_initializer=normal, dtype=dtype_policy, name="places"
+    )
+    x = layers.Add(dtype=dtype_policy)([words(tokens), places(_counted(tokens))])
+    if dropout:
+        x = layers.Dropout(dropout, dtype=dtype_policy)(x)
+    for _ in range(depth):
+        inputs = keras.Input((None, width), dtype=x.dtype)
+        outputs = block(
+            inputs, num_heads, causal=True, dropout=dropout, epsilon=1e-5, dtype_policy=dtype_policy
+        )
+        x = _recomputed(inputs, outputs)(x) if remat else keras.Model(inputs, outputs)(x)
+    x = layers.LayerNormalization(epsilon=1e-5, dtype=dtype_policy)(x)
+    # Multiplied in 16 bits where the others are: a vocabulary makes it the largest of all.
+    outputs = layers.Activation("linear", dtype=head.dtype(dtype_policy), name="logits")(
+        words(x, reverse=True)
+    )
+    return keras.Model(tokens, outputs, name="gpt")
+
+
+def _recomputed(inputs: keras.KerasTensor, outputs: keras.KerasTensor) -> keras.Model:
+    """Returns a model that keeps its inputs alone for its gradients.
+
+    Keras hands `training` on by its name, which `tf.recompute_grad` does not take in a graph: here
+    it is bound before.
+    """
+
+    def rematerialized_call(call: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
+        return lambda *args, **named: keras.remat(functools.partial(call, **named))(*args)
+
+    with keras.RematScope("full"):
+        model = keras.Model(inputs, outputs)
+    model.rematerialized_call = rematerialized_call
+    return model
+
+
+def _counted(tokens: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the place of each token in its row, from 0."""
+    return ops.cumsum(ops.ones_like(tokens), axis=1) - 1

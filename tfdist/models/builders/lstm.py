@@ -1,0 +1,48 @@
+"""A bidirectional LSTM that classifies rows of tokens.
+
+Source: https://keras.io/examples/nlp/bidirectional_lstm_imdb, whose sizes are the defaults.
+"""
+
+from __future__ import annotations
+
+import keras
+from keras import layers
+
+from tfdist.models.builders import head
+
+
+def lstm(
+    vocabulary_size: int,
+    num_classes: int,
+    *,
+    width: int = 128,
+    units: int = 64,
+    depth: int = 2,
+    dropout: float = 0.0,
+    mask_zero: bool = False,
+    dtype_policy: str | None = None,
+) -> keras.Model:
+    """Builds an embedding, LSTMs that read the row in both directions, and a dense layer.
+
+    Args:
+        vocabulary_size: Tokens are 0 up to below it.
+        num_classes: Number of logits.
+        width: Of the embedding.
+        units: Of each LSTM, in each direction.
+        depth: LSTMs above each other.
+        dropout: Share of each LSTM's inputs that training drops.
+        mask_zero: Token 0 is padding, which is not read.
+        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+
+    Returns:
+        An uncompiled model from tokens, int32 `(batch, length)` of any length, to logits
+        `(batch, num_classes)`.
+    """
+    tokens = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(vocabulary_size, width, mask_zero=mask_zero, dtype=dtype_policy)(tokens)
+    for level in range(depth):
+        cell = layers.LSTM(
+            units, return_sequences=level < depth - 1, dropout=dropout, dtype=dtype_policy
+        )
+        x = layers.Bidirectional(cell, dtype=dtype_policy)(x)
+    return keras.Model(tokens, head.logits(x, num_classes, dtype_policy), name="lstm")
