@@ -1,4 +1,4 @@
-"""Every recipe under strategies of each kind, for two steps on small data."""
+"""Recipes over large data under strategies of each kind, for two steps on small ones."""
 
 from __future__ import annotations
 
