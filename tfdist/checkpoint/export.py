@@ -52,8 +52,9 @@ def export(checkpoint: str, target: Path) -> None:
             f"{checkpoint}: its model cannot be made here ({reason}): import the module with its "
             "own layers, registered by keras.saving.register_keras_serializable."
         ) from error
-    of_model = {name for name in saved.variables if name.startswith(f"{variables.MODEL}/")}
-    own = Snapshot({n: saved.variables[n] for n in of_model}, {n: saved.paths[n] for n in of_model})
+    # Alone the model is called otherwise than where it was trained: order and shapes tell.
+    paths = {f"{variables.MODEL}/{i:05d}": v.path for i, v in enumerate(model.variables)}
+    own = Snapshot({n: v for n, v in saved.variables.items() if n in paths}, paths)
     variables.give({variables.MODEL: model.variables}, own, checkpoint, within_epoch=True)
     if target.name.endswith((".keras", ".weights.h5")):
         save = model.save if target.suffix == ".keras" else model.save_weights
