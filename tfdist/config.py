@@ -70,6 +70,9 @@ class Run(BaseModel):
         default_factory=default_data_dir, description="cache folder for the data sets' shards"
     )
     seed: NonNegativeInt = Field(0, description="of weights, shuffling, augmentation and dropout")
+    deterministic: bool = Field(
+        False, description="two runs on one machine are equal to the bit; slower"
+    )
     verbose: Literal["auto"] | Annotated[int, Field(ge=0, le=2)] = Field(
         "auto", description="0 silent, 1 progress line, 2 one line per epoch, auto: 1 on a terminal"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     from tfdist.callbacks.curves import Curves
     from tfdist.callbacks.metrics_log import MetricsLog
     from tfdist.callbacks.profile import Profile
-    from tfdist.run import export, from_config, loggers, profile, reports, room
+    from tfdist.run import export, from_config, loggers, profile, provenance, reports, room
     from tfdist.run.effect import Watched, check_spread
     from tfdist.run.folder import RunFolder
 
@@ -71,8 +72,9 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     trainer = from_config.make_trainer(watched.as_config(), workload, strategy, steps_per_epoch)
     callbacks = from_config.make_callbacks(watched.as_config(), workload)
     facts = reports.what_runs(trainer, config, data, watched.unread(workload))
+    sources = provenance.of_run(config, strategy, workload)
     folder = RunFolder(
-        once(strategy, lambda: str(RunFolder.create(config, trainer.model, facts).path))
+        once(strategy, lambda: str(RunFolder.create(config, trainer.model, facts, sources).path))
     )
     trainer.checkpoints = from_config.make_checkpoints(config, folder.checkpoints)
     talks = strategy.is_chief and config.verbose != 0
@@ -125,6 +127,9 @@ def train(config: TrainConfig) -> keras.callbacks.History:
             f"{int(trainer.model.optimizer.iterations)} steps is {saved}."
         )
     if raised:
+        if strategy.is_chief and trainer.checkpoints:
+            where = shlex.join(["--run-dir", str(folder.path)])
+            print(f"To go on: the same command with {where} --resume auto", file=sys.stderr)
         strategy.barrier()  # who starts the workers ends all of them when one has ended
         raise raised
     for one in profiled:

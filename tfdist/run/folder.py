@@ -1,7 +1,7 @@
 """The folder that holds everything one training run leaves behind.
 
 config.yaml     the resolved configuration, below what ran of it; `--config` reads it
-versions.json   the software and the command line it ran with
+versions.json   where it comes from: software, command line, seed, devices, sources
 metrics.jsonl   one line per epoch
 curves.png      the same as a picture
 tensorboard/    the same as TensorBoard events
@@ -14,20 +14,16 @@ logs/           what the workers other than rank 0 would have printed
 from __future__ import annotations
 
 import json
-import platform
-import sys
 import time
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tfdist.config import TrainConfig
 from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
-from tfdist.run import resuming, room
-
-_PACKAGES = ("tfdist", "tensorflow", "keras", "numpy")
+from tfdist.run import provenance, resuming, room
 
 
 class RunFolder:
@@ -41,7 +37,13 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, config: TrainConfig, model: Any, what_runs: Mapping[str, str]) -> RunFolder:
+    def create(
+        cls,
+        config: TrainConfig,
+        model: Any,
+        what_runs: Mapping[str, str],
+        comes_from: Mapping[str, Any] = MappingProxyType({}),
+    ) -> RunFolder:
         """Makes a folder that never overwrites another run's and has room for its own.
 
         Args:
@@ -49,6 +51,7 @@ class RunFolder:
                 under `runs/` is called after; or goes on with one that is there (`resume`).
             model: The compiled `keras.Model` that will be saved there.
             what_runs: Names and what is known of each: comments above the configuration.
+            comes_from: What `versions.json` says beside the software.
 
         Raises:
             ConfigurationError: The folder holds another run, cannot be made, or has no room.
@@ -62,7 +65,8 @@ class RunFolder:
             )
             comments = "".join(f"# {name}: {what}\n" for name, what in what_runs.items())
             folder._write("config.yaml", comments + config.to_yaml())
-            folder._write("versions.json", json.dumps(_versions(), indent=2) + "\n")
+            versions = {**provenance.software(), **comes_from}
+            folder._write("versions.json", json.dumps(versions, indent=2) + "\n")
             room.probe(folder.path, model)
         except OSError as error:
             raise ConfigurationError(
@@ -131,21 +135,3 @@ def _new(config: TrainConfig) -> Path:
             number += 1
         else:
             return path
-
-
-def _versions() -> dict[str, Any]:
-    return {
-        **{name: _version(name) for name in _PACKAGES},
-        "python": platform.python_version(),
-        "machine": platform.platform(),
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-
-
-def _version(package: str) -> str:
-    """The installed version, or, installed under another name or not at all, what it says."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return str(__import__(package).__version__)

@@ -15,7 +15,7 @@ from tfdist.config import TrainConfig, scales_dynamically
 from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.feed import check_batch_size
 from tfdist.precision import LossScale
-from tfdist.run import batches, extent
+from tfdist.run import batches, determinism, extent
 from tfdist.run.rank_duties import in_turns
 from tfdist.run.recipe import Recipe, callbacks
 from tfdist.trainer import Trainer
@@ -34,8 +34,12 @@ def make_strategy(config: TrainConfig) -> Strategy:
     """
     if config.workers or config.rank is not None:
         cluster.use(cluster.discover(workers=config.workers or (), rank=config.rank))
+    if config.deterministic:
+        determinism.enable()
     options = config.strategy_options()
     strategy = strategies.create(config.strategy, config.devices, **options)
+    if config.deterministic:
+        determinism.check(strategy)
     check_batch_size(config.batch_size, strategy.num_replicas)  # data sets do not tell theirs
     return strategy
 
@@ -60,6 +64,10 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
     batches.check(data, "train_data", config.batch_size)
     if validation is not None:
         batches.check(validation, "validation_data", None)
+    if config.deterministic:
+        determinism.check_data(data, "train_data")
+        if validation is not None:
+            determinism.check_data(validation, "validation_data")
     return extent.limited(config, data, validation)
 
 

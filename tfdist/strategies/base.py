@@ -54,6 +54,8 @@ class Strategy:
     has_local_variables = True
     #: Whether nobody else changes the variables between a step's reading and its writing.
     writes_alone = True
+    #: Whether the same steps are made in every run, so that runs can be equal to the bit.
+    repeatable = True
     #: In what format gradients cross the replicas; None: in their own.
     wire_dtype: tf.DType | None = None
     #: What this strategy cannot compute to the numbers of one device, and why.

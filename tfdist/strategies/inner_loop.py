@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from tfdist.strategies import clock
 from tfdist.strategies.checksum import mixed
 from tfdist.strategies.shares import Element, Share
 
@@ -82,7 +83,7 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
                 # Data that were ready before the last step was done kept nobody waiting.
                 waited = made.seconds_waited + tf.maximum(ready_at - done_at, 0)
                 with tf.control_dependencies(_leaves(done)):
-                    return _after(made, element, waited), tf.timestamp()
+                    return _after(made, element, waited), clock.now()
 
             if end is None:
                 return *make_step(), has_batch
@@ -91,7 +92,7 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
         made, _, _ = tf.while_loop(
             lambda made, _, more: tf.logical_and(made.num_steps < num_steps, more),
             take,
-            (_nothing(), tf.timestamp(), tf.constant(True)),
+            (_nothing(), clock.now(), tf.constant(True)),
         )
         return made, step.logs()
 
@@ -108,7 +109,7 @@ def _next(iterator: Any, end: End | None) -> tuple[Any, tf.Tensor, tf.Tensor]:
         arrived = next(t for t in _leaves(batch) if t is not None)
         has_batch = tf.constant(True)
     with tf.control_dependencies([arrived]):
-        return batch, has_batch, tf.timestamp()
+        return batch, has_batch, clock.now()
 
 
 def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Run:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import values
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.eager.context import context, coordination_config_pb2, global_seed
+from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import collective_ops, resource_variable_ops
 
@@ -36,6 +37,14 @@ def is_reshuffled(dataset: tf.data.Dataset) -> bool:
 def seed_of_process() -> int | None:
     """Returns the seed that was set, if one was: `context.global_seed`."""
     return global_seed()
+
+
+def computes_in_one_order() -> bool:
+    """Tells whether operations have to be deterministic: `config.is_op_determinism_enabled`.
+
+    `tf.config.experimental.enable_op_determinism` has no getter.
+    """
+    return bool(framework_config.is_op_determinism_enabled())
 
 
 def iterator_state(iterator: Any) -> tf.Tensor | None:

@@ -59,6 +59,7 @@ class ParameterServer(Strategy):
 
     name = "parameter_server"
     has_local_variables = False
+    repeatable = False
 
     def __init__(
         self,

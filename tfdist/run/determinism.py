@@ -1,0 +1,80 @@
+"""`--deterministic`: two runs of one command are equal to the bit on one machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    from tfdist.strategies import Strategy
+
+
+#: Operations whose next number depends on how many were drawn before, in whatever thread.
+_STATEFUL = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "SampleDistortedBoundingBoxV2",
+        "TruncatedNormal",
+    }
+)
+
+
+def enable() -> None:
+    """Has TensorFlow compute in one order; before its first operation, and after seeds are set.
+
+    An operation that has no such form is an error where it is used. In `tf.data` what runs in
+    parallel hands on its results in order.
+    """
+    tf.config.experimental.enable_op_determinism()
+
+
+def check(strategy: Strategy) -> None:
+    """Checks that a strategy makes the same steps in every run.
+
+    Raises:
+        ConfigurationError: Its workers make them as they come.
+    """
+    if not strategy.repeatable:
+        raise ConfigurationError(
+            f"--deterministic: the workers of {strategy.name} make steps as they come, in another "
+            "order in every run: take another strategy."
+        )
+
+
+def check_data(data: tf.data.Dataset, function: str) -> None:
+    """Checks that a data set draws no numbers of which several threads share the state.
+
+    Within a parallel `interleave` each takes the next number as it comes, also where operations
+    have to be deterministic: three runs had three orders.
+
+    Args:
+        data: A recipe's.
+        function: The name of the function that returned it.
+
+    Raises:
+        DataError: It does.
+    """
+    variant = tf.data.experimental.to_variant(data)
+    graph = tf.compat.v1.GraphDef()
+    graph.ParseFromString(
+        tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=1, strip_device_assignment=True
+        ).numpy()
+    )
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    if drawn := sorted({node.op for node in nodes} & _STATEFUL):
+        raise DataError(
+            f"--deterministic: {function} draws numbers by {', '.join(drawn)}, which depend on "
+            "how many another thread has drawn: draw them by tf.random.stateless_* from a seed of "
+            "each record, as augment_fn of pipelines.read is given one."
+        )

@@ -1,0 +1,91 @@
+"""Where a run comes from: software, machine, seeds, devices and the state of the sources."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tfdist.config import TrainConfig
+
+if TYPE_CHECKING:
+    from tfdist.strategies import Strategy
+
+_PACKAGES = ("tfdist", "tensorflow", "keras", "numpy")
+_GIT_SECONDS = 10.0
+
+
+def software() -> dict[str, Any]:
+    """Returns versions, the machine, and how and when the command was called."""
+    return {
+        **{name: _version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def of_run(config: TrainConfig, strategy: Strategy, recipe: Any) -> dict[str, Any]:
+    """Returns what else a run has to be made the same again.
+
+    Args:
+        config: Of the run.
+        strategy: At work.
+        recipe: The module of the recipe.
+    """
+    sources = {"tfdist": sys.modules["tfdist"], "recipe": recipe}
+    return {
+        "seed": config.seed,
+        "deterministic": config.deterministic,
+        "strategy": strategy.name,
+        "devices": list(strategy.devices),
+        "workers": strategy.num_workers,
+        "replicas": strategy.num_replicas,
+        "git": {name: git_state(_folder(module)) for name, module in sources.items()},
+    }
+
+
+def git_state(folder: Path | None) -> dict[str, Any] | None:
+    """Returns commit and branch of a folder's sources, and whether they have changed since.
+
+    None where the folder is in no repository, or there is no git.
+    """
+    if folder is None:
+        return None
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        branch = _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "branch": branch, "changed": bool(changed)}
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *words],
+        capture_output=True,
+        text=True,
+        timeout=_GIT_SECONDS,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def _folder(module: ModuleType | Any) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).parent if file else None
+
+
+def _version(package: str) -> str:
+    """The installed version, or, installed under another name or not at all, what it says."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return str(__import__(package).__version__)
