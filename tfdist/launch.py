@@ -50,9 +50,9 @@ def launch(chosen: Options) -> Failure | None:
         TfdistError: It cannot be started.
     """
     if chosen.print_slurm:
-        print(slurm.script(chosen), end="")
+        print(slurm.script(chosen.going_on), end="")
     elif chosen.print_k8s:
-        print(kubernetes.manifest(chosen), end="")
+        print(kubernetes.manifest(chosen.going_on), end="")
     elif chosen.hosts and chosen.via == "processes" and chosen.on is None and not chosen.dry_run:
         _print_for_each_host(chosen)
     elif chosen.elastic:
@@ -64,7 +64,8 @@ def launch(chosen: Options) -> Failure | None:
 
 
 def _attempt(chosen: Options, restarts: Restarts) -> Failure | None:
-    """Starts all processes, on ports of their own."""
+    """Starts all processes, on ports of their own, from the newest checkpoint after a restart."""
+    chosen = chosen.going_on if restarts.made else chosen
     if chosen.via != "processes":
         process, streams = mpirun.process(chosen), Streams(only=chosen.via)
         return _run([process], chosen, streams=streams)
@@ -76,12 +77,14 @@ def _attempt(chosen: Options, restarts: Restarts) -> Failure | None:
 
 def _run_elastic(chosen: Options, elastic: Elastic) -> Failure | None:
     """Runs as many workers as there are places in order."""
+    restarts = Restarts(chosen.max_restarts)
 
     def attempt() -> Failure | None:
-        fewer = replace(chosen, num_workers=len(elastic.places))
+        again = chosen.going_on if restarts.made else chosen
+        fewer = replace(again, num_workers=len(elastic.places))
         return _run_workers(fewer, elastic.places, elastic.seconds)
 
-    return supervised(attempt, Restarts(chosen.max_restarts), elastic.note)
+    return supervised(attempt, restarts, elastic.note)
 
 
 def _run(processes: Sequence[Process], chosen: Options, **options: Any) -> Failure | None:

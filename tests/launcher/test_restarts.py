@@ -43,6 +43,13 @@ def test_the_limit_is_exact_and_preemptions_do_not_count(
     assert (restarts.failures, restarts.preemptions) == (3, ends.count(PREEMPTED))
 
 
+def test_a_training_that_starts_again_goes_on() -> None:
+    (*_, flag, value) = parse(["--epochs", "2"]).going_on.command
+    assert (flag, value) == ("--resume", "auto")
+    for told in (["--resume=never"], ["--", "true"]):
+        assert parse(told).going_on == parse(told)
+
+
 def test_without_restarts_a_preemption_is_left_to_the_scheduler() -> None:
     assert supervised(lambda: PREEMPTED, Restarts(0)) == PREEMPTED
 

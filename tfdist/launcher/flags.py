@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from tfdist.errors import ConfigurationError
@@ -53,6 +53,13 @@ class Options:
     def trains(self) -> bool:
         """Whether the command is that of the training command."""
         return self.command[1:3] == ("-m", "tfdist.train")
+
+    @property
+    def going_on(self) -> Options:
+        """With the training command told to go on from its newest checkpoint, unless it is told."""
+        if not self.trains or any(word.partition("=")[0] == "--resume" for word in self.command):
+            return self
+        return replace(self, command=(*self.command, "--resume", "auto"))
 
 
 def parse(arguments: Sequence[str]) -> Options:

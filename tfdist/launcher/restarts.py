@@ -18,11 +18,12 @@ class Restarts:
     Attributes:
         failures: That were followed by a restart.
         preemptions: Likewise; they are no failures, and have no limit.
+        made: All restarts.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.failures = self.preemptions = 0
+        self.failures = self.preemptions = self.made = 0
 
     def allow(self, failure: Failure, counts: bool = True) -> bool:
         """Counts a failure, and returns whether a restart follows.
@@ -33,6 +34,7 @@ class Restarts:
         """
         if not self._most or (counts and not failure.preempted and self.failures == self._most):
             return False
+        self.made += 1
         if failure.preempted:
             self.preemptions += 1
         elif counts:
