@@ -1,0 +1,179 @@
+"""Processes forked from one that has imported TensorFlow, heard, and ended at a chosen moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tfdist.launcher import horovod, workers
+from tfdist.launcher.plan import LOCAL, slots
+
+#: For an attempt, on a busy machine.
+SECONDS = 300.0
+#: Between a kill and that of the others, as a launcher does.
+_FOLLOWERS_SECONDS = 0.5
+
+#: Is told of marks.
+Tell = Callable[[str], None]
+Body = Callable[[Tell], None]
+
+
+class Moment(NamedTuple):
+    """When a process is sent a signal.
+
+    Attributes:
+        phase: For people.
+        rank: Whose.
+        mark: What it told of last: `fork`, `begin`, `step`, `save`, `evaluation`.
+        count: How often it had told of that, from 1.
+        delay: Seconds after that.
+    """
+
+    phase: str
+    rank: int
+    mark: str
+    count: int
+    delay: float
+
+
+class Forked:
+    """A child that runs a function.
+
+    Attributes:
+        marks: What it has told of.
+        code: Its exit code; negative for a signal; None while it runs.
+    """
+
+    def __init__(self, body: Body, environ: dict[str, str], log: Path) -> None:
+        assert len(list(Path("/proc/self/task").iterdir())) == 1, (
+            "a fork would lose the other threads"
+        )
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reader)
+            _live(body, environ, log, writer)
+        os.close(writer)
+        self.pipe = reader
+        self.code: int | None = None
+        self.marks = ["fork"]
+        self._rest = b""
+
+    def hear(self) -> None:
+        """Takes what it has told."""
+        *lines, self._rest = (self._rest + os.read(self.pipe, 1 << 16)).split(b"\n")
+        self.marks += [line.decode() for line in lines]
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal, unless it has just ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def ended(self) -> bool:
+        """Whether it has ended, and all that it told was heard."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+                self.hear()
+                os.close(self.pipe)
+        return self.code is not None
+
+
+def _live(body: Body, environ: dict[str, str], log: Path, writer: int) -> None:
+    """What a child does; never returns."""
+    code = 1
+    try:
+        os.environ.update(environ)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+
+        def tell(mark: str) -> None:
+            os.write(writer, f"{mark}\n".encode())
+
+        body(tell)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+class Group:
+    """The workers of one attempt, and the server by which those of Horovod find each other.
+
+    Args:
+        body: What each of them runs.
+        num_workers: How many.
+        logs: A folder for what they print.
+    """
+
+    def __init__(self, body: Body, num_workers: int, logs: Path) -> None:
+        told: list[dict[str, str]] = [{}]
+        self._helpers: list[Forked] = []
+        if num_workers > 1:
+            places = slots({LOCAL: num_workers})
+            plan = workers.plan(["true"], places)
+            told = [dict(process.environ) for process in plan.processes]
+            port = int(plan.rendezvous.rpartition(":")[2])
+
+            def serve(_: Tell) -> None:
+                with horovod.serving(places, port):
+                    signal.pause()
+
+            self._helpers = [Forked(serve, {}, logs / "server.log")]
+        self.children = [
+            Forked(body, environ, logs / f"rank-{rank}.log") for rank, environ in enumerate(told)
+        ]
+        self.sent_at = 0.0
+
+    def run(self, moment: Moment | None, number: int = signal.SIGKILL) -> None:
+        """Waits for the end of all but who is stopped; `sent_at` is when the signal was sent."""
+        due = None
+        deadline = time.monotonic() + SECONDS
+        try:
+            while awaited := [c for c in self.children if not c.ended() and not self._stopped(c)]:
+                now = time.monotonic()
+                assert now < deadline, [child.marks[-1] for child in self.children]
+                if moment and not self.sent_at:
+                    victim = self.children[moment.rank]
+                    if due is None and victim.marks.count(moment.mark) >= moment.count:
+                        due = now + moment.delay
+                    if due is not None and now >= due and victim.code is None:
+                        victim.signal(number)
+                        self.sent_at, self._stops = now, number == signal.SIGSTOP
+                        self._victim = victim
+                killed = self.sent_at and number == signal.SIGKILL
+                if killed and now > self.sent_at + _FOLLOWERS_SECONDS:
+                    return
+                self._listen(awaited, due if due is not None and not self.sent_at else now + 0.02)
+        finally:
+            self._end()
+
+    def _stopped(self, child: Forked) -> bool:
+        return bool(self.sent_at) and self._stops and child is self._victim
+
+    def _listen(self, awaited: list[Forked], until: float) -> None:
+        pipes = {child.pipe: child for child in awaited if child.code is None}
+        left = min(0.02, max(0.0, until - time.monotonic()))
+        ready, _, _ = select.select(list(pipes), [], [], left)
+        for pipe in ready:
+            pipes[pipe].hear()
+        if ready:
+            time.sleep(0.0005)
+
+    def _end(self) -> None:
+        everybody = [*self.children, *self._helpers]
+        for child in everybody:
+            if child.code is None:
+                child.signal(signal.SIGKILL)
+        while not all(child.ended() for child in everybody):
+            time.sleep(0.005)

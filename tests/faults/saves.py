@@ -1,0 +1,77 @@
+"""SIGKILL while a process saves all the time: what it leaves is whole, and at most one save old."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.faults.forks import Forked, Moment, Tell
+
+#: Numbers of each array of a save.
+SIZES = (10, 1000, 200_000)
+
+
+def body(folder: Path, tell: Tell) -> None:
+    """Reads what the process before left, tells of it, and goes on saving for ever."""
+    from tfdist.checkpoint.snapshot import Packed
+    from tfdist.checkpoint.store import Place, Store
+
+    store = Store(folder)
+    num_torn = len(list(folder.glob(".writing-*")))
+    store.clean()
+    said: list[str] = []
+    step, path = 0, store.newest_sound(said.append)
+    if path:
+        packed = Packed.read(path)
+        found = {int(value) for array in packed.arrays.values() for value in np.unique(array)}
+        assert len(found) == 1, found
+        (step,) = found
+    tell(f"found {step} {len(said)} {num_torn} {len(list(folder.glob('.writing-*')))}")
+    while True:
+        step += 1
+        arrays = {f"array {i}": np.full(size, step, "int64") for i, size in enumerate(SIZES)}
+        tell("save")
+        store.write(Place(step, 0), Packed("{}", arrays), {"step": step})
+        tell(f"saved {step}")
+        store.keep(2, None)
+
+
+def run(num_kills: int, seed: int, folder: Path) -> dict[str, Any]:
+    """Kills so many savers; returns how many states were whole, and how old they were."""
+    folder.mkdir(parents=True)
+    random, began = np.random.default_rng(seed), time.monotonic()
+    names = ("kills", "whole", "one save old", "older", "cut off", "left over")
+    counts = dict.fromkeys(names, 0)
+    told = 0  # the last save that is known to have ended
+    for number in range(num_kills + 1):  # the last one looks at what the last kill has left
+        moment = Moment("save", 0, "save", int(random.integers(1, 5)), random.uniform(0, 0.02))
+        child = Forked(lambda tell: body(folder / "saves", tell), {}, folder / "log")
+        found = _until(child, moment)
+        child.signal(9)
+        while not child.ended():
+            time.sleep(0.001)
+        assert child.code == -9, (folder / "log").read_text()[-2000:]
+        step, damaged, torn, left = found
+        if number:
+            counts["kills"] += 1
+            counts["whole"] += int(damaged == 0 and (step > 0 or told == 0))
+            counts["one save old"] += int(step == told - 1)
+            counts["older"] += int(step < told - 1)
+            counts["cut off"] += torn
+            counts["left over"] += left
+        saved = [int(mark.split()[1]) for mark in child.marks if mark.startswith("saved")]
+        told = saved[-1] if saved else max(told, step)
+    return {**counts, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _until(child: Forked, moment: Moment) -> list[int]:
+    """Hears a child until a moment; returns what it found."""
+    while child.marks.count("save") < moment.count:
+        child.hear()
+        assert not child.ended(), child.marks
+    time.sleep(moment.delay)
+    (found,) = [mark for mark in child.marks if mark.startswith("found")]
+    return [int(word) for word in found.split()[1:]]

@@ -1,0 +1,64 @@
+"""Many fits, saves and restores in one process: memory, files and threads, and their slopes."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+
+from tests.faults import training
+from tfdist.checkpoint.settings import Checkpoints
+from tfdist.trainer import Trainer
+
+
+def run(seconds: float, folder: Path, strategy: str = "mirrored") -> dict[str, Any]:
+    """Trains again and again, each time from half of a training that was saved before.
+
+    Args:
+        seconds: For which to go on.
+        folder: For checkpoints.
+        strategy: To train by.
+
+    Returns:
+        Rounds, and for each measure its value at the end and its slope, a round, over the
+        second half of the rounds.
+    """
+    process, rows = psutil.Process(), []
+    trainer = Trainer(lambda: training.build(True), strategy, devices=training.DEVICES[strategy])
+    end = time.monotonic() + seconds
+    data = {"x": training.ROWS, "y": training.NUMBERS, "batch_size": 2, "verbose": 0}
+    steps = 0
+    while time.monotonic() < end:
+        place = folder / "soak"
+        for epochs in (1, 2):  # the second goes on from the first
+            trainer.checkpoints = Checkpoints(place, every=8, keep=2)
+            trainer._num_fits = 0  # so that it is the same fit again
+            trainer.fit(**data, epochs=epochs, validation_data=(training.ROWS, training.NUMBERS))
+            steps += training.NUM_ROWS // 2
+        shutil.rmtree(place)
+        gc.collect()
+        rows.append([
+            process.memory_info().rss / 2**20, process.num_fds(),
+            threading.active_count(), len(list(Path("/proc/self/task").iterdir())),
+        ])  # fmt: skip
+    late = np.asarray(rows[len(rows) // 2 :])
+    slopes = np.polyfit(np.arange(len(late)), late, 1)[0]
+    names = ("memory, MB", "open files", "Python threads", "threads")
+    keras.backend.clear_session()
+    return {
+        "strategy": strategy,
+        "rounds": len(rows),
+        "steps": steps,
+        **{name: round(float(value), 1) for name, value in zip(names, late[-1], strict=True)},
+        **{
+            f"{name} a round": round(float(slope), 4)
+            for name, slope in zip(names, slopes, strict=True)
+        },
+    }

@@ -1,0 +1,45 @@
+"""The short form of `python -m tests.faults`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+
+
+def faults(tmp_path: Path, *flags: str) -> list[dict[str, Any]]:
+    results = tmp_path / "results"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults", *flags, "--results", str(results)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def test_a_training_that_is_killed_ends_as_if_it_was_not(tmp_path: Path) -> None:
+    flags = ["saves", "kills", "--strategy", "one_device", "--runs", "1"]
+    killed, saved = faults(tmp_path, *flags, "--kills-of-a-run", "3", "--kills-of-saves", "8")
+    assert killed["kills"]
+    assert saved["kills"] == saved["whole"] == 8
+    assert saved["older"] == saved["left over"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server", "multi_worker", "horovod"])
+def test_so_it_is_under_every_strategy(strategy: str, tmp_path: Path) -> None:
+    flags = ["kills", "--strategy", strategy, "--runs", "1", "--kills-of-a-run", "3"]
+    (killed,) = faults(tmp_path, *flags)
+    assert killed["kills"]
