@@ -68,7 +68,13 @@ class DataOrder:
         return iterator
 
     def state_of(self, iterator: Any) -> Any:
-        """Returns the state of an iterator over distributed batches; None: it has none."""
+        """Returns the state of an iterator over distributed batches; None: it has none.
+
+        Only of data without an end. What was read ahead to the end of a pass is saved without its
+        shuffle, and the next pass has another order then.
+        """
+        if not _is_endless(self.dataset):
+            return None
         found = tensorflow.iterator_state(iterator)
         return None if found is None else {"kind": _kind(self._distributed), "state": found}
 
@@ -164,6 +170,10 @@ class PipelineOrder(DataOrder):
         self._before = state.get("before", self._before)
 
 
+def _is_endless(dataset: tf.data.Dataset) -> bool:
+    return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+
+
 def _kind(distributed: Any) -> str:
     """What has to be alike where a state of an iterator is to hold."""
     return f"TensorFlow {tf.version.VERSION}, {distributed.element_spec}"
@@ -186,6 +196,6 @@ def going_on(dataset: tf.data.Dataset) -> str:
     """Returns what the start-up table says of how a data set goes on within a pass."""
     if pipelines.restart_of(dataset) is not None:
         return "at the position in the records"
-    if tensorflow.has_iterator_state(dataset):
+    if _is_endless(dataset) and tensorflow.has_iterator_state(dataset):
         return "from the state of the iterator, or past the batches already seen"
     return "past the batches already seen, which are read again"
