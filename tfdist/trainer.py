@@ -13,7 +13,7 @@ from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.errors import ConfigurationError
-from tfdist.loops import callback_list, evaluation, interrupts, prediction
+from tfdist.loops import callback_list, evaluation, interrupts, limits, prediction
 from tfdist.loops.checkpointing import Checkpointing
 from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.epoch import OuterLoop
@@ -168,6 +168,7 @@ class Trainer:
             validate = self._validation(
                 validation_data, validation_batch_size or feeds.batch_size, validation_steps, tested
             )
+        epochs = limits.epochs(epochs)
         num_batches = feeds.of_epoch(initial_epoch).num_batches
         callbacks = self._callback_list(callbacks, verbose, epochs, num_batches)
         tell = self._not_exact.print_once if verbose else None

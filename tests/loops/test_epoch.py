@@ -59,7 +59,9 @@ class Stop(Observer):
         return True
 
 
-def run(strategy: Strategy, *observers: Observer, steps_per_call: int = 1) -> list[int]:
+def run(
+    strategy: Strategy, *observers: Observer, steps_per_call: int = 1, **options: int
+) -> list[int]:
     """Goes through three batches and returns how many steps each call was asked for."""
     asked: list[int] = []
 
@@ -67,7 +69,7 @@ def run(strategy: Strategy, *observers: Observer, steps_per_call: int = 1) -> li
         asked.append(num_steps)
         return Made(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
 
-    feed = Feed(Strategy(), X, y=Y, batch_size=5)
+    feed = Feed(Strategy(), X, y=Y, batch_size=5, **options)
     per_call = StepsPerCall(steps_per_call, build(), [])
     assert epoch.run(steps, feed, per_call, strategy, observers) == {"loss": 1.0}
     return asked

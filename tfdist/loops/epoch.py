@@ -113,12 +113,13 @@ def run(
         per_call.begin_call()
         made, results = steps(iterator, wanted)
         seconds = per_call.end_call(made.num_steps)
+        last = per_call.last_step(step, made.num_steps)
         step += made.num_steps
         exhausted = made.num_steps < wanted
         if made.num_steps:
             logs = results
             for observer in observers:
-                observer.end_call(Call(step - 1, made, seconds, logs))
+                observer.end_call(Call(last, made, seconds, logs))
             stopped = any(observer.wants_to_stop() for observer in observers)
         # One worker's clock, callbacks and signals decide for all: none may go on alone.
         said = [per_call.num_steps, stopped, made.checksum, interrupts.pending()]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import pipelines
 from tfdist.errors import DataError
+from tfdist.loops import limits
 from tfdist.loops.data_order import order_of
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import without_optionals
@@ -63,7 +64,7 @@ class Feed:
                 "of a tf.distribute.InputContext that returns a batched tf.data.Dataset."
             ) from error
         self.batch_size = self._adapter.batch_size
-        self._steps_per_epoch = options.get("steps_per_epoch")
+        self._steps_per_epoch = limits.steps_per_epoch(options.get("steps_per_epoch"))
         self._size = self._num_batches_of_all(strategy)
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         self.may_end = not endless and (self._size is None or self._steps_per_epoch is not None)
@@ -153,20 +154,22 @@ class Feed:
 
     def num_left(self, made: int, wanted: int) -> int:
         """Returns how many of the `wanted` steps an epoch has left after `made` ones."""
-        return wanted if self.num_batches is None else min(wanted, self.num_batches - made)
+        left = wanted if self.num_batches is None else min(wanted, self.num_batches - made)
+        return left if self._size is None else min(left, self._size - self._taken - made)
 
     def end_epoch(self, made: int, exhausted: bool) -> None:
         """Notes how many batches an epoch took, and whether the data ended in it."""
         self._taken, self._in_epoch = self._taken + made, False
         if self._taken == 0 and (exhausted or self.num_batches == 0):
             raise DataError(_EMPTY)
-        if exhausted and self._steps_per_epoch:
+        is_end = exhausted or (self._size is not None and self._taken >= self._size)
+        if is_end and self._steps_per_epoch and made < self._steps_per_epoch:
             warnings.warn(
                 f"The data ended after {made} of {self._steps_per_epoch} steps of this epoch: "
                 "use .repeat() on the data set, or a smaller steps_per_epoch.",
                 stacklevel=3,
             )
-        if exhausted or (self._size and self._taken >= self._size):
+        if is_end:
             self._iterator = None
         self._adapter.on_epoch_end()
 

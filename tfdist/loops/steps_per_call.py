@@ -44,8 +44,9 @@ class StepsPerCall:
                 f"steps_per_call={steps_per_call!r}: expected 'auto' or a number from 1."
             )
         fixed = steps_per_call if isinstance(steps_per_call, int) else None
+        self._counted = 0
         if fixed is None and model.compiled and model.steps_per_execution > 1:
-            fixed = model.steps_per_execution
+            fixed = self._counted = model.steps_per_execution
         if fixed is None and any(wants_every_batch(c, loop) for c in callbacks):
             fixed = 1
         self._adapts = fixed is None
@@ -65,6 +66,17 @@ class StepsPerCall:
             fitting = int(TARGET_SECONDS * made / max(seconds, 1e-6))
             self.num_steps = max(1, min(fitting, 8 * self.num_steps))
         return seconds
+
+    def last_step(self, first: int, made: int) -> int:
+        """Returns the number of a call's last step, from 0, as callbacks are told it.
+
+        Keras counts a last call of fewer than `steps_per_execution` steps as if it had made them.
+
+        Args:
+            first: The number of its first step.
+            made: How many steps it made.
+        """
+        return first + (self._counted or made) - 1
 
 
 def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -> bool:
