@@ -96,6 +96,23 @@ def test_pydataset_is_told_of_epochs_as_by_keras() -> None:
     assert_same_weights(trainer.model, plain)
 
 
+class Endless(Batches):
+    """The rows over and over, of no known number."""
+
+    num_batches = None
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return super().__getitem__(index % len(self))
+
+
+def test_workers_of_an_endless_pydataset_go_on_from_epoch_to_epoch() -> None:
+    trainer, plain = afresh()
+    fit = {"epochs": 3, "steps_per_epoch": 2, "verbose": 0}
+    trainer.fit(Endless(X, Y, workers=2), **fit)
+    plain.fit(Endless(X, Y, workers=2), **fit)
+    assert_same_weights(trainer.model, plain)
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_data_that_end_early_warn_and_begin_again(known: bool) -> None:
     data = dataset(5)

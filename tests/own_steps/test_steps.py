@@ -214,6 +214,14 @@ def test_a_variable_of_tensorflow_is_refused() -> None:
     assert float(Counting.counter) == 0.0
 
 
+def test_xla_is_left_out_with_a_warning() -> None:
+    plain, trainer = builder()(), mirrored(builder(jit_compile=True))
+    plain.fit(**FIT)
+    with pytest.warns(UserWarning, match=r"jit_compile=True is left out: .*train_step exchanges"):
+        trainer.fit(**FIT)
+    assert_same_weights(trainer.model, plain)
+
+
 def test_rounds_of_a_step_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="gradient_accumulation_steps instead"):
         mirrored(builder(), accumulate=2).fit(**FIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,7 @@ class Feed:
         # they are being taken, if they are.
         self._pass, self._taken, self._in_epoch = -1, 0, False
         self._goes_on: dict[str, Any] | None = None
+        weakref.finalize(self, keras_data.stop_workers, self._adapter)
 
     def _num_batches_of_all(self, strategy: Strategy) -> int | None:
         """Batches of an epoch, where each worker knows its own: as many as the longest has."""
@@ -116,7 +118,7 @@ class Feed:
         Args:
             step: Of the epoch with which to begin: not 0 where `restore` was within one.
         """
-        self._adapter.on_epoch_begin()
+        keras_data.begin_epoch(self._adapter)
         self._in_epoch = True
         begun, self._goes_on = self._goes_on, None
         if begun and begun["goes on"]:
@@ -171,7 +173,7 @@ class Feed:
             )
         if is_end:
             self._iterator = None
-        self._adapter.on_epoch_end()
+        keras_data.end_epoch(self._adapter)
 
 
 def check_batch_size(batch_size: int, num_replicas: int) -> None:

@@ -14,6 +14,7 @@ from tfdist.precision import LossScale, policy
 from tfdist.step.own import trial
 from tfdist.step.own.step import OwnStep, own_step
 from tfdist.strategies.base import Strategy
+from tfdist.upstream.keras_model import compile_config
 from tfdist.upstream.keras_optimizers import optimizers_of
 
 
@@ -80,6 +81,12 @@ class OwnSteps:
             raise ConfigurationError(
                 f"accumulate={self._accumulate} cuts a step into rounds, but {owner}.{name} is the "
                 "whole step: give its optimizers gradient_accumulation_steps instead."
+            )
+        if compile_config(model).config.get("jit_compile") is True:
+            warnings.warn(
+                f"jit_compile=True is left out: {owner}.{name} exchanges where its tapes and "
+                "optimizers are, and XLA compiles nothing that exchanges.",
+                stacklevel=6,
             )
         first_batch = functools.cache(feed.first_batch)
         with policy(self._precision):

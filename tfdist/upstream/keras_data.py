@@ -93,6 +93,38 @@ def first_batch(adapter: Any) -> Any:
     return None
 
 
+def begin_epoch(adapter: Any) -> None:
+    """Tells data that an epoch begins, as `fit` does.
+
+    A PyDataset without an end keeps its workers from one epoch to the next: batches are read ahead,
+    which its `enqueuer` refuses between `on_epoch_end` and `on_epoch_begin`.
+    """
+    if _keeps_workers(adapter):
+        adapter.enqueuer.start()
+        adapter.py_dataset.on_epoch_begin()
+    else:
+        adapter.on_epoch_begin()
+
+
+def end_epoch(adapter: Any) -> None:
+    """Tells data that an epoch has ended, likewise."""
+    if _keeps_workers(adapter):
+        adapter.py_dataset.on_epoch_end()
+    else:
+        adapter.on_epoch_end()
+
+
+def stop_workers(adapter: Any) -> None:
+    """Ends the workers of a PyDataset that `end_epoch` has kept."""
+    if _keeps_workers(adapter):
+        adapter.enqueuer.stop(drain_queue_and_join=False)
+
+
+def _keeps_workers(adapter: Any) -> bool:
+    is_py_dataset = isinstance(adapter, PyDatasetAdapter)
+    return is_py_dataset and adapter.enqueuer is not None and adapter.num_batches is None
+
+
 def train_validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
     """Returns the first rows of arrays, and the last `fraction` of them, as `validation_split`.
 

@@ -124,7 +124,7 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
     A model that trains its parts apart (a GAN) has several; `compile` knows of one.
     """
-    found = [model.optimizer]
+    found = [getattr(model, "optimizer", None)]  # none without a compilation
     for layer in flatten_layers(model):
         for value in vars(layer).values():
             several = value.values() if isinstance(value, dict) else value
