@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tfdist.cluster.messages import Message, receive, send
-from tfdist.cluster.ports import free_ports
+from tfdist.cluster.ports import held_ports
 from tfdist.cluster.record import split
 from tfdist.errors import ClusterError
 
@@ -46,8 +46,9 @@ async def _ask_once(place: str, me: Message) -> Message:
     try:
         own = writer.get_extra_info("sockname")[0]
         own = f"[{own}]" if ":" in own else own
-        send(writer, me | {"address": me["address"] or f"{own}:{free_ports(1)[0]}"})
-        answer = await receive(reader)
+        with held_ports(1) as (port,):  # until all have one, so that no two of a host are equal
+            send(writer, me | {"address": me["address"] or f"{own}:{port}"})
+            answer = await receive(reader)
     finally:
         writer.close()
     if answer is None:

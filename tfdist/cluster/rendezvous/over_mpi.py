@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from tfdist.cluster import networks
-from tfdist.cluster.ports import free_ports
+from tfdist.cluster.ports import held_ports
 from tfdist.cluster.record import Cluster
 from tfdist.errors import ClusterError
 
@@ -27,7 +27,8 @@ def addresses(cluster: Cluster) -> tuple[str, ...]:
             f"{everyone.rank} of {everyone.size} ({mpi.get_vendor()[0]}): "
             "use the mpirun of the MPI that mpi4py loads."
         )
-    seen = everyone.allgather((networks.this_host(), free_ports(1)[0]))
+    with held_ports(1) as (port,):  # until all have one, so that no two of a host are equal
+        seen = everyone.allgather((networks.this_host(), port))
     if not begun:
         # Now, while everyone is here: at exit it would wait for ranks that an error keeps away.
         mpi.Finalize()

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tfdist.cluster.messages import Message, receive, send
-from tfdist.cluster.ports import check_free, free_ports
+from tfdist.cluster.ports import check_free, held_ports
 from tfdist.cluster.record import Cluster, split
 from tfdist.cluster.rendezvous.client import ask, result
 from tfdist.errors import ClusterError
@@ -60,16 +60,19 @@ class _Host:
 
     def __init__(self, cluster: Cluster, place: str, me: Message, seconds: float) -> None:
         self._size, self._place, self._me, self._seconds = cluster.size, place, me, seconds
-        # Others have reached rank 0 by this name, so it is the one to give them.
-        host = place.rpartition(":")[0]
-        own = place if cluster.addresses else f"{host}:{free_ports(1)[0]}"
-        self._addresses = {0: own}
+        self._addresses = {0: cluster.address}
         self._connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._problem = ""
         self._complete = asyncio.Event()
 
     async def run(self) -> tuple[str, ...]:
         """Waits for all, tells them what came out, and returns it."""
+        with held_ports(1) as (port,):
+            # Others have reached rank 0 by this name, so it is the one to give them.
+            self._addresses[0] = self._addresses[0] or f"{self._place.rpartition(':')[0]}:{port}"
+            return await self._run()
+
+    async def _run(self) -> tuple[str, ...]:
         try:
             server = await asyncio.start_server(self._receive, None, split(self._place)[1])
         except OSError as error:

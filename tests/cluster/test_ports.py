@@ -1,0 +1,23 @@
+"""Ports that are chosen now and listened on later."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from tfdist.cluster.ports import free_ports, held_ports
+
+
+def test_held_ports_are_nobody_elses_until_then() -> None:
+    with held_ports(50) as held:
+        assert len(set(held)) == 50
+        assert not set(held) & set(free_ports(50))
+    with socket.create_server(("", held[0])):
+        pass
+
+
+def test_workers_that_are_seeded_alike_choose_for_themselves() -> None:
+    random.seed(1)
+    first = free_ports(5)
+    random.seed(1)
+    assert free_ports(5) != first
