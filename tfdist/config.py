@@ -9,7 +9,6 @@ module imports no TensorFlow.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,6 +27,7 @@ from pydantic import (
     field_validator,
 )
 
+from tfdist.console import durations
 from tfdist.models import MODELS
 from tfdist.strategies import STRATEGIES, options_by_name
 
@@ -203,11 +203,9 @@ def seconds_of(time: object) -> object:
     """
     if not isinstance(time, str) or time.replace(".", "", 1).isdigit():
         return time
-    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", time.strip())
-    if not found or not found[0]:
+    if (seconds := durations.seconds(time.strip())) is None:
         raise ValueError(f"expected a time like 90s, 30m, 2h or 1h30m, got {time!r}.")
-    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return seconds
 
 
 class Extent(BaseModel):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tfdist.console import durations
 from tfdist.errors import ConfigurationError
 
 #: What becomes of a training whose checkpoint cannot be written.
 OnError = Literal["go_on", "stop"]
-
-_TIME = re.compile(r"(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,7 @@ class Checkpoints:
     @property
     def seconds(self) -> float | None:
         """Seconds between two checkpoints, where that is what was asked for."""
-        if not (found := _TIME.fullmatch(str(self.every))) or str(self.every).isdecimal():
-            return None
-        days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
-        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        return durations.seconds(str(self.every))
 
     def of_fit(self, number: int) -> Checkpoints:
         """Returns those of the n-th `fit` of a trainer, from 1: in folders of their own."""

@@ -1,4 +1,4 @@
-"""With which software a checkpoint was made."""
+"""With which software a run, or a checkpoint of it, was made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGES = ("tfdist", "tensorflow", "keras", "numpy")
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Returns the versions of what a checkpoint depends on."""
+    """Returns the versions of what a run and its checkpoints depend on."""
     return {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()}
 
 

@@ -6,25 +6,23 @@ import platform
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tfdist.checkpoint.versions import versions
 from tfdist.config import TrainConfig
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
 
-_PACKAGES = ("tfdist", "tensorflow", "keras", "numpy")
 _GIT_SECONDS = 10.0
 
 
 def software() -> dict[str, Any]:
     """Returns versions, the machine, and how and when the command was called."""
     return {
-        **{name: _version(name) for name in _PACKAGES},
-        "python": platform.python_version(),
+        **versions(),
         "machine": platform.platform(),
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -81,11 +79,3 @@ def _git(folder: Path, *words: str) -> str:
 def _folder(module: ModuleType | Any) -> Path | None:
     file = getattr(module, "__file__", None)
     return Path(file).parent if file else None
-
-
-def _version(package: str) -> str:
-    """The installed version, or, installed under another name or not at all, what it says."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return str(__import__(package).__version__)
