@@ -1,14 +1,18 @@
-"""Which cases are asked under which numbers: the rule of `make test`.
+"""Which cases are asked of which strategies and numbers: the rule of `make test`.
 
-Every strategy trains every case under its first number of replicas or processes. Its further
-numbers, from three replicas to two processes of two, run the same code on other shares: most cases
-cannot come out otherwise there. `make test` asks under them the cases of this table, whose code
-depends on how many replicas and processes there are; `make conformance` asks all.
+The strategies of `WHOLE` train every case under their first number of replicas or processes. Their
+further numbers, from three replicas to two processes of two, run the same code on other shares, and
+the other strategies the same step with weights and sums in other places: most cases cannot come out
+otherwise there. `make test` asks of these the cases of the table below, whose code depends on how
+many replicas and processes there are and on how they exchange; `make conformance` asks all of all.
 """
 
 from __future__ import annotations
 
 import pytest
+
+#: Those that train every case in `make test` too: one for each way to run the step.
+WHOLE = ("one_device", "mirrored", "multi_worker", "horovod", "parameter_server")
 
 #: What depends on the number of replicas or processes: the cases that show it.
 FURTHER = {
@@ -42,11 +46,13 @@ FURTHER = {
 _ASKED = {name for names in FURTHER.values() for name in names}
 
 
-def marks(name: str, number: int) -> list[pytest.MarkDecorator]:
+def marks(name: str, strategy: str, number: int) -> list[pytest.MarkDecorator]:
     """Marks what only `make conformance` asks.
 
     Args:
         name: of a case.
-        number: the place of a number of replicas or processes among those of its strategy, from 0.
+        strategy: of the library, by name.
+        number: the place of a number of replicas or processes among those of the strategy, from 0.
     """
-    return [] if number == 0 or name in _ASKED else [pytest.mark.long]
+    asked = name in _ASKED or (number == 0 and strategy in WHOLE)
+    return [] if asked else [pytest.mark.long]

@@ -16,7 +16,7 @@ from tfdist.errors import TfdistError
 QUESTIONS = [
     pytest.param(
         name, strategy, num_replicas,
-        marks=selection.marks(name, number), id=f"{name}-{strategy}-{num_replicas}",
+        marks=selection.marks(name, strategy, number), id=f"{name}-{strategy}-{num_replicas}",
     )
     for name in CASES
     for strategy, numbers in engines.STRATEGIES.items()

@@ -15,10 +15,10 @@ from tfdist.errors import TfdistError
 QUESTIONS = [
     pytest.param(
         layout, name,
-        marks=[pytest.mark.xdist_group(str(layout)), *selection.marks(name, number)],
+        marks=[pytest.mark.xdist_group(str(layout)), *selection.marks(name, strategy, number)],
         id=f"{layout}-{name}",
     )
-    for layouts in LAYOUTS.values()
+    for strategy, layouts in LAYOUTS.items()
     for number, layout in enumerate(layouts)
     for name in CASES
 ]  # fmt: skip
