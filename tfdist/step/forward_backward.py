@@ -7,6 +7,7 @@ over replicas, to what one device computes from the whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -137,14 +138,24 @@ def _shaped(gradient: Any, shape: tuple[int, ...]) -> Any:
     return gradient
 
 
-def exchange(strategy: Strategy, share: Contribution) -> Contribution:
-    """Adds up the contributions of all replicas; called on a replica."""
-    sent, wire = share.summable(), strategy.wire_dtype
+def exchange(
+    strategy: Strategy, share: Contribution, variables: Sequence[keras.Variable] = ()
+) -> Contribution:
+    """Adds up the contributions of all replicas; called on a replica.
+
+    Args:
+        strategy: Of the replicas.
+        share: What this one brings.
+        variables: What the gradients are of, by place.
+    """
+    in_parts = strategy.sum_in_parts(share.gradients, variables)
+    whole = {i: g for i, g in share.gradients.items() if i not in in_parts}
+    sent, wire = share.summable()._replace(gradients=whole), strategy.wire_dtype
     if wire is not None:
         sent = sent._replace(gradients={i: tf.cast(g, wire) for i, g in sent.gradients.items()})
     sums = all_reduced(strategy, sent)
     gradients = {i: tf.cast(g, share.gradients[i].dtype) for i, g in sums.gradients.items()}
-    return sums._replace(gradients=gradients).with_same(share)
+    return sums._replace(gradients=gradients | in_parts).with_same(share)
 
 
 def all_reduced(strategy: Strategy, structure: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
@@ -26,6 +27,7 @@ class OnReplicas:
         in_xla: Whether XLA compiles `compute`, where a replica has variables of its own.
         why_whole: Why each replica is given the whole batch, which it computes as one device
             does, and of which the first one's counts; None: it has a share.
+        variables: What gradients in the contributions are of, by place.
 
     Raises:
         UnsupportedModelError: Whole batches in rounds.
@@ -38,6 +40,7 @@ class OnReplicas:
         num_rounds: int = 1,
         in_xla: bool = False,
         why_whole: str | None = None,
+        variables: Sequence[keras.Variable] = (),
     ) -> None:
         if why_whole and num_rounds > 1:
             raise UnsupportedModelError(
@@ -45,18 +48,22 @@ class OnReplicas:
                 f"whole: {why_whole}. Use accumulate=1."
             )
         self._strategy, self._compute, self._num_rounds = strategy, compute, num_rounds
+        self._variables = variables
         self._in_xla = in_xla and strategy.has_local_variables
         self._has_whole_batches = why_whole is not None
         self._compiled: dict[int, Callable[..., Contribution]] = {}
 
     def summed(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         """Returns the sums over all replicas, on each of them, as `Strategy.run` returns them."""
-        run, strategy = self._strategy.run, self._strategy
+        run = self._strategy.run
         if self._num_rounds == 1:
             compute = self._on_rows(total_rows)
-            return run(lambda i: exchange(strategy, compute(i, 0, shares[i], Totals())))
+            return run(lambda i: self._exchange(compute(i, 0, shares[i], Totals())))
         local = self.local(total_rows, shares)
-        return run(lambda i: exchange(strategy, local[i]))
+        return run(lambda i: self._exchange(local[i]))
+
+    def _exchange(self, local: Contribution) -> Contribution:
+        return exchange(self._strategy, local, self._variables)
 
     def local(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> list[Contribution]:
         """Returns what each replica of this process contributes, not yet exchanged."""

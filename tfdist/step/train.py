@@ -57,7 +57,9 @@ class TrainStep:
         self._sync_batch_norm = sync_batch_norm
         self._trainable = model.trainable_variables
         compute = functools.partial(forward_backward, model, self._trainable, state, scaling)
-        self._replicas = OnReplicas(strategy, compute, accumulate, model.jit_compile, why_whole)
+        self._replicas = OnReplicas(
+            strategy, compute, accumulate, model.jit_compile, why_whole, self._trainable
+        )
         self.accumulation: GradientAccumulation | None = None
         if scaling.optimizer.gradient_accumulation_steps:
             self.accumulation = GradientAccumulation(strategy, scaling, self._trainable)
@@ -79,7 +81,9 @@ class TrainStep:
             self._state.commit(sums.state)
             if self._trainable:
                 with optimizers_of_one_device():
-                    self._scaling.optimizer.apply(unscaled, self._trainable)
+                    gradients = tf.nest.pack_sequence_as(in_order, unscaled)
+                    self._scaling.optimizer.apply(gradients, self._trainable)
+            self._strategy.after_update(self._model.variables)
 
         # A weight that is written while the backward pass still reads it is copied first. The group
         # keeps it at one edge for each gradient and each write, not one for each pair of them.
@@ -88,7 +92,7 @@ class TrainStep:
             gradients = sums.gradients_of(self._trainable)
             gradients = self._state.aggregations.lookups.of_batch(gradients)
             in_order = [gradients.get(i) for i in range(len(self._trainable))]
-            self._scaling.apply(in_order, commit)
+            self._scaling.apply(tf.nest.flatten(in_order), commit)
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
             return tf.identity(self._scaling.optimizer.iterations)
 

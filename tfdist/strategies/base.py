@@ -210,6 +210,30 @@ class Strategy:
         del op
         return tensors
 
+    def sum_in_parts(
+        self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
+    ) -> dict[int, Any]:
+        """Sums, over all replicas, the gradients that are wanted in another form than whole.
+
+        Called on a replica, before the rest is summed as ever by `all_reduce`; there are none here.
+
+        Args:
+            gradients: Of this replica, by place; the same places on every replica.
+            variables: What they are of, by place.
+
+        Returns:
+            The sums, by place: tensors, or `GradientParts` of a variable that is kept in parts.
+        """
+        del gradients, variables
+        return {}
+
+    def after_update(self, variables: Sequence[keras.Variable]) -> None:
+        """Completes what a step has changed; called inside `update`, where it is changed.
+
+        Args:
+            variables: Those that the step may have assigned to, and others.
+        """
+
     def compile(
         self,
         step: inner_loop.Step,

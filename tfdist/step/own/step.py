@@ -160,6 +160,7 @@ class OwnStep:
         news, logs = results
         written = [self._variables[place].assign(new) for place, new in news.items()]
         written += [self._logs[name].assign(value) for name, value in logs.items()]
+        self._strategy.after_update(self._variables)
         with tf.control_dependencies(written):
             return tf.constant(0)
 
