@@ -15,10 +15,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import cluster, devices
+from tfdist.cluster import signs_of_life
+from tfdist.cluster.roll_call import roll_call
 from tfdist.errors import ClusterError, MissingError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.collectives.fusion import by_dtype, fused
 from tfdist.strategies.several_workers import SeveralWorkers
+from tfdist.watchdog import start_up
 
 
 class Horovod(SeveralWorkers):
@@ -53,6 +56,9 @@ class Horovod(SeveralWorkers):
             self.inexact = {"compression": "gradients cross the workers as float16"}
         self.start()
 
+    def silent(self) -> list[int]:
+        return _silent()
+
     def describe(self) -> dict[str, str]:
         return super().describe() | {"all-reduce": _operations(self._hvd)}
 
@@ -84,6 +90,14 @@ class Horovod(SeveralWorkers):
         )
 
 
+#: Where the other ranks give signs of life; MPI tells nothing.
+_others: dict[int, str] = {}
+
+
+def _silent() -> list[int]:
+    return signs_of_life.silent(_others)
+
+
 def installed() -> Any:
     """Returns `horovod.tensorflow`.
 
@@ -106,12 +120,17 @@ def started() -> Any:
 
     Raises:
         MissingError: Horovod is not installed.
-        ClusterError: A launcher started other processes than Horovod joined.
+        ClusterError: A launcher started other processes than Horovod joined, or ranks are missing.
     """
     # Several processes of a host wait for each other: a wait that spins starves who computes.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     hvd, told = installed(), cluster.started_together()
-    hvd.init()
+    # Gloo would abort this process, where the watchdog names who is missing.
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(2 * int(start_up.SECONDS)))
+    if told:
+        _others.update(roll_call(told.rank, told.size))
+    with start_up.waiting(told.rank if told else 0, told.size if told else 1, _silent):
+        hvd.init()
     if told and told.size != hvd.size():
         raise ClusterError(
             f"{told.source} says rank {told.rank} of {told.size}, Horovod says {hvd.rank()} of "

@@ -21,6 +21,7 @@ from tfdist.strategies.collectives import host_values, same_variables
 from tfdist.strategies.collectives.end_to_end import end_to_end
 from tfdist.strategies.row_counts import num_rows
 from tfdist.strategies.stand_in import counted, with_a_row
+from tfdist.watchdog import start_up
 
 
 class SeveralWorkers(Strategy):
@@ -30,6 +31,10 @@ class SeveralWorkers(Strategy):
     `start` at the end of its `__init__`. One worker is as if there were no others.
     """
 
+    def silent(self) -> list[int]:
+        """Returns the ranks that give no sign of life, as far as that can be known."""
+        return []
+
     def start(self) -> None:
         """Checks that the workers fit together and gives them one seed; all of them call it.
 
@@ -37,8 +42,9 @@ class SeveralWorkers(Strategy):
             ConfigurationError: They have different numbers of devices.
         """
         if self.num_workers > 1:
-            host_values.check_devices(self)
-            host_values.synchronize_seed(self)
+            with start_up.waiting(self.rank, self.num_workers, self.silent):
+                host_values.check_devices(self)
+                host_values.synchronize_seed(self)
         cluster.on_barrier(self.barrier)
 
     @property

@@ -6,9 +6,10 @@ import functools
 
 import tensorflow as tf
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, signs_of_life
 from tfdist.errors import ClusterError
 from tfdist.upstream.tensorflow import bound_waiting, has_started, workers_on
+from tfdist.watchdog import start_up
 
 #: Seconds for which a worker waits for the others to come.
 JOIN_SECONDS = 120
@@ -55,8 +56,9 @@ def tf_strategy(
         )
     leader = "chief" if workers.has_chief else "worker"
     bound_waiting(workers.tasks(), leader, JOIN_SECONDS, HEARTBEAT_SECONDS)
+    waiting = start_up.waiting(workers.rank, workers.size, functools.partial(silent, workers))
     try:
-        with workers_on(devices):
+        with waiting, workers_on(devices):
             return tf.distribute.MultiWorkerMirroredStrategy(_resolver(workers), options)
     except (tf.errors.OpError, RuntimeError) as error:
         raise ClusterError(
@@ -64,6 +66,12 @@ def tf_strategy(
             f"{JOIN_SECONDS} s: {_first_line(error)}\nStart all of {', '.join(workers.addresses)}, "
             "let each reach the others' ports, and give each a rank of its own."
         ) from error
+
+
+def silent(workers: Cluster) -> list[int]:
+    """Returns the ranks of the others whose server does not answer."""
+    others = {i: place for i, place in enumerate(workers.addresses) if i != workers.rank}
+    return signs_of_life.silent(others)
 
 
 def _resolver(workers: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:

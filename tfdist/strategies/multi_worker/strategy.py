@@ -19,7 +19,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.collectives.fusion import by_dtype, in_pieces
 from tfdist.strategies.collectives.varying_sizes import VaryingSizes
-from tfdist.strategies.multi_worker.join import JOIN_SECONDS, PIECE_BYTES, tf_strategy
+from tfdist.strategies.multi_worker.join import JOIN_SECONDS, PIECE_BYTES, silent, tf_strategy
 from tfdist.strategies.several_workers import SeveralWorkers
 from tfdist.strategies.tf_distribute import TFDistribute
 
@@ -59,6 +59,9 @@ class MultiWorker(SeveralWorkers, TFDistribute):
             self.communication,
         )
         self.start()
+
+    def silent(self) -> list[int]:
+        return silent(self.cluster)
 
     def describe(self) -> dict[str, str]:
         return super().describe() | {"all-reduce": self.communication}
