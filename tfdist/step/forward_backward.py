@@ -98,6 +98,7 @@ def forward(
 
 
 def forward_backward(
+    strategy: Strategy,
     model: keras.Model,
     trainable: list[keras.Variable],
     state: ForwardState,
@@ -118,7 +119,7 @@ def forward_backward(
         sources = [
             v.value if new is None else new for v, new in zip(trainable, assigned, strict=True)
         ]
-        gradients = enumerate(tape.gradient(scaled, sources))
+        gradients = enumerate(strategy.gradients(tape, scaled, sources))
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     connected = {i: _shaped(g, trainable[i].shape) for i, g in gradients if g is not None}
     slices = [i for i, gradient in connected.items() if isinstance(gradient, tf.IndexedSlices)]

@@ -56,7 +56,9 @@ class TrainStep:
         self._model, self._strategy, self._state, self._scaling = model, strategy, state, scaling
         self._sync_batch_norm = sync_batch_norm
         self._trainable = model.trainable_variables
-        compute = functools.partial(forward_backward, model, self._trainable, state, scaling)
+        compute = functools.partial(
+            forward_backward, strategy, model, self._trainable, state, scaling
+        )
         self._replicas = OnReplicas(
             strategy, compute, accumulate, model.jit_compile, why_whole, self._trainable
         )

@@ -200,6 +200,20 @@ class Strategy:
         with tf.device(self.devices[0]):
             return [fn(results)]
 
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
+        """Returns the gradients of a replica's part of the loss; called on a replica.
+
+        Args:
+            tape: Has recorded the loss.
+            loss: Scalar, or of any shape, whose sum is meant.
+            sources: Variables and tensors that the loss may depend on.
+
+        Returns:
+            Of each: a dense tensor, `tf.IndexedSlices`, or None where the loss does not depend
+            on it.
+        """
+        return tape.gradient(loss, sources)
+
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         """Returns tensors reduced over all replicas; called on a replica.
 
