@@ -111,6 +111,7 @@ class Trainer:
         self.checkpoints, self._num_fits = checkpoints, 0
         self._watchdog = Watchdog(strategy, watchdog_seconds)
         self.model = create.create(build_model, strategy, precision, loss_scale)
+        strategy.place(self.model)
         functions = CompiledFunctions(
             self.model, strategy, accumulate, sync_batch_norm, precision, loss_scale
         )

@@ -21,7 +21,25 @@ STRATEGIES = {
     "mirrored": [2, 3],
     "central_storage": [2, 3],
     "towers": [2, 3],
+    "pipeline": [2],
 }
+
+#: What strategies cannot have by their nature, and refuse by an error that says so: models that
+#: call their layers themselves, steps of one's own, and models of fewer layers than stages.
+DECLINED = {
+    "pipeline": {
+        "loss-scale-overflow",
+        "own-step",
+        "own-step-of-pairs",
+        "subclassed-unbuilt",
+        "tied-weights",
+    },
+}
+
+
+def may_refuse(case: Case, strategy: str) -> bool:
+    """Tells whether a strategy may decline a case by an error instead of answering it."""
+    return case.may_refuse or case.name in DECLINED.get(strategy, ())
 
 
 def _keras_fit(case: Case, evaluated: Sequence[Case], model: keras.Model) -> list[Result]:

@@ -43,6 +43,10 @@ FURTHER = {
     "All of it at once": ("all-together",),
 }
 
+#: Strategies that compute a model in parts are asked few in `make test`: their own tests show the
+#: parts, and these how sums cross, in the step and inside of its forward pass.
+FEW = {"pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped")}
+
 _ASKED = {name for names in FURTHER.values() for name in names}
 
 
@@ -54,5 +58,5 @@ def marks(name: str, strategy: str, number: int) -> list[pytest.MarkDecorator]:
         strategy: of the library, by name.
         number: the place of a number of replicas or processes among those of the strategy, from 0.
     """
-    asked = name in _ASKED or (number == 0 and strategy in WHOLE)
+    asked = name in FEW.get(strategy, _ASKED) or (number == 0 and strategy in WHOLE)
     return [] if asked else [pytest.mark.long]

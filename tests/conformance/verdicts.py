@@ -87,7 +87,8 @@ def judge(question: Question) -> Verdict:
         else:
             result = engines.tfdist(case, question.engine, num_replicas)
     except Exception as error:
-        refused = case.may_refuse and isinstance(error, TfdistError)
+        may_refuse = engines.may_refuse(case, question.engine)
+        refused = may_refuse and isinstance(error, TfdistError)
         first_line = (str(error).strip() or "no message").splitlines()[0]
         status = "refused" if refused else "crash"
         return Verdict(status, math.inf, (f"{type(error).__name__}: {first_line}",))

@@ -108,6 +108,7 @@ class CompiledFunctions:
     def predict(self, feed: Feed) -> OutputsFn:
         """Returns the function that computes the outputs for one batch."""
         whole = self._why_whole(feed, training=False) is not None
+        self._strategy.place(self._model)
         is_first = not (self._steps or self._outputs)
         if is_first and self._model.compiled and self._strategy.stops_together:
             self._strategy.prepare(self._model, optimizers_of(self._model))

@@ -43,6 +43,24 @@ STRATEGIES: dict[str, Declaration] = {
     "towers": Declaration(
         "tfdist.strategies.towers:Towers", {"parameter_device": _PARAMETER_DEVICE}
     ),
+    "pipeline": Declaration(
+        "tfdist.strategies.pipeline.strategy:Pipeline",
+        {
+            "stages": Option(PositiveInt, "parts that a model is cut into", "one a device"),
+            "micro_batches": Option(PositiveInt, "parts that a batch is cut into", 4),
+            "order": Option(
+                Literal["gpipe", "1f1b"],
+                "gpipe: all forward, then all back; 1f1b: less in memory",
+                "gpipe",
+            ),
+            "cut_at": Option(
+                str, "names of layers, a,b: a stage ends behind each", "where it is balanced"
+            ),
+            "balance": Option(
+                Literal["parameters"], "what the stages have the same of", "parameters"
+            ),
+        },
+    ),
     "parameter_server": Declaration(
         "tfdist.strategies.parameter_server.strategy:ParameterServer",
         {"num_servers": Option(PositiveInt, "servers, where no launcher starts them", 1)},

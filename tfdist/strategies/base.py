@@ -75,6 +75,11 @@ class Strategy:
         return len(self.devices)
 
     @property
+    def num_local_replicas(self) -> int:
+        """Number of replicas of this process."""
+        return len(self.devices)
+
+    @property
     def first_replica(self) -> int:
         """The number, among all replicas, of this process's first."""
         return 0
@@ -145,7 +150,7 @@ class Strategy:
             own_rows: As there.
             whole: As there.
         """
-        num_shares = len(self.devices)
+        num_shares = self.num_local_replicas
         if whole:
             own = shares.uncut(batch, num_shares)
         else:
@@ -159,6 +164,20 @@ class Strategy:
     def unpack(self, element: Any) -> shares.Element:
         """Returns an element of a distributed data set with its shares by replica."""
         return shares.Element(*element)
+
+    def place(self, model: Any) -> None:
+        """Decides where the parts of a model are, and puts its weights there; nothing here.
+
+        Called when it has been made, and again when it has been built.
+
+        Raises:
+            UnsupportedModelError: The strategy cannot compute such a model.
+        """
+
+    def place_of(self, variable: keras.Variable, index: int) -> str:
+        """Returns the device on which a replica of this process has a variable's gradient."""
+        del variable
+        return self.devices[index]
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         """Makes the state of all workers that of rank 0, before the first step.

@@ -116,6 +116,30 @@ def rows_of(variable: keras.Variable, rows: tf.Tensor) -> tf.Tensor:
     return variable._maybe_autocast(tf.gather(variable._value, rows))
 
 
+def move(variable: keras.Variable, device: str) -> None:
+    """Puts a variable onto another device, with its value; who knows it goes on knowing it.
+
+    Keras has one `tf.Variable` in `Variable._value` for good, and optimizers find what they keep
+    about a weight by the `_unique_id` of that.
+
+    Args:
+        variable: With a value.
+        device: A name such as `"GPU:1"`.
+    """
+    old = vars(variable)["_value"]
+    if tf.DeviceSpec.from_string(old.device).to_string().endswith(device):
+        return
+    with tf.init_scope(), tf.device(device):
+        new = tf.Variable(
+            old.read_value(),
+            trainable=old.trainable,
+            name=variable.name,
+            aggregation=old.aggregation,
+        )
+    new._unique_id = old._unique_id
+    vars(variable)["_value"] = new
+
+
 def values_chosen_by(choose: Callable[[Any], Any]) -> Any:
     """Returns a context in which `choose(value)` stands for the value of every `keras.Variable`.
 

@@ -168,6 +168,29 @@ def weights_known_to(optimizer: keras.optimizers.Optimizer) -> list[keras.Variab
     return list(optimizer._trainable_variables)
 
 
+def slots_of(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Returns what a built optimizer keeps about weights, each with its weight.
+
+    `Optimizer._trainable_variables` in the order of which every optimizer of Keras has lists of
+    them, `None` for a weight that it keeps nothing about.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not optimizer.built:
+        return []
+    weights = list(optimizer._trainable_variables)
+    own = {id(v) for v in optimizer.variables}
+    lists = [value for value in vars(optimizer).values() if isinstance(value, (list, tuple))]
+    return [
+        (slot, weight)
+        for slots in lists
+        if len(slots) == len(weights)
+        for slot, weight in zip(slots, weights, strict=True)
+        if id(slot) in own and slot is not weight
+    ]
+
+
 def leave_out_of_weight_decay(
     optimizer: keras.optimizers.Optimizer,
     copied: keras.optimizers.Optimizer,

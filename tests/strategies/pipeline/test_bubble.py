@@ -1,0 +1,31 @@
+"""The arithmetic of the bubble, against a schedule that is counted out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfdist.strategies.pipeline import bubble
+
+
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 3), (2, 1), (2, 8), (4, 16)])
+def test_share_of_the_time_in_use(num_stages: int, num_micro_batches: int) -> None:
+    ends: dict[tuple[int, int], int] = {}
+    for micro_batch in range(num_micro_batches):
+        for stage in range(num_stages):
+            before = (stage - 1, micro_batch), (stage, micro_batch - 1)
+            ends[stage, micro_batch] = 1 + max(ends.get(turn, 0) for turn in before)
+    turns = max(ends.values())
+    assert bubble.used(num_stages, num_micro_batches) == num_micro_batches / turns
+    shares = [1 / num_stages] * num_stages
+    at_most = num_stages * num_micro_batches / turns
+    assert bubble.speed_up(shares, num_micro_batches) == pytest.approx(at_most)
+
+
+def test_the_dearest_stage_sets_the_pace() -> None:
+    assert bubble.speed_up([0.75, 0.25], 1000) == pytest.approx(1 / 0.75, rel=1e-3)
+
+
+def test_what_is_kept() -> None:
+    assert bubble.in_memory(3, 8, "gpipe") == [8, 8, 8]
+    assert bubble.in_memory(3, 8, "1f1b") == [3, 2, 1]
+    assert bubble.in_memory(3, 2, "1f1b") == [2, 2, 1]

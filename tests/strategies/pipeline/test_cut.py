@@ -1,0 +1,35 @@
+"""Where a chain is cut, against every other way to cut it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.strategies.pipeline.cut import cut, places
+
+
+def dearest(costs: list[int], where: tuple[int, ...] | list[int]) -> int:
+    ends = [0, *where, len(costs)]
+    return max(sum(costs[begin:end]) for begin, end in itertools.pairwise(ends))
+
+
+@given(costs=st.lists(st.integers(0, 20), min_size=1, max_size=7), data=st.data())
+def test_no_other_cut_is_better(costs: list[int], data: st.DataObject) -> None:
+    allowed = sorted(data.draw(st.sets(st.integers(1, max(1, len(costs) - 1)))))
+    allowed = [place for place in allowed if place < len(costs)]
+    num_runs = data.draw(st.integers(1, len(allowed) + 1))
+    found = cut(costs, num_runs, allowed)
+    assert found == sorted(found)
+    assert set(found) <= set(allowed)
+    ways = itertools.combinations(allowed, num_runs - 1)
+    assert dearest(costs, found) == min(dearest(costs, way) for way in ways)
+
+
+def test_what_stays_together_is_not_cut() -> None:
+    assert places(6, [(1, 3), (3, 4)]) == [1, 5]
+    assert places(1, []) == []
+    with pytest.raises(ValueError, match="3 runs need 2 cuts, of 1 places"):
+        cut([1, 1, 1], 3, [2])

@@ -1,0 +1,80 @@
+"""What of a model comes to be in which stage, and what cannot be cut."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+from keras import layers
+
+from tests.support.case import compiled, mlp
+from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.strategies.pipeline.stages import into_stages
+
+
+def chain(*widths: int) -> keras.Model:
+    parts = [layers.Dense(width, name=f"part_{i}") for i, width in enumerate(widths)]
+    return keras.Sequential([keras.Input((4,)), *parts])
+
+
+def test_stages_are_balanced_by_parameters() -> None:
+    stages = into_stages(chain(8, 8, 8, 8, 1), 2)
+    assert stages.ends() == [("part_0", "part_1"), ("part_2", "part_4")]
+    assert stages.num_parameters() == [4 * 8 + 8 + 8 * 8 + 8, 2 * (8 * 8 + 8) + 9]
+
+
+def test_cuts_at_layers_inside_nested_models() -> None:
+    inputs = keras.Input((4,))
+    inner = chain(3, 5)
+    outputs = layers.Dense(2, name="last")(inner(inputs) + 1.0)
+    stages = into_stages(keras.Model(inputs, outputs), 2, ["part_0"])
+    assert stages.ends()[0] == ("part_0", "part_0")
+    assert stages.ends()[1] == ("part_1", "last")
+
+
+def test_names_that_fit_no_layer() -> None:
+    with pytest.raises(ConfigurationError, match=r"called 'part_9'\. Did you mean part_0\?"):
+        into_stages(chain(2, 2), 2, ["part_9"])
+    with pytest.raises(ConfigurationError, match="no layer before the last is called 'part_1'"):
+        into_stages(chain(2, 2), 2, ["part_1"])
+    with pytest.raises(ConfigurationError, match="in the order in which the model calls them"):
+        into_stages(chain(2, 2, 2), 3, ["part_1", "part_0"])
+
+
+def test_what_shares_weights_stays_in_one_stage() -> None:
+    inputs, shared = keras.Input((4,)), layers.Dense(4, name="shared")
+    hidden = layers.Dense(4, name="between")(shared(inputs))
+    hidden = layers.Dense(4, name="behind")(shared(hidden))
+    model = keras.Model(inputs, layers.Dense(1, name="last")(hidden))
+    assert into_stages(model, 2).ends() == [("shared", "shared"), ("behind", "last")]
+    with pytest.raises(UnsupportedModelError, match=r"3 stages at most, not 4.*: shared/"):
+        into_stages(model, 4)
+    with pytest.raises(UnsupportedModelError, match="'between' would leave shared/kernel in two"):
+        into_stages(model, 2, ["between"])
+
+
+class Subclassed(keras.Model):
+    """Calls its layers itself."""
+
+    def call(self, inputs: object) -> object:
+        """Returns what it was given."""
+        return inputs
+
+
+class Stepping(keras.Model):
+    """Has a step of its own."""
+
+    def train_step(self, data: object) -> dict:
+        """Does nothing."""
+        return {}
+
+
+def test_models_that_cannot_be_cut() -> None:
+    with pytest.raises(UnsupportedModelError, match="Subclassed is called by code of its own"):
+        into_stages(compiled(Subclassed()), 2)
+    inputs = keras.Input((4,))
+    with pytest.raises(UnsupportedModelError, match=r"Stepping\.train_step is a step of its own"):
+        into_stages(Stepping(inputs, layers.Dense(1)(inputs)), 2)
+    with pytest.raises(UnsupportedModelError, match="into 2 stages at most, not 3: it has 2 calls"):
+        into_stages(mlp(), 3)
+    with pytest.raises(UnsupportedModelError, match="use strategy 'one_device'"):
+        into_stages(chain(1), 2)

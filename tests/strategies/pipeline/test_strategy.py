@@ -1,0 +1,89 @@
+"""A model in stages: what is where, in which order, and to whose numbers."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfdist
+from tests.support.case import compiled
+from tests.support.training import X, Y, assert_same_weights
+from tfdist.errors import ConfigurationError
+from tfdist.strategies import create
+from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.strategy import Pipeline
+
+
+def build() -> keras.Model:
+    """A nested model, and a skip past it."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    first = layers.Dense(6, activation="tanh", name="first")(inputs)
+    inner = keras.Sequential([keras.Input((6,)), layers.Dense(6, "tanh"), layers.Dense(6)])
+    hidden = layers.Concatenate(name="skip")([inner(first), first])
+    outputs = layers.Dense(1, name="last")(hidden * 2.0)
+    optimizer = keras.optimizers.AdamW(0.05, epsilon=1e-2, global_clipnorm=0.3, use_ema=True)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return compiled(keras.Model(inputs, outputs), optimizer, metrics=["mae"])
+
+
+@pytest.mark.parametrize("order", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b"])
+def test_numbers_and_places(order: str) -> None:
+    fit = {"x": X, "y": Y, "batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
+    plain = build()
+    losses = plain.fit(**fit).history["loss"]
+    pipeline = Pipeline(2, order=order, cut_at="first")
+    trainer = tfdist.Trainer(build, strategy=pipeline)
+    before = trainer.predict(X, batch_size=7, verbose=0)  # before anything was trained
+    np.testing.assert_allclose(before, build().predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trainer.fit(**fit).history["loss"], losses, rtol=1e-5)
+    assert_same_weights(trainer.model, plain)
+    first = trainer.model.get_layer("first").variables
+    optimizer = trainer.model.optimizer
+    for variable in (v for v in optimizer.variables if len(v.shape)):
+        in_first = any(v.path.replace("/", "_") in variable.path for v in first)
+        assert variable.value.device[-5:] == ("CPU:0" if in_first else "CPU:1"), variable.path
+    assert {v.value.device[-5:] for v in first} == {"CPU:0"}
+
+
+def test_the_table_says_what_runs() -> None:
+    said = Pipeline(2, micro_batches=6, order="1f1b").describe()
+    assert said["stages"] == "2, cut when the shapes of the data are known"
+    assert said["micro-batches"] == "6, 1f1b; a stage keeps 2, 1"
+    assert said["bubble"].startswith("14% of the time where stages cost the same: 1.71 times")
+    trainer = tfdist.Trainer(build, strategy=Pipeline(2, cut_at=["first"]))
+    assert trainer.describe()["stage 0"] == "first .. first: 30 parameters, 24%, CPU:0"
+
+
+def test_numbers_that_do_not_go_together() -> None:
+    for wrong in ({"stages": 1}, {"micro_batches": 0}, {"stages": 3, "cut_at": "a"}):
+        with pytest.raises(ConfigurationError, match=r"expected a number|leave stages out"):
+            create("pipeline", **wrong)
+    with pytest.raises(ConfigurationError, match="one device a stage, but 3 stages were asked for"):
+        create("pipeline", 2, stages=3)
+    with pytest.raises(ConfigurationError, match="expected one of gpipe, 1f1b"):
+        create("pipeline", 2, order="none")
+
+
+def test_gpipe_goes_back_when_all_have_gone_forward() -> None:
+    order = Order("gpipe", 2, 3)
+    for micro_batch in range(3):
+        assert order.before_forward(0, micro_batch) == ([f"F{micro_batch - 1}"] * bool(micro_batch))
+        order.has_gone_forward(0, micro_batch, [f"F{micro_batch}"])
+    assert order.before_backward(0, 0) == ["F2"]
+    order.has_gone_back(0, 0, ["B0"])
+    assert order.before_backward(0, 1) == ["B0"]
+
+
+def test_1f1b_keeps_as_many_as_there_are_stages_behind() -> None:
+    order = Order("1f1b", 2, 4)
+    for micro_batch in range(4):
+        for stage in range(2):
+            before = order.before_forward(stage, micro_batch)
+            earlier = micro_batch - (2 - stage)
+            assert [t for t in before if "B" in t] == [f"B{stage}{earlier}"] * (earlier >= 0)
+            order.has_gone_forward(stage, micro_batch, [f"F{stage}{micro_batch}"])
+        for stage in (1, 0):
+            order.has_gone_back(stage, micro_batch, [f"B{stage}{micro_batch}"])

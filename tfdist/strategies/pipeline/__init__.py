@@ -1,0 +1,1 @@
+"""Pipeline parallelism: the layers of a model over the devices of a process, in stages."""

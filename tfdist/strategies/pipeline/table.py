@@ -1,0 +1,45 @@
+"""What the start-up table says of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfdist.strategies.pipeline import bubble
+from tfdist.strategies.pipeline.stages import Stages
+
+
+def rows(
+    stages: Stages | None, devices: Sequence[str], num_micro_batches: int, order: str
+) -> dict[str, str]:
+    """Returns lines about the stages, the micro-batches and the bubble.
+
+    Args:
+        stages: Of the model; None: it is cut when the shapes of the data are known.
+        devices: One a stage.
+        num_micro_batches: Of a batch.
+        order: Of these.
+    """
+    kept = bubble.in_memory(len(devices), num_micro_batches, order)
+    alike = num_micro_batches if len(set(kept)) == 1 else ", ".join(map(str, kept))
+    waits = 1 - bubble.used(len(devices), num_micro_batches)
+    best = bubble.speed_up([1 / len(devices)] * len(devices), num_micro_batches)
+    return {
+        "shard policy": "each global batch is split into micro-batches",
+        **_by_stage(stages, devices),
+        "micro-batches": f"{num_micro_batches}, {order}; a stage keeps {alike}",
+        "bubble": f"{waits:.0%} of the time where stages cost the same: {best:.2f} times one "
+        f"device at most, of {len(devices)}",
+    }
+
+
+def _by_stage(stages: Stages | None, devices: Sequence[str]) -> dict[str, str]:
+    if stages is None:
+        return {"stages": f"{len(devices)}, cut when the shapes of the data are known"}
+    sizes = stages.num_parameters()
+    total = max(sum(sizes), 1)
+    return {
+        f"stage {number}": f"{first} .. {last}: {size:,} parameters, {size / total:.0%}, {device}"
+        for number, ((first, last), size, device) in enumerate(
+            zip(stages.ends(), sizes, devices, strict=True)
+        )
+    }

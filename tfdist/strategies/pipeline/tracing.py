@@ -1,0 +1,127 @@
+"""Each call of a layer, traced on the device of its stage.
+
+A tensor that enters a stage passes a gate: an identity on the stage's device, with the order's
+control dependencies; its gradient passes one back, on the device that it came from. Backward
+operations are beside their forward ones, which `tf.gradients` sees to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.pipeline.order import Order
+from tfdist.upstream.keras_model import mask_of, set_mask
+
+
+class Tracing:
+    """The calls of all micro-batches in the graph that is being traced.
+
+    Args:
+        stages: Of each operation that has one.
+        devices: Of the stages.
+        order: Of the micro-batches.
+        micro_batch: Returns which one is traced in the calling thread; None: none.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[keras.Operation, int],
+        devices: Sequence[str],
+        order: Order,
+        micro_batch: Callable[[], int | None],
+    ) -> None:
+        self._stages, self._devices, self._order = stages, devices, order
+        self._micro_batch = micro_batch
+        self._inside: set[int] = set()
+        # By micro-batch and id of a tensor, which is kept, so that no other gets the id.
+        self._made_in: dict[tuple[int, int], tuple[int, tf.Tensor]] = {}
+        self._entered: dict[tuple[int, int, int], tuple[tf.Tensor, tf.Tensor]] = {}
+
+    def call(self, plain: Callable[..., Any], operation: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls an operation on its stage; what it calls itself is on the same."""
+        number = self._micro_batch()
+        stage = self._stages.get(operation)
+        if stage is None or number is None or number in self._inside:
+            return plain(operation, *args, **kwargs)
+        args, kwargs = keras.tree.map_structure(
+            lambda leaf: self._entering(number, stage, leaf), (args, kwargs)
+        )
+        self._inside.add(number)
+        try:
+            with tf.device(self._devices[stage]):
+                outputs = plain(operation, *args, **kwargs)
+        finally:
+            self._inside.remove(number)
+        made = [t for t in keras.tree.flatten(outputs) if isinstance(t, tf.Tensor)]
+        if not tf.executing_eagerly():
+            for tensor in made:
+                self._made_in[number, id(tensor)] = (stage, tensor)
+            self._order.has_gone_forward(stage, number, made)
+        return outputs
+
+    def gradients(self, loss: tf.Tensor, sources: Sequence[Any]) -> list[Any]:
+        """Returns the gradients of a micro-batch, in the order of the pipeline."""
+        number, last = self._micro_batch(), len(self._devices) - 1
+        assert number is not None  # called on replicas alone
+        with _placed(self._devices[last], self._order.before_backward(last, number)):
+            begin = tf.ones_like(loss)
+        gradients = tf.gradients(loss, sources, begin)
+        for source, gradient in zip(sources, gradients, strict=True):
+            if isinstance(source, tf.Variable) and gradient is not None:
+                values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+                self._order.has_gone_back(self._stage_on(source.device), number, [values])
+        return gradients
+
+    def _stage_on(self, device: str) -> int:
+        """Returns the stage on a device; the last, where there is none: the loss is there."""
+        found = [i for i, name in enumerate(self._devices) if device.endswith(name)]
+        return found[0] if found else len(self._devices) - 1
+
+    def _entering(self, number: int, stage: int, tensor: Any) -> Any:
+        """Lets a tensor into a stage, once."""
+        if not isinstance(tensor, tf.Tensor) or tf.executing_eagerly():
+            return tensor
+        source, _ = self._made_in.get((number, id(tensor)), (None, None))
+        if source == stage:
+            return tensor
+        key = (number, id(tensor), stage)
+        if key not in self._entered:
+            inside = self._gate(number, stage, source, tensor)
+            mask = mask_of(tensor)
+            if mask is not None:
+                set_mask(inside, mask)
+            self._made_in[number, id(inside)] = (stage, inside)
+            self._entered[key] = (inside, tensor)
+        return self._entered[key][0]
+
+    def _gate(self, number: int, stage: int, source: int | None, tensor: tf.Tensor) -> tf.Tensor:
+        before = self._order.before_forward(stage, number)
+        if source is None or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+            with _placed(self._devices[stage], before):
+                return tf.identity(tensor)
+
+        def back(gradient: tf.Tensor) -> tf.Tensor:
+            self._order.has_gone_back(stage, number, [gradient])
+            before = self._order.before_backward(source, number)
+            with _placed(self._devices[source], before):
+                return tf.identity(gradient)
+
+        @tf.custom_gradient
+        def through(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            with _placed(self._devices[stage], before):
+                return tf.identity(tensor), back
+
+        return through(tensor)
+
+
+@contextmanager
+def _placed(device: str, after: Sequence[tf.Tensor]) -> Iterator[None]:
+    """A context on a device, after some tensors, and beside no other operation."""
+    beside_none = tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True)
+    with beside_none, tf.device(device), tf.control_dependencies(after):
+        yield
