@@ -130,7 +130,7 @@ def run(
                 observer.interrupted()
             raise interrupts.stop(pending)
         per_call.num_steps, stopped = int(told[0, 0]), bool(told[:, 1].any())
-    feed.end_epoch(step, exhausted)
+    feed.end_epoch(step, exhausted, stopped)
     return logs
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-import pipelines
 from tfdist.errors import DataError
 from tfdist.loops import limits
-from tfdist.loops.data_order import order_of
+from tfdist.loops.order.choice import order_of
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import without_optionals
 from tfdist.upstream import keras_data
@@ -78,6 +77,8 @@ class Feed:
         # The pass over the data that goes on, and the batches taken of it before the epoch in which
         # they are being taken, if they are.
         self._pass, self._taken, self._in_epoch = -1, 0, False
+        # Passes of which nobody took a batch: before the epoch that was begun last, and at its end.
+        self._training, self._in_vain, self._in_vain_at_end = training, 0, 0
         self._goes_on: dict[str, Any] | None = None
         weakref.finalize(self, keras_data.stop_workers, self._adapter)
 
@@ -103,14 +104,16 @@ class Feed:
         """Returns the first global batch without taking it from a generator."""
         if (known := keras_data.first_batch(self._adapter)) is not None:
             return tf.nest.map_structure(tf.convert_to_tensor, known)
-        with pipelines.looking():  # what is read by them goes on as if nobody had looked
-            for batch in self._dataset:
-                return without_optionals(batch)
-        raise DataError(_EMPTY)
+        if (batch := self._order.first_batch()) is None:
+            raise DataError(_EMPTY)
+        return without_optionals(batch)
 
     def restart(self) -> None:
         """Goes back to the beginning of the data, as Keras does for each evaluation."""
         self._iterator = None
+        if self._goes_on and self._goes_on["goes on"]:
+            self._order.leave_out()
+            self._goes_on = None
 
     def begin_epoch(self, step: int = 0) -> Iterator[Any]:
         """Returns the iterator of an epoch: a new one, or with `steps_per_epoch` the last one.
@@ -120,6 +123,7 @@ class Feed:
         """
         keras_data.begin_epoch(self._adapter)
         self._in_epoch = True
+        self._in_vain, self._in_vain_at_end = self._in_vain + self._in_vain_at_end, 0
         begun, self._goes_on = self._goes_on, None
         if begun and begun["goes on"]:
             self._pass, self._taken = begun["pass"], begun["batch"] - step
@@ -143,7 +147,8 @@ class Feed:
         if goes_on and self._strategy.num_workers == 1:
             state = self._order.state_of(self._iterator)
         place = {"pass": self._pass, "batch": batch, "goes on": goes_on, "iterator": state}
-        return {**place, "order": self._order.state()}
+        in_vain = self._in_vain + (self._in_vain_at_end if step == 0 else 0)
+        return {**place, "in vain": in_vain, "order": self._order.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Has the next epoch begin where another feed of the same data was."""
@@ -152,6 +157,9 @@ class Feed:
             self._adapter.on_epoch_begin()
             self._order.leave_out()
             self._adapter.on_epoch_end()
+        self._in_vain = state.get("in vain", 0)
+        for _ in range(self._in_vain):
+            self._order.begin_in_vain()
         self._pass, self._iterator, self._goes_on = state["pass"], None, state
 
     def num_left(self, made: int, wanted: int) -> int:
@@ -159,8 +167,17 @@ class Feed:
         left = wanted if self.num_batches is None else min(wanted, self.num_batches - made)
         return left if self._size is None else min(left, self._size - self._taken - made)
 
-    def end_epoch(self, made: int, exhausted: bool) -> None:
-        """Notes how many batches an epoch took, and whether the data ended in it."""
+    def end_epoch(self, made: int, exhausted: bool, stopped: bool = False) -> None:
+        """Notes how many batches an epoch took, and whether the data ended in it.
+
+        Where they did, and Keras knew that they would, its `fit` begins the next pass at once: an
+        epoch that takes what is left of a pass goes on with it, every other one begins its own.
+
+        Args:
+            made: Batches.
+            exhausted: Whether there was none left.
+            stopped: Whether a callback ended the epoch.
+        """
         self._taken, self._in_epoch = self._taken + made, False
         if self._taken == 0 and (exhausted or self.num_batches == 0):
             raise DataError(_EMPTY)
@@ -173,6 +190,12 @@ class Feed:
             )
         if is_end:
             self._iterator = None
+        if is_end and not exhausted and not stopped:
+            if self._training and self._steps_per_epoch is not None:
+                self._order.begin_ahead(self._distribute)
+            else:
+                self._order.begin_in_vain()
+                self._in_vain_at_end = 1
         keras_data.end_epoch(self._adapter)
 
 
