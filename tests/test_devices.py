@@ -103,3 +103,52 @@ print(tfdist.Trainer(model, "mirrored", devices=3).strategy.devices)
     (cure,) = re.findall(r"call (tfdist\S+) before the first operation", said)
     done = in_fresh_process(code.replace("tfdist", f"tfdist\n{cure}", 1))
     assert done.stdout.strip() == str(CPUS[:3]), done.stderr
+
+
+LIMITED = """
+import keras, numpy as np, tfdist
+from tfdist import devices, errors
+
+devices.limit_memory(64)
+model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+trainer = tfdist.Trainer(model, strategy="one_device")
+x = np.zeros((65536, 256), "float32")
+trainer.fit(x[:64], x[:64, :1], verbose=0)
+try:
+    trainer.fit(x[:32768], x[:32768, :1], batch_size=32768, verbose=0)
+except errors.OutOfMemoryError as error:
+    print(error)
+try:
+    devices.limit_memory(32)
+except errors.DeviceError as error:
+    print(error)
+"""
+
+
+def test_limit_holds_on_a_host_without_gpus() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    full, cure, late = done.stdout.splitlines()
+    assert full.startswith("out of memory: ")
+    assert "smaller --batch-size" in cure
+    assert late.startswith("memory was to be limited to 32 MB, but TensorFlow has started")
+
+
+def test_limit_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[str, Any] = {}
+    grows: list[str] = []
+    config = devices.tf.config
+    monkeypatch.setattr(config, "get_visible_devices", lambda kind: ["0", "1"])
+    monkeypatch.setattr(config, "set_logical_device_configuration", limits.__setitem__)
+    monkeypatch.setattr(config, "get_logical_device_configuration", limits.get)
+    monkeypatch.setattr(config.experimental, "set_memory_growth", lambda gpu, on: grows.append(gpu))
+    assert devices.configure() == ["GPU:0", "GPU:1"]
+    assert grows == ["0", "1"]
+    devices.limit_memory(1000)
+    assert [each[0].memory_limit for each in limits.values()] == [1000, 1000]
+    assert devices.configure() == ["GPU:0", "GPU:1"]
+    assert grows == ["0", "1"]  # growth and a limit exclude each other

@@ -88,6 +88,11 @@ class Spread(BaseModel):
     devices: Annotated[int, Field(ge=1)] | list[str] | None = Field(
         None, description="how many, or names (GPU:0,GPU:1); left out: the strategy's choice"
     )
+    memory: Literal["grow"] | PositiveInt = Field(
+        "grow",
+        description="of a GPU: grow takes what is needed, N at most so many MB; without GPUs N is "
+        "for all devices of a process",
+    )
     workers: list[str] | None = Field(
         None, description="host:port of each worker, by rank, where no launcher tells"
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdist.errors import DeviceError
+from tfdist.upstream.tensorflow import has_started
 
 #: Logical CPU devices that stand in for GPUs where a host has none and no number was asked for.
 DEFAULT_CPU_REPLICAS = 2
@@ -27,6 +29,8 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
     """
     gpus = tf.config.get_visible_devices("GPU")
     for gpu in gpus:
+        if tf.config.get_logical_device_configuration(gpu):
+            continue  # its memory has a limit, which is taken at once
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
         except RuntimeError:  # TensorFlow has started: the growth setting stays as it is.
@@ -34,6 +38,37 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
     if not gpus:
         _split_cpu(num_devices)
     return available()
+
+
+def limit_memory(megabytes: int) -> None:
+    """Limits what this process takes of each GPU; call it before the first TensorFlow operation.
+
+    Without GPUs all that the process computes on takes no more than that: the allocator of GPUs,
+    which knows a limit, is put in the place of the CPU's
+    (`tensorflow/core/common_runtime/process_state.cc`).
+
+    Args:
+        megabytes: Of 2^20 bytes.
+
+    Raises:
+        DeviceError: TensorFlow has already started.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    try:
+        for gpu in gpus:
+            limit = tf.config.LogicalDeviceConfiguration(memory_limit=megabytes)
+            tf.config.set_logical_device_configuration(gpu, [limit])
+        if not gpus and has_started():
+            raise RuntimeError
+    except RuntimeError:
+        raise DeviceError(
+            f"memory was to be limited to {megabytes} MB, but TensorFlow has started: call "
+            "tfdist.devices.limit_memory before the first operation."
+        ) from None
+    if not gpus:
+        os.environ |= {
+            "TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(megabytes),
+        }  # fmt: skip
 
 
 def available() -> list[str]:

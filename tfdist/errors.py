@@ -33,6 +33,10 @@ class DeviceError(TfdistError, RuntimeError):
     """A device that does not exist, or cannot be made any more in this process."""
 
 
+class OutOfMemoryError(DeviceError):
+    """A step that finds no room on its device."""
+
+
 class DataError(TfdistError, ValueError):
     """Data that does not fit the model, the batch size or the number of replicas."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 
@@ -22,20 +21,11 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a benchmark and returns the exit code: 0, 1 for an error, 130 for an interrupt."""
-    return command.run(lambda: _run(arguments))
-
-
-def _run(arguments: Sequence[str] | None) -> None:
-    """Parses a command line and runs what it names."""
-    parser = command.parser("python -m tfdist.bench", "Measures tfdist.")
-    subcommands = parser.add_subcommands(dest="benchmark")
-    for name, path in COMMANDS.items():
-        module = importlib.import_module(path)
-        subparser = command.parser(f"{parser.prog} {name}", module.DESCRIPTION)
-        module.add_arguments(subparser)
-        subcommands.add_subcommand(name, subparser, help=module.DESCRIPTION)
-    chosen = command.parse(parser, arguments)
-    importlib.import_module(COMMANDS[chosen.benchmark]).run(**chosen[chosen.benchmark].as_dict())
+    return command.run(
+        lambda: command.run_one_of(
+            COMMANDS, "python -m tfdist.bench", "Measures tfdist.", arguments
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -78,6 +79,33 @@ def parse(
     except argparse.ArgumentError as error:
         message = " ".join(str(error).split()) + _hint(parser, words)
         raise ConfigurationError(f"{message}\n{parser.prog} --help lists what there is.") from None
+
+
+def run_one_of(
+    commands: Mapping[str, str], program: str, description: str, arguments: Sequence[str] | None
+) -> None:
+    """Parses a command line whose first word is a subcommand, and runs what it names.
+
+    Args:
+        commands: Of each subcommand, the module that has its `DESCRIPTION`, adds its flags
+            (`add_arguments`) and runs it with their values (`run`).
+        program: As of `parser`.
+        description: As of `parser`.
+        arguments: As of `parse`.
+
+    Raises:
+        TfdistError: As the subcommand.
+    """
+    whole = parser(program, description)
+    subcommands = whole.add_subcommands(dest="subcommand")
+    for name, path in commands.items():
+        module = importlib.import_module(path)
+        one = parser(f"{program} {name}", module.DESCRIPTION)
+        module.add_arguments(one)
+        subcommands.add_subcommand(name, one, help=module.DESCRIPTION)
+    chosen = parse(whole, arguments)
+    name = chosen.subcommand
+    importlib.import_module(commands[name]).run(**chosen[name].as_dict())
 
 
 def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:

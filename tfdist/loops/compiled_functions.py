@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, TfdistError
+from tfdist.errors import DataError, OutOfMemoryError, TfdistError
 from tfdist.loops.feed import Feed
 from tfdist.loops.own_steps import OwnSteps
 from tfdist.loops.whole_batches import WholeBatches
@@ -220,6 +220,8 @@ class CompiledFunctions:
                     made, logs = steps(iterator, tf.constant(num_steps))
             except TfdistError:
                 raise
+            except tf.errors.ResourceExhaustedError as error:
+                raise OutOfMemoryError(mismatch.out_of_memory(error)) from error
             except (ValueError, TypeError, tf.errors.OpError) as error:
                 raise DataError(mismatch.describe(model, feed.element_spec, error)) from error
             return Made(*(np.asarray(v).item() for v in made)), _as_floats(logs)

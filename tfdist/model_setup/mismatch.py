@@ -22,6 +22,15 @@ def describe(model: keras.Model, element_spec: Any, error: Exception) -> str:
     )
 
 
+def out_of_memory(error: Exception) -> str:
+    """Says in two lines that a step finds no room, and what needs less."""
+    return (
+        f"out of memory: {cause(error)}\n"
+        "Take a smaller --batch-size, --accumulate 2 (the same numbers in two rounds), more "
+        "devices, or --precision mixed_bfloat16."
+    )
+
+
 def shapes(structure: Any) -> Any:
     """Returns the shapes in a structure of tensors or `tf.TensorSpec`s, as tuples."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 import pipelines
-from tfdist import cluster, schedules, strategies
+from tfdist import cluster, devices, schedules, strategies
 from tfdist.callbacks.early_stopping import EarlyStopping
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.config import TrainConfig, scales_dynamically
@@ -36,6 +36,8 @@ def make_strategy(config: TrainConfig) -> Strategy:
         cluster.use(cluster.discover(workers=config.workers or (), rank=config.rank))
     if config.deterministic:
         determinism.enable()
+    if config.memory != "grow":
+        devices.limit_memory(config.memory)
     options = config.strategy_options()
     strategy = strategies.create(config.strategy, config.devices, **options)
     if config.deterministic:

@@ -221,3 +221,13 @@ def graphs_run_by(fn: Callable[[], object]) -> list[Any]:
     graphs = list(context().export_run_metadata().function_graphs)
     context().disable_run_metadata()
     return graphs
+
+
+def function_called(graph: tf.Graph, name: str) -> tf.Graph:
+    """Returns the graph of a function that an operation calls: `tf.Graph._get_function`.
+
+    Args:
+        graph: The operation's.
+        name: Of the function.
+    """
+    return graph._get_function(name).graph

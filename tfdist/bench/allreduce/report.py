@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.bench.allreduce.measure import COPY
-from tfdist.console import files, tables
+from tfdist.console import files, sizes, tables
 
 
 def show(results: Sequence[dict[str, Any]], absent: Mapping[str, str]) -> None:
@@ -15,7 +15,7 @@ def show(results: Sequence[dict[str, Any]], absent: Mapping[str, str]) -> None:
     tables.numbers(
         ("bytes", *results[0]["engines"]),
         [
-            (in_words(result["bytes"]), *(_cell(*own) for own in result["engines"].items()))
+            (sizes.in_words(result["bytes"]), *(_cell(*own) for own in result["engines"].items()))
             for result in results
         ],
         title="bus bandwidth, GB/s (fraction of a memory copy's)",
@@ -31,29 +31,21 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
-    sizes = [result["bytes"] for result in results]
+    asked = [result["bytes"] for result in results]
     for name in results[0]["engines"]:
         spreads = [result["engines"][name]["gb_per_s"] for result in results]
         style: dict[str, Any] = {"marker": "o"}
         if name == COPY:
             style = {"color": "gray", "linestyle": "--"}
-        (line,) = axes.plot(sizes, [s["median"] for s in spreads], label=name, **style)
+        (line,) = axes.plot(asked, [s["median"] for s in spreads], label=name, **style)
         low, high = ([s[end] for s in spreads] for end in ("low", "high"))
-        axes.fill_between(sizes, low, high, color=line.get_color(), alpha=0.15)
+        axes.fill_between(asked, low, high, color=line.get_color(), alpha=0.15)
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="bus bandwidth, GB/s")
     axes.set_title("All-reduce over two replicas: medians and quartiles")
     axes.grid(alpha=0.3)
     axes.legend()
     with files.replacing(path) as temporary:
         figure.savefig(temporary, dpi=120)
-
-
-def in_words(num_bytes: int) -> str:
-    """Returns a size as people write it: `16 MB`."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:g} {unit}"
-    return f"{num_bytes} B"
 
 
 def _cell(name: str, own: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.console import files, tables
+from tfdist.console import files, table_files, tables
 from tfdist.errors import ConfigurationError
 
 NOTE = (
@@ -43,9 +43,7 @@ def show(results: Results) -> None:
 def write(results: Results, path: Path) -> None:
     """Writes the table as Markdown."""
     header, *rows = _rows(results)
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    with files.replacing(path) as temporary:
-        temporary.write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
+    table_files.write(path, header, rows)
 
 
 def draw(results: Results, path: Path) -> None:

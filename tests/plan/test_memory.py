@@ -1,0 +1,115 @@
+"""What a step is planned to hold: by hand where it can be counted, and as the command says it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tfdist.plan import __main__ as plan
+from tfdist.plan.memory import liveness
+from tfdist.plan.memory.allocator import Allocator
+from tfdist.plan.memory.devices import Planner
+from tfdist.plan.memory.liveness import Operation
+from tfdist.plan.memory.network import Network
+from tfdist.plan.memory.trace import trace
+
+KB = 1 << 10
+
+
+def test_allocator_gives_away_what_is_not_worth_splitting() -> None:
+    allocator = Allocator()
+    first = allocator.allocate(1000 * KB)
+    allocator.allocate(1)
+    assert allocator.in_use == 1000 * KB + 256
+    allocator.free(first)
+    again = allocator.allocate(600 * KB)
+    assert again == first  # less than twice as large: whole
+    allocator.free(again)
+    assert allocator.allocate(400 * KB).size == 400 * KB
+    assert allocator.peak == 1000 * KB + 256
+
+
+def test_allocator_joins_what_is_free() -> None:
+    allocator = Allocator()
+    pieces = [allocator.allocate(512 * KB) for _ in range(3)]
+    for piece in (pieces[0], pieces[2], pieces[1]):
+        allocator.free(piece)
+    assert allocator.in_use == 0
+    assert allocator.allocate(2048 * KB).start == pieces[0].start
+
+
+def test_tensors_live_until_they_are_read_for_the_last_time() -> None:
+    size = 256 * KB
+    operations = {
+        "x": Operation("Conv2D", [], [], [size]),
+        "seen": Operation("Reshape", [("x", 0)], [], [size], shares=True),
+        "over": Operation("Relu", [("seen", 0)], [], [size], overwrites=True),
+        "kept": Operation("Conv2D", [("over", 0)], [], [size]),
+        "last": Operation("Relu", [("kept", 0)], [], [size], overwrites=True),
+        "both": Operation("MatMul", [("over", 0), ("last", 0)], ["last"], [4]),
+    }
+    found = liveness.peak(operations, liveness.order(operations))
+    assert found == (2 * size + 256, "both")  # over and last, and the result
+    held = liveness.peak(operations, liveness.order(operations), [size, size])
+    assert held.num_bytes == 4 * size + 256
+
+
+@pytest.fixture(scope="module")
+def planner() -> Planner:
+    traced = trace(Network("mlp", (512,), 8, settings={"units": (1024, 1024)}))
+    return Planner(traced, num_devices=4)
+
+
+def test_variables_are_counted(planner: Planner) -> None:
+    weights = 4 * (512 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 8 + 8)
+    (one,) = planner.on("one_device", 64)
+    assert one.weights == one.gradients == weights
+    assert 2 * weights <= one.optimizer <= 2 * weights + 64
+    assert one.total >= 4 * weights
+    replica, server = planner.on("parameter_server", 64)
+    assert (replica.optimizer, server.activations) == (0, 0)
+    assert server.weights == weights
+
+
+def test_largest_batch_fits_and_the_next_does_not(planner: Planner) -> None:
+    room = 64 << 20
+    largest = planner.largest("mirrored", room)
+    assert largest % 4 == 0
+    assert planner.on("mirrored", largest)[0].total <= room
+    assert planner.on("mirrored", largest + 4)[0].total > room
+    assert planner.largest("one_device", 1 << 20) == 0
+
+
+def test_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "memory.csv"
+    line = "memory --model cnn --input 16,16,3 --batch 64 --devices 2 --precision mixed_float16"
+    assert plan.main([*line.split(), "--card", "4GB", "--table", str(table)]) == 0
+    assert "a global batch of 64" in capsys.readouterr().out
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["strategy"] for row in rows} >= {"one_device", "mirrored", "parameter_server"}
+    assert int(rows[0]["largest batch"]) > 64
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("memory --model lstm", "lstm"),
+        ("memory --card many", "'many': expected a size like 24GB"),
+        ("memory --table a.txt", "a.txt: expected a name that ends with .md or .csv"),
+        ("memory --input a,b", "--input a,b: expected numbers like 224,224,3"),
+    ],
+)
+def test_what_cannot_be_planned(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(line.split()) == 1
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_plan_beside_a_real_step(tmp_path: Path) -> None:
+    results = tmp_path / "all.csv"
+    assert plan.main(["memory-check", "--smoke", "--results", str(results)]) == 0
+    _, row = csv.reader(results.read_text().splitlines())
+    assert 0.5 < float(row[-1]) < 2

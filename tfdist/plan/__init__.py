@@ -1,0 +1,1 @@
+"""`python -m tfdist.plan`: what a training will take, before anything is spent on it."""

@@ -1,0 +1,1 @@
+"""`python -m tfdist.plan memory`: what a device has to hold, from the graph of the real step."""

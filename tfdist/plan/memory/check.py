@@ -1,0 +1,75 @@
+"""What is planned beside what is measured: networks by optimizers by precisions."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.console import table_files, tables
+from tfdist.plan.memory.network import Network
+
+#: How far the plan may be from the measurement.
+GOAL = 0.20
+
+#: Networks and batches that two slow cores train in seconds.
+NETWORKS = {
+    "mlp": (Network("mlp", (784,), 10, settings={"units": (2048, 2048)}), 256),
+    "cnn": (Network("cnn", (32, 32, 3), 10), 256),
+    "resnet18": (Network("resnet18", (32, 32, 3), 10, settings={"width": 32}), 64),
+    "resnet50": (Network("resnet50", (64, 64, 3), 10), 16),
+    "vit": (Network("vit", (32, 32, 3), 10, settings={"size": "micro", "patch": 4}), 128),
+    "unet": (Network("unet", (64, 64, 3), 4, settings={"filters": 16}), 16),
+    "autoencoder": (Network("autoencoder", (32, 32, 1)), 256),
+    "gpt": (Network("gpt", (128,), 1000, settings={"size": "mini"}), 16),
+}
+_HEADER = ["network", "optimizer", "precision", "batch", "planned MB", "measured MB", "ratio"]
+_KEYS = 3
+
+
+def run(cases: Sequence[tuple[str, str, str]], results: str | None, page: str | None) -> None:
+    """Plans and measures cases, and prints all of them.
+
+    Args:
+        cases: Network, optimizer and precision of each.
+        results: A CSV file to which each is added as it is measured; None: none.
+        page: A Markdown file for the table; None: none.
+    """
+    rows = _read(results)
+    for case in cases:
+        if case in rows:
+            continue
+        rows[case] = _row(*case)
+        if results:
+            table_files.write(Path(results), _HEADER, rows.values())
+    tables.numbers(_HEADER, rows.values(), num_names=_KEYS)
+    ratios = np.array([float(row[-1]) for row in rows.values()])
+    within = int(np.sum(np.abs(ratios - 1) <= GOAL))
+    tables.text(f"{within} of {len(ratios)} are within {GOAL:.0%} of what was measured.")
+    if page:
+        table_files.write(Path(page), _HEADER, rows.values())
+
+
+def _row(name: str, optimizer: str, precision: str) -> list[str]:
+    from tfdist.plan.memory.devices import Planner
+    from tfdist.plan.memory.measure import measured
+    from tfdist.plan.memory.trace import trace
+
+    network, batch = NETWORKS[name]
+    network = dataclasses.replace(network, optimizer=optimizer, precision=precision)
+    planned = Planner(trace(network), 1).on("one_device", batch)[0].total
+    real = measured(network, batch)
+    numbers = (f"{planned / 1e6:.1f}", f"{real / 1e6:.1f}", f"{planned / real:.2f}")
+    return [name, optimizer, precision, str(batch), *numbers]
+
+
+def _read(path: str | None) -> dict[tuple[str, ...], list[str]]:
+    """The rows that a file holds already, by their case."""
+    if path is None or not Path(path).exists():
+        return {}
+    with Path(path).open(newline="") as file:
+        _, *rows = csv.reader(file)
+    return {tuple(row[:_KEYS]): row for row in rows}

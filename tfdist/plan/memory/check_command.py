@@ -1,0 +1,58 @@
+"""The flags of `python -m tfdist.plan memory-check`, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser
+
+from tfdist.console import table_files
+from tfdist.plan.memory import flags
+from tfdist.plan.memory.check import NETWORKS
+
+DESCRIPTION = "planned memory beside that of real training steps on this machine"
+_PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument(
+        "--models", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), help="which networks"
+    )
+    parser.add_argument(
+        "--optimizers", nargs="+", choices=flags.words_of("optimizer"), default=["adam", "sgd"],
+        help="which",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precisions", nargs="+", choices=flags.words_of("precision"), default=_PRECISIONS,
+        help="which",
+    )  # fmt: skip
+    parser.add_argument(
+        "--results", metavar="FILE.csv",
+        help="keeps what is measured at once; what it holds already is not measured again",
+    )  # fmt: skip
+    parser.add_argument("--table", metavar="FILE.md", help="where to write all of it as a page's")
+    parser.add_argument("--smoke", action="store_true", help="one small training, to see it work")
+
+
+def run(
+    models: Sequence[str],
+    optimizers: Sequence[str],
+    precisions: Sequence[str],
+    results: str | None,
+    table: str | None,
+    smoke: bool,
+) -> None:
+    """Plans, trains and prints a table; the arguments are the flags.
+
+    Raises:
+        ConfigurationError: A file that cannot be.
+        LaunchError: A training failed.
+    """
+    table_files.check(results, ".csv")
+    table_files.check(table, ".md")
+    from tfdist.plan.memory import check
+
+    if smoke:
+        models, optimizers, precisions = ["mlp"], ["sgd"], ["float32"]
+    check.run([(m, o, p) for m in models for p in precisions for o in optimizers], results, table)
