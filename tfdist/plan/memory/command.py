@@ -33,9 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--servers", type=PositiveInt, default=1, metavar="N", help="parameter servers"
     )
-    parser.add_argument(
-        "--strategy", nargs="+", choices=STRATEGIES, help="which; left out: all"
-    )
+    parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, help="which; left out: all")
     parser.add_argument(
         "--card", metavar="SIZE", help="memory of a device, 24GB or 80GiB, to fill with a batch"
     )
