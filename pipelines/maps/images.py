@@ -2,10 +2,15 @@
 
 Read with `decode_images=False`, so that the bytes come here. What is random takes a seed, int32
 `(2,)`, as `augment_fn` gets it: the same seed draws the same again.
+
+A JPEG of which the wanted region is 2, 4 or 8 times as large as the result is decoded at 1/2, 1/4
+or 1/8, from fewer coefficients of its blocks (as Pillow's `Image.draft` does): several times as
+fast, and smoother than what a bilinear resize makes of all the pixels. `reduce=False` decodes all.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import tensorflow as tf
@@ -15,6 +20,9 @@ Size = tuple[int, int]
 # One seed serves several draws of an example; each is folded with another number.
 _OF_CROP, _OF_FLIP = 1, 2
 
+# By which libjpeg decodes less.
+_RATIOS = (1, 2, 4, 8)
+
 
 def random_crop(
     encoded: tf.Tensor,
@@ -23,6 +31,7 @@ def random_crop(
     *,
     area: tuple[float, float] = (0.08, 1.0),
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
+    reduce: bool = True,
 ) -> tf.Tensor:
     """A random region of an image, scaled to one size: decoded and cropped in one go.
 
@@ -35,6 +44,7 @@ def random_crop(
         size: height and width of the result.
         area: of the region, as fractions of the image's.
         aspect: width over height of the region.
+        reduce: whether a large JPEG is decoded at a fraction of its size.
 
     Returns:
         Pixels, uint8 `(height, width, 3)`.
@@ -44,16 +54,19 @@ def random_crop(
     side = tf.sqrt(tf.reduce_prod(shape) * _between(area, u[0]))
     log_aspect = _between((math.log(aspect[0]), math.log(aspect[1])), u[1])
     region = tf.minimum(side * tf.exp(log_aspect * tf.constant([-0.5, 0.5])), shape)
-    return _resized(_decoded(encoded, (shape - region) * u[2:], region), size)
+    return _scaled(encoded, (shape - region) * u[2:], region, size, reduce)
 
 
-def center_crop(encoded: tf.Tensor, size: Size, *, fraction: float = 0.875) -> tf.Tensor:
+def center_crop(
+    encoded: tf.Tensor, size: Size, *, fraction: float = 0.875, reduce: bool = True
+) -> tf.Tensor:
     """The middle of an image, scaled to one size: for evaluation.
 
     Args:
         encoded: JPEG or PNG, string scalar.
         size: height and width of the result; the region that is decoded is as wide for its height.
         fraction: of the largest such region, by side.
+        reduce: whether a large JPEG is decoded at a fraction of its size.
 
     Returns:
         Pixels, uint8 `(height, width, 3)`.
@@ -61,13 +74,13 @@ def center_crop(encoded: tf.Tensor, size: Size, *, fraction: float = 0.875) -> t
     shape = tf.cast(_shape(encoded), tf.float32)
     wanted = tf.constant(size, tf.float32)
     region = wanted * tf.reduce_min(shape / wanted) * fraction
-    return _resized(_decoded(encoded, (shape - region) / 2, region), size)
+    return _scaled(encoded, (shape - region) / 2, region, size, reduce)
 
 
-def resize(encoded: tf.Tensor, size: Size) -> tf.Tensor:
+def resize(encoded: tf.Tensor, size: Size, *, reduce: bool = True) -> tf.Tensor:
     """The whole image, scaled to one size whatever its aspect; uint8 `(height, width, 3)`."""
     shape = tf.cast(_shape(encoded), tf.float32)
-    return _resized(_decoded(encoded, tf.zeros_like(shape), shape), size)
+    return _scaled(encoded, tf.zeros_like(shape), shape, size, reduce)
 
 
 def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -93,22 +106,42 @@ def _shape(encoded: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _decoded(encoded: tf.Tensor, begin: tf.Tensor, region: tf.Tensor) -> tf.Tensor:
-    """A region of an image, of whole pixels, at least one."""
-    begin, region = tf.cast(begin, tf.int32), tf.maximum(tf.cast(region, tf.int32), 1)
-    window = tf.concat([begin, region], 0)
-    return tf.cond(
+def _scaled(
+    encoded: tf.Tensor, begin: tf.Tensor, region: tf.Tensor, size: Size, reduce: bool
+) -> tf.Tensor:
+    """A region of an image, scaled to a size; uint8 `(*size, 3)`."""
+    pixels = tf.cond(
         tf.io.is_jpeg(encoded),
-        lambda: tf.io.decode_and_crop_jpeg(encoded, window, channels=3),
+        lambda: _of_jpeg(encoded, begin, region, size, reduce),
         lambda: tf.image.crop_to_bounding_box(
-            tf.io.decode_png(encoded, channels=3), begin[0], begin[1], region[0], region[1]
+            tf.io.decode_png(encoded, channels=3), *tf.unstack(_window(begin, region))
         ),
     )
-
-
-def _resized(pixels: tf.Tensor, size: Size) -> tf.Tensor:
     scaled = tf.image.resize(pixels, size)
     return tf.ensure_shape(tf.cast(tf.round(scaled), tf.uint8), (*size, 3))
+
+
+def _of_jpeg(
+    encoded: tf.Tensor, begin: tf.Tensor, region: tf.Tensor, size: Size, reduce: bool
+) -> tf.Tensor:
+    """A region of a JPEG, of as few pixels as the size needs."""
+
+    def at(ratio: int) -> tf.Tensor:
+        # libjpeg rounds the sides of what it decodes up, so that a window rounded down lies inside.
+        window = _window(begin / ratio, region / ratio)
+        return tf.io.decode_and_crop_jpeg(encoded, window, channels=3, ratio=ratio)
+
+    if not reduce:
+        return at(1)
+    larger = tf.reduce_min(region / tf.constant(size, tf.float32))
+    which = sum(tf.cast(larger >= ratio, tf.int32) for ratio in _RATIOS[1:])
+    return tf.switch_case(which, [functools.partial(at, ratio) for ratio in _RATIOS])
+
+
+def _window(begin: tf.Tensor, region: tf.Tensor) -> tf.Tensor:
+    """First row and column, height and width: whole pixels, at least one."""
+    begin, region = tf.cast(begin, tf.int32), tf.maximum(tf.cast(region, tf.int32), 1)
+    return tf.concat([begin, region], 0)
 
 
 def _between(limits: tuple[float, float], fraction: tf.Tensor) -> tf.Tensor:

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+import pipelines
 from tests.bench.test_step import run
 from tfdist.bench.input import measure, photographs
-from tfdist.bench.input.contenders import LIMIT, OURS, available
+from tfdist.bench.input.contenders import LIMIT, OURS, PACKED, available
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +40,26 @@ def test_contender_reads_on_and_on(name: str, data_dir: Path) -> None:
 
 
 def test_ratios_are_of_the_same_round(data_dir: Path) -> None:
-    contenders = {name: available()[name] for name in (LIMIT, OURS)}
+    naive = "tf.data, naive"
+    contenders = {name: available()[name] for name in (LIMIT, OURS, PACKED, naive)}
     results = measure.compare(contenders, photographs.make(data_dir / "bench", 96), 64, 2)
     ratios = [
         a / b for a, b in zip(results[OURS]["samples"], results[LIMIT]["samples"], strict=True)
     ]
     assert results[LIMIT]["ratio"]["median"] == pytest.approx(sum(ratios) / 2)
     assert "ratio" not in results[OURS]
+    assert results[naive]["packed_ratio"]["goal"] == measure.OTHERS_GOAL
+
+
+@pytest.mark.long
+def test_large_ones_have_as_many_bytes_a_pixel(tmp_path: Path) -> None:
+    made = photographs.make(tmp_path, 10, large=True)
+    assert {Image.open(path).size for path in made.files.glob("*/*")} == {
+        (2000, 1500),
+        (1500, 2000),
+    }
+    assert sum(shard.num_records for shard in pipelines.load_index(made.packed).shards) == 10
+    assert next(available()["pipelines"](made)) == 10
 
 
 def test_command_with_a_model(data_dir: Path, tmp_path: Path) -> None:

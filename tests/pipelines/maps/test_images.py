@@ -61,6 +61,19 @@ def test_middle_and_whole(kind: str) -> None:
     assert np.ptp(whole[..., 1]) > 230
 
 
+@pytest.mark.parametrize("sides", [(31, 47), (32, 32), (65, 90), (150, 139), (257, 300)])
+def test_a_large_jpeg_is_decoded_at_a_fraction_to_the_same_picture(sides: tuple[int, int]) -> None:
+    image = encoded(gradient(*sides), "jpeg")
+    whole, reduced = (images.resize(image, (16, 16), reduce=r).numpy() for r in (False, True))
+    assert abs(whole.astype(int) - reduced).max() <= 12
+    assert (whole == reduced).all() == (min(sides) < 32)
+    crops = [
+        images.random_crop(image, tf.constant([3, 1]), (8, 8), reduce=r).numpy().astype(int)
+        for r in (False, True)
+    ]
+    assert abs(crops[0] - crops[1]).max() <= 12
+
+
 def test_flip_turns_half_of_them_and_the_mask_too() -> None:
     image = tf.constant(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
     turned = 0

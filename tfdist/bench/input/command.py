@@ -28,6 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="where the images are made, once",
     )
     parser.add_argument(
+        "--large", action="store_true", help="photographs of 2000x1500 pixels, not of 500x375"
+    )
+    parser.add_argument(
         "--with-model",
         action="store_true",
         help="instead, how long a model on one core waits for an input on another",
@@ -35,7 +38,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="where to write the results")
 
 
-def run(num_images: int, rounds: int, data_dir: str, with_model: bool, json: str | None) -> None:
+def run(
+    num_images: int, rounds: int, data_dir: str, large: bool, with_model: bool, json: str | None
+) -> None:
     """Measures and prints a table; the arguments are the flags.
 
     Raises:
@@ -44,9 +49,9 @@ def run(num_images: int, rounds: int, data_dir: str, with_model: bool, json: str
     from tfdist.bench.input import photographs, report
     from tfdist.bench.machine import OthersLoad
 
-    made = photographs.make(Path(data_dir) / "bench", num_images)
+    made = photographs.make(Path(data_dir) / "bench", num_images, large)
     load = OthersLoad()
-    results: dict[str, Any] = {"images": num_images}
+    results: dict[str, Any] = {"images": num_images, "large": large}
     if with_model:
         from tfdist.bench.input import waiting
 
@@ -57,5 +62,6 @@ def run(num_images: int, rounds: int, data_dir: str, with_model: bool, json: str
 
         results["rounds"] = rounds
         results["contenders"] = measure.compare(contenders.available(), made, num_images, rounds)
-        report.show(results["contenders"], num_images, rounds)
+        sides = "2000x1500" if large else "500x375"
+        report.show(results["contenders"], f"{num_images} JPEGs of {sides}", rounds)
     report.conclude(results, load.fraction(), json)

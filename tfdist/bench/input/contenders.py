@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +20,7 @@ from tfdist.bench.input import photographs
 from tfdist.bench.input.photographs import Photographs
 
 LIMIT, OURS = "decoding alone, in memory", "pipelines"
+PACKED = "pipelines, packed at 256 pixels"
 SIZE = (224, 224)
 BATCH_SIZE = 64
 SHUFFLE_BUFFER = 1000
@@ -38,7 +40,8 @@ def available() -> dict[str, Contender]:
     }
     found: dict[str, Contender] = {
         LIMIT: _limit,
-        OURS: _ours,
+        OURS: lambda made: _ours(made.shards),
+        PACKED: lambda made: _ours(made.packed),
         "tf.data, naive": _naive,
         "image_dataset_from_directory": _keras,
     }
@@ -65,9 +68,9 @@ def _limit(made: Photographs) -> Iterator[int]:
     return (BATCH_SIZE for _ in dataset)
 
 
-def _ours(made: Photographs) -> Iterator[int]:
+def _ours(shards: Path) -> Iterator[int]:
     dataset = pipelines.read(
-        made.shards,
+        shards,
         BATCH_SIZE,
         shuffle_buffer=SHUFFLE_BUFFER,
         seed=SEED,
