@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +15,7 @@ from tests.conformance import feeds
 from tests.conformance.cases import CASES
 from tests.conformance.results import Result, collect
 from tests.support.case import Case
+from tfdist import strategies
 
 #: tfdist's strategies of one process: each with the numbers of replicas that train every case.
 STRATEGIES = {
@@ -22,6 +24,15 @@ STRATEGIES = {
     "central_storage": [2, 3],
     "towers": [2, 3],
     "pipeline": [2],
+    "sharded optimizer": [2],
+    "sharded gradients": [2],
+    "sharded parameters": [2, 3],
+}
+
+#: Of strategies that are asked with options: they, by what stands above.
+OPTIONS: dict[str, dict[str, Any]] = {
+    f"sharded {what}": {"shard": what, "smallest": 1}
+    for what in ("optimizer", "gradients", "parameters")
 }
 
 #: What strategies cannot have by their nature, and refuse by an error that says so: models that
@@ -135,6 +146,12 @@ def keras_mirrored(case: Case, num_replicas: int) -> Result:
         return _keras_fit(case, [case], model)[0]
 
 
+def created(strategy: str, num_replicas: int) -> strategies.Strategy:
+    """Returns one of `STRATEGIES`."""
+    options = OPTIONS.get(strategy, {})
+    return strategies.create(strategy.partition(" ")[0], num_replicas, **options)
+
+
 def tfdist(case: Case, strategy: str, num_replicas: int) -> Result:
     """tfdist's trainer.
 
@@ -145,8 +162,7 @@ def tfdist(case: Case, strategy: str, num_replicas: int) -> Result:
 
     trainer = Trainer(
         case.build,
-        strategy=strategy,
-        devices=num_replicas,
+        strategy=created(strategy, num_replicas),
         accumulate=case.accumulate,
         sync_batch_norm=case.sync_batch_norm,
     )

@@ -45,7 +45,12 @@ FURTHER = {
 
 #: Strategies that compute a model in parts are asked few in `make test`: their own tests show the
 #: parts, and these how sums cross, in the step and inside of its forward pass.
-FEW = {"pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped")}
+FEW: dict[str, tuple[str, ...]] = {
+    "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
+    "sharded optimizer": (),
+    "sharded gradients": ("uneven-batches",),
+    "sharded parameters": ("embedding-clipped", "all-together"),
+}
 
 _ASKED = {name for names in FURTHER.values() for name in names}
 
@@ -59,4 +64,6 @@ def marks(name: str, strategy: str, number: int) -> list[pytest.MarkDecorator]:
         number: the place of a number of replicas or processes among those of the strategy, from 0.
     """
     asked = name in FEW.get(strategy, _ASKED) or (number == 0 and strategy in WHOLE)
+    if strategy in FEW and number > 0:
+        asked = False
     return [] if asked else [pytest.mark.long]

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from tests.conformance import feeds
+from tests.conformance.engines import created
 from tests.conformance.results import Result, collect
 from tests.programs.program import Program
 from tests.programs.programs import PROGRAMS
@@ -44,8 +45,7 @@ def tfdist(program: Program, strategy: str, num_replicas: int) -> Result:
             program,
             Trainer(
                 program.build() if program.built else program.build,
-                strategy=strategy,
-                devices=num_replicas,
+                strategy=created(strategy, num_replicas),
                 accumulate=program.accumulate,
                 sync_batch_norm=program.sync_batch_norm,
             ),

@@ -68,7 +68,7 @@ def give(groups: Groups, snapshot: Snapshot, where: str, within_epoch: bool) -> 
         )
     for name, variable in named.items():
         if _fits(snapshot.variables.get(name), variable):
-            variable.value.assign(snapshot.variables[name])
+            variable.assign(snapshot.variables[name])
 
 
 def _fits(saved: Any, variable: keras.Variable) -> bool:

@@ -95,7 +95,9 @@ class Training:
             saving.end_epoch(logs)
         # Of an optimizer that averages weights (EMA), the averages.
         if model.optimizer is not None and model.optimizer.built:
-            model.optimizer.finalize_variable_values(model.trainable_variables)
+            with keras_optimizers.optimizers_of_one_device():
+                model.optimizer.finalize_variable_values(model.trainable_variables)
+            outer.strategy.after_update(model.variables)
         callbacks.on_train_end(logs)
 
 

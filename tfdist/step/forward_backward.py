@@ -109,6 +109,7 @@ def forward_backward(
     """Returns the gradients of a share's part of the loss, and all else that it adds."""
     with state.scope(replica) as scope, replica:
         with tf.GradientTape() as tape:
+            tape.watch(list(scope.joined.values()))
             batch, y_pred = _outputs(model, state, replica, share, scope, training=True)
             loss = total_loss.of_share(
                 model, replica, batch, y_pred, scope.losses, state.aggregations, training=True

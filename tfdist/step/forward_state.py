@@ -89,7 +89,9 @@ class ForwardState:
             use_global_generator(self._generator)  # the replica may be traced in another thread
         seeds = [(v, v + offset(v, replica.microbatch)) for v in self._seeds + self._global_seeds]
         metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in goes_on]
-        return Scope(seeds + metrics, collect_losses=True)
+        scope = Scope(seeds + metrics, collect_losses=True)
+        scope.join(self._state)
+        return scope
 
     @contextmanager
     def counting(self, scope: Scope, replica: Replica) -> Iterator[None]:
@@ -168,12 +170,12 @@ def offset(seed: keras.Variable, microbatch: int | tf.Tensor) -> tf.Tensor:
 
 
 def _assigned(
-    scope: keras.StatelessScope, variables: list[keras.Variable]
+    scope: Scope, variables: list[keras.Variable]
 ) -> Iterator[tuple[int, keras.Variable, Any]]:
     """Yields place, variable and new value of those that have one in a scope."""
     for place, variable in enumerate(variables):
         new = scope.get_current_value(variable)
-        if new is not None:
+        if new is not None and new is not scope.joined.get(id(variable)):
             yield place, variable, new
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
+
+from tfdist.upstream.keras_variables import VariableOfParts
 
 
 class Scope(keras.StatelessScope):
@@ -12,11 +16,20 @@ class Scope(keras.StatelessScope):
 
     Attributes:
         updated: They by their ids, in the order in which they first were.
+        joined: What variables that are kept in parts are together, by the ids of the variables.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.updated: dict[int, keras.Variable] = {}
+        self.joined: dict[int, tf.Tensor] = {}
+
+    def join(self, variables: Iterable[keras.Variable]) -> None:
+        """Joins those that are kept in parts alone, once for all that read them in here."""
+        for variable in variables:
+            if isinstance(variable, VariableOfParts) and not variable.is_whole:
+                whole = variable.joined()
+                self.joined[id(variable)] = self.state_mapping[id(variable)] = whole
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Keeps a variable's new value aside."""

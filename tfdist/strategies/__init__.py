@@ -61,6 +61,17 @@ STRATEGIES: dict[str, Declaration] = {
             ),
         },
     ),
+    "sharded": Declaration(
+        "tfdist.strategies.sharded.strategy:Sharded",
+        {
+            "shard": Option(
+                Literal["optimizer", "gradients", "parameters"],
+                "what each device keeps a part of: optimizer state; sums of gradients, too; "
+                "weights, too (ZeRO 1, 2, 3)",
+                "parameters",
+            )
+        },
+    ),
     "parameter_server": Declaration(
         "tfdist.strategies.parameter_server.strategy:ParameterServer",
         {"num_servers": Option(PositiveInt, "servers, where no launcher starts them", 1)},

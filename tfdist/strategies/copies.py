@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.upstream import keras_model
-from tfdist.upstream.keras_optimizers import take_for
+from tfdist.upstream.keras_variables import take_for
 
 _NAME = "_tfdist_copies"  # of the attribute that has them: they live as long as the variable
 _local = threading.local()

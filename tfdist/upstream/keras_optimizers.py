@@ -13,6 +13,8 @@ from keras.src import ops
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist.errors import UnsupportedModelError
+from tfdist.upstream import keras_optimizers_in_parts as in_parts
 from tfdist.upstream.keras_model import flatten_layers
 from tfdist.upstream.patching import replace, replaced
 
@@ -51,27 +53,15 @@ def optimizers_of_one_device() -> Iterator[None]:
 
     Inside `Strategy.update` every assignment is local. So what `TFOptimizer` does for
     `tf.distribute` (all-reduce, merge calls) gives way to the plain methods of `BaseOptimizer`;
-    clipping, weight decay, EMA, constraints and counters are Keras's own.
+    clipping, weight decay, EMA, constraints and counters are Keras's own, of each part of what is
+    kept in parts.
     """
-
-    def update_each(self: Any, gradients: list, variables: list, learning_rate: Any) -> None:
-        for gradient, variable in zip(gradients, variables, strict=True):
-            # Where it is: a server sends none of the moments that an update needs.
-            with tf.device(variable.value.device):
-                self.update_step(gradient, variable.value, learning_rate)
-
-    plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION}
-    plain["_backend_update_step"] = update_each
+    plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION} | in_parts.methods()
     with ExitStack() as stack:
         # On the class: optimizers such as Nadam override these and call their parent's.
         for name, function in plain.items():
             stack.enter_context(replaced(TFOptimizer, name, function))
         yield
-
-
-def take_for(copy: tf.Variable, variable: tf.Variable) -> None:
-    """Lets an optimizer that knows a variable take a copy for it: `_unique_id`, its key there."""
-    copy._unique_id = variable._unique_id
 
 
 @contextmanager
@@ -147,6 +137,22 @@ def clip_after(optimizer: keras.optimizers.Optimizer, function: Callable[[list],
     replace(optimizer, "_clip_gradients", clip)
 
 
+def refuse_elsewhere(optimizer: keras.optimizers.Optimizer, why: str) -> None:
+    """Lets an optimizer refuse to change anything outside of `optimizers_of_one_device`.
+
+    Args:
+        optimizer: What it changes is in parts, of which Keras knows nothing.
+        why: What the error says.
+    """
+
+    def apply(*args: Any, **options: Any) -> Any:
+        if not in_parts.are_known():
+            raise UnsupportedModelError(why)
+        return type(optimizer).apply(optimizer, *args, **options)
+
+    replace(optimizer, "apply", apply)
+
+
 def velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns the sums of past steps that SGD and RMSprop keep, each times its learning rate.
 
@@ -181,7 +187,9 @@ def slots_of(
         return []
     weights = list(optimizer._trainable_variables)
     own = {id(v) for v in optimizer.variables}
-    lists = [value for value in vars(optimizer).values() if isinstance(value, (list, tuple))]
+    # Not the list of all that it keeps, which may happen to be as long: `Optimizer._variables`.
+    named = ((n, value) for n, value in vars(optimizer).items() if n != "_variables")
+    lists = [value for _, value in named if isinstance(value, (list, tuple))]
     return [
         (slot, weight)
         for slots in lists

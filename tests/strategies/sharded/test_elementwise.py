@@ -1,0 +1,79 @@
+"""The optimizers whose state is cut compute each element by itself; others are not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.sharded import elementwise
+from tfdist.strategies.sharded.division import OverDevices, sizes
+from tfdist.upstream.keras_optimizers import optimizers_of_one_device
+from tfdist.upstream.keras_variables import GradientParts, VariableOfParts, divide, take_for
+
+RANDOM = np.random.default_rng(0)
+WEIGHT = RANDOM.normal(size=(3, 5)).astype("float32")
+GRADIENTS = [RANDOM.normal(size=(3, 5)).astype("float32") for _ in range(2)]
+#: Options that bring slots of their own.
+OPTIONS: dict[type, dict[str, Any]] = {
+    keras.optimizers.SGD: {"momentum": 0.9, "nesterov": True},
+    keras.optimizers.RMSprop: {"momentum": 0.9, "centered": True},
+    keras.optimizers.Adam: {"amsgrad": True},
+}
+
+
+def updated(make: Callable[[], keras.optimizers.Optimizer], is_cut: bool) -> list[np.ndarray]:
+    """Returns a weight and all that its optimizer keeps after two updates."""
+    weight, optimizer = keras.Variable(WEIGHT), make()
+    optimizer.build([weight])
+    if is_cut:
+        state = [v for v in optimizer.variables if v.shape == weight.shape]
+        for variable in [weight, *state]:
+            divide(variable, OverDevices(2), ["CPU:0", "CPU:0"], keep_whole=False)
+            assert isinstance(variable, VariableOfParts)
+            assert [part.shape for part in variable.parts] == [(8,), (7,)]
+    for gradient in GRADIENTS:
+        given: Any = tf.constant(gradient)
+        if isinstance(weight, VariableOfParts):
+            given = GradientParts(weight.cut(given))
+        with optimizers_of_one_device():
+            optimizer.apply([given], [weight])
+    return [v.numpy() for v in (weight, *optimizer.variables)]
+
+
+@pytest.mark.parametrize("kind", elementwise.ELEMENTWISE)
+def test_parts_come_to_what_the_whole_does(kind: Any) -> None:
+    def make() -> keras.optimizers.Optimizer:
+        common = {"learning_rate": 0.1, "weight_decay": 0.01, "use_ema": True}
+        return kind(**common, global_clipnorm=2.0, **OPTIONS.get(kind, {}))
+
+    for found, wanted in zip(updated(make, True), updated(make, False), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("clipping", [{"clipnorm": 0.5}, {"clipvalue": 0.3}])
+def test_gradients_are_clipped_as_wholes(clipping: dict[str, float]) -> None:
+    def make() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(0.1, **clipping)
+
+    np.testing.assert_allclose(updated(make, True)[0], updated(make, False)[0], rtol=2e-6)
+
+
+def test_optimizers_of_whole_matrices_cut_nothing() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    for kind in (keras.optimizers.Lamb, keras.optimizers.Muon, keras.optimizers.Adafactor):
+        assert "each element" in str(elementwise.why_whole(model, [kind()]))
+
+
+def test_what_is_over_goes_to_the_first() -> None:
+    assert sizes(11, 4) == [3, 3, 3, 2]
+
+
+def test_a_part_is_known_by_the_weights_key() -> None:
+    one, other = tf.Variable(0.0), tf.Variable(0.0)
+    take_for(one, other)
+    assert keras.optimizers.SGD()._var_key(one) == keras.optimizers.SGD()._var_key(other)

@@ -1,0 +1,130 @@
+"""What is divided lies where the table says, and leaves the model whole to everybody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdist
+from tests.support.training import FIT, X, assert_close, build
+from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.strategies.sharded import plan
+from tfdist.strategies.sharded.held import by_device
+from tfdist.strategies.sharded.strategy import Sharded
+from tfdist.trainer import Trainer
+
+LONG = pytest.mark.long
+IDS, LABELS = np.arange(30, dtype="int32").reshape(10, 3), np.ones((10, 3), "float32")
+
+
+def wide() -> keras.Model:
+    """A model that divides well but for its table and the bias of three."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,), dtype="int32")
+    hidden = layers.Flatten()(layers.Embedding(40, 8)(inputs))
+    model = keras.Model(inputs, layers.Dense(3)(layers.Dense(101, "tanh")(hidden)))
+    model.compile(keras.optimizers.Adam(0.01, use_ema=True), "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("optimizer", marks=LONG),
+        pytest.param("gradients", marks=LONG),
+        "parameters",
+    ],
+)
+def test_each_device_holds_what_the_plan_says(stage: str) -> None:
+    strategy = Sharded(2, shard=stage, smallest=64)
+    trainer = Trainer(wide, strategy)
+    model, described = trainer.model, trainer.describe()
+    planned = plan.plan(model, [model.optimizer], strategy.devices, 64)
+    wanted = planned.bytes_by_device(strategy.devices, 3.0, stage != "parameters")
+    trainer.fit(IDS, LABELS, batch_size=5, verbose=0)
+    held = by_device(model.trainable_variables + model.optimizer.variables)
+    scalars = 8 + 4  # the count of steps and the learning rate
+    assert held == {"CPU:0": wanted["CPU:0"] + scalars, "CPU:1": wanted["CPU:1"]}
+    assert described["split"].startswith("89.7% of 3,151 parameters cut in 2, the rest whole")
+    assert described["weights and optimizer state"].count("MB") == 2
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        keras.optimizers.Muon,
+        pytest.param(keras.optimizers.Lamb, marks=LONG),
+        pytest.param(keras.optimizers.Adafactor, marks=LONG),
+    ],
+)
+def test_what_needs_whole_matrices_has_them_on_one_device_each(optimizer: Any) -> None:
+    def make() -> keras.Model:
+        return build(optimizer())
+
+    trainer = Trainer(make, Sharded(2, smallest=1))
+    trainer.fit(**FIT)
+    alone = make()
+    alone.fit(**FIT)
+    assert_close(trainer.model.get_weights(), alone.get_weights())
+    held = by_device(trainer.model.trainable_variables)
+    assert set(held) == {"CPU:0", "CPU:1"}
+    assert "each element by itself" in trainer.describe()["split"]
+
+
+def test_goes_on_from_another_strategy_and_back(tmp_path: Path) -> None:
+    def fit(strategy: object, folder: str, epochs: int) -> keras.Model:
+        checkpoints = tfdist.Checkpoints(tmp_path / folder)
+        trainer = Trainer(momentum, strategy, checkpoints=checkpoints)
+        trainer.fit(**FIT, epochs=epochs)
+        return trainer.model
+
+    fit("one_device", "a", 1)
+    fit(Sharded(2, smallest=1), "a", 2)
+    resumed, whole = fit("one_device", "a", 3), fit("one_device", "b", 3)
+    assert_close(resumed.get_weights(), whole.get_weights())
+    state = zip(resumed.optimizer.variables, whole.optimizer.variables, strict=True)
+    assert_close(*map(list, zip(*((a.numpy(), b.numpy()) for a, b in state), strict=True)))
+
+
+def momentum() -> keras.Model:
+    return build(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def test_the_model_is_whole_to_everybody_but_another_loop(tmp_path: Path) -> None:
+    trainer = Trainer(momentum, Sharded(2, smallest=1))
+    trainer.fit(**FIT)
+    trainer.model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert_close(loaded.predict(X, verbose=0), trainer.predict(X, verbose=0))
+    assert_close(loaded.predict(X, verbose=0), trainer.model.predict(X, verbose=0))
+    assert_close(
+        loaded.optimizer.momentums[0].numpy(), trainer.model.optimizer.momentums[0].numpy()
+    )
+    with pytest.raises(UnsupportedModelError, match="divided by the strategy of its"):
+        trainer.model.fit(**FIT)
+
+
+def test_what_cannot_be_divided_is_said() -> None:
+    with pytest.raises(ConfigurationError, match="expected one of optimizer, gradients"):
+        Sharded(2, shard="all")
+
+    class Rows(layers.Layer):
+        def build(self, shape: tuple[int, ...]) -> None:
+            self.table = self.add_weight(shape=(40, 3))
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_sum(tf.gather(self.table, inputs), 1)
+
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), Rows()])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(UnsupportedModelError, match=r"table.* no Embedding holds"):
+        Trainer(make, Sharded(2, smallest=1)).fit(IDS, LABELS, verbose=0)

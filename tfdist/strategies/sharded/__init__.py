@@ -1,0 +1,1 @@
+"""Sharded data parallelism: each device keeps a part of what training needs besides activations."""

@@ -1,0 +1,174 @@
+"""Private names of Keras's variables: one whose elements are kept in parts, or that moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedModelError
+from tfdist.upstream.keras_model import value_in_scope
+
+#: Why plain Keras cannot train what is in parts, and the cure.
+ELSEWHERE = (
+    "The model's state is divided by the strategy of its Trainer: train with trainer.fit, or save "
+    "trainer.model to a .keras file and go on with what keras.models.load_model returns."
+)
+_local = threading.local()
+
+
+def take_for(copy: tf.Variable, variable: tf.Variable) -> None:
+    """Lets an optimizer that knows a variable take a copy for it: `_unique_id`, its key there."""
+    copy._unique_id = variable._unique_id
+
+
+class Division(Protocol):
+    """How the elements of variables are divided among their owners."""
+
+    def cut(self, flat: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the parts of a vector whose owners are in this process."""
+
+    def join(self, parts: Sequence[tf.Variable]) -> tf.Tensor:
+        """Returns the whole vector of which this process has parts."""
+
+    def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums of numbers over the processes that have other parts."""
+
+
+class GradientParts(tuple):
+    """The gradient of a variable of parts: a vector for each part that this process has.
+
+    A tuple, so that TensorFlow finds the tensors in it. Keras divides gradients by numbers.
+    """
+
+    def __truediv__(self, by: Any) -> GradientParts:
+        return GradientParts(piece / by for piece in self)
+
+
+class VariableOfParts(keras.Variable):
+    """What `divide` makes of a Keras variable, whose identity, name and path stay.
+
+    To everybody it is whole: read, saved, assigned as ever; a read joins the parts. Inside of
+    `part(i)` it *is* its i-th part, a vector: an unmodified optimizer that computes each element
+    by itself, run once for each part, computes with that part alone.
+
+    Attributes:
+        parts: Those that this process has, on their devices; vectors.
+        division: Who has which elements.
+    """
+
+    parts: list[tf.Variable]
+    division: Division
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a whole copy besides, which is what is read, and the parts follow."""
+        return self._value is not None
+
+    @property
+    def value(self) -> Any:
+        if (number := _part()) is not None:
+            return self._maybe_autocast(self.parts[number])
+        if self.is_whole:
+            return super().value
+        value = value_in_scope(self)
+        return self._maybe_autocast(self.joined() if value is None else value)
+
+    @property
+    def handle(self) -> Any:
+        """What a gradient is taken of, where there is a whole copy."""
+        if self.is_whole:
+            return super().handle
+        raise UnsupportedModelError(f"{self.path!r} is not whole. {ELSEWHERE}")
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        number = _part()
+        return super().shape if number is None else self.parts[number].shape
+
+    def joined(self) -> tf.Tensor:
+        """Returns all elements, in the variable's shape, from the parts."""
+        return tf.reshape(self.division.join(self.parts), super().shape)
+
+    def cut(self, value: Any) -> list[tf.Tensor]:
+        """Returns what has the variable's shape as parts: vectors."""
+        return self.division.cut(tf.reshape(tf.convert_to_tensor(value), [-1]))
+
+    def assign_parts(self, value: Any) -> None:
+        """Gives the parts the elements of what has the variable's shape."""
+        for part, piece in zip(self.parts, self.cut(value), strict=True):
+            part.assign(tf.cast(piece, part.dtype))
+
+    def _direct_assign(self, value: Any) -> None:
+        number = _part()
+        if number is not None:
+            self.parts[number].assign(tf.cast(value, self._dtype))
+            return
+        if self.is_whole:
+            super()._direct_assign(value)
+        self.assign_parts(value)
+
+
+@contextmanager
+def part(number: int) -> Iterator[None]:
+    """Within it, in this thread, each variable of parts is its part of that number."""
+    _local.number = number
+    try:
+        yield
+    finally:
+        _local.number = None
+
+
+def _part() -> int | None:
+    return getattr(_local, "number", None)
+
+
+def divide(
+    variable: keras.Variable, division: Division, devices: Sequence[str], keep_whole: bool
+) -> None:
+    """Makes a variable one of parts, by its class: whoever holds it finds it divided.
+
+    Args:
+        variable: Of floats; called outside of any graph.
+        division: Of its elements.
+        devices: Of the parts that this process has.
+        keep_whole: Whether the whole copy stays, for reading.
+    """
+    whole = variable._value
+    pieces = division.cut(tf.reshape(whole.read_value(), [-1]))
+    parts = []
+    for device, piece in zip(devices, pieces, strict=True):
+        with tf.device(device):
+            # A slice shares its buffer, which would keep the whole alive.
+            copied = tf.raw_ops.DeepCopy(x=tf.identity(piece))
+            parts.append(tf.Variable(copied, trainable=whole.trainable, name=variable.name))
+        take_for(parts[-1], whole)
+    variable.__class__ = VariableOfParts
+    variable.parts, variable.division = parts, division
+    variable._value = whole if keep_whole else None
+
+
+def unite(variable: VariableOfParts, device: str) -> None:
+    """Makes a variable of parts a plain one again, on a device."""
+    if not variable.is_whole:
+        with tf.device(device):
+            variable._value = tf.Variable(variable.joined(), trainable=variable.trainable)
+        take_for(variable._value, variable.parts[0])
+    variable.__class__ = keras.Variable
+    del variable.parts, variable.division
+
+
+def move(variable: keras.Variable, device: str) -> None:
+    """Puts a plain variable onto another device; called outside of any graph."""
+    old = variable._value
+    if old.device.endswith(device):
+        return
+    with tf.device(device):
+        variable._value = tf.Variable(
+            old.read_value(), trainable=old.trainable, aggregation=old.aggregation
+        )
+    take_for(variable._value, old)
