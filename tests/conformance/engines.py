@@ -40,6 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 DECLINED = {
     "pipeline": {
         "loss-scale-overflow",
+        "metric-in-call",
         "own-step",
         "own-step-of-pairs",
         "subclassed-unbuilt",

@@ -181,9 +181,12 @@ class Replica:
         def forward(*shares: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
             padded = [self._padded(share, begin) for share in shares]
 
-            def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            def backward(*upstream: tf.Tensor | None) -> list[tf.Tensor | None]:
                 end = begin + self.num_rows
-                return [self.num_replicas * gradient[begin:end] for gradient in upstream]
+                return [
+                    None if gradient is None else self.num_replicas * gradient[begin:end]
+                    for gradient in upstream
+                ]
 
             return _with_own_gradient(self._exchange(padded)), backward
 

@@ -57,8 +57,11 @@ STRATEGIES: dict[str, Declaration] = {
                 str, "names of layers, a,b: a stage ends behind each", "where it is balanced"
             ),
             "balance": Option(
-                Literal["parameters"], "what the stages have the same of", "parameters"
+                Literal["parameters", "time"],
+                "what the stages have the same of; time: as it is measured",
+                "parameters",
             ),
+            "plot_stages": Option(str, "a picture to draw the timeline of the stages into", "none"),
         },
     ),
     "sharded": Declaration(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -30,7 +32,14 @@ def build() -> keras.Model:
 
 
 @pytest.mark.parametrize("order", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b"])
-def test_numbers_and_places(order: str) -> None:
+def test_numbers_and_places(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone_back, note = set(), Order.has_gone_back
+
+    def noting(self: Order, stage: int, micro_batch: int, gradients: list) -> None:
+        gone_back.add((stage, micro_batch))
+        note(self, stage, micro_batch, gradients)
+
+    monkeypatch.setattr(Order, "has_gone_back", noting)
     fit = {"x": X, "y": Y, "batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
     plain = build()
     losses = plain.fit(**fit).history["loss"]
@@ -46,15 +55,29 @@ def test_numbers_and_places(order: str) -> None:
         in_first = any(v.path.replace("/", "_") in variable.path for v in first)
         assert variable.value.device[-5:] == ("CPU:0" if in_first else "CPU:1"), variable.path
     assert {v.value.device[-5:] for v in first} == {"CPU:0"}
+    # Each micro-batch is traced by itself, so that there is an order among them.
+    assert gone_back == {(stage, number) for stage in range(2) for number in range(4)}
 
 
 def test_the_table_says_what_runs() -> None:
     said = Pipeline(2, micro_batches=6, order="1f1b").describe()
     assert said["stages"] == "2, cut when the shapes of the data are known"
     assert said["micro-batches"] == "6, 1f1b; a stage keeps 2, 1"
-    assert said["bubble"].startswith("14% of the time where stages cost the same: 1.71 times")
+    assert said["bubble"].startswith("14% of the devices' time where stages cost the same: 1.71 ")
     trainer = tfdist.Trainer(build, strategy=Pipeline(2, cut_at=["first"]))
-    assert trainer.describe()["stage 0"] == "first .. first: 30 parameters, 24%, CPU:0"
+    assert trainer.describe()["stage 0"] == "first .. first: 30 parameters (24%), on CPU:0"
+
+
+def test_stages_by_the_time_that_is_measured(tmp_path: Path) -> None:
+    trainer = tfdist.Trainer(
+        build, strategy=Pipeline(2, balance="time", plot_stages=str(tmp_path / "stages.png"))
+    )
+    assert (tmp_path / "stages.png").exists()
+    said = trainer.describe()
+    assert "of the time, on CPU:0" in said["stage 0"]
+    assert said["bubble"].startswith(tuple("123456789"))
+    for one, other in zip(trainer.model.variables, build().variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())  # nothing is trained by it
 
 
 def test_numbers_that_do_not_go_together() -> None:

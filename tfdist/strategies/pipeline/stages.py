@@ -21,11 +21,13 @@ class Stages(NamedTuple):
         operations: Of each call of a forward pass, in order.
         numbers: The stage of each, from 0.
         num_stages: How many there are.
+        seconds: That each call takes, where that was measured.
     """
 
     operations: list[keras.Operation]
     numbers: list[int]
     num_stages: int
+    seconds: list[float] | None = None
 
     def weights(self) -> list[list[keras.Variable]]:
         """Returns the variables of each stage, each once."""
@@ -37,6 +39,15 @@ class Stages(NamedTuple):
     def num_parameters(self) -> list[int]:
         """Returns how many numbers the variables of each stage have."""
         return [sum(math.prod(v.shape) for v in own) for own in self.weights()]
+
+    def shares(self) -> list[float] | None:
+        """Returns the share of each stage in the time of one device, where that was measured."""
+        if self.seconds is None:
+            return None
+        by_stage = [0.0] * self.num_stages
+        for number, taken in zip(self.numbers, self.seconds, strict=True):
+            by_stage[number] += taken
+        return [taken / sum(by_stage) for taken in by_stage]
 
     def ends(self) -> list[tuple[str, str]]:
         """Returns the names of the first and of the last operation of each stage."""
@@ -50,7 +61,7 @@ def into_stages(
     model: keras.Model,
     num_stages: int,
     cut_at: Sequence[str] = (),
-    costs: Sequence[float] | None = None,
+    seconds: list[float] | None = None,
 ) -> Stages:
     """Cuts a model.
 
@@ -58,7 +69,7 @@ def into_stages(
         model: Built.
         num_stages: Into how many.
         cut_at: Names of the layers behind which to cut; none: where it is balanced best.
-        costs: Of each call, to balance; None: the numbers of their weights.
+        seconds: That each call takes, to balance; None: the numbers of their weights.
 
     Raises:
         UnsupportedModelError: There are too few places to cut, or a layer would be in two stages.
@@ -77,9 +88,9 @@ def into_stages(
             )
     else:
         _check_room(operations, num_stages, allowed, shared)
-        where = cut(costs or _sizes(operations), num_stages, allowed)
+        where = cut(seconds or _sizes(operations), num_stages, allowed)
     numbers = [bisect.bisect_right(where, place) for place in range(len(operations))]
-    return Stages(operations, numbers, num_stages)
+    return Stages(operations, numbers, num_stages, seconds)
 
 
 def _sizes(operations: Sequence[keras.Operation]) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,7 +20,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES, shares
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.collectives.local_sum import local_sum
-from tfdist.strategies.pipeline import table
+from tfdist.strategies.pipeline import calls, table, timeline, timing
 from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.stages import Stages, into_stages
 from tfdist.strategies.pipeline.tracing import Tracing
@@ -27,6 +28,9 @@ from tfdist.strategies.replica_threads import ReplicaThreads
 from tfdist.upstream.keras_graph import operations_called_through
 from tfdist.upstream.keras_model import move
 from tfdist.upstream.keras_optimizers import slots_of
+
+#: Where weights are until the stages are known.
+_HOST = "CPU:0"
 
 
 class Pipeline(Strategy):
@@ -39,7 +43,9 @@ class Pipeline(Strategy):
         order: `"gpipe"` or `"1f1b"`, as in `order`.
         cut_at: Names of the layers behind which to cut, or a text of them with commas between;
             None: where the stages are balanced best.
-        balance: What the stages have the same of, as far as can be: `"parameters"`.
+        balance: What the stages have the same of, as far as can be: `"parameters"`, or `"time"`
+            of each layer as it is measured on the first device.
+        plot_stages: A file to draw the stages and their timeline into; None: none.
 
     Raises:
         ConfigurationError: Numbers that do not go together.
@@ -58,6 +64,7 @@ class Pipeline(Strategy):
         order: str = "gpipe",
         cut_at: str | Sequence[str] | None = None,
         balance: str = "parameters",
+        plot_stages: str | None = None,
     ) -> None:
         STRATEGIES["pipeline"].check(order=order, balance=balance)
         self.cut_at = _names(cut_at)
@@ -69,10 +76,12 @@ class Pipeline(Strategy):
                 f"for on {', '.join(self.devices)}: use as many devices, or leave one of both out."
             )
         self.micro_batches, self.order, self.balance = micro_batches, order, balance
+        self.plot_stages = plot_stages
         self._threads = ReplicaThreads()
         self._stage_of: weakref.WeakKeyDictionary[keras.Operation, int]
         self._stage_of = weakref.WeakKeyDictionary()
         self._tracing: Tracing | None = None
+        self._known: weakref.WeakKeyDictionary[keras.Model, Stages] = weakref.WeakKeyDictionary()
         self.stages: Stages | None = None
 
     @property
@@ -91,15 +100,13 @@ class Pipeline(Strategy):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        # In the host's memory, until the stages are known.
-        with tf.device("CPU:0"):
+        with tf.device(_HOST):
             yield
 
     def place(self, model: Any) -> None:
         if not model.built:
             return
-        found = into_stages(model, len(self.devices), self.cut_at)
-        self.stages = found
+        self.stages = found = self._cut(model)
         for operation, stage in zip(found.operations, found.numbers, strict=True):
             self._stage_of[operation] = stage
         homes = self._homes()
@@ -107,6 +114,21 @@ class Pipeline(Strategy):
             for weight in weights:
                 if keras.backend.is_float_dtype(weight.dtype):  # seeds and counters are the host's
                     move(weight, homes[id(weight)])
+
+    def _cut(self, model: keras.Model) -> Stages:
+        """Returns the stages of a model, the same as long as it has the same layers."""
+        calls.check_steps(model)
+        operations = calls.of_model(model)
+        known = self._known.get(model)
+        if known is not None and [*map(id, known.operations)] == [*map(id, operations)]:
+            return known
+        seconds = None
+        if self.balance == "time":
+            seconds = timing.seconds(model, operations, self.devices[0], _HOST)
+        self._known[model] = found = into_stages(model, len(self.devices), self.cut_at, seconds)
+        if self.plot_stages is not None:
+            timeline.draw(found, self.micro_batches, self.order, Path(self.plot_stages))
+        return found
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.place(model)
@@ -120,7 +142,7 @@ class Pipeline(Strategy):
         order = Order(self.order, len(self.devices), self.micro_batches)
         self._tracing = Tracing(self._stage_of, self.devices, order, self._threads.index)
         with operations_called_through(self._tracing.call):
-            return self._threads.run(fn, [self.devices[-1]] * self.micro_batches, _add_up)
+            return self._threads.run(fn, [self.devices[-1]] * self.micro_batches, self._add_up)
 
     def local_results(self, results: list[Any]) -> list[Any]:
         return results
@@ -152,6 +174,16 @@ class Pipeline(Strategy):
     def place_of(self, variable: keras.Variable, index: int) -> str:
         return variable.value.device
 
+    def _add_up(self, asked: list[list]) -> list:
+        """Sums over the micro-batches, each tensor on its own device: gradients stay there."""
+        sums = []
+        for terms in zip(*asked, strict=True):
+            first = terms[0].values if isinstance(terms[0], tf.IndexedSlices) else terms[0]
+            with tf.device(first.device):
+                known = self._tracing.sum_of(terms) if self._tracing else None
+                sums.append(local_sum(terms) if known is None else known)
+        return sums
+
     def _homes(self) -> dict[int, str]:
         """Returns the device of each weight, by its id."""
         weights = [] if self.stages is None else self.stages.weights()
@@ -182,16 +214,6 @@ def _num_stages(stages: int | None, cut_at: Sequence[str], micro_batches: int) -
             "stages out."
         )
     return len(cut_at) + 1 if cut_at else stages
-
-
-def _add_up(asked: list[list]) -> list:
-    """Sums over the micro-batches, each tensor on its own device: gradients stay on their stage."""
-    sums = []
-    for terms in zip(*asked, strict=True):
-        first = terms[0].values if isinstance(terms[0], tf.IndexedSlices) else terms[0]
-        with tf.device(first.device):
-            sums.append(local_sum(terms))
-    return sums
 
 
 def _beside_inputs(operation: tf.Operation) -> str:

@@ -21,14 +21,15 @@ def rows(
     """
     kept = bubble.in_memory(len(devices), num_micro_batches, order)
     alike = num_micro_batches if len(set(kept)) == 1 else ", ".join(map(str, kept))
-    waits = 1 - bubble.used(len(devices), num_micro_batches)
-    best = bubble.speed_up([1 / len(devices)] * len(devices), num_micro_batches)
+    shares = stages.shares() if stages else None
+    best = bubble.speed_up(shares or [1 / len(devices)] * len(devices), num_micro_batches)
+    alike_cost = "" if shares else " where stages cost the same"
     return {
         "shard policy": "each global batch is split into micro-batches",
         **_by_stage(stages, devices),
         "micro-batches": f"{num_micro_batches}, {order}; a stage keeps {alike}",
-        "bubble": f"{waits:.0%} of the time where stages cost the same: {best:.2f} times one "
-        f"device at most, of {len(devices)}",
+        "bubble": f"{1 - best / len(devices):.0%} of the devices' time{alike_cost}: {best:.2f} "
+        f"times one device at most, of {len(devices)}",
     }
 
 
@@ -36,10 +37,13 @@ def _by_stage(stages: Stages | None, devices: Sequence[str]) -> dict[str, str]:
     if stages is None:
         return {"stages": f"{len(devices)}, cut when the shapes of the data are known"}
     sizes = stages.num_parameters()
-    total = max(sum(sizes), 1)
+    total, shares = max(sum(sizes), 1), stages.shares()
+    times = [f", {share:.0%} of the time" for share in shares] if shares else [""] * len(sizes)
     return {
-        f"stage {number}": f"{first} .. {last}: {size:,} parameters, {size / total:.0%}, {device}"
-        for number, ((first, last), size, device) in enumerate(
-            zip(stages.ends(), sizes, devices, strict=True)
+        f"stage {number}": (
+            f"{first} .. {last}: {size:,} parameters ({size / total:.0%}){taken}, on {device}"
+        )
+        for number, ((first, last), size, taken, device) in enumerate(
+            zip(stages.ends(), sizes, times, devices, strict=True)
         )
     }

@@ -7,6 +7,7 @@ operations are beside their forward ones, which `tf.gradients` sees to.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,8 @@ class Tracing:
         # By micro-batch and id of a tensor, which is kept, so that no other gets the id.
         self._made_in: dict[tuple[int, int], tuple[int, tf.Tensor]] = {}
         self._entered: dict[tuple[int, int, int], tuple[tf.Tensor, tf.Tensor]] = {}
+        # By the place of a source: its gradients of the micro-batches so far, and their sum.
+        self._sums: dict[int, tuple[tuple[tf.Tensor, ...], tf.Tensor]] = {}
 
     def call(self, plain: Callable[..., Any], operation: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls an operation on its stage; what it calls itself is on the same."""
@@ -71,11 +74,32 @@ class Tracing:
         with _placed(self._devices[last], self._order.before_backward(last, number)):
             begin = tf.ones_like(loss)
         gradients = tf.gradients(loss, sources, begin)
-        for source, gradient in zip(sources, gradients, strict=True):
-            if isinstance(source, tf.Variable) and gradient is not None:
-                values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-                self._order.has_gone_back(self._stage_on(source.device), number, [values])
+        for place, (source, gradient) in enumerate(zip(sources, gradients, strict=True)):
+            if gradient is not None:
+                stage = self._stage_on(source.device) if isinstance(source, tf.Variable) else last
+                self._order.has_gone_back(stage, number, [self._added(place, gradient)])
         return gradients
+
+    def sum_of(self, terms: Sequence[Any]) -> tf.Tensor | None:
+        """Returns the sum of the gradients of all micro-batches; None: the terms are others."""
+        for added, total in self._sums.values():
+            if len(added) == len(terms) and all(map(operator.is_, added, terms)):
+                return total
+        return None
+
+    def _added(self, place: int, gradient: Any) -> tf.Tensor:
+        """Adds a gradient to those before it at once, so that one of them needs memory at a time.
+
+        What comes next waits for the sum, which also keeps TensorFlow from making one of all sums.
+        """
+        if isinstance(gradient, tf.IndexedSlices):
+            return gradient.values
+        added, total = self._sums.get(place, ((), None))
+        if total is not None:
+            with _placed(gradient.device, []):
+                total = tf.add(total, gradient)
+        self._sums[place] = ((*added, gradient), gradient if total is None else total)
+        return self._sums[place][1]
 
     def _stage_on(self, device: str) -> int:
         """Returns the stage on a device; the last, where there is none: the loss is there."""

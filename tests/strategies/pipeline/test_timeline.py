@@ -1,0 +1,38 @@
+"""The timeline against the arithmetic of the bubble."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.case import mlp
+from tfdist.strategies.pipeline import bubble
+from tfdist.strategies.pipeline.stages import into_stages
+from tfdist.strategies.pipeline.timeline import draw, turns
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(2, 1), (2, 8), (4, 3), (4, 16)])
+def test_it_is_as_long_as_the_formula_says(
+    order: str, num_stages: int, num_micro_batches: int
+) -> None:
+    shares = [1 / num_stages] * num_stages
+    made = turns(shares, num_micro_batches, order)
+    assert len(made) == 2 * num_stages * num_micro_batches
+    best = bubble.speed_up(shares, num_micro_batches)
+    assert 1 / max(turn.end for turn in made) == pytest.approx(best)
+    kept = bubble.in_memory(num_stages, num_micro_batches, order)
+    for stage, most in enumerate(kept):
+        begun: Counter[bool] = Counter()
+        for turn in sorted((t for t in made if t.stage == stage), key=lambda t: t.begin):
+            begun[turn.back] += 1
+            assert begun[False] - begun[True] <= most
+
+
+def test_picture(tmp_path: Path) -> None:
+    stages = into_stages(mlp(), 2, seconds=[3.0, 1.0])
+    assert stages.shares() == [0.75, 0.25]
+    draw(stages, 4, "1f1b", tmp_path / "stages.png")
+    assert (tmp_path / "stages.png").stat().st_size > 1000

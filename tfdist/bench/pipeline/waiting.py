@@ -1,0 +1,93 @@
+"""Layers that wait where others compute: so that devices overlap on any number of cores.
+
+A device takes what it is given one after the other, as the stream of a GPU does.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+#: Threads that TensorFlow needs for operations: each that waits holds one.
+NUM_THREADS = 32
+
+
+class _Stream:
+    """A device: first come, first served."""
+
+    def __init__(self) -> None:
+        self._turn, self._last, self._now = threading.Condition(), 0, 0
+
+    def hold(self, seconds: float) -> None:
+        """Waits for its turn, and then for a time."""
+        with self._turn:
+            mine, self._last = self._last, self._last + 1
+            self._turn.wait_for(lambda: self._now == mine)
+        time.sleep(seconds)
+        with self._turn:
+            self._now += 1
+            self._turn.notify_all()
+
+
+_streams: dict[str, _Stream] = collections.defaultdict(_Stream)
+
+
+class Waits(keras.layers.Layer):
+    """Multiplies by a weight, and holds its device for a time; twice as long on the way back.
+
+    Args:
+        row_ms: Milliseconds for each row, forward.
+    """
+
+    def __init__(self, row_ms: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.row_ms = row_ms
+
+    def build(self, shape: Any) -> None:
+        self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Maps [rows, numbers] to the same."""
+        stream = _streams[tf.identity(inputs).device]
+
+        @tf.custom_gradient
+        def held(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            def back(gradient: tf.Tensor) -> tf.Tensor:
+                return _hold(stream, gradient, 2 * self.row_ms)
+
+            return _hold(stream, values, self.row_ms), back
+
+        return held(inputs * self.weight)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
+def _hold(stream: _Stream, values: tf.Tensor, row_ms: float) -> tf.Tensor:
+    def wait(array: np.ndarray) -> np.ndarray:
+        stream.hold(len(array) * row_ms / 1e3)
+        return array
+
+    # Stateful operations would wait for each other, on whatever device they are.
+    held = tf.numpy_function(wait, [values], values.dtype, stateful=False)
+    return tf.ensure_shape(held, values.shape)
+
+
+def network(num_layers: int, row_ms: float) -> keras.Model:
+    """Layers of one cost.
+
+    Args:
+        num_layers: How many.
+        row_ms: Milliseconds for each row, of all layers together, forward and back.
+    """
+    parts = [Waits(row_ms / 3 / num_layers) for _ in range(num_layers)]
+    model = keras.Sequential([keras.Input((1,)), *parts])
+    model.compile(keras.optimizers.SGD(1e-3), "mse")
+    return model
