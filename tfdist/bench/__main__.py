@@ -14,6 +14,7 @@ COMMANDS = {
     "checkpoint": "tfdist.bench.checkpoint.command",
     "input": "tfdist.bench.input.command",
     "large_batch": "tfdist.bench.large_batch.command",
+    "memory": "tfdist.bench.memory.command",
     "pipeline": "tfdist.bench.pipeline.command",
     "scaling": "tfdist.bench.scaling.command",
     "step": "tfdist.bench.step.command",
