@@ -135,6 +135,15 @@ def twice() -> None:
     hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd()))
 
 
+def over_some_ranks() -> None:
+    hvd.DistributedOptimizer(sgd(), process_set=hvd.global_process_set, groups=None, name=None)
+    hvd.DistributedOptimizer(sgd(), process_set=hvd.ProcessSet([0]))
+
+
+def weights_of_a_rank() -> None:
+    hvd.DistributedOptimizer(sgd()).register_local_var(dense().weights[0])
+
+
 def in_the_trainer() -> None:
     def build() -> keras.Model:
         model = dense()
@@ -256,7 +265,8 @@ def operations() -> dict[str, Any]:
 
 ERRORS = [
     without_the_optimizer, of_other_shapes, on_other_numbers_of_batches,
-    twice, in_the_trainer, passes_of_a_built_one, scheduled_twice,
+    twice, over_some_ranks, weights_of_a_rank, in_the_trainer, passes_of_a_built_one,
+    scheduled_twice,
 ]  # fmt: skip
 PROGRAMS: dict[str, Callable[[], Any]] = {
     **{f"train {name}": functools.partial(train, name) for name in CASES},

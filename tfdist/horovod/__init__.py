@@ -40,6 +40,7 @@ from tfdist.horovod.ranks import (
     shutdown,
     size,
 )
+from tfdist.horovod.refused import PartialDistributedOptimizer as PartialDistributedOptimizer
 
 #: Horovod's own, as they are.
 _FORWARDED = [

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigurationError
-from tfdist.horovod import keras_changes
+from tfdist.horovod import keras_changes, refused
 from tfdist.horovod.exchange import Exchange, exchanges_of, remember
 from tfdist.horovod.ranks import Average, Compression, Sum
 from tfdist.upstream.keras_optimizers import clip_after
@@ -21,6 +21,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     op: Any = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
+    **others: Any,
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer exchange its gradients with the other ranks right before it clips them.
 
@@ -40,11 +41,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             Keras's own `gradient_accumulation_steps`.
         average_aggregated_gradients: Whether the gradients of these calls are averaged; they are
             added up otherwise, as in Horovod.
+        **others: Horovod's further arguments, as they are by themselves: see `refused`.
 
     Raises:
         ConfigurationError: A combination that cannot be honoured, or the optimizer has been given
             here before.
     """
+    refused.check(others)
     if op not in (Average, Sum):
         raise ConfigurationError(f"op={op!r}: expected Average or Sum.")
     if hasattr(optimizer, "optimizers"):
@@ -63,6 +66,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     remember(inner, exchange)
     clip_after(inner, exchange)
     keras_changes.make()
+    refused.without_local_variables(optimizer)
     return optimizer
 
 
