@@ -14,7 +14,7 @@ from tfdist.console import command
 from tfdist.launcher import flags, group, horovod, kubernetes, mpirun, plan, slurm, workers
 from tfdist.launcher.child import Failure, Streams
 from tfdist.launcher.elastic import Elastic
-from tfdist.launcher.flags import Options
+from tfdist.launcher.options import Options
 from tfdist.launcher.plan import Process
 from tfdist.launcher.restarts import Restarts, supervised
 from tfdist.run.strategy_of_workers import with_strategy

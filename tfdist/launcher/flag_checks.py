@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tfdist.errors import REQUEUE, ConfigurationError
 
 if TYPE_CHECKING:
-    from tfdist.launcher.flags import Options
+    from tfdist.launcher.options import Options
 
 
 #: What flags are where they are left out.

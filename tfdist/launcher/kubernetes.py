@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from tfdist.errors import ConfigurationError
-from tfdist.launcher.flags import Options
+from tfdist.launcher.options import Options
 
 #: For a pod to come to the end of a step and save, between SIGTERM and SIGKILL.
 _SAVING_SECONDS = 120

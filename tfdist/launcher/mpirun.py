@@ -9,7 +9,7 @@ import sys
 
 from tfdist.cluster import mpi_library
 from tfdist.errors import LaunchError
-from tfdist.launcher.flags import Options
+from tfdist.launcher.options import Options
 from tfdist.launcher.plan import Process
 
 #: Variables that other hosts need to find the programs, where they are set.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from tfdist.errors import REQUEUE
-from tfdist.launcher.flags import Options
+from tfdist.launcher.options import Options
 
 _SCRIPT = """\
 #!/bin/bash

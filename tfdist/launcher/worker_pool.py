@@ -22,6 +22,7 @@ import psutil
 from tfdist.errors import LaunchError
 from tfdist.launcher import flags, group, mpirun, pool_worker, workers
 from tfdist.launcher.child import Streams
+from tfdist.launcher.children import Children
 from tfdist.launcher.plan import LOCAL, Process, slots
 
 _START_SECONDS, _ANSWER_SECONDS = 240.0, 120.0
@@ -72,7 +73,7 @@ class WorkerPool:
         self._answer_seconds, self._pauses = answer_seconds, pauses
         self._streams = Streams(only="" if shows is None else str(shows))
         self._running = contextlib.ExitStack()
-        self._group: group.Group | None = None
+        self._group: Children | None = None
         self._connections: list[Connection] = []
         self.processes: list[psutil.Process] = []
 

@@ -6,22 +6,17 @@ that of all: it alone writes, and where a training goes on, what it reads is giv
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist.checkpoint import choice
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
-from tfdist.checkpoint.store import Place, Store
-from tfdist.checkpoint.versions import versions
-from tfdist.checkpoint.writer import Writer
-from tfdist.errors import ConfigurationError
+from tfdist.checkpoint.store import Store
+from tfdist.loops.checkpoint_writing import CheckpointWriting, say
 from tfdist.loops.observers import Call
 from tfdist.loops.saving import Progress, Saving
 from tfdist.loops.training_state import TrainingState
@@ -49,7 +44,8 @@ class Checkpointing(Saving):
     ) -> None:
         super().__init__()
         self._settings, self._model, self._strategy = settings, model, strategy
-        self._state, self._store, self._writer = state, Store(settings.folder), Writer()
+        self._state, self._store = state, Store(settings.folder)
+        self._writing = CheckpointWriting(settings, self._store, strategy)
         self._saved_at = time.monotonic()
         # What the training goes on from, until it is as it was then.
         self._saved: Snapshot | None = None
@@ -57,7 +53,7 @@ class Checkpointing(Saving):
 
     def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
         self._state.callbacks, self._epochs = callbacks, epochs
-        found = choice.choose(self._settings, self._store, self._strategy, _say)
+        found = choice.choose(self._settings, self._store, self._strategy, say)
         if found is None:
             return False
         self._path, self._saved = found
@@ -111,7 +107,7 @@ class Checkpointing(Saving):
         try:
             yield
         except KeyboardInterrupt:
-            self._submit(job)
+            self._writing.submit(job)
             self.close()
             raise
 
@@ -123,7 +119,7 @@ class Checkpointing(Saving):
             self._save()
 
     def close(self) -> None:
-        self._submit(None)
+        self._writing.submit(None)
 
     def _give(self, saved: Snapshot) -> None:
         self._state.give_variables(saved, self._path, within_epoch=self.progress.step > 0)
@@ -131,10 +127,10 @@ class Checkpointing(Saving):
     def _tell(self) -> None:
         done = self.progress
         if done.stopped or done.epoch >= self._epochs:
-            _say(f"The training has ended after epoch {done.epoch}: {self._path}.")
+            say(f"The training has ended after epoch {done.epoch}: {self._path}.")
         else:
             within = f" and {done.step} steps" if done.step else ""
-            _say(f"Going on after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
+            say(f"Going on after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
 
     def _is_best(self, logs: Logs) -> bool:
         """Whether an epoch was the best so far; notes it if so."""
@@ -150,55 +146,10 @@ class Checkpointing(Saving):
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()
-        self._submit(self._job())
+        self._writing.submit(self._job())
 
     def _job(self) -> Callable[[], None] | None:
         """Takes the state as it is now, and returns what writes it; None: not on this worker."""
         if (snapshot := self._state.take(self.progress)) is None:
             return None
-        packed, place, facts = snapshot.packed(), self.progress.place, self._facts()
-        best = Place(*self.progress.best["place"]) if self.progress.best else None
-
-        def write() -> None:
-            self._store.write(place, packed, facts)
-            self._store.keep(self._settings.keep, best)
-
-        return write
-
-    def _facts(self) -> dict[str, Any]:
-        """What the manifest says of a checkpoint."""
-        progress, strategy = self.progress, self._strategy
-        return {
-            "step": progress.total,
-            "epoch": progress.epoch,
-            "step of epoch": progress.step,
-            "ended": progress.stopped or progress.epoch >= self._epochs,
-            "logs": {name: v for name, v in progress.logs.items() if isinstance(v, float)},
-            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "strategy": strategy.name,
-            "replicas": strategy.num_replicas,
-            "workers": strategy.num_workers,
-            "versions": versions(),
-            "configuration": dict(self._settings.configuration),
-        }
-
-    def _submit(self, job: Callable[[], None] | None) -> None:
-        """Has the thread write, and says what became of the write before.
-
-        Raises:
-            ConfigurationError: It failed, and the training is to stop then.
-        """
-        try:
-            self._writer.wait()
-        except (OSError, tf.errors.OpError) as error:
-            reason = str(error).splitlines()[0]
-            line = f"A checkpoint could not be written in {self._settings.folder}: {reason}"
-            if self._settings.on_error == "stop":
-                raise ConfigurationError(f"{line}. Older ones are whole.") from error
-            _say(f"{line}. The training goes on; older ones are whole.")
-        if job is not None:
-            self._writer.submit(job)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        return self._writing.job(snapshot, self.progress, self._epochs)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tfdist.console import settings_file
 from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError
-from tfdist.launcher.flags import Options
+from tfdist.launcher.options import Options
 from tfdist.strategies import STRATEGIES
 
 
