@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 from keras import layers
 
@@ -150,6 +152,18 @@ def test_sparse_tensors(strategy: str, num_replicas: int) -> None:
     history = trainer.fit(sliced(sparse, Y), epochs=2, verbose=0)
     assert_close(history.history, plain.fit(sliced(sparse, Y), epochs=2, verbose=0).history)
     assert_close(trainer.predict(sparse, verbose=0), plain.predict(sparse, verbose=0))
+
+
+def test_a_generator_of_sparse_matrices() -> None:
+    def batches() -> Iterator[tuple[Any, np.ndarray]]:
+        for begin in range(0, len(X), 7):
+            rows = slice(begin, begin + 7)
+            yield scipy.sparse.csr_matrix(np.where(X > 0, X, 0)[rows]), Y[rows]
+
+    build_model = building(lambda: [keras.Input((4,), sparse=True), layers.Dense(1)])
+    trainer, plain = mirrored(build_model), build_model()
+    assert_close(trainer.fit(batches(), verbose=0).history, plain.fit(batches(), verbose=0).history)
+    assert_same_weights(trainer.model, plain)
 
 
 class SumOfRows(layers.Layer):

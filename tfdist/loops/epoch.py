@@ -138,7 +138,7 @@ def _num_steps(feed: Feed, made: int, per_call: StepsPerCall, observers: Sequenc
     """How many steps the next call is to make; none is left: 0."""
     bounds = [observer.most_steps() for observer in observers]
     most = min([per_call.num_steps, *(bound for bound in bounds if bound is not None)])
-    return feed.num_left(made, most)
+    return feed.num_left(made, most, per_call.at_once)
 
 
 def _check_same_batches(checksums: np.ndarray, step: int) -> None:

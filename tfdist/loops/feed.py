@@ -103,7 +103,7 @@ class Feed:
     def first_batch(self) -> Any:
         """Returns the first global batch without taking it from a generator."""
         if (known := keras_data.first_batch(self._adapter)) is not None:
-            return tf.nest.map_structure(tf.convert_to_tensor, known)
+            return known
         if (batch := self._order.first_batch()) is None:
             raise DataError(_EMPTY)
         return without_optionals(batch)
@@ -162,9 +162,17 @@ class Feed:
             self._order.begin_in_vain()
         self._pass, self._iterator, self._goes_on = state["pass"], None, state
 
-    def num_left(self, made: int, wanted: int) -> int:
-        """Returns how many of the `wanted` steps an epoch has left after `made` ones."""
-        left = wanted if self.num_batches is None else min(wanted, self.num_batches - made)
+    def num_left(self, made: int, wanted: int, at_once: int = 1) -> int:
+        """Returns how many of the `wanted` steps an epoch has left after `made` ones.
+
+        Args:
+            made: Steps.
+            wanted: Steps of a call.
+            at_once: So many fill up the last ones, if the data have them: `StepsPerCall.at_once`.
+        """
+        left = wanted
+        if self.num_batches is not None:
+            left = min(wanted, -(-self.num_batches // at_once) * at_once - made)
         return left if self._size is None else min(left, self._size - self._taken - made)
 
     def end_epoch(self, made: int, exhausted: bool, stopped: bool = False) -> None:

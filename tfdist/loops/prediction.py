@@ -1,4 +1,4 @@
-"""A prediction: one call a batch, and the outputs of all batches laid end to end."""
+"""A prediction: batch by batch, and the outputs of all batches laid end to end."""
 
 from __future__ import annotations
 
@@ -26,16 +26,22 @@ def run(outer: OuterLoop, feed: Feed, callbacks: keras.callbacks.CallbackList) -
     predict = outer.functions.predict(feed)
     outputs: list[Any] = []
 
-    def one_batch(iterator: Iterator[Any], _: int) -> tuple[Made, Logs]:
-        made, by_replica = predict(iterator)
-        outputs.extend(by_replica)
-        return made, {"outputs": _end_to_end(by_replica)} if by_replica else {}
+    def some_batches(iterator: Iterator[Any], wanted: int) -> tuple[Made, Logs]:
+        made, first = Made(0, 0, 0.0), len(outputs)
+        while made.num_steps < wanted:
+            one, by_replica = predict(iterator)
+            if not one.num_steps:
+                break
+            outputs.extend(by_replica)
+            made = Made(*(a + b for a, b in zip(made, one, strict=True)))
+        return made, {"outputs": _end_to_end(outputs[first:])} if made.num_steps else {}
 
     callbacks.on_predict_begin()
     outer.model.stop_predicting = False
     observers = outer.observers("predict", callbacks, "a prediction")
-    one_by_one = StepsPerCall(1, outer.model, [])
-    epoch.run(one_batch, feed, one_by_one, outer.strategy, observers)
+    in_groups = outer.model.compiled and outer.model.steps_per_execution > 1
+    per_call = StepsPerCall("auto" if in_groups else 1, outer.model, [])
+    epoch.run(some_batches, feed, per_call, outer.strategy, observers)
     callbacks.on_predict_end()
     return keras_data.as_arrays(_end_to_end(outputs))
 

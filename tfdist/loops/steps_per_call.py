@@ -26,6 +26,11 @@ class StepsPerCall:
         callbacks: Of this call.
         loop: Whose batches they may want: `"train"` or `"test"`.
 
+    Attributes:
+        num_steps: Of the next call.
+        at_once: Steps that Keras makes without asking whether they are wanted: so many as
+            `steps_per_execution` end an epoch of `steps_per_epoch`, whatever is left of these.
+
     Raises:
         ConfigurationError: A number below 1, or a word that is not `"auto"`.
     """
@@ -44,9 +49,10 @@ class StepsPerCall:
                 f"steps_per_call={steps_per_call!r}: expected 'auto' or a number from 1."
             )
         fixed = steps_per_call if isinstance(steps_per_call, int) else None
+        self.at_once = model.steps_per_execution if model.compiled else 1
         self._counted = 0
-        if fixed is None and model.compiled and model.steps_per_execution > 1:
-            fixed = self._counted = model.steps_per_execution
+        if fixed is None and self.at_once > 1:
+            fixed = self._counted = self.at_once
         if fixed is None and any(wants_every_batch(c, loop) for c in callbacks):
             fixed = 1
         self._adapts = fixed is None

@@ -11,7 +11,6 @@ from tfdist.console import command
 #: no TensorFlow until they run.
 COMMANDS = {
     "memory": "tfdist.plan.memory.command",
-    "scaling": "tfdist.plan.scaling.command",
     "memory-check": "tfdist.plan.memory.check_command",
 }
 

@@ -70,6 +70,8 @@ class _ShareLoss:
         in_mask = keras_model.mask_of(y_pred)
         predicted = keras.tree.map_structure(as_tensor, y_pred)
         values = loss.call(keras.tree.map_structure(as_tensor, y_true), predicted)
+        if not hasattr(values, "shape"):
+            values = as_tensor(values)  # Python's number
         if not (_has_rows(values, predicted) and self._has_independent_rows()):
             return self._of_whole(y_true, y_pred, sample_weight)
         masks = [m for m in (in_mask, keras_model.mask_of(values)) if m is not None]

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
@@ -87,10 +87,21 @@ def first_batch(adapter: Any) -> Any:
     gives its batch by number: its threads, if any, feed one reader at a time.
     """
     if isinstance(adapter, GeneratorDataAdapter):
-        return adapter._first_batches[0]
+        return tf.nest.map_structure(_as_tensor, adapter._first_batches[0])
     if isinstance(adapter, PyDatasetAdapter):
-        return adapter.py_dataset[0]
+        return tf.nest.map_structure(_as_tensor, adapter.py_dataset[0])
     return None
+
+
+def _as_tensor(leaf: Any) -> Any:
+    """Turns a leaf of a batch into what the adapter's data set has of it.
+
+    `scipy_sparse_to_tf_sparse` is what Keras's own adapters do with matrices of SciPy.
+    """
+    if data_adapter_utils.is_scipy_sparse(leaf):
+        return data_adapter_utils.scipy_sparse_to_tf_sparse(leaf)
+    is_composite = isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor))
+    return leaf if leaf is None or is_composite else tf.convert_to_tensor(leaf)
 
 
 def begin_epoch(adapter: Any) -> None:
