@@ -22,7 +22,7 @@ def test_importing_pulls_in_no_tensorflow(module: str) -> None:
 def test_help_pulls_in_no_tensorflow() -> None:
     commands = ["tfdist.train", "tfdist.launch", "tfdist.init", *packages_that_run("tfdist")]
     shown = help_without_tensorflow(*commands)
-    assert len(commands) == 9
+    assert len(commands) == 10
     assert all(f"python -m {command}" in shown for command in commands)
 
 

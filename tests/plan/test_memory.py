@@ -12,8 +12,8 @@ from tfdist.plan.memory import liveness
 from tfdist.plan.memory.allocator import Allocator
 from tfdist.plan.memory.devices import Planner
 from tfdist.plan.memory.liveness import Operation
-from tfdist.plan.memory.network import Network
 from tfdist.plan.memory.trace import trace
+from tfdist.plan.network import Network
 
 KB = 1 << 10
 

@@ -14,9 +14,13 @@ COMMANDS = {
     "checkpoint": "tfdist.bench.checkpoint.command",
     "input": "tfdist.bench.input.command",
     "large_batch": "tfdist.bench.large_batch.command",
+    "memory": "tfdist.bench.memory.command",
     "pipeline": "tfdist.bench.pipeline.command",
+    "precision": "tfdist.bench.precision.command",
     "scaling": "tfdist.bench.scaling.command",
     "step": "tfdist.bench.step.command",
+    "strategies": "tfdist.bench.strategies.command",
+    "sweep": "tfdist.bench.sweep.command",
 }
 
 

@@ -8,6 +8,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -82,7 +83,11 @@ def parse(
 
 
 def run_one_of(
-    commands: Mapping[str, str], program: str, description: str, arguments: Sequence[str] | None
+    commands: Mapping[str, str],
+    program: str,
+    description: str,
+    arguments: Sequence[str] | None,
+    **further: Any,
 ) -> None:
     """Parses a command line whose first word is a subcommand, and runs what it names.
 
@@ -92,6 +97,7 @@ def run_one_of(
         program: As of `parser`.
         description: As of `parser`.
         arguments: As of `parse`.
+        **further: What `run` is given beside the values of its flags.
 
     Raises:
         TfdistError: As the subcommand.
@@ -105,7 +111,7 @@ def run_one_of(
         subcommands.add_subcommand(name, one, help=module.DESCRIPTION)
     chosen = parse(whole, arguments)
     name = chosen.subcommand
-    importlib.import_module(commands[name]).run(**chosen[name].as_dict())
+    importlib.import_module(commands[name]).run(**chosen[name].as_dict(), **further)
 
 
 def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:

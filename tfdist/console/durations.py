@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+from tfdist.errors import ConfigurationError
+
 _FORM = re.compile(r"(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+_SHORT = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us|ns)")
 
 
 def seconds(text: str) -> float | None:
@@ -13,3 +17,14 @@ def seconds(text: str) -> float | None:
         return None
     days, hours, minutes, rest = (float(part or 0) for part in found.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def short_seconds(text: str) -> float:
+    """Returns the seconds of a time as that of a message is written: `20us`, `1.5ms`, `2s`.
+
+    Raises:
+        ConfigurationError: It is of another form.
+    """
+    if not (found := _SHORT.fullmatch(text.strip())):
+        raise ConfigurationError(f"{text!r}: expected a time like 20us, 1.5ms or 2s.")
+    return float(found[1]) * {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[found[2]]

@@ -11,6 +11,7 @@ from tfdist.console import command
 #: no TensorFlow until they run.
 COMMANDS = {
     "memory": "tfdist.plan.memory.command",
+    "scaling": "tfdist.plan.scaling.command",
     "memory-check": "tfdist.plan.memory.check_command",
 }
 

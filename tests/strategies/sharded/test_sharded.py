@@ -110,6 +110,15 @@ def test_the_model_is_whole_to_everybody_but_another_loop(tmp_path: Path) -> Non
         trainer.model.fit(**FIT)
 
 
+def test_an_optimizer_that_cannot_be_made_again_trains_all_the_same() -> None:
+    def make() -> keras.Model:
+        return build(keras.optimizers.SGD(learning_rate=lambda: 0.1))
+
+    trainer = Trainer(make, Sharded(2, smallest=1))
+    assert "weights and optimizer state" not in trainer.describe()
+    trainer.fit(**FIT)
+
+
 def test_what_cannot_be_divided_is_said() -> None:
     with pytest.raises(ConfigurationError, match="expected one of optimizer, gradients"):
         Sharded(2, shard="all")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 
 from tfdist.console import table_files
-from tfdist.plan.memory import flags
+from tfdist.plan import flags
 from tfdist.plan.memory.check import NETWORKS
 
 DESCRIPTION = "planned memory beside that of real training steps on this machine"

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.console import sizes, table_files
-from tfdist.plan.memory import flags
+from tfdist.plan import flags
 
 DESCRIPTION = "what a training step holds on each device, and the largest batch that fits a card"
 

@@ -19,7 +19,7 @@ from tfdist.loops.feed import Feed
 from tfdist.model_setup import create
 from tfdist.plan.memory import graph, liveness
 from tfdist.plan.memory.liveness import Operation
-from tfdist.plan.memory.network import Network
+from tfdist.plan.network import Network
 from tfdist.strategies.base import Strategy
 from tfdist.upstream.keras_optimizers import optimizers_of
 

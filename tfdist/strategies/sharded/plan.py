@@ -103,11 +103,17 @@ def num_bytes(variable: keras.Variable) -> int:
     return variable.shape.num_elements() * tf.as_dtype(variable.dtype).size
 
 
-def state_of(optimizer: keras.optimizers.Optimizer) -> float:
-    """Returns how many numbers an optimizer keeps about each parameter: those of a small matrix."""
-    twin = type(optimizer).from_config(optimizer.get_config())
-    with tf.device("CPU:0"):
-        weight = keras.Variable(tf.zeros([64, 64]))
-        twin.build([weight])
+def state_of(optimizer: keras.optimizers.Optimizer) -> float | None:
+    """Returns how many numbers an optimizer keeps about each parameter: those of a small matrix.
+
+    None where it cannot be told before it is built: its configuration makes no second one.
+    """
+    try:
+        twin = type(optimizer).from_config(optimizer.get_config())
+        with tf.device("CPU:0"):
+            weight = keras.Variable(tf.zeros([64, 64]))
+            twin.build([weight])
+    except Exception:  # an optimizer of the user's may raise anything
+        return None
     others = sum(v.shape.num_elements() for v in twin.variables if v.shape.rank)
     return others / weight.shape.num_elements()

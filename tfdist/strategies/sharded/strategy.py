@@ -70,10 +70,11 @@ class Sharded(Towers):
             return
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         planned = plan.plan(model, [optimizer], self.devices, self._smallest)
-        held = planned.bytes_by_device(self.devices, plan.state_of(optimizer), self._copies_weights)
-        each = ", ".join(f"{device} {num / 1e6:,.1f} MB" for device, num in held.items())
-        share = planned.describe(len(self.devices))
-        self._placed = {"split": share, "weights and optimizer state": each}
+        self._placed = {"split": planned.describe(len(self.devices))}
+        if (state := plan.state_of(optimizer)) is not None:
+            held = planned.bytes_by_device(self.devices, state, self._copies_weights)
+            each = ", ".join(f"{device} {num / 1e6:,.1f} MB" for device, num in held.items())
+            self._placed["weights and optimizer state"] = each
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         super().prepare(model, optimizers)

@@ -10,7 +10,7 @@ from jsonargparse.typing import PositiveInt
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
-from tfdist.plan.memory.network import KNOWN, Network
+from tfdist.plan.network import KNOWN, Network
 
 #: What an example is where nobody says: ImageNet's photographs, and GPT-2's rows.
 _USUAL: dict[str, tuple[tuple[int, ...], int]] = {"gpt": ((1024,), 50257)}
@@ -22,8 +22,8 @@ def words_of(name: str) -> list[str]:
     return list(TrainConfig.model_fields[name].annotation.__args__)  # type: ignore[union-attr]
 
 
-def add_network(parser: ArgumentParser) -> None:
-    """Adds the flags of a network."""
+def add_network(parser: ArgumentParser, precision: bool = True) -> None:
+    """Adds the flags of a network; `precision`: also that of its number format."""
     parser.add_argument("--model", choices=list(KNOWN), default="resnet50", help="which network")
     parser.add_argument(
         "--set", action="append", metavar="NAME=VALUE", help="an argument of the network, each"
@@ -38,9 +38,10 @@ def add_network(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--optimizer", choices=words_of("optimizer"), default="adam", help="what trains it"
     )
-    parser.add_argument(
-        "--precision", choices=words_of("precision"), default="float32", help="of numbers"
-    )
+    if precision:
+        parser.add_argument(
+            "--precision", choices=words_of("precision"), default="float32", help="of numbers"
+        )
 
 
 def network(
@@ -49,7 +50,7 @@ def network(
     input: str | None,
     classes: int | None,
     optimizer: str,
-    precision: str,
+    precision: str = "float32",
 ) -> Network:
     """Returns what those flags say.
 
@@ -69,3 +70,8 @@ def network(
             raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
         settings[name] = yaml.safe_load(text)
     return Network(model, shape, classes or usual_classes, optimizer, precision, settings)
+
+
+def tiny() -> Network:
+    """Returns a network that is trained in a moment, for smoke runs."""
+    return Network("mlp", (64,), 10)

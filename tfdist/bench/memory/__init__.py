@@ -1,0 +1,1 @@
+"""Memory of a training: whole, in copies, and divided."""

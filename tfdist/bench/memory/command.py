@@ -1,0 +1,40 @@
+"""The flags of `python -m tfdist.bench memory`, and what it does."""
+
+from __future__ import annotations
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+DESCRIPTION = "what a training holds: whole, in copies, and divided over devices"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument(
+        "--weights",
+        type=PositiveInt,
+        default=100_000_000,
+        metavar="N",
+        help="of the network; Adam keeps two more numbers for each",
+    )
+    parser.add_argument("--layers", type=PositiveInt, default=10, metavar="N", help="of equal size")
+    parser.add_argument("--devices", type=PositiveInt, default=2, metavar="N", help="replicas")
+    parser.add_argument("--json", metavar="FILE", help="where to write the results")
+    parser.add_argument("--smoke", action="store_true", help="small and short: does it work?")
+
+
+def run(weights: int, layers: int, devices: int, json: str | None, smoke: bool) -> None:
+    """Measures and prints a table; the arguments are the flags."""
+    from tfdist.bench import document
+    from tfdist.bench.machine import OthersLoad
+    from tfdist.bench.memory import measure, report
+    from tfdist.console import tables
+
+    if smoke:
+        weights, layers = 100_000, 2
+    load = OthersLoad()
+    results = [
+        measure.held(contender, weights, layers, devices) for contender in measure.CONTENDERS
+    ]
+    report.show(results)
+    tables.text(document.conclude("memory", results, load.fraction(), json))

@@ -1,0 +1,1 @@
+"""`python -m tfdist.bench precision`: speed, memory and accuracy by number format."""

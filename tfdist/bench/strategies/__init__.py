@@ -1,0 +1,1 @@
+"""`python -m tfdist.bench strategies`: one network under every strategy that there is here."""

@@ -1,0 +1,66 @@
+"""The flags of `python -m tfdist.bench strategies`, and what it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from tfdist.bench import outputs
+from tfdist.plan import flags
+
+DESCRIPTION = "one network under every strategy there is here: speed, and where the time goes"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    flags.add_network(parser)
+    parser.add_argument(
+        "--batch", type=PositiveInt, default=32, metavar="N", help="of each replica"
+    )
+    parser.add_argument("--replicas", type=PositiveInt, default=2, metavar="N", help="of each")
+    parser.add_argument(
+        "--steps", type=PositiveInt, default=5, metavar="N", help="that are timed, of each"
+    )
+    parser.add_argument(
+        "--rounds", type=PositiveInt, default=3, metavar="N", help="in which all take turns"
+    )
+    outputs.add_arguments(parser)
+    parser.add_argument("--smoke", action="store_true", help="a tiny network, to see that it works")
+
+
+def run(
+    batch: int,
+    replicas: int,
+    steps: int,
+    rounds: int,
+    json: str | None,
+    table: str | None,
+    chart: str | None,
+    smoke: bool,
+    **network: Any,
+) -> None:
+    """Measures and prints a table; the arguments are the flags.
+
+    Raises:
+        ConfigurationError: A flag that does not fit.
+        LaunchError: One device does not train already.
+    """
+    outputs.check(json, table, chart)
+    chosen = flags.network(**network) if not smoke else flags.tiny()
+    from tfdist.bench import document
+    from tfdist.bench.machine import OthersLoad
+    from tfdist.bench.strategies import measure, report
+    from tfdist.console import tables
+
+    if smoke:
+        batch, steps, rounds = 4, 2, 1
+    load = OthersLoad()
+    results, absent = measure.all_strategies(chosen, batch, replicas, steps, rounds)
+    report.show(results, chosen.model, batch, replicas, table)
+    for name, why in absent.items():
+        tables.text(f"{name} is left out: {why}")
+    tables.text(report.NOTE)
+    tables.text(document.conclude("strategies", results, load.fraction(), json))
+    outputs.draw(chart, lambda figure: report.paint(figure, results), width=8)

@@ -1,0 +1,1 @@
+"""`python -m tfdist.bench sweep`: throughput over the batch size."""

@@ -1,0 +1,1 @@
+"""`python -m tfdist.plan scaling`: step time and efficiency over the number of workers."""
