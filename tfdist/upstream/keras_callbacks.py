@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from tfdist.upstream.patching import replace
+
 #: What each class keeps besides its arguments; `on_train_begin` resets most of it.
 _REMEMBERED: dict[type, tuple[str, ...]] = {
     keras.callbacks.History: ("epoch", "history"),
@@ -55,3 +57,15 @@ def is_better(model: keras.Model, monitor: str, value: float, best: float) -> bo
     judge.set_model(model)
     judge._set_monitor_op()
     return bool(judge._is_improvement(value, best))
+
+
+def swap_by_assignment() -> None:
+    """Lets `SwapEMAWeights` swap weights that are not there as one `tf.Variable`, for good.
+
+    Its `_tf_swap_variables` and `_tf_finalize_ema_values` add to that in its place; what it has for
+    other backends assigns to Keras's variables: `_backend_swap_variables`,
+    `_backend_finalize_ema_values`.
+    """
+    kind = keras.callbacks.SwapEMAWeights
+    replace(kind, "_tf_swap_variables", kind._backend_swap_variables)
+    replace(kind, "_tf_finalize_ema_values", kind._backend_finalize_ema_values)

@@ -110,6 +110,22 @@ def test_the_model_is_whole_to_everybody_but_another_loop(tmp_path: Path) -> Non
         trainer.model.fit(**FIT)
 
 
+@pytest.mark.parametrize("stage", [pytest.param("gradients", marks=LONG), "parameters"])
+def test_averages_are_swapped_in_for_evaluations(stage: str) -> None:
+    def fitted(strategy: object) -> tuple[list[np.ndarray], dict[str, list[float]]]:
+        def make() -> keras.Model:
+            return build(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
+
+        trainer = Trainer(make, strategy)
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        history = trainer.fit(**FIT, epochs=2, callbacks=[swap], validation_data=(X, X[:, :1]))
+        return trainer.model.get_weights(), history.history
+
+    found, wanted = fitted(Sharded(2, shard=stage, smallest=1)), fitted("one_device")
+    assert_close(found[0], wanted[0])
+    assert_close(found[1], wanted[1])
+
+
 def test_an_optimizer_that_cannot_be_made_again_trains_all_the_same() -> None:
     def make() -> keras.Model:
         return build(keras.optimizers.SGD(learning_rate=lambda: 0.1))

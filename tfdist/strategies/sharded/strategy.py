@@ -22,6 +22,7 @@ from tfdist.strategies.sharded import plan
 from tfdist.strategies.sharded.division import OverDevices
 from tfdist.strategies.towers import Towers
 from tfdist.upstream import keras_variables
+from tfdist.upstream.keras_callbacks import swap_by_assignment
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
 from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
 
@@ -59,6 +60,7 @@ class Sharded(Towers):
         self._division = OverDevices(len(self.devices))
         self._copies_weights = shard != "parameters"
         self._placed: dict[str, str] = {}
+        swap_by_assignment()
 
     def describe(self) -> dict[str, str]:
         rows = super().describe()
