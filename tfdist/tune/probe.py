@@ -57,6 +57,8 @@ def probe(
         return Outcome(True, False, "fits")
     if done.returncode == -signal.SIGKILL:  # Linux ends the process that takes most
         return Outcome(False, True, "no room: the system killed it")
+    if done.returncode < 0 and memory is not None:  # oneDNN's kernels do so where memory ends
+        return Outcome(False, True, f"no room: {signal.Signals(-done.returncode).name}")
     if any(word in done.stderr for word in _WORDS):
         return Outcome(False, True, "no room")
     return Outcome(False, False, _last_error(done.stderr) or f"exit code {done.returncode}")

@@ -47,9 +47,12 @@ def _kind(
             try:
                 (sample,) = pool.ask(network, batch, "one_device", 1, num_steps)
             except LaunchError as error:
-                if not rows or "out of memory" not in str(error):
+                if not rows:
                     raise
-                rows.append({"device": rows[0]["device"], "batch": batch, "error": "out of memory"})
+                # Some kernels of the CPU crash where memory ends: the last line says what it was.
+                is_memory = "out of memory" in str(error)
+                why = "out of memory" if is_memory else str(error).strip().splitlines()[-1]
+                rows.append({"device": rows[0]["device"], "batch": batch, "error": why})
                 break  # no larger one fits
             rows.append(
                 {
