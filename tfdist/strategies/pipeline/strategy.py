@@ -141,8 +141,11 @@ class Pipeline(Strategy):
     def run(self, fn: ReplicaFn) -> list[Any]:
         order = Order(self.order, len(self.devices), self.micro_batches)
         self._tracing = Tracing(self._stage_of, self.devices, order, self._threads.index)
-        with operations_called_through(self._tracing.call):
-            return self._threads.run(fn, [self.devices[-1]] * self.micro_batches, self._add_up)
+        try:
+            with operations_called_through(self._tracing.call):
+                return self._threads.run(fn, [self.devices[-1]] * self.micro_batches, self._add_up)
+        finally:
+            self._tracing = None  # it holds the tensors of the graph
 
     def local_results(self, results: list[Any]) -> list[Any]:
         return results
