@@ -18,7 +18,8 @@ from tfdist import cluster
 from tfdist.cluster import mpi_library
 from tfdist.errors import LaunchError
 from tfdist.launcher import horovod, mpirun, plan, workers
-from tfdist.launcher.flags import Options, parse
+from tfdist.launcher.flags import parse
+from tfdist.launcher.options import Options
 
 
 def test_places_are_those_that_horovod_computes() -> None:
