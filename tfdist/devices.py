@@ -40,6 +40,12 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
     return available()
 
 
+def rounds_float32() -> bool:
+    """Whether a GPU multiplies matrices of float32 by TensorFloat-32, which keeps 10 bits."""
+    gpus = tf.config.get_visible_devices("GPU")
+    return bool(gpus) and tf.config.experimental.tensor_float_32_execution_enabled()
+
+
 def limit_memory(megabytes: int) -> None:
     """Limits what this process takes of each GPU; call it before the first TensorFlow operation.
 

@@ -117,7 +117,9 @@ def _merged() -> tf.data.Dataset:
     signature = (
         (spec((None, 2), "float64"), spec((None,), "int32")), spec((None, 1), "float64"),
     )  # fmt: skip
-    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    # Where the length is unknown plain Keras counts a step too many in every epoch.
+    return dataset.apply(tf.data.experimental.assert_cardinality(2))
 
 
 @program(Data(_merged), feed="data set", may_refuse=True)

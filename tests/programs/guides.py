@@ -380,7 +380,12 @@ def inputs_by_name() -> keras.Model:
     return compiled(model, "adam", metrics=["mape"])
 
 
-@program(Data(normal(4), normal(1)), floatx="float32")
+@program(
+    Data(normal(4), normal(1)),
+    floatx="float32",
+    tolerance=100.0,
+    why="each share's gradient is rounded to the 8 bits of bfloat16, and so is every output",
+)
 def mixed_precision() -> keras.Model:
     """Layers in bfloat16 under weights in float32, one of them in float32 throughout."""
     inputs = keras.Input((4,))
