@@ -52,11 +52,12 @@ def test_exported_model_is_the_saved_one(run: Path) -> None:
     np.testing.assert_allclose(exported.serve(x), saved, rtol=1e-6)
 
 
+@pytest.mark.parametrize("saved", ["model.keras", "checkpoints", ""])
 def test_evaluation_gives_the_numbers_of_the_training(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    saved: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [f"--config={run / 'config.yaml'}", "--verbose=2"]
-    assert train.main([*flags, f"--evaluate={run / 'model.keras'}"]) == 0
+    assert train.main([*flags, f"--evaluate={run / saved}"]) == 0
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     shown = capsys.readouterr().out
     for name in ("loss", "accuracy"):

@@ -42,9 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _list(path: str) -> int:
     from tfdist.checkpoint import manifest
+    from tfdist.checkpoint.store import checkpoints_of
 
     rows = []
-    for checkpoint in _all(path):
+    for checkpoint in checkpoints_of(path):
         name = posixpath.basename(checkpoint)
         try:
             told = manifest.read(checkpoint)
@@ -61,8 +62,9 @@ def _list(path: str) -> int:
 def _inspect(path: str) -> int:
     from tfdist.checkpoint import manifest
     from tfdist.checkpoint.snapshot import Packed, Snapshot
+    from tfdist.checkpoint.store import checkpoints_of
 
-    path = _all(path)[0]
+    path = checkpoints_of(path)[0]
     told = manifest.verify(path)
     tables.facts([name, _text(value)] for name, value in told.items())
     saved = Snapshot.unpacked(Packed.read(path))
@@ -76,9 +78,10 @@ def _inspect(path: str) -> int:
 
 def _verify(path: str) -> int:
     from tfdist.checkpoint import manifest
+    from tfdist.checkpoint.store import checkpoints_of
 
     damaged = 0
-    for name in _all(path):
+    for name in checkpoints_of(path):
         try:
             manifest.verify(name)
         except manifest.DamagedError as error:
@@ -92,29 +95,13 @@ def _verify(path: str) -> int:
 def _export(path: str, target: Path) -> int:
     from tfdist.checkpoint import manifest
     from tfdist.checkpoint.export import export
+    from tfdist.checkpoint.store import checkpoints_of
 
-    newest = _all(path)[0]
+    newest = checkpoints_of(path)[0]
     manifest.verify(newest)
     export(newest, target)
     print(f"{target}: the model of {newest}.")
     return 0
-
-
-def _all(path: str) -> list[str]:
-    """The checkpoints that a path means, the newest first.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.store import Store
-
-    for folder in (path, posixpath.join(path, "checkpoints")):
-        if places := (store := Store(folder)).places():
-            return [store.path(place) for place in places]
-    if manifest.is_there(path):
-        return [path.rstrip("/")]
-    raise ConfigurationError(f"{path}: expected a checkpoint, a folder of them, or a run folder.")
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import keras
 
-from tfdist.checkpoint import variables
+from tfdist.checkpoint import manifest, variables
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.errors import ConfigurationError
 
@@ -52,12 +52,30 @@ def export(checkpoint: str, target: Path) -> None:
             f"{checkpoint}: its model cannot be made here ({reason}): import the module with its "
             "own layers, registered by keras.saving.register_keras_serializable."
         ) from error
-    # Alone the model is called otherwise than where it was trained: order and shapes tell.
-    paths = {f"{variables.MODEL}/{i:05d}": v.path for i, v in enumerate(model.variables)}
-    own = Snapshot({n: v for n, v in saved.variables.items() if n in paths}, paths)
-    variables.give({variables.MODEL: model.variables}, own, checkpoint, within_epoch=True)
+    _give(model, saved, checkpoint)
     if target.name.endswith((".keras", ".weights.h5")):
         save = model.save if target.suffix == ".keras" else model.save_weights
         save(target)
     else:
         model.export(target, verbose=False)
+
+
+def load_weights(model: keras.Model, checkpoint: str) -> None:
+    """Gives a model the weights of a checkpoint.
+
+    Args:
+        model: Built, with the layers of the one that was trained.
+        checkpoint: Its path.
+
+    Raises:
+        ConfigurationError: The checkpoint is damaged, or another model's.
+    """
+    manifest.verify(checkpoint)
+    _give(model, Snapshot.unpacked(Packed.read(checkpoint)), checkpoint)
+
+
+def _give(model: keras.Model, saved: Snapshot, checkpoint: str) -> None:
+    # Alone the model is called otherwise than where it was trained: order and shapes tell.
+    paths = {f"{variables.MODEL}/{i:05d}": v.path for i, v in enumerate(model.variables)}
+    own = Snapshot({n: v for n, v in saved.variables.items() if n in paths}, paths)
+    variables.give({variables.MODEL: model.variables}, own, checkpoint, within_epoch=True)

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError
 from tfdist.checkpoint.snapshot import Packed
+from tfdist.errors import ConfigurationError
 
 _FORM = re.compile(r"epoch-(\d+)-step-(\d+)")
 _TEMPORARY = ".writing-"
@@ -122,6 +123,23 @@ class Store:
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(posixpath.join(path, manifest.NAME))
                 tf.io.gfile.rmtree(path)
+
+
+def checkpoints_of(path: str) -> list[str]:
+    """Returns the checkpoints that a path means, the newest first.
+
+    Args:
+        path: A checkpoint, a folder of them, or a run folder.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    for folder in (path, posixpath.join(path, "checkpoints")):
+        if places := (store := Store(folder)).places():
+            return [store.path(place) for place in places]
+    if manifest.is_there(path):
+        return [path.rstrip("/")]
+    raise ConfigurationError(f"{path}: expected a checkpoint, a folder of them, or a run folder.")
 
 
 def _flush(folder: str) -> None:

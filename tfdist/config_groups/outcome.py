@@ -62,7 +62,9 @@ class Outcome(BaseModel):
     """What else comes of a run."""
 
     evaluate: str | None = Field(
-        None, description="a saved model, .keras: evaluate it in place of training; left out: train"
+        None,
+        description="a saved model, .keras, or the newest checkpoint of a folder: evaluate it in "
+        "place of training; left out: train",
     )
     profile: bool = Field(False, description="trace some steps, and tell where their time goes")
     logger: list[Literal["tensorboard", "csv", "mlflow", "wandb"]] = Field(

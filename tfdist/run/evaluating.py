@@ -15,6 +15,8 @@ from tfdist.errors import ConfigurationError, DataError
 if TYPE_CHECKING:
     import keras
 
+    from tfdist.run.recipe import Recipe
+
 #: Fields that mean something where nothing is trained; the model's file says the rest.
 _READ = (
     {*Run.model_fields, *Spread.model_fields, *StrategyOptions.model_fields}
@@ -42,19 +44,26 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
     Raises:
         TfdistError: There is no such model, or no data to evaluate it on.
     """
+    from tfdist.checkpoint.store import checkpoints_of
     from tfdist.run import from_config, recipe
     from tfdist.trainer import Trainer
 
-    if not Path(str(config.evaluate)).exists():  # before data are made for it
+    path = Path(str(config.evaluate))
+    if not path.exists():  # before data are made for it
         raise ConfigurationError(f"--evaluate {config.evaluate}: there is no such file.")
     workload = recipe.find(config.recipe)  # knows the model's own classes
+    build = functools.partial(load, str(path))
+    if path.is_dir():
+        (checkpoint, *_) = checkpoints_of(str(path))
+        build = functools.partial(of_checkpoint, checkpoint, workload, config)
     strategy = from_config.make_strategy(config)
     _, validation = from_config.make_data(config, workload, strategy)
     if validation is None:
         raise DataError(f"recipe {config.recipe!r} has no validation_data to evaluate on.")
     trainer = Trainer(
-        functools.partial(load, str(config.evaluate)),
+        build,
         strategy,
+        precision=config.precision if path.is_dir() else None,
         steps_per_call=config.steps_per_call,
         watchdog_seconds=config.watchdog_seconds,
     )
@@ -71,6 +80,19 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
             [(name, f"{value:.6g}") for name, value in found.items()],
         )
     return found
+
+
+def of_checkpoint(checkpoint: str, workload: Recipe, config: TrainConfig) -> keras.Model:
+    """Returns the recipe's model with a checkpoint's weights; averages of them are not used.
+
+    Raises:
+        ConfigurationError: The checkpoint is damaged, or another model's.
+    """
+    from tfdist.checkpoint.export import load_weights
+
+    model = workload.build_model(config, None)
+    load_weights(model, checkpoint)
+    return model
 
 
 def load(file: str) -> keras.Model:
