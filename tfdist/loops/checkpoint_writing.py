@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from tfdist.checkpoint.writer import Writer
 from tfdist.errors import ConfigurationError
 from tfdist.loops.saving import Progress
 from tfdist.strategies.base import Strategy
+
+#: Which of TensorFlow's operations failed, before what became of it.
+_NODE = re.compile(r"^\{\{.*?\}\} ")
 
 
 class CheckpointWriting:
@@ -58,7 +62,7 @@ class CheckpointWriting:
         try:
             self._writer.wait()
         except (OSError, tf.errors.OpError) as error:
-            reason = str(error).splitlines()[0]
+            reason = _NODE.sub("", str(error).splitlines()[0])
             line = f"A checkpoint could not be written in {self._settings.folder}: {reason}"
             if self._settings.on_error == "stop":
                 raise ConfigurationError(f"{line}. Older ones are whole.") from error
