@@ -65,7 +65,7 @@ def _keras_fit(case: Case, evaluated: Sequence[Case], model: keras.Model) -> lis
         ]
 
 
-def _known(case: Case) -> Case:
+def of_known_length(case: Case) -> Case:
     """The case with data of known length.
 
     On those of unknown length Keras counts a step too many in every epoch, on one device too.
@@ -75,7 +75,7 @@ def _known(case: Case) -> Case:
 
 def one_device(case: Case) -> Result:
     """Plain Keras on one device."""
-    case = _known(case)
+    case = of_known_length(case)
     return _keras_fit(case, [case], case.build())[0]
 
 
@@ -99,7 +99,7 @@ class References:
 @functools.cache
 def references(name: str) -> References:
     """All of them from one model, which is traced once."""
-    case = _known(CASES[name])
+    case = of_known_length(CASES[name])
     half, permuted, model = feeds.half_lost(case), feeds.permuted(case), case.build()
     begin = _beginning(model, case)
     right, half_evaluated = _keras_fit(case, [case, half], model)

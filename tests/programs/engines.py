@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from tests.conformance import feeds
-from tests.conformance.engines import created
+from tests.conformance.engines import created, of_known_length
 from tests.conformance.results import Result, collect
 from tests.programs.program import Program
 from tests.programs.programs import PROGRAMS
@@ -29,7 +29,7 @@ def reference(name: str) -> Result:
 def plain(program: Program) -> Result:
     """What plain Keras on one device makes of it."""
     with _floatx(program.floatx):
-        return _run(program, program.build())
+        return _run(of_known_length(program), program.build())
 
 
 def tfdist(program: Program, strategy: str, num_replicas: int) -> Result:

@@ -206,7 +206,7 @@ def behaviour_sequence() -> keras.Model:
 def _answers() -> Data:
     """Questions of a pupil and whether they were answered, the next answer to be guessed."""
     asked, right = integers(5, 4), integers(2, 4, seed=6)
-    return Data([asked, right], np.roll(right, -1, 1).astype("float64"), normal(4) ** 2)
+    return Data([asked, right], np.roll(right, -1, 1)[..., None].astype("float64"), normal(4) ** 2)
 
 
 @program(_answers())
@@ -216,11 +216,13 @@ def knowledge_tracing() -> keras.Model:
     x = layers.Embedding(10, 3)(asked + 5 * right)
     x = layers.Dense(5, activation="sigmoid")(layers.LSTM(3, return_sequences=True)(x))
     following = ops.one_hot(ops.roll(asked, -1, 1), 5, dtype=x.dtype)
-    chance = ops.sum(x * following, -1)
+    chance = ops.sum(x * following, -1, keepdims=True)
     return compiled(keras.Model([asked, right], chance), "adam", "binary_crossentropy")
 
 
-@program(Data(np.array([["a", "b", "c"][i % 3] for i in range(NUM_ROWS)]), YES), feed="dataset")
+@program(
+    Data(np.array([["a", "b", "c"][i % 3] for i in range(NUM_ROWS)], object), YES), feed="dataset"
+)
 def looked_up_strings() -> keras.Model:
     """Strings looked up in a vocabulary within the model."""
     inputs = keras.Input((), dtype="string")

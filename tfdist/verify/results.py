@@ -85,7 +85,12 @@ def collect(model: keras.Model, history: keras.callbacks.History, evaluation: di
     return Result(
         weights,
         optimizer,
-        {name: [float(v) for v in values] for name, values in history.history.items()},
-        {name: float(value) for name, value in evaluation.items()},
+        {name: _numbers(values) for name, values in history.history.items()},
+        {name: _numbers(value) for name, value in evaluation.items()},
         int(np.asarray(model.optimizer.iterations)),
     )
+
+
+def _numbers(values: Any) -> Any:
+    """A metric's value, or those of all epochs: a number or, of each class, a list of them."""
+    return np.asarray(values, "float64").tolist()
