@@ -113,9 +113,7 @@ def _scaled(
     pixels = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: _of_jpeg(encoded, begin, region, size, reduce),
-        lambda: tf.image.crop_to_bounding_box(
-            tf.io.decode_png(encoded, channels=3), *tf.unstack(_window(begin, region))
-        ),
+        lambda: _cut(tf.io.decode_png(encoded, channels=3), _window(begin, region)),
     )
     scaled = tf.image.resize(pixels, size)
     return tf.ensure_shape(tf.cast(tf.round(scaled), tf.uint8), (*size, 3))
@@ -136,6 +134,10 @@ def _of_jpeg(
     larger = tf.reduce_min(region / tf.constant(size, tf.float32))
     which = sum(tf.cast(larger >= ratio, tf.int32) for ratio in _RATIOS[1:])
     return tf.switch_case(which, [functools.partial(at, ratio) for ratio in _RATIOS])
+
+
+def _cut(pixels: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    return tf.image.crop_to_bounding_box(pixels, window[0], window[1], window[2], window[3])
 
 
 def _window(begin: tf.Tensor, region: tf.Tensor) -> tf.Tensor:

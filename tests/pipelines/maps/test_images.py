@@ -74,6 +74,19 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_to_the_same_picture(sides: tuple[
     assert abs(crops[0] - crops[1]).max() <= 12
 
 
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_in_a_data_set_as_outside(kind: str) -> None:
+    image, seed = encoded(gradient(40, 50), kind), tf.constant([1, 2])
+    maps = (
+        lambda e: images.resize(e, (8, 8)),
+        lambda e: images.center_crop(e, (8, 8)),
+        lambda e: images.random_crop(e, seed, (8, 8)),
+    )
+    for function in maps:
+        (inside,) = tf.data.Dataset.from_tensors(image).map(function)
+        np.testing.assert_array_equal(inside, function(image))
+
+
 def test_flip_turns_half_of_them_and_the_mask_too() -> None:
     image = tf.constant(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
     turned = 0
