@@ -13,6 +13,8 @@ from pipelines.reading.folder import Folder
 
 IN_MEMORY = "memory"
 
+_OF_GRAPH = 1
+
 
 def cached(
     starts: tf.data.Dataset,
@@ -31,8 +33,7 @@ def cached(
         folder: reads in the order of its files.
         make: from a serialized record.
         place: `"memory"`, or a folder, which is made.
-        shuffle_buffer: examples to shuffle among; 0: none. The order follows from the seed and
-            from `tf.random.set_seed`, which `tf.data` mixes in.
+        shuffle_buffer: examples to shuffle among; 0: none.
         num_maps: calls of `make` at once.
 
     Returns:
@@ -50,6 +51,9 @@ def cached(
         seed, dataset = seeds.of_epoch(folder.seed, start[0]), kept
         if shuffle_buffer:
             buffer = min(shuffle_buffer, folder.num_records)
+            # Of this graph: the program's own seed, which tf.data mixes in, is not the order's, and
+            # 0 would be compared with a tensor.
+            tf.compat.v1.set_random_seed(_OF_GRAPH)
             dataset = kept.shuffle(buffer, tf.cast(seed[0], tf.int64), False)
         dataset = dataset.skip(start[1])
         return dataset.map(lambda made, number: (made, seeds.of_examples(seed, number)))

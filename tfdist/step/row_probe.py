@@ -71,19 +71,25 @@ def _asked(model: keras.Model, x: Any, training: bool) -> str | None:
     kept = min(_NUM_ROWS, int(num_rows(x)) // 2)
     if kept == 0:
         return None
-    some, others = shares.take(x, 0, kept), shares.take(x, kept, 2 * kept)
-    both, twice = _end_to_end(some, others), _end_to_end(some, some)
+    first, second = shares.take(x, 0, kept), shares.take(x, kept, 2 * kept)
     try:
-        # Random layers draw the same for as many rows; the rest is asked where they are at rest.
-        return _mixing(model, both, twice, kept, training) or _mixing(
-            model, both, some, kept, training=False, shift=1
-        )
+        # Each beside the other: the largest value of a batch moves only the rows that lack it.
+        return _beside(model, first, second, training) or _beside(model, second, first, training)
     except Exception as error:
         try:
             layer_calls(model, x, training)
         except Exception:  # what is wrong is said where a step computes it
             return None
         return f"the model takes no other number of rows ({cause(error)})"
+
+
+def _beside(model: keras.Model, some: Any, others: Any, training: bool) -> str | None:
+    kept = int(num_rows(some))
+    both, twice = _end_to_end(some, others), _end_to_end(some, some)
+    # Random layers draw the same for as many rows; the rest is asked where they are at rest.
+    return _mixing(model, both, twice, kept, training) or _mixing(
+        model, both, some, kept, training=False, shift=1
+    )
 
 
 def _no_sum(model: keras.Model, x: Any, training: bool) -> str | None:

@@ -39,8 +39,9 @@ def test_seed_follows_from_epoch_and_record(folder: Path, options: dict[str, Any
         assert dataset.cardinality() == 3
         return [[(n.tolist(), s.tolist()) for n, s in dataset.as_numpy_iterator()] for _ in "ab"]
 
-    first, again = epochs(), epochs()
-    assert first == again
+    first = epochs()
+    tf.random.set_seed(0)  # the program's own
+    assert epochs() == first
     batches = [batch for epoch in first for batch in epoch]
     assert [len(rows) for rows, _ in batches] == [8, 8, 4] * 2
     assert sorted(row for rows, _ in batches[:3] for row in rows) == list(range(20))
