@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tfdist import strategies
 from tfdist.errors import TfdistError
 from tfdist.verify.verdict import Verdict
+from tfdist.watchdog.deadline import deadline
 
 
 def attempt(name: str, devices: int | None, seconds: float) -> Verdict | TfdistError:
@@ -46,10 +46,5 @@ def _within(seconds: float, name: str) -> Iterator[None]:
         print(message, file=sys.stderr, flush=True)
         os._exit(1)
 
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
+    with deadline(seconds, give_up):
         yield
-    finally:
-        timer.cancel()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tfdist.watchdog.deadline import deadline
 from tfdist.watchdog.exit import exit_now
 
 #: More than TensorFlow's own bound and the roll call's (120 s), which raise an error instead.
@@ -32,10 +32,5 @@ def waiting(rank: int, size: int, silent: Callable[[], list[int]]) -> Iterator[N
             "stopped, or the network to it broke."
         )
 
-    timer = threading.Timer(SECONDS, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
+    with deadline(SECONDS, give_up):
         yield
-    finally:
-        timer.cancel()

@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.loops.order.passes import DataOrder, Distribute
+from tfdist.loops.order.numbered import NumberedOrder
+from tfdist.loops.order.passes import Distribute
 from tfdist.upstream import keras_data
 from tfdist.upstream.keras_data import Shuffle
 
 
-class ShuffledArrays(DataOrder):
+class ShuffledArrays(NumberedOrder):
     """Arrays: their order follows from a seed, and from the number of the pass.
 
     Where a seed was set it is Keras's order for that seed, which is one for all passes. Where none
@@ -38,18 +39,6 @@ class ShuffledArrays(DataOrder):
     ) -> Iterator[Any]:
         self._number = number
         return iter(distribute(self.dataset.skip(batch)) if batch else self._all(distribute))
-
-    def begin_ahead(self, distribute: Distribute) -> None:
-        pass  # a pass is told its number
-
-    def begin_in_vain(self) -> None:
-        pass  # likewise
-
-    def leave_out(self) -> None:
-        pass  # likewise
-
-    def state_of(self, iterator: Any) -> Any:
-        return None  # they begin anywhere
 
     def state(self) -> dict[str, Any]:
         return {"seed": self._shuffle.seed, "as Keras": self._shuffle.as_keras}

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pipelines
-from tfdist.loops.order.passes import DataOrder, Distribute
+from tfdist.loops.order.numbered import NumberedOrder
+from tfdist.loops.order.passes import Distribute
 
 
-class PipelineOrder(DataOrder):
+class PipelineOrder(NumberedOrder):
     """What `pipelines.read` and `mix` return: they begin wherever they are told to.
 
     An iterator of which no batch is taken does not count as a pass, in Keras's `fit` either.
@@ -36,18 +37,6 @@ class PipelineOrder(DataOrder):
         self._where = (self._before + number, batch)
         self._restart.num_iterations = self._before + number + 1
         return iter(self._distributed)
-
-    def begin_ahead(self, distribute: Distribute) -> None:
-        pass  # a pass is told its number
-
-    def begin_in_vain(self) -> None:
-        pass  # likewise
-
-    def leave_out(self) -> None:
-        pass  # likewise
-
-    def state_of(self, iterator: Any) -> Any:
-        return None  # they begin anywhere
 
     def state(self) -> dict[str, Any]:
         return {"before": self._before}
