@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 
@@ -16,16 +17,22 @@ class Clock:
     """
 
     def __init__(self, tick_seconds: float) -> None:
-        self._tick_seconds, self._lost = tick_seconds, 0.0
-        self._ticked: float | None = None
+        self._tick_seconds = tick_seconds
+        # The last tick and the seconds lost up to it, replaced together: other threads read them.
+        self._ticked: tuple[float, float] = math.inf, 0.0
 
     def tick(self) -> None:
         """Takes what lies between two ticks, beyond what should, out of the count."""
         now = time.monotonic()
-        if self._ticked is not None:
-            self._lost += max(0.0, now - self._ticked - self._tick_seconds)
-        self._ticked = now
+        self._ticked = now, now - self._counted(now)
 
     def now(self) -> float:
-        """Returns the time, of which only differences mean something."""
-        return time.monotonic() - self._lost
+        """Returns the time, of which only differences mean something.
+
+        It stands still where a tick is due: who is first to ask after a stop must not count it.
+        """
+        return self._counted(time.monotonic())
+
+    def _counted(self, now: float) -> float:
+        ticked, lost = self._ticked
+        return min(now, ticked + self._tick_seconds) - lost
