@@ -12,7 +12,8 @@ from keras import layers, ops
 
 from tests.support.training import X, Y, building
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.mean_or_sum import Aggregation, Aggregations
+from tfdist.step.aggregation import Aggregation
+from tfdist.step.mean_or_sum import Aggregations
 
 Value = Callable[[Any], Any]
 
@@ -109,6 +110,7 @@ def test_losses_that_come_and_go() -> None:
         (lambda state, x: state + ops.sum(ops.abs(x)), Aggregation.SUM),
         (lambda state, x: 0.9 * state + ops.mean(ops.abs(x)), Aggregation.MEAN),
         (lambda state, x: state + 1.0, Aggregation.MEAN),
+        (lambda state, x: state + 1e-5 * ops.mean(ops.abs(x)), Aggregation.MEAN),
     ],
 )
 def test_states_that_layers_update(value: Value, expected: Aggregation) -> None:
@@ -116,8 +118,15 @@ def test_states_that_layers_update(value: Value, expected: Aggregation) -> None:
     assert aggregations(layer).of_state(layer.state) == expected
 
 
-def test_a_state_that_does_not_add_up() -> None:
-    layer = Counts(lambda state, x: ops.maximum(state, 1.0 + ops.sum(x) ** 2))
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda state, x: ops.maximum(state, 1.0 + ops.sum(x) ** 2),
+        lambda state, x: state + ops.mean(1 + x[:, 0] / 10) * ops.mean(1 + x[:, 1] / 10),
+    ],
+)
+def test_a_state_that_does_not_add_up(value: Callable[[Any, Any], Any]) -> None:
+    layer = Counts(value)
     with pytest.raises(UnsupportedModelError, match=r"The update of .* neither a mean nor a sum"):
         aggregations(layer).of_state(layer.state)
 

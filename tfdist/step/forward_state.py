@@ -16,7 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.step import batch_norm
-from tfdist.step.mean_or_sum import Aggregation, Aggregations
+from tfdist.step.aggregation import Aggregation
+from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
 from tfdist.upstream.keras_model import global_generator, seeds_of, use_global_generator

@@ -7,7 +7,6 @@ asked once, on the first batch: computed for each half of it and for the whole.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import devices
 from tfdist.errors import UnsupportedModelError
+from tfdist.step.aggregation import Aggregation, closest, lost, rounding
 from tfdist.step.lookups import Lookups
 from tfdist.step.probes import (
     CompiledLoss,
@@ -31,20 +30,8 @@ from tfdist.strategies import shares
 from tfdist.strategies.row_counts import num_rows
 from tfdist.upstream import keras_losses, keras_model
 
-#: How far a probe may be off, relative to what it compares.
-_EXACT, _RANDOM = 1e-3, 0.2
-
-#: What rounding may take from a loss, by what its layers compute in. The halves of a first batch
-#: may be nearly alike, and then a product of two means is nearly the mean of two products.
-_ROUNDING = {"float64": 1e-9, "float32": 1e-5}
-
-
-class Aggregation(enum.Enum):
-    """How values of shares make the value of the batch."""
-
-    MEAN = "mean"  # weighted by rows; what does not depend on the rows at all is one of these
-    SUM = "sum"
-    SAME = "same"  # on every share
+#: How far a probe of random layers may be off: other rows, other draws.
+_RANDOM = 0.2
 
 
 class Aggregations:
@@ -76,7 +63,7 @@ class Aggregations:
         for mode in (False, training):
             probes = self._run(mode)
             drawn = mode and keras_model.seeds_of(self._model)
-            tolerance = _RANDOM if drawn else _rounding(self._model)
+            tolerance = _RANDOM if drawn else rounding(self._model)
             if len(probes[0].losses) == num_losses:
                 values = zip(*(p.losses for p in probes), strict=True)
                 return [
@@ -100,12 +87,9 @@ class Aggregations:
                 "how those of shares add up: make it in call, or use one device."
             )
         changes = [p.states[id(variable)] for p in probes]
-        return _compared(f"The update of {variable.path!r}", changes, self._tolerance)
-
-    @property
-    def _tolerance(self) -> float:
-        """Relative; random layers draw other numbers for other rows."""
-        return _RANDOM if keras_model.seeds_of(self._model) else _EXACT
+        tolerance = _RANDOM if keras_model.seeds_of(self._model) else rounding(self._model)
+        what = f"The update of {variable.path!r}"
+        return _compared(what, changes, tolerance, lost(variable))
 
     def whole_metrics(self) -> frozenset[int]:
         """Returns the ids of the metrics' variables, if they have to see whole batches.
@@ -129,7 +113,8 @@ class Aggregations:
                 metric_changes(self._model, shares.take(rows, *part)) for part in halves(x)
             )
         added = {key: first.get(key, 0) + second.get(key, 0) for key in both}
-        close = (np.allclose(added[key], value, rtol=_EXACT) for key, value in both.items())
+        rtol = rounding(self._model)
+        close = (np.allclose(added[key], value, rtol) for key, value in both.items())
         return set() if all(close) else set(both)
 
     def has_independent_rows(self, number: int) -> bool:
@@ -147,7 +132,8 @@ class Aggregations:
             loss, y_true, y_pred = self._compiled[number]
             half = (int(num_rows(y_pred)) + 1) // 2
             some = loss.call(shares.take(y_true, 0, half), shares.take(y_pred, 0, half))
-            return np.allclose(some, loss.call(y_true, y_pred)[:half], rtol=1e-3, atol=1e-6)
+            rtol = rounding(self._model)
+            return np.allclose(some, loss.call(y_true, y_pred)[:half], rtol, atol=1e-6)
 
     def _run(self, training: bool) -> list[Probe]:
         """Probes the first half of the rows, the second, and both."""
@@ -160,28 +146,18 @@ class Aggregations:
         return self._probes[training]
 
 
-def _rounding(model: keras.Model) -> float:
-    """Returns how far a number that a model computes may be off, relative to it."""
-    if devices.rounds_float32():
-        return _EXACT
-    dtypes = {layer.compute_dtype for layer in keras_model.flatten_layers(model)}
-    floats = [dtype for dtype in dtypes if keras.backend.is_float_dtype(dtype)]
-    return max((_ROUNDING.get(dtype, _EXACT) for dtype in floats), default=_EXACT)
-
-
-def _compared(what: str, values: Sequence[Any], tolerance: float) -> Aggregation:
+def _compared(
+    what: str, values: Sequence[Any], tolerance: float, slack: float = 0.0
+) -> Aggregation:
     """Compares the value for the first and second half together with their sum and their mean."""
-    first, second, both = (np.asarray(v, np.float64) for v in values)
-    size = np.abs(first).sum() + np.abs(second).sum()
-    from_sum = np.abs(both - (first + second)).sum()
-    from_mean = np.abs(both - (first + second) / 2).sum()
-    if size == 0 and np.abs(both).sum() == 0:
+    which, error, size = closest(values, (0.5, 0.5))
+    if size == 0:
         raise UnsupportedModelError(
             f"{what} is zero on the first batch, which does not tell whether it is a mean or a "
             "sum over rows: start from data or weights where it is not."
         )
-    if min(from_sum, from_mean) <= tolerance * size:
-        return Aggregation.SUM if from_sum < from_mean else Aggregation.MEAN
+    if error <= tolerance * size + slack:
+        return which
     raise UnsupportedModelError(
         f"{what} is neither a mean nor a sum over rows, so replicas cannot compute it on their "
         "shares: override compute_loss, which sees the whole batch, or use one device."

@@ -12,7 +12,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.step import compiled_loss
-from tfdist.step.mean_or_sum import Aggregation, Aggregations
+from tfdist.step.aggregation import Aggregation
+from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.replica import Replica
 from tfdist.upstream.keras_losses import compile_loss, total_loss
 

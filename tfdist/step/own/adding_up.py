@@ -14,12 +14,12 @@ import keras
 import numpy as np
 
 from tfdist.step import batch_norm
-from tfdist.step.mean_or_sum import Aggregation
+from tfdist.step.aggregation import Aggregation, closest, lost, rounding
 from tfdist.step.own.parts import Part, Parts, UnequalPartsError, array
 from tfdist.upstream import keras_model
 
-#: How far a part may be off, relative to what is compared: for float32, and for less precision.
-_TOLERANCE, _OF_16_BITS = 1e-3, 5e-2
+#: How far a part may be off that is computed in less than float32, relative to what is compared.
+_OF_16_BITS = 5e-2
 
 
 @dataclass
@@ -75,7 +75,7 @@ class _Comparison:
     def __init__(self, model: keras.Model, parts: Sequence[Part]) -> None:
         self._parts, self._both = parts, parts[2]
         is_precise = model.dtype_policy.compute_dtype in ("float32", "float64")
-        self._tolerance = _TOLERANCE if is_precise else _OF_16_BITS
+        self._tolerance = rounding(model) if is_precise else _OF_16_BITS
         self._statistics = {id(v) for x in batch_norm.layers_of(model) for v in x.variables}
         self._metrics = {
             id(v): metric for metric in keras_model.metrics_of(model) for v in metric.variables
@@ -131,7 +131,7 @@ class _Comparison:
             return Aggregation.SAME
         if key in self._statistics:
             return Aggregation.MEAN
-        kind = self._kind(what, changes)
+        kind = self._kind(what, changes, lost(variable))
         if kind is None and key in self._metrics:
             return self._of_metric(self._metrics[key], what)
         return _one({kind}, what)
@@ -144,8 +144,13 @@ class _Comparison:
             return Aggregation.SUM  # a mean has counted something at least
         return _one(kinds, what)
 
-    def _kind(self, what: str, values: Sequence[Any]) -> Aggregation | None:
+    def _kind(self, what: str, values: Sequence[Any], slack: float = 0.0) -> Aggregation | None:
         """Returns how values add up; None: nothing is there to add.
+
+        Args:
+            what: These are.
+            values: Of the first part, the second, and both together.
+            slack: How far they may be off, beside what is relative to them.
 
         Raises:
             UnequalPartsError: They do not.
@@ -154,14 +159,12 @@ class _Comparison:
         if first is None or second is None or not first.shape == second.shape == both.shape:
             raise UnequalPartsError(f"{what} has another shape for other rows")
         weights = [part.num_rows / self._both.num_rows for part in self._parts]
-        size = np.abs(first).sum() + np.abs(second).sum() + np.abs(both).sum()
+        which, error, size = closest(values, weights)
         if size == 0:
             return None
-        from_mean = np.abs(both - (weights[0] * first + weights[1] * second)).sum()
-        from_sum = np.abs(both - (first + second)).sum()
-        if not min(from_mean, from_sum) <= self._tolerance * size:
+        if not error <= self._tolerance * size + slack:
             raise UnequalPartsError(f"{what} is neither a mean nor a sum over rows")
-        return Aggregation.MEAN if from_mean < from_sum else Aggregation.SUM
+        return which
 
 
 def _one(kinds: set[Aggregation | None], what: str) -> Aggregation:

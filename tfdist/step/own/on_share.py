@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.step.aggregation import Aggregation
 from tfdist.step.forward_backward import all_reduced
 from tfdist.step.forward_state import offset
-from tfdist.step.mean_or_sum import Aggregation
 from tfdist.step.own.adding_up import AddingUp
 from tfdist.step.own.run import OwnRows
 from tfdist.step.own.scope import OwnScope, Values
