@@ -1,0 +1,162 @@
+"""One run of `python -m tfdist.train`: what it is made of, its training, and what it leaves."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+
+import keras
+
+from tfdist.callbacks.batch_size import BatchSize
+from tfdist.callbacks.curves import Curves
+from tfdist.callbacks.metrics_log import MetricsLog
+from tfdist.callbacks.profile import Profile
+from tfdist.config import TrainConfig
+from tfdist.console import tables
+from tfdist.errors import ConfigurationError, Preempted
+from tfdist.loops import interrupts
+from tfdist.run import export, from_config, loggers, profile, provenance, recipe, reports, room
+from tfdist.run.effect import Watched, check_spread
+from tfdist.run.folder import RunFolder
+from tfdist.run.rank_duties import printing_to
+from tfdist.strategies.collectives.once import once
+
+
+@dataclass
+class Ending:
+    """How a training came to its end.
+
+    Attributes:
+        stopped: By what, where it was before its last epoch.
+        raised: The interrupt that did so.
+        full: What the system says of a disk without room, where that ended it.
+        seconds: That it took.
+    """
+
+    stopped: str = ""
+    raised: KeyboardInterrupt | None = None
+    full: str = ""
+    seconds: float = 0.0
+
+
+class TrainingRun:
+    """Data, trainer and run folder of a configuration.
+
+    Args:
+        config: What to run.
+
+    Attributes:
+        history: Of the training, as `keras.Model.fit` returns it.
+
+    Raises:
+        TfdistError: Something that the configuration asks for cannot be honoured.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config, self._began = config, time.monotonic()
+        export.check(config.export)
+        loggers.check(config.logger)
+        workload = recipe.find(config.recipe)
+        keras.utils.set_random_seed(config.seed)
+        strategy = self._strategy = from_config.make_strategy(config)
+        check_spread(config, workload, strategy)
+        watched = Watched(config)
+        read = watched.as_config()
+        self._data, self._validation = from_config.make_data(read, workload, strategy)
+        steps_per_epoch = recipe.num_steps(self._data)
+        trainer = from_config.make_trainer(read, workload, strategy, steps_per_epoch)
+        own = from_config.make_callbacks(read, workload)
+        facts = reports.what_runs(trainer, config, self._data, watched.unread(workload))
+        sources = provenance.of_run(config, strategy, workload)
+        create = functools.partial(RunFolder.create, config, trainer.model, facts, sources)
+        folder = self._folder = RunFolder(once(strategy, lambda: str(create().path)))
+        trainer.checkpoints = from_config.make_checkpoints(config, folder.checkpoints)
+        self._trainer = trainer
+        self._talks = strategy.is_chief and config.verbose != 0
+        if self._talks:
+            tables.facts({**facts, "run folder": str(folder.path)}.items())
+
+        self.history = keras.callbacks.History()
+        self._curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
+        self._profiles = [Profile(folder.tensorboard, trainer.stats)] if config.profile else []
+        log = MetricsLog(folder.metrics, trainer.stats)
+        self._callbacks = [*from_config.averages(config), *own, self.history, log, self._curves]
+
+    def fit(self) -> Ending:
+        """Trains, until the last epoch or until something stops it.
+
+        Raises:
+            Exception: What stopped it, but for a full disk, an interrupt or the time that is up.
+        """
+        config, strategy, ending = self._config, self._strategy, Ending()
+        batches = BatchSize(self._trainer.stats, from_config.first_batch_size(config))
+        left = config.max_time and self._began + config.max_time - time.monotonic()
+        fitting = time.perf_counter()
+        with (
+            printing_to(None if strategy.is_chief else self._folder.log(strategy.rank)),
+            loggers.opened(config, self._folder, strategy.is_chief) as told,
+        ):
+            try:
+                with interrupts.deadline(left):
+                    self._trainer.fit(
+                        self._data,
+                        validation_data=self._validation,
+                        callbacks=[*self._callbacks, *told, batches, *self._profiles],
+                        **from_config.fit_arguments(config),
+                    )
+            except interrupts.TimeIsUp:
+                ending.stopped = "by --max-time"
+            except KeyboardInterrupt as raised:
+                preempted = isinstance(raised, Preempted)
+                ending.stopped = "by its scheduler" if preempted else "by an interrupt"
+                ending.raised = raised
+            except Exception as error:
+                if not (strategy.is_chief and (full := room.lacking(error))):
+                    raise  # what another worker cannot write is its log
+                ending.full = full
+        ending.seconds = time.perf_counter() - fitting
+        for one in self._profiles:
+            one.close()
+        return ending
+
+    def finish(self, ending: Ending) -> None:
+        """Saves the model, tells how it went, and exports.
+
+        Raises:
+            ConfigurationError: Not all could be written.
+            KeyboardInterrupt: It was stopped by one.
+        """
+        self._save_and_tell(ending)
+        if ending.raised:
+            if self._strategy.is_chief and self._trainer.checkpoints:
+                where = shlex.join(["--run-dir", str(self._folder.path)])
+                print(f"To go on: the same command with {where} --resume auto", file=sys.stderr)
+            self._strategy.barrier()  # who starts the workers ends all of them when one has ended
+            raise ending.raised
+        for one in self._profiles:
+            exchanged = profile.exchange(self._strategy, self._trainer.model)  # all workers do
+            if self._talks:
+                profile.show(one, exchanged)
+        if self._strategy.is_chief:
+            export.write(self._config.export, self._folder.model)
+
+    def _save_and_tell(self, ending: Ending) -> None:
+        full, model, folder = ending.full, self._trainer.model, self._folder
+        if self._strategy.is_chief:
+            if ending.stopped:
+                self._curves.on_train_end()
+            saved, problem = room.save(model, folder.model)
+            full = full or str(problem or "")
+        if self._talks:
+            reports.summary(
+                self.history.history, ending.seconds, self._trainer.stats, folder.path,
+                ending.stopped, self._strategy.summary(),
+            )  # fmt: skip
+        if full:
+            raise ConfigurationError(
+                f"{folder.path}: not all could be written: {full}. The model after "
+                f"{int(model.optimizer.iterations)} steps is {saved}."
+            )
