@@ -17,12 +17,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import keras
-import tensorflow as tf
-from sklearn.datasets import load_digits
-
 import tfdist.horovod as hvd
-from tfdist import schedules, train
+from recipes._basics import NUM_TRAINING, build_model, train_data, validation_data
+from tfdist import train
 from tfdist.config import TrainConfig
 
 DEFAULTS: Mapping[str, Any] = {
@@ -31,7 +28,6 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 64,
     "learning_rate": 0.1,
 }
-_NUM_TRAINING = 1437  # four fifths; the rest is held out
 
 
 def in_the_open() -> None:
@@ -45,7 +41,7 @@ def in_the_open() -> None:
 
     # Every rank draws batches of its own out of all images, as many as the others.
     data = train_data(config.model_copy(update={"seed": hvd.rank()})).repeat()
-    steps_per_epoch = _NUM_TRAINING // config.batch_size // hvd.size()
+    steps_per_epoch = NUM_TRAINING // config.batch_size // hvd.size()
     model = build_model(config, steps_per_epoch)
 
     # 4. Wrap the optimizer: the gradients of all ranks are averaged before they are applied.
@@ -69,39 +65,6 @@ def in_the_open() -> None:
     # 6. Rank 0 saves; the others would write the same file at the same time.
     if hvd.rank() == 0:
         model.save("horovod_basics.keras")
-
-
-def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network."""
-    layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((64,)), layers.Dense(128, activation="relu"), layers.Dense(10)]
-    )
-    rate = schedules.learning_rate(config, steps_per_epoch)
-    model.compile(
-        keras.optimizers.SGD(rate, momentum=0.9),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=config.jit_compile,
-        run_eagerly=config.run_eagerly,
-    )
-    return model
-
-
-def train_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns global batches `(float32 (batch, 64), int64 (batch,))`, shuffled by the seed."""
-    rows = _digits(slice(_NUM_TRAINING))
-    return rows.shuffle(_NUM_TRAINING, seed=config.seed).batch(config.batch_size)
-
-
-def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns the held-out images as `train_data` does, in a fixed order."""
-    return _digits(slice(_NUM_TRAINING, None)).batch(config.batch_size)
-
-
-def _digits(part: slice) -> tf.data.Dataset:
-    images, labels = load_digits(return_X_y=True)
-    return tf.data.Dataset.from_tensor_slices((images[part].astype("float32") / 16, labels[part]))
 
 
 if __name__ == "__main__":

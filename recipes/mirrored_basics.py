@@ -8,7 +8,7 @@ Command:  python recipes/mirrored_basics.py
           python recipes/mirrored_basics.py --strategy mirrored --devices 4 --epochs 20
           python -m tfdist.train --recipe mirrored_basics
 Hardware: the GPUs of one host; without any, logical CPU devices stand in for two
-Result:   0.9028 of the held-out digits, which others wrote, after 10 epochs: 15 s on two cores
+Result:   0.9083 of the held-out digits, which others wrote, after 10 epochs: 15 s on two cores
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import tensorflow as tf
-from sklearn.datasets import load_digits
 
 import tfdist
-from tfdist import schedules, train
+from recipes._basics import build_model, train_data, validation_data
+from tfdist import train
 from tfdist.config import TrainConfig
 
 DEFAULTS: Mapping[str, Any] = {
@@ -31,7 +30,6 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 64,
     "learning_rate": 0.1,
 }
-_NUM_TRAINING = 1437  # four fifths; the rest is held out
 
 
 def in_the_open() -> None:
@@ -62,39 +60,6 @@ def in_the_open() -> None:
 
     # 6. A plain Keras model comes out.
     trainer.model.save("mirrored_basics.keras")
-
-
-def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network."""
-    layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((64,)), layers.Dense(128, activation="relu"), layers.Dense(10)]
-    )
-    rate = schedules.learning_rate(config, steps_per_epoch)
-    model.compile(
-        keras.optimizers.SGD(rate, momentum=0.9),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=config.jit_compile,
-        run_eagerly=config.run_eagerly,
-    )
-    return model
-
-
-def train_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns global batches `(float32 (batch, 64), int64 (batch,))`, shuffled by the seed."""
-    rows = _digits(slice(_NUM_TRAINING))
-    return rows.shuffle(_NUM_TRAINING, seed=config.seed).batch(config.batch_size)
-
-
-def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns the held-out images as `train_data` does, in a fixed order."""
-    return _digits(slice(_NUM_TRAINING, None)).batch(config.batch_size)
-
-
-def _digits(part: slice) -> tf.data.Dataset:
-    images, labels = load_digits(return_X_y=True)
-    return tf.data.Dataset.from_tensor_slices((images[part].astype("float32") / 16, labels[part]))
 
 
 if __name__ == "__main__":
