@@ -97,11 +97,13 @@ def test_first_failure_ends_all_and_is_named_with_its_traceback(tmp_path: Path) 
 
 def test_one_that_ended_early_is_named_before_who_failed_for_want_of_it(tmp_path: Path) -> None:
     body = """
-if rank == 0:
-    while not pathlib.Path("ended").exists(): time.sleep(0.05)
-    time.sleep(1)
+import psutil
+if rank == 0:  # fails once the launcher has seen the other's end
+    while not pathlib.Path("other").exists(): time.sleep(0.05)
+    while psutil.pid_exists(int(pathlib.Path("other").read_text())): time.sleep(0.05)
     raise SystemExit(3)
-pathlib.Path("ended").touch()
+pathlib.Path("mine").write_text(str(os.getpid()))
+pathlib.Path("mine").rename("other")
 """
     done = launch("--", sys.executable, program(tmp_path, body), cwd=tmp_path)
     assert done.returncode == 3
@@ -159,8 +161,8 @@ def test_children_of_a_worker_that_ended_well_are_ended(tmp_path: Path) -> None:
 
 def test_interrupt_lets_workers_save(tmp_path: Path) -> None:
     body = f"""
-{LINGERS}
 try:
+    {LINGERS.strip().replace(chr(10), chr(10) + "    ")}
     time.sleep(600)
 except KeyboardInterrupt:
     pathlib.Path(f"saved-{{rank}}").touch()
@@ -175,7 +177,6 @@ except KeyboardInterrupt:
         text=True,
     ) as process:
         ids_of(process, num_workers=2)
-        time.sleep(0.2)  # from the line to the try
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 130
     assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}

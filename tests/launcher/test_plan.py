@@ -100,13 +100,16 @@ def test_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
 def test_lines_under_mpirun_begin_with_the_rank(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
-        "import pathlib, sys, time\n"
+        "import os, pathlib, psutil, sys, time\n"
         "from tfdist import cluster\n"
-        "spoken = pathlib.Path(__file__).with_name('spoken')\n"
+        "mine = pathlib.Path(__file__).with_name(str(cluster.rank()))\n"
         "print('out', cluster.rank(), flush=True)\n"
-        "if cluster.rank() == 0: sys.exit(spoken.touch())\n"
-        "while not spoken.exists(): time.sleep(0.05)\n"
-        "time.sleep(1)\n"  # mpirun kills the other rank as soon as one fails
+        "mine.with_suffix('.half').write_text(str(os.getppid()))\n"
+        "mine.with_suffix('.half').rename(mine)\n"
+        "if cluster.rank() == 0: sys.exit()\n"
+        "while not (other := mine.with_name('0')).exists(): time.sleep(0.05)\n"
+        # mpirun kills the other rank, and who passes on what it says, as soon as one fails
+        "while psutil.pid_exists(int(other.read_text())): time.sleep(0.05)\n"
         "sys.exit(5)\n"
     )
     done = launch("--via", "mpirun", "--", sys.executable, str(tmp_path / "program.py"))

@@ -52,6 +52,8 @@ def test_workers_know_their_places_and_have_the_pool_s_variables() -> None:
     with WorkerPool(ranked, num_workers=3, environ={"OF_THE_POOL": "yes"}) as pool:
         assert pool.ask("place") == [(0, 3), (1, 3), (2, 3)]
         assert pool.ask("variable") == ["yes"] * 3
+        with pytest.raises(LaunchError, match="signal SIGKILL"):
+            pool.ask("die")
 
 
 def test_process_that_nothing_starts_knows_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,5 +102,3 @@ def test_one_that_does_not_answer_ends_all() -> None:
         with pytest.raises(LaunchError, match=r"no answer to \('sleep',\) within 0.5 s"):
             pool.ask("sleep")
         assert not any(worker.is_running() for worker in workers)
-        with pytest.raises(LaunchError, match="signal SIGKILL"):
-            pool.ask("die")
