@@ -49,7 +49,7 @@ FEW: dict[str, tuple[str, ...]] = {
     "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
     "sharded optimizer": (),
     "sharded gradients": ("uneven-batches",),
-    "sharded parameters": ("embedding-clipped", "all-together"),
+    "sharded parameters": ("embedding-clipped",),
 }
 
 _ASKED = {name for names in FURTHER.values() for name in names}
