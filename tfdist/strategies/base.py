@@ -3,23 +3,24 @@
 A step has two halves. On each *replica* a function computes sums over the rows of its share and
 exchanges them (`run`, `all_reduce`). Then, for each *copy* of the variables, another applies them
 (`update`): there the Keras optimizer runs as it does on one device. The loop over the steps lies
-inside one `tf.function` (`compile`).
+inside one `tf.function` (`compile`). What a process does with others, if it has any, is
+`one_worker`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import inner_loop, shares
+from tfdist.strategies.one_worker import OneWorker
 from tfdist.strategies.row_counts import num_rows
 from tfdist.strategies.stand_in import counted
 
@@ -27,16 +28,13 @@ from tfdist.strategies.stand_in import counted
 ReplicaFn = Callable[[int], Any]
 
 
-class Strategy:
+class Strategy(OneWorker):
     """Computes on one device.
 
     Attributes:
         name: What the command line calls it.
         devices: Names of the devices of this process, one a replica.
-        num_workers: Processes that train together.
-        rank: This process among them.
         num_replicas: Replicas over all workers.
-        is_chief: Whether this process writes and talks.
 
     Args:
         devices: One, as `tfdist.devices.resolve` takes it; None: the first GPU, or the CPU.
@@ -48,8 +46,6 @@ class Strategy:
 
     name = "one_device"
     default_cpus = 1
-    num_workers = 1
-    rank = 0
     #: Whether a replica finds its variables on its own device, as XLA needs them.
     has_local_variables = True
     #: Whether nobody else changes the variables between a step's reading and its writing.
@@ -83,21 +79,6 @@ class Strategy:
     def first_replica(self) -> int:
         """The number, among all replicas, of this process's first."""
         return 0
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process is the one that writes and talks."""
-        return self.rank == 0
-
-    @property
-    def local_rank(self) -> int:
-        """The number of this process among those of its host."""
-        return 0
-
-    @property
-    def stops_together(self) -> bool:
-        """Whether other processes make each step too, so that none may stop by itself."""
-        return False
 
     def describe(self) -> dict[str, str]:
         """Returns what the start-up table says of this strategy."""
@@ -313,39 +294,5 @@ class Strategy:
 
         return self.local_results(self.run(on_replica))
 
-    def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """Returns numbers of all workers, in each of them; called outside of any graph.
-
-        Args:
-            numbers: As many on every worker.
-
-        Returns:
-            Shape `(num_workers, len(numbers))`, float64.
-        """
-        return np.asarray([numbers], np.float64)
-
-    def broadcast_text(self, text: str) -> str:
-        """Returns the text of rank 0, on every worker; called outside of any graph."""
-        return text
-
-    def add_up(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the sums of arrays over all workers; called outside of any graph.
-
-        Args:
-            arrays: Of floats, of the same shapes and dtypes on every worker.
-        """
-        return list(arrays)
-
-    def broadcast(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the arrays of rank 0, on every worker; called outside of any graph."""
-        return dict(arrays)
-
-    def barrier(self) -> None:
-        """Waits until every worker has come here."""
-
     def join(self) -> None:
         """Waits for what is asynchronous; nothing here."""
-
-    def explaining(self) -> AbstractContextManager[None]:
-        """Within it, an error that a lost process causes is raised as one that says so."""
-        return nullcontext()
