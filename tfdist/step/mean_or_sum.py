@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.aggregation import Aggregation, closest, lost, rounding
+from tfdist.step.aggregation import Aggregation, closest, rounding
 from tfdist.step.lookups import Lookups
 from tfdist.step.probes import (
     CompiledLoss,
@@ -89,7 +89,7 @@ class Aggregations:
         changes = [p.states[id(variable)] for p in probes]
         tolerance = _RANDOM if keras_model.seeds_of(self._model) else rounding(self._model)
         what = f"The update of {variable.path!r}"
-        return _compared(what, changes, tolerance, lost(variable))
+        return _compared(what, changes, tolerance, probes[0].lost[id(variable)])
 
     def whole_metrics(self) -> frozenset[int]:
         """Returns the ids of the metrics' variables, if they have to see whole batches.

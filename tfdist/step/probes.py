@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.step.aggregation import lost
 from tfdist.step.scope import Scope
 from tfdist.strategies.row_counts import num_rows
 from tfdist.upstream import keras_losses
@@ -40,17 +41,24 @@ def halves(x: Any) -> list[tuple[int, int]]:
 
 
 class Probe:
-    """What one forward pass adds as losses and changes in the states, as NumPy arrays."""
+    """What one forward pass adds as losses and changes in the states.
+
+    Attributes:
+        losses: Sums, as the layers add them.
+        states: Changes of variables, by their ids, as NumPy arrays.
+        lost: What rounding may take from each of those.
+    """
 
     def __init__(self, model: keras.Model, x: Any, training: bool) -> None:
         with Scope(collect_losses=True) as scope:
             model(x, training=training)
         self.losses = [np.sum(keras.ops.convert_to_numpy(loss)) for loss in scope.losses]
-        self.states = {}
+        self.states, self.lost = {}, {}
         with keras.StatelessScope():  # not one around the question, which has a replica's values
             for variable in scope.updated.values():
                 new = np.asarray(scope.get_current_value(variable), np.float64)
                 self.states[id(variable)] = new - np.asarray(variable.value, np.float64)
+                self.lost[id(variable)] = lost(variable)
 
 
 def metric_changes(model: keras.Model, rows: Any) -> dict[int, Any]:
