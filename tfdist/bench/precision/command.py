@@ -35,7 +35,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--data-dir", default=default_data_dir(), metavar="DIR", help="cache folder for the shards"
     )
     outputs.add_arguments(parser)
-    parser.add_argument("--smoke", action="store_true", help="a tiny network, to see that it works")
 
 
 def run(
@@ -56,20 +55,15 @@ def run(
         ConfigurationError: A flag that does not fit.
         LaunchError: A training fails.
     """
-    outputs.check(json, table, chart)
-    chosen = flags.network(**network) if not smoke else flags.tiny()
-    from tfdist.bench import document
-    from tfdist.bench.machine import OthersLoad
+    output = outputs.Outputs(json, table, chart)
+    chosen = flags.tiny() if smoke else flags.network(**network)
     from tfdist.bench.precision import measure, report
-    from tfdist.console import tables
 
     if smoke:
         precisions, batch, steps, epochs = precisions[:2], 4, 2, 1
-    load = OthersLoad()
     results = [
         measure.of(chosen, precision, batch, steps) | measure.accuracy(precision, epochs, data_dir)
         for precision in precisions
     ]
-    report.show(results, chosen.model, batch, epochs, table)
-    tables.text(document.conclude("precision", results, load.fraction(), json))
-    outputs.draw(chart, lambda figure: report.paint(figure, results), width=10)
+    report.show(results, chosen.model, batch, epochs, output)
+    output.conclude("precision", results, report.paint, width=10)

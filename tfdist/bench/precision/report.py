@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.bench import outputs
+from tfdist.bench.outputs import Outputs
 
 _HEADER = ("precision", "device", "ms a step", "examples/s", "peak MB", "accuracy", "loss")
 
 
 def show(
-    results: Sequence[dict[str, Any]], model: str, batch: int, epochs: int, table: str | None
+    results: Sequence[dict[str, Any]], model: str, batch: int, epochs: int, output: Outputs
 ) -> None:
     """Prints the table, and writes it where wanted."""
     title = f"{model}, batch {batch}; accuracy on held-out digits after {epochs} epochs"
-    outputs.show(_HEADER, [_cells(row) for row in results], title, table)
+    output.show(_HEADER, [_cells(row) for row in results], title)
 
 
 def paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:

@@ -27,7 +27,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--rounds", type=PositiveInt, default=3, metavar="N", help="in which all take turns"
     )
     outputs.add_arguments(parser)
-    parser.add_argument("--smoke", action="store_true", help="a tiny network, to see that it works")
 
 
 def run(
@@ -47,20 +46,16 @@ def run(
         ConfigurationError: A flag that does not fit.
         LaunchError: One device does not train already.
     """
-    outputs.check(json, table, chart)
-    chosen = flags.network(**network) if not smoke else flags.tiny()
-    from tfdist.bench import document
-    from tfdist.bench.machine import OthersLoad
+    output = outputs.Outputs(json, table, chart)
+    chosen = flags.tiny() if smoke else flags.network(**network)
     from tfdist.bench.strategies import measure, report
     from tfdist.console import tables
 
     if smoke:
         batch, steps, rounds = 4, 2, 1
-    load = OthersLoad()
     results, absent = measure.all_strategies(chosen, batch, replicas, steps, rounds)
-    report.show(results, chosen.model, batch, replicas, table)
+    report.show(results, chosen.model, batch, replicas, output)
     for name, why in absent.items():
         tables.text(f"{name} is left out: {why}")
     tables.text(report.NOTE)
-    tables.text(document.conclude("strategies", results, load.fraction(), json))
-    outputs.draw(chart, lambda figure: report.paint(figure, results), width=8)
+    output.conclude("strategies", results, report.paint, width=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.bench import outputs
+from tfdist.bench.outputs import Outputs
 
 NOTE = (
     "Medians, quartiles in brackets. 'efficiency': examples a second of a replica, to those of one "
@@ -17,11 +17,11 @@ _HEADER = ("strategy", "replicas", "examples/s", "efficiency", "compute", "excha
 
 
 def show(
-    results: Sequence[dict[str, Any]], model: str, batch: int, replicas: int, table: str | None
+    results: Sequence[dict[str, Any]], model: str, batch: int, replicas: int, output: Outputs
 ) -> None:
     """Prints the table, and writes it where wanted."""
     title = f"{model}, batch {batch} a replica, {replicas} replicas"
-    outputs.show(_HEADER, [_cells(row) for row in results], title, table)
+    output.show(_HEADER, [_cells(row) for row in results], title)
 
 
 def paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:

@@ -29,7 +29,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--steps", type=PositiveInt, default=5, metavar="N", help="that are timed, of each batch"
     )
     outputs.add_arguments(parser)
-    parser.add_argument("--smoke", action="store_true", help="a tiny network, to see that it works")
 
 
 def run(
@@ -48,17 +47,12 @@ def run(
         ConfigurationError: A flag that does not fit.
         LaunchError: Not even the smallest batch trains.
     """
-    outputs.check(json, table, chart)
-    chosen = flags.network(**network) if not smoke else flags.tiny()
-    from tfdist.bench import document
-    from tfdist.bench.machine import OthersLoad
+    output = outputs.Outputs(json, table, chart)
+    chosen = flags.tiny() if smoke else flags.network(**network)
     from tfdist.bench.sweep import measure, report
-    from tfdist.console import tables
 
     if smoke:
         batches, steps = [1, 8], 2
-    load = OthersLoad()
     results = measure.sweep(chosen, sorted(batches), steps, memory)
-    report.show(results, chosen.model, table)
-    tables.text(document.conclude("sweep", results, load.fraction(), json))
-    outputs.draw(chart, lambda figure: report.paint(figure, results), width=10)
+    report.show(results, chosen.model, output)
+    output.conclude("sweep", results, report.paint, width=10)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.bench import outputs
+from tfdist.bench.outputs import Outputs
 from tfdist.bench.sweep.measure import SATURATED
 
 _HEADER = ("device", "batch", "ms a step", "examples/s", "peak MB", "")
 
 
-def show(results: Sequence[dict[str, Any]], model: str, table: str | None) -> None:
+def show(results: Sequence[dict[str, Any]], model: str, output: Outputs) -> None:
     """Prints the table, and writes it where wanted."""
-    outputs.show(_HEADER, [_cells(row) for row in results], f"{model} over the batch", table)
+    output.show(_HEADER, [_cells(row) for row in results], f"{model} over the batch")
 
 
 def paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
