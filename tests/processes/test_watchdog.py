@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,52 +21,63 @@ from tfdist.watchdog.exit import EXIT_CODE
 
 SECONDS = 90.0
 
-#: Takes a fault and the rank that it befalls, and for how many seconds all are stopped; returns
-#: code and output of the others.
-Run = Callable[..., list[tuple[int, str]]]
+#: What befalls one, and what the others say of it.
+FAULTS = {
+    "killed": "died: its connection closed without a word. ",
+    "stopped": "has given no sign of life for ",
+    "asleep": "is alive, but has held up the others for 4 s. ",
+    "failing": "failed: ValueError: cursed",
+}
+
+#: Code and output of each process.
+Ends = list[tuple[int, str]]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+@contextmanager
+def group(folder: Path, fault: str, victim: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes, to one of which something happens; none is left behind."""
+    folder.mkdir()
     with ExitStack() as cleaning:
-
-        def all_but_one(fault: str, victim: int, pause: float = 0.0) -> list[tuple[int, str]]:
-            processes = []
-            for rank in range(SIZE):
-                arguments = [str(tmp_path), str(rank), fault, str(victim)]
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.processes.reporting", *arguments],
-                    cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                )  # fmt: skip
-                cleaning.enter_context(process)
-                cleaning.callback(process.kill)
-                processes.append(process)
-            if pause:
-                wait_for(lambda: len(list(tmp_path.glob("heard-*"))) == SIZE, SECONDS)
-                _signal(processes, signal.SIGSTOP)
-                time.sleep(pause)
-                _signal(processes, signal.SIGCONT)
-            others = [process for rank, process in enumerate(processes) if rank != victim]
-            deadline = time.monotonic() + SECONDS
-            outputs = [p.communicate(timeout=deadline - time.monotonic())[0] for p in others]
-            return [(p.returncode, text) for p, text in zip(others, outputs, strict=True)]
-
-        yield all_but_one
+        processes = []
+        for rank in range(SIZE):
+            arguments = [str(folder), str(rank), fault, str(victim)]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.processes.reporting", *arguments],
+                cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            cleaning.enter_context(process)
+            cleaning.callback(process.kill)
+            processes.append(process)
+        yield processes
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("killed", "died: its connection closed without a word. "),
-        ("stopped", "has given no sign of life for "),
-        ("asleep", "is alive, but has held up the others for 4 s. "),
-        ("failing", "failed: ValueError: cursed"),
-    ],
-)
-def test_the_others_say_why_and_end(fault: str, message: str, victim: int, run: Run) -> None:
-    for code, output in run(fault, victim):
-        assert re.search(rf"^error: rank {victim} on \S+ \(pid \d+\) {message}", output), output
+def ends_of_others(processes: Sequence[subprocess.Popen[str]], victim: int) -> Ends:
+    others = [process for rank, process in enumerate(processes) if rank != victim]
+    deadline = time.monotonic() + SECONDS
+    outputs = [p.communicate(timeout=deadline - time.monotonic())[0] for p in others]
+    return [(p.returncode, text) for p, text in zip(others, outputs, strict=True)]
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def ends(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, dict[str, Ends]]:
+    """The victim, and how the others end by what befell it: all at a time, for they only wait."""
+    victim, folder = request.param, tmp_path_factory.mktemp("groups")
+    with ExitStack() as stack:
+        running = {
+            fault: stack.enter_context(group(folder / fault, fault, victim)) for fault in FAULTS
+        }
+        return victim, {name: ends_of_others(own, victim) for name, own in running.items()}
+
+
+@pytest.mark.xdist_group("watchdog")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_others_say_why_and_end(fault: str, ends: tuple[int, dict[str, Ends]]) -> None:
+    victim, by_fault = ends
+    for code, output in by_fault[fault]:
+        begin = rf"^error: rank {victim} on \S+ \(pid \d+\) {FAULTS[fault]}"
+        assert re.search(begin, output), output
         if fault != "failing":
             assert "It reached step 7, not step 7 and its callbacks." in output
         for rank in range(SIZE):
@@ -75,13 +86,20 @@ def test_the_others_say_why_and_end(fault: str, message: str, victim: int, run: 
         assert code == EXIT_CODE
 
 
-def test_who_ended_in_order_ends_nobody(run: Run) -> None:
-    assert run("leaving", 1) == [(0, ""), (0, "")]
+def test_who_ended_in_order_ends_nobody(tmp_path: Path) -> None:
+    with group(tmp_path / "group", "leaving", 1) as processes:
+        assert ends_of_others(processes, 1) == [(0, ""), (0, "")]
 
 
-def test_a_pause_of_all_ends_nobody(run: Run) -> None:
+def test_a_pause_of_all_ends_nobody(tmp_path: Path) -> None:
     """As of a job that is suspended: when they go on none has been silent."""
-    assert run("leaving", 1, pause=2 * LIMIT) == [(0, ""), (0, "")]
+    folder = tmp_path / "group"
+    with group(folder, "leaving", 1) as processes:
+        wait_for(lambda: len(list(folder.glob("heard-*"))) == SIZE, SECONDS)
+        _signal(processes, signal.SIGSTOP)
+        time.sleep(2 * LIMIT)
+        _signal(processes, signal.SIGCONT)
+        assert ends_of_others(processes, 1) == [(0, ""), (0, "")]
 
 
 def _signal(processes: Sequence[subprocess.Popen[str]], number: signal.Signals) -> None:

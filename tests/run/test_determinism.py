@@ -62,9 +62,9 @@ def test_two_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
         )
         for name in "ab"
     ]
-    weights = [process.communicate(timeout=300)[0].split()[-1] for process in running]
+    said = [process.communicate(timeout=300)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0]
-    assert weights[0] == weights[1]
+    assert said[0].split()[-1] == said[1].split()[-1]
     losses = [
         [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").open()]
         for name in "ab"
