@@ -64,12 +64,20 @@ def activations() -> keras.Model:
         layers.SpectralNormalization(layers.Dense(2)),
         layers.TimeDistributed(layers.Dense(2)),
         layers.Lambda(lambda x: x * x),
+        lambda x: layers.Masking()(x),
+        lambda x: layers.RepeatVector(2)(layers.Flatten()(x)),
+    )
+
+
+@program(LINE)
+def attention() -> keras.Model:
+    """Layers that attend."""
+    return branches(
+        keras.Input((6, 4)),
         lambda x: layers.GroupQueryAttention(2, 2, 1)(x, x),
         lambda x: layers.MultiHeadAttention(2, 2)(x, x),
         lambda x: layers.Attention()([x, x]),
         lambda x: layers.AdditiveAttention()([x, x]),
-        lambda x: layers.Masking()(x),
-        lambda x: layers.RepeatVector(2)(layers.Flatten()(x)),
     )
 
 

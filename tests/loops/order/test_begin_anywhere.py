@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from tfdist.upstream import keras_data
 
 ROWS = np.arange(20)
 EPOCHS, BATCH = 3, 2
+#: Steps after which the data are left: within the first epoch, within others, and at the end.
+PLACES = (3, 12, 24, 30)
 KINDS = [
     "arrays", "arrays, within batches", "read", "mix", "dataset", "by Python", "endless",
     "PyDataset", "generator",
@@ -106,9 +108,20 @@ def through_files(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     return Snapshot.unpacked(Packed.read(str(folder))).state
 
 
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param(PLACES, id="few"),
+        pytest.param(range(1, 31), id="all", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(("kind", "seeded"), [*((kind, True) for kind in KINDS), ("arrays", False)])
-def test_ten_places_to_go_on_from(
-    kind: str, seeded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_places_to_go_on_from(
+    kind: str,
+    seeded: bool,
+    places: Collection[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make, options = kinds(tmp_path)[kind]
     keras.utils.set_random_seed(4)
@@ -117,10 +130,10 @@ def test_ten_places_to_go_on_from(
     feed, rows, states = Feed(Strategy(), make(), training=True, **options), [], {}
     for position, found in go_through(feed):
         rows.append(found)
-        if position % 3 == 0:
+        if position in places:
             step = (position - 1) % 10 + 1
             states[position] = through_files(feed.state(step), tmp_path / str(position))
-    assert len(states) == 10
+    assert len(states) == len(places)
     for position, state in states.items():
         again = Feed(Strategy(), make(), training=True, **options)
         again.restore(state)
