@@ -105,7 +105,7 @@ def _run_workers(
         places: Of each worker on this host; empty: its number there.
         seconds: After which they are preempted.
     """
-    if chosen.on and chosen.strategy == "horovod" and not chosen.dry_run:
+    if chosen.on and chosen.by_horovod and not chosen.dry_run:
         horovod.check_host_name()
     slots = plan.slots(chosen.hosts or {plan.LOCAL: chosen.num_workers})
     made = workers.plan(

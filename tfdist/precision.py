@@ -114,18 +114,24 @@ class Scaling:
         finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v is not None]
         return tf.add_n([tf.constant(0), *(tf.cast(~f, tf.int32) for f in finite)])
 
-    def apply(self, gradients: list, commit: Callable[[list], None]) -> None:
+    def apply(
+        self,
+        gradients: list,
+        commit: Callable[[list], None],
+        anywhere: Callable[[tf.Tensor], tf.Tensor],
+    ) -> None:
         """Unscales summed gradients and commits the step if they are finite.
 
         Args:
-            gradients: Tensors, `tf.IndexedSlices` or None, the same on every replica.
+            gradients: Tensors, `tf.IndexedSlices` or None, the same on every replica, or parts.
             commit: Applies unscaled gradients, and all else that the step changes.
+            anywhere: As `Strategy.any_of_parts`.
         """
         if not self.active:
             commit(gradients)
             return
         unscaled = self.unscale(gradients)
-        finite = self.overflows(unscaled) == 0
+        finite = ~anywhere(self.overflows(unscaled) > 0)
 
         def made() -> tf.Tensor:
             commit(unscaled)

@@ -45,6 +45,7 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     strategies of one process, for 2 replicas: what they show does not depend on more.
     """
     counts = {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
+    counts |= {f"sharded {what} over processes": [2] for what in ("optimizer", "gradients")}
     cases = TABLES[arguments.table] if arguments.table else ASKED
     return [
         Question(case, engine, num_replicas)

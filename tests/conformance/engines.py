@@ -31,8 +31,9 @@ STRATEGIES = {
 
 #: Of strategies that are asked with options: they, by what stands above.
 OPTIONS: dict[str, dict[str, Any]] = {
-    f"sharded {what}": {"shard": what, "smallest": 1}
+    f"sharded {what}{over}": {"shard": what, "smallest": 1}
     for what in ("optimizer", "gradients", "parameters")
+    for over in ("", " over processes")
 }
 
 #: What strategies cannot have by their nature, and refuse by an error that says so: models that

@@ -11,6 +11,7 @@ import numpy as np
 
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from tests.conformance.results import Result
@@ -25,7 +26,7 @@ class Layout:
     """Which processes a group has.
 
     Attributes:
-        strategy: tfdist's name of it.
+        strategy: tfdist's name of it, and with which of `engines.OPTIONS`.
         num_workers: processes.
         num_devices: logical CPU devices of each; workers of a parameter server's in-line cluster.
         via: what starts them, as of `WorkerPool`.
@@ -36,9 +37,16 @@ class Layout:
     num_devices: int = 1
     via: str = "processes"
 
+    @property
+    def needs_horovod(self) -> bool:
+        """Whether Horovod joins the processes."""
+        return STRATEGIES[self.strategy.partition(" ")[0]].by_horovod
+
     def __str__(self) -> str:
         devices = f"x{self.num_devices}" if self.num_devices > 1 else ""
-        return f"{self.strategy}-{self.via or 'alone'}-{self.num_workers}{devices}"
+        return (
+            f"{self.strategy.replace(' ', '-')}-{self.via or 'alone'}-{self.num_workers}{devices}"
+        )
 
 
 #: Those that train every case: by strategy.
@@ -48,6 +56,12 @@ LAYOUTS = {
         Layout("multi_worker", 2),
         Layout("multi_worker", 3),
         Layout("multi_worker", 2, num_devices=2),
+    ],
+    "sharded optimizer over processes": [Layout("sharded optimizer over processes", 2)],
+    "sharded gradients over processes": [Layout("sharded gradients over processes", 2)],
+    "sharded parameters over processes": [
+        Layout("sharded parameters over processes", 2, via="mpirun"),
+        Layout("sharded parameters over processes", 3),
     ],
     "parameter_server": [Layout("parameter_server", 1, via="")],
 }
@@ -103,10 +117,9 @@ def _tolerant(make_answer: Callable[..., Callable[..., Any]], *arguments: Any) -
 
 def training(strategy: str, num_devices: int) -> Callable[[str], Result]:
     """In a worker: returns what trains a case, by its name."""
-    from tfdist import strategies
-
-    strategies.create(strategy, num_devices)  # before anything starts TensorFlow
     from tests.conformance import engines
+
+    engines.created(strategy, num_devices)  # before anything starts TensorFlow
     from tests.conformance.cases import CASES
 
     return lambda case: engines.tfdist(CASES[case], strategy, num_devices)

@@ -50,6 +50,9 @@ FEW: dict[str, tuple[str, ...]] = {
     "sharded optimizer": (),
     "sharded gradients": ("uneven-batches",),
     "sharded parameters": ("embedding-clipped",),
+    "sharded optimizer over processes": (),
+    "sharded gradients over processes": (),
+    "sharded parameters over processes": ("embedding-clipped", "loss-scale-overflow"),
 }
 
 _ASKED = {name for names in FURTHER.values() for name in names}

@@ -32,7 +32,7 @@ def group_of() -> Iterator[Callable[[Layout], Group]]:
     running: list[Group] = []
 
     def get(layout: Layout) -> Group:
-        if layout.strategy == "horovod":
+        if layout.needs_horovod:
             reason = "Horovod is not installed: make horovod"
             pytest.importorskip("horovod.tensorflow", reason=reason)
         if not running or running[0].layout != layout:

@@ -77,6 +77,7 @@ def test_mpi_job_runs_the_command_on_all_workers() -> None:
         (["--strategy", "multi_worker"], "TFJob"),
         (["--strategy", "horovod"], "MPIJob"),
         (["--strategy=horovod"], "MPIJob"),
+        (["--strategy=sharded"], "MPIJob"),
         (["--via", "mpirun"], "MPIJob"),
     ],
 )

@@ -21,7 +21,7 @@ def manifest(options: Options) -> str:
     """
     kind = options.print_k8s
     if kind == "auto":
-        with_mpi = options.strategy == "horovod" or options.via == "mpirun"
+        with_mpi = options.by_horovod or options.via == "mpirun"
         kind = "mpijob" if with_mpi else "tfjob"
     if options.num_ps and kind != "tfjob":
         raise ConfigurationError(f"--num-ps {options.num_ps}: only a tfjob has them, not {kind}.")

@@ -29,6 +29,8 @@ class Options:
     cpus_per_worker: int | None
     #: Of the training command, as far as `run.strategy_of_workers` knows it.
     strategy: str = ""
+    #: Whether Horovod joins the processes of that.
+    by_horovod: bool = False
 
     @property
     def elsewhere(self) -> tuple[str, ...]:

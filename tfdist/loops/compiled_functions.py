@@ -122,7 +122,8 @@ class CompiledFunctions:
 
         def predict(iterator: Iterator[Any]) -> tuple[Made, list[Any]]:
             try:
-                rows, checksum, by_replica = outputs(iterator)
+                with self._strategy.together():
+                    rows, checksum, by_replica = outputs(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 return Made(0, 0, 0.0), []
             if ends_without_rows and keras.tree.flatten(by_replica)[0].shape[0] == 0:

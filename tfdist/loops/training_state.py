@@ -85,7 +85,8 @@ class TrainingState:
         Raises:
             ConfigurationError: It is of another model.
         """
-        variables.give(self._functions.variables(), saved, where, within_epoch)
+        with self._strategy.together():
+            variables.give(self._functions.variables(), saved, where, within_epoch)
         waiting, accumulation = saved.state["waiting gradients"], self._functions.accumulation
         if waiting and accumulation is not None:
             waiting_gradients.give(self._strategy, accumulation.waiting, waiting)

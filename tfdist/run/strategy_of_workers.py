@@ -22,6 +22,13 @@ def with_strategy(options: Options) -> Options:
     Raises:
         ConfigurationError: Each worker would train by itself; or a file cannot be read.
     """
+    found = _named(options)
+    declared = STRATEGIES.get(found.strategy)
+    return replace(found, by_horovod=declared is not None and declared.by_horovod)
+
+
+def _named(options: Options) -> Options:
+    """The same, without what follows from the name."""
     flags = _values(options.command, "--strategy")
     if not options.trains:
         return replace(options, strategy=flags[-1] if flags else "")

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.upstream.keras_variables import VariableOfParts
+from tfdist.upstream.keras_variables import is_in_parts
 
 
 class Scope(keras.StatelessScope):
@@ -27,7 +27,7 @@ class Scope(keras.StatelessScope):
     def join(self, variables: Iterable[keras.Variable]) -> None:
         """Joins those that are kept in parts alone, once for all that read them in here."""
         for variable in variables:
-            if isinstance(variable, VariableOfParts) and not variable.is_whole:
+            if is_in_parts(variable):
                 whole = variable.joined()
                 self.joined[id(variable)] = self.state_mapping[id(variable)] = whole
 

@@ -94,7 +94,8 @@ class TrainStep:
             gradients = sums.gradients_of(self._trainable)
             gradients = self._state.aggregations.lookups.of_batch(gradients)
             in_order = [gradients.get(i) for i in range(len(self._trainable))]
-            self._scaling.apply(tf.nest.flatten(in_order), commit)
+            anywhere = self._strategy.any_of_parts
+            self._scaling.apply(tf.nest.flatten(in_order), commit, anywhere)
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
             return tf.identity(self._scaling.optimizer.iterations)
 

@@ -69,11 +69,13 @@ STRATEGIES: dict[str, Declaration] = {
         {
             "shard": Option(
                 Literal["optimizer", "gradients", "parameters"],
-                "what each device keeps a part of: optimizer state; sums of gradients, too; "
-                "weights, too (ZeRO 1, 2, 3)",
+                "what each device or process keeps a part of: optimizer state; sums of gradients, "
+                "too; weights, too (ZeRO 1, 2, 3)",
                 "parameters",
             )
         },
+        across_processes=True,
+        by_horovod=True,
     ),
     "parameter_server": Declaration(
         "tfdist.strategies.parameter_server.strategy:ParameterServer",
@@ -93,6 +95,7 @@ STRATEGIES: dict[str, Declaration] = {
         "tfdist.strategies.horovod:Horovod",
         {"compression": Option(Literal["none", "fp16"], "in what format gradients cross", "none")},
         across_processes=True,
+        by_horovod=True,
     ),
 }
 
@@ -149,8 +152,8 @@ def _check_joins(name: str) -> None:
         return
     raise ConfigurationError(
         f"{started.source} started {started.size} processes, and {name!r} would train in each by "
-        "itself: use strategy 'multi_worker' or 'horovod'; to train one model in each all the "
-        "same, call tfdist.cluster.leave() first."
+        "itself: use strategy 'multi_worker', 'horovod' or 'sharded'; to train one model in each "
+        "all the same, call tfdist.cluster.leave() first."
     )
 
 

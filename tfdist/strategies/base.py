@@ -241,6 +241,13 @@ class Strategy(OneWorker):
         del gradients, variables
         return {}
 
+    def any_of_parts(self, flag: tf.Tensor) -> tf.Tensor:
+        """Tells whether a flag is true anywhere, where each process has looked at parts of its own.
+
+        Called inside `update`.
+        """
+        return flag
+
     def after_update(self, variables: Sequence[keras.Variable]) -> None:
         """Completes what a step has changed; called inside `update`, where it is changed.
 

@@ -45,12 +45,14 @@ class Declaration:
         path: Of the class, `"module:Class"`.
         options: What the class takes besides devices, by name.
         across_processes: Whether its replicas may be in several processes that all run the script.
+        by_horovod: Whether Horovod joins these.
         asynchronous: Whether its numbers are those of one device with one worker only.
     """
 
     path: str
     options: Mapping[str, Option] = field(default_factory=dict)
     across_processes: bool = False
+    by_horovod: bool = False
     asynchronous: bool = False
 
     @property

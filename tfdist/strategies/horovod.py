@@ -19,6 +19,7 @@ from tfdist.cluster import signs_of_life
 from tfdist.cluster.roll_call import roll_call
 from tfdist.errors import ClusterError, MissingError
 from tfdist.strategies import STRATEGIES
+from tfdist.strategies.collectives import traffic
 from tfdist.strategies.collectives.fusion import by_dtype, fused
 from tfdist.strategies.several_workers import SeveralWorkers
 from tfdist.watchdog import start_up
@@ -79,15 +80,14 @@ class Horovod(SeveralWorkers):
         known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
         # It pairs tensors by their names, and those of layers may differ from rank to rank.
         known = [tf.identity(t, name="sum") for t in known]
+        traffic.note("all-reduce", known)
         sums = self._hvd.grouped_allreduce(known, op=self._hvd.Sum)
         return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
 
     def _gathered(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        return tf.IndexedSlices(
-            self._hvd.allgather(slices.values),
-            self._hvd.allgather(slices.indices),
-            slices.dense_shape,
-        )
+        values, indices = map(self._hvd.allgather, (slices.values, slices.indices))
+        traffic.note("all-gather", [values, indices])
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 #: Where the other ranks give signs of life; MPI tells nothing.
@@ -108,8 +108,9 @@ def installed() -> Any:
         import horovod.tensorflow as hvd
     except ImportError as error:
         raise MissingError(
-            f"strategy 'horovod' needs Horovod, which is not installed for this TensorFlow "
-            f"({error}): run make horovod, or see python -m tfdist.doctor."
+            f"strategy 'horovod', or 'sharded' over processes, needs Horovod, which is not "
+            f"installed for this TensorFlow ({error}): run make horovod, or see "
+            "python -m tfdist.doctor."
         ) from error
     return hvd
 

@@ -38,6 +38,9 @@ class Division(Protocol):
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums of numbers over the processes that have other parts."""
 
+    def agreed(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the vector to assign where user code has one: the same in all processes."""
+
 
 class GradientParts(tuple):
     """The gradient of a variable of parts: a vector for each part that this process has.
@@ -110,7 +113,10 @@ class VariableOfParts(keras.Variable):
             return
         if self.is_whole:
             super()._direct_assign(value)
-        self.assign_parts(value)
+            self.assign_parts(value)
+        else:
+            flat = tf.reshape(tf.cast(value, self._dtype), [-1])
+            self.assign_parts(self.division.agreed(flat))
 
 
 @contextmanager
@@ -150,6 +156,11 @@ def divide(
     variable.__class__ = VariableOfParts
     variable.parts, variable.division = parts, division
     variable._value = whole if keep_whole else None
+
+
+def is_in_parts(variable: keras.Variable) -> bool:
+    """Tells whether a variable is kept in parts alone."""
+    return isinstance(variable, VariableOfParts) and not variable.is_whole
 
 
 def unite(variable: VariableOfParts, device: str) -> None:

@@ -46,7 +46,7 @@ def test_each_device_holds_what_the_plan_says(stage: str) -> None:
     trainer = Trainer(wide, strategy)
     model, described = trainer.model, trainer.describe()
     planned = plan.plan(model, [model.optimizer], strategy.devices, 64)
-    wanted = planned.bytes_by_device(strategy.devices, 3.0, stage != "parameters")
+    wanted = planned.bytes_by_owner(strategy.devices, 3.0, stage != "parameters", False)
     trainer.fit(IDS, LABELS, batch_size=5, verbose=0)
     held = by_device(model.trainable_variables + model.optimizer.variables)
     scalars = 8 + 4  # the count of steps and the learning rate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-DESCRIPTION = "what a training holds: whole, in copies, and divided over devices"
+DESCRIPTION = "what a training holds: whole, in copies, and divided; what it sends"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,12 +29,15 @@ def run(weights: int, layers: int, devices: int, json: str | None, smoke: bool) 
     from tfdist.bench.machine import OthersLoad
     from tfdist.bench.memory import measure, report
     from tfdist.console import tables
+    from tfdist.install_horovod import versions
 
     if smoke:
         weights, layers = 100_000, 2
     load = OthersLoad()
     results = [
-        measure.held(contender, weights, layers, devices) for contender in measure.CONTENDERS
+        measure.held(name, weights, layers, devices)
+        for name, contender in measure.CONTENDERS.items()
+        if not contender.in_processes or versions.horovod() is not None
     ]
     report.show(results)
     tables.text(document.conclude("memory", results, load.fraction(), json))

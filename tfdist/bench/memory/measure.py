@@ -1,8 +1,8 @@
-"""What a process holds that trains one network, by TensorFlow's own allocator.
+"""What processes hold that train one network, by TensorFlow's own allocator, and what they send.
 
-Each contender trains in a process of its own. On CPUs the allocator of GPUs takes the place of
-malloc, which counts nothing; logical CPU devices share it, so that it tells of all of them
-together, and variables tell of each.
+Each contender trains in a process of its own, or in several. On CPUs the allocator of GPUs takes
+the place of malloc, which counts nothing; logical CPU devices share it, so that it tells of all of
+them together, and variables tell of each.
 """
 
 from __future__ import annotations
@@ -11,18 +11,41 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist.launcher.worker_pool import WorkerPool
 
-#: Contenders: the strategy and its options.
-CONTENDERS: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
+_SHARDED = ("optimizer", "gradients", "parameters")
+
+
+class Contender(NamedTuple):
+    """Who trains.
+
+    Attributes:
+        strategy: Its name.
+        options: Its own.
+        in_processes: Whether its replicas are in a process each.
+    """
+
+    strategy: str
+    options: Mapping[str, str]
+    in_processes: bool = False
+
+    @property
+    def shard(self) -> str:
+        """What is divided; empty: nothing."""
+        return self.options.get("shard", "")
+
+
+CONTENDERS: Mapping[str, Contender] = MappingProxyType(
     {
-        "one_device": ("one_device", {}),
-        "mirrored": ("mirrored", {}),
+        "one_device": Contender("one_device", {}),
+        "mirrored": Contender("mirrored", {}),
+        **{f"sharded {what}": Contender("sharded", {"shard": what}) for what in _SHARDED},
+        "horovod": Contender("horovod", {}, True),
         **{
-            f"sharded {what}": ("sharded", {"shard": what})
-            for what in ("optimizer", "gradients", "parameters")
+            f"sharded {what}, processes": Contender("sharded", {"shard": what}, True)
+            for what in _SHARDED
         },
     }
 )
@@ -33,7 +56,7 @@ _MULTIPLE = 64
 
 
 def held(contender: str, weights: int, layers: int, devices: int) -> dict[str, Any]:
-    """Returns what a contender holds, in bytes.
+    """Returns what a contender holds, and what each of its processes sends in a step, in bytes.
 
     Args:
         contender: Out of `CONTENDERS`.
@@ -44,21 +67,39 @@ def held(contender: str, weights: int, layers: int, devices: int) -> dict[str, A
     Raises:
         LaunchError: The training failed.
     """
+    in_processes = CONTENDERS[contender].in_processes
+    num = 1 if contender == "one_device" else devices
     with WorkerPool(
-        _prepare, num_workers=1, via="", environ=_COUNTED, answer_seconds=_SECONDS
+        _prepare,
+        contender,
+        1 if in_processes else num,
+        num_workers=num if in_processes else 1,
+        via="processes" if in_processes else "",
+        environ=_COUNTED,
+        answer_seconds=_SECONDS,
     ) as pool:
-        num = 1 if contender == "one_device" else devices
-        (told,) = pool.ask(contender, weights, layers, num)
-    return {"contender": contender, "devices": num, **told} | expected(
-        contender, told["parameters"], num
-    )
+        told = pool.ask(weights, layers)
+    parameters = told[0]["parameters"]
+    return {
+        "contender": contender,
+        "devices": num,
+        "parameters": parameters,
+        "rest": sum(one["rest"] for one in told),
+        "step": sum(one["step"] for one in told),
+        "step_of_process": [one["step"] for one in told],
+        "sent": max(one["sent"] for one in told),
+        "largest": max(max(one["by_device"].values()) for one in told),
+    } | expected(contender, parameters, num)
 
 
 def expected(contender: str, parameters: int, devices: int) -> dict[str, int]:
     """Returns the bytes that Adam's float32 comes to: 4 a weight, 8 of moments, 4 of gradients.
 
-    As ZeRO counts them (Rajbhandari et al. 2020, section 3): its weights that the optimizer changes
-    are 4 more where each device reads a copy of its own.
+    As ZeRO counts them (Rajbhandari et al. 2020, sections 3 and 7): its weights that the optimizer
+    changes are 4 more where each device reads a copy of its own. It sends (n - 1) / n of all
+    weights or gradients twice, as an all-reduce does, where sums are scattered and weights joined
+    once; a third time where sums are whole on all (1). Joined once more for the way back, which is
+    not done here, ZeRO 3 would send as much.
 
     Args:
         contender: Out of `CONTENDERS`.
@@ -67,43 +108,52 @@ def expected(contender: str, parameters: int, devices: int) -> dict[str, int]:
 
     Returns:
         Of all devices together: `expected_rest`, and with a gradient a replica, and the weights
-        that a replica joins for it, `expected_step`.
+        that a replica joins for it, `expected_step`. Of each process: `expected_sent` in a step.
     """
+    chosen = CONTENDERS[contender]
     copies = 12 * devices
-    if contender.startswith("sharded"):
-        copies = 12 if contender == "sharded parameters" else 4 * devices + 12
-    joined = 4 * devices if contender == "sharded parameters" else 0
+    if chosen.shard:
+        copies = 12 if chosen.shard == "parameters" else 4 * devices + 12
+    joined = 4 * devices if chosen.shard == "parameters" else 0
+    times = 3 if chosen.shard == "optimizer" else 2
+    sent = times * 4 * (devices - 1) / devices if chosen.in_processes else 0
     return {
         "expected_rest": copies * parameters,
         "expected_step": (copies + joined + 4 * devices) * parameters,
+        "expected_sent": round(sent * parameters),
     }
 
 
-def _prepare() -> Callable[[str, int, int, int], dict[str, Any]]:
-    """In the process: returns what trains, and says what was held."""
+def _prepare(contender: str, devices: int) -> Callable[[int, int], dict[str, Any]]:
+    """In a process: returns what trains, and says what was held there."""
     import tensorflow as tf
 
     from tfdist import strategies
+    from tfdist.strategies.collectives import traffic
     from tfdist.strategies.sharded.held import by_device
     from tfdist.trainer import Trainer
 
-    def told(contender: str, weights: int, layers: int, devices: int) -> dict[str, Any]:
-        name, options = CONTENDERS[contender]
+    chosen = CONTENDERS[contender]
+    strategy = strategies.create(chosen.strategy, devices, **chosen.options)
+
+    def told(weights: int, layers: int) -> dict[str, Any]:
         # Halves of odd sizes lie in chunks of wholes, which the allocator counts and does not cut.
         width = _MULTIPLE * max(1, round(math.sqrt(weights / layers) / _MULTIPLE))
-        strategy = strategies.create(name, devices, **options)
         trainer = Trainer(functools.partial(_network, width, layers), strategy)
         x = tf.ones([_ROWS, width])
         data = tf.data.Dataset.from_tensors((x, x)).repeat()
-        trainer.fit(data, steps_per_epoch=1, verbose=0)
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        trainer.fit(data, steps_per_epoch=_STEPS, verbose=0)
+        with traffic.counted(strategy.num_workers) as sent:
+            trainer.fit(data, steps_per_epoch=1, verbose=0)
+            before = sent.num_bytes()
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            trainer.fit(data, steps_per_epoch=_STEPS, verbose=0)
         counted = tf.config.experimental.get_memory_info("CPU:0")
         variables = trainer.model.trainable_variables + trainer.model.optimizer.variables
         return {
             "parameters": trainer.model.count_params(),
             "rest": counted["current"],
             "step": counted["peak"],
+            "sent": (sent.num_bytes() - before) / _STEPS,
             "by_device": by_device(variables),
         }
 

@@ -51,7 +51,8 @@ def all_strategies(
             if declared.asynchronous:
                 absent[name] = "its workers train at paces of their own, and wait for nobody"
                 continue
-            case = _case(name, declared.across_processes, replicas)
+            has_joiner = not declared.by_horovod or versions.horovod() is not None
+            case = _case(name, declared.across_processes and has_joiner, replicas)
             ask = _asking(name, case, network, batch, num_steps)
             try:
                 stack.enter_context(case.pool)

@@ -1,10 +1,13 @@
-"""How the elements of a variable are divided among the devices of one process."""
+"""How the elements of a variable are divided: among devices of one process, or processes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
+
+from tfdist.strategies.sharded.leading import Leading
+from tfdist.upstream.keras_variables import VariableOfParts
 
 
 def sizes(size: int, num_owners: int) -> list[int]:
@@ -34,3 +37,62 @@ class OverDevices:
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the numbers: no other process has a part."""
         return numbers
+
+    def agreed(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value: no other process has a part."""
+        return value
+
+
+class OverProcesses:
+    """A part a process, of which this one has its own; see `VariableOfParts`.
+
+    Args:
+        size: Elements of the variable, at least one a process.
+        rank: Of this process.
+        num_processes: That have parts.
+        leading: Of this process.
+        all_reduce: Sums tensors over the processes.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        rank: int,
+        num_processes: int,
+        leading: Leading,
+        all_reduce: Callable[[list], list],
+    ) -> None:
+        by_rank = sizes(size, num_processes)
+        self._begin, self._end = sum(by_rank[:rank]), sum(by_rank[: rank + 1])
+        self._size, self._leading, self._all_reduce = size, leading, all_reduce
+        self._number = leading.number()
+
+    def introduce(self, variable: VariableOfParts) -> None:
+        """Lets other processes ask for the variable that is divided so."""
+        self._leading.know(self._number, variable)
+
+    def cut(self, flat: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the part of this process."""
+        return [flat[self._begin : self._end]]
+
+    def join(self, parts: Sequence[tf.Variable]) -> tf.Tensor:
+        """Returns the vector; in the graph of somebody else's function when that runs."""
+        (part,), leading, number = parts, self._leading, self._number
+        if leading.all_take_part:
+            whole = leading.joined(number, part)
+        elif tf.executing_eagerly():
+            whole = leading.read(number, part)
+        else:
+            whole = tf.py_function(lambda: leading.read(number, part), [], part.dtype)
+        whole.set_shape([self._size])
+        return whole
+
+    def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums of numbers over the processes."""
+        return self._all_reduce(numbers)
+
+    def agreed(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns what rank 0 assigns, which may do so alone."""
+        if self._leading.all_take_part or not tf.executing_eagerly():
+            return value
+        return self._leading.written(self._number, value)

@@ -1,4 +1,4 @@
-"""What each device is to keep of a model's state, before anything is moved."""
+"""What each device or process is to keep of a model's state, before anything is moved."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Plan:
     """Whose state goes where.
 
     Attributes:
-        cut: Weights of which each device keeps a part.
-        homes: The others, each with the device that keeps its state whole.
+        cut: Weights of which each owner keeps a part.
+        homes: The others, each with the owner that has least so far, for its state.
         why_whole: Why none is cut; None: some may be.
     """
 
@@ -33,47 +33,49 @@ class Plan:
     homes: list[tuple[keras.Variable, str]]
     why_whole: str | None
 
-    def describe(self, num_devices: int) -> str:
-        """Returns which share of the parameters is cut, in words."""
+    def describe(self, num_owners: int, rest_is: str) -> str:
+        """Returns which share of the parameters is cut, in words, and where the rest is."""
         num_cut = sum(weight.shape.num_elements() for weight in self.cut)
         total = num_cut + sum(weight.shape.num_elements() for weight, _ in self.homes)
-        share = f"{num_cut / max(total, 1):.1%} of {total:,} parameters cut in {num_devices}"
+        share = f"{num_cut / max(total, 1):.1%} of {total:,} parameters cut in {num_owners}"
         if self.homes:
-            share += ", the rest whole, each on one device"
+            share += f", the rest whole, {rest_is}"
         return share + (f" ({self.why_whole})" if self.why_whole else "")
 
-    def bytes_by_device(
-        self, devices: Sequence[str], state: float, copies_weights: bool
+    def bytes_by_owner(
+        self, owners: Sequence[str], state: float, copies_weights: bool, is_rest_copied: bool
     ) -> dict[str, int]:
-        """Returns the bytes of weights and optimizer state that each device will hold.
+        """Returns the bytes of weights and optimizer state that each owner will hold.
 
-        Where each device has a whole copy of the weights to read from, the part that the optimizer
+        Where each owner has a whole copy of the weights to read from, the part that the optimizer
         changes is held besides it, as ZeRO's master weights are.
 
         Args:
-            devices: All of them.
+            owners: All of them: devices, or processes.
             state: Numbers that the optimizer keeps about each parameter.
-            copies_weights: Whether each device has the weights whole.
+            copies_weights: Whether each has the weights whole.
+            is_rest_copied: Whether each has all state of what is not cut.
         """
-        held = dict.fromkeys(devices, 0.0)
+        held = dict.fromkeys(owners, 0.0)
         for weight in self.cut:
             size = tf.as_dtype(weight.dtype).size
-            for device, own in zip(
-                devices, sizes(weight.shape.num_elements(), len(devices)), strict=True
+            for owner, own in zip(
+                owners, sizes(weight.shape.num_elements(), len(owners)), strict=True
             ):
-                held[device] += size * own * (1 + state)
+                held[owner] += size * own * (1 + state)
         for weight, home in self.homes:
-            held[home] += num_bytes(weight) * (state if copies_weights else 1 + state)
+            for owner in owners if is_rest_copied else [home]:
+                held[owner] += num_bytes(weight) * (state if copies_weights else 1 + state)
         if copies_weights:
             whole = sum(map(num_bytes, self.cut)) + sum(num_bytes(w) for w, _ in self.homes)
-            held = {device: own + whole for device, own in held.items()}
-        return {device: round(own) for device, own in held.items()}
+            held = {owner: own + whole for owner, own in held.items()}
+        return {owner: round(own) for owner, own in held.items()}
 
 
 def plan(
     model: keras.Model,
     optimizers: Sequence[keras.optimizers.Optimizer],
-    devices: Sequence[str],
+    owners: Sequence[str],
     smallest: int,
 ) -> Plan:
     """Returns what becomes of each trainable weight; the same whenever it is asked.
@@ -81,18 +83,18 @@ def plan(
     Args:
         model: Built.
         optimizers: Its own, without the `LossScaleOptimizer` around one.
-        devices: That share the state.
+        owners: That share the state.
         smallest: Elements from which on a weight is cut.
     """
     why_whole = elementwise.why_whole(model, optimizers)
     tables = elementwise.tables(model)
-    load, cut, homes = dict.fromkeys(devices, 0), [], []
+    load, cut, homes = dict.fromkeys(owners, 0), [], []
     for weight in sorted(model.trainable_variables, key=num_bytes, reverse=True):
         is_table = why_whole is not None or id(weight) in tables
         if not is_table and elementwise.can_be_cut(weight, smallest):
             cut.append(weight)
             continue
-        home = min(devices, key=load.__getitem__)
+        home = min(owners, key=load.__getitem__)
         load[home] += num_bytes(weight)
         homes.append((weight, home))
     return Plan(cut, homes, why_whole)

@@ -1,0 +1,77 @@
+"""What two processes do that have a part of a model each; run on each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import tfdist
+from tests.processes import chief_callbacks
+from tests.support.training import FIT, X, build
+from tfdist.errors import ClusterError
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.sharded.held import by_device
+from tfdist.strategies.sharded.strategy import Sharded
+from tfdist.trainer import Trainer
+
+#: Of `Trainer.fit`, resumed: an epoch by somebody else, one here, one elsewhere.
+EPOCHS = (1, 2, 3)
+
+
+def run(folder: str) -> dict[str, Any]:
+    """Runs all scenarios; returns what came of them."""
+    strategy = Sharded(smallest=2)
+    resumed = goes_on(strategy, Path(folder, "checkpoints"))
+    found = {
+        "callbacks": chief_callbacks.writes_and_restores(strategy),
+        "alone": rank_0_works_alone(strategy, Path(folder, "model.keras")),
+        "told": rank_1_reads_alone(strategy),
+        "held": strategy.gather([sum(by_device(resumed.model.optimizer.variables).values())]),
+    }
+    if tfdist.is_chief():  # the others have nothing left to do
+        resumed.model.save(Path(folder, "resumed.keras"))
+    return found
+
+
+def momentum() -> keras.Model:
+    """A network whose optimizer keeps a state."""
+    return build(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def goes_on(strategy: Strategy, folder: Path) -> Trainer:
+    """Goes on from a checkpoint that somebody else has made."""
+    trainer = Trainer(momentum, strategy, checkpoints=tfdist.Checkpoints(folder))
+    assert len(trainer.fit(**FIT, epochs=EPOCHS[1]).epoch) == 1
+    return trainer
+
+
+def rank_0_works_alone(strategy: Strategy, path: Path) -> np.ndarray:
+    """Rank 0 reads, saves, predicts and assigns; rank 1 has what it assigned."""
+    trainer = Trainer(momentum, strategy)
+    trainer.fit(**FIT)
+    if strategy.is_chief:
+        model = trainer.model
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        np.testing.assert_array_equal(model.predict(X, verbose=0), loaded.predict(X, verbose=0))
+        model.set_weights([0.5 * weight for weight in model.get_weights()])
+    tfdist.barrier()
+    weights = np.concatenate([weight.ravel() for weight in trainer.model.get_weights()])
+    return strategy.gather(weights)
+
+
+def rank_1_reads_alone(strategy: Strategy) -> str:
+    """What rank 1 is told."""
+    trainer, said = Trainer(momentum, strategy), ""
+    trainer.fit(**FIT)
+    if strategy.rank == 1:
+        try:
+            trainer.model.get_weights()
+        except ClusterError as error:
+            said = str(error)
+    told = strategy.gather([len(said)])
+    letters = strategy.gather([*map(ord, said.ljust(int(told.max())))])
+    return "".join(map(chr, letters[1].astype(int)))

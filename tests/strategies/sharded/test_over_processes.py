@@ -1,0 +1,79 @@
+"""Processes of which each has a part: what rank 0 does alone holds for all, and nobody hangs."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tests.processes import chief_callbacks
+from tests.strategies.sharded import scenarios
+from tests.support.training import BOUND, FIT, assert_close
+from tfdist.trainer import Trainer
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.long,  # the conformance of two processes shows the step itself
+    pytest.mark.xdist_group("sharded-over-processes"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sharded")
+
+
+def fit(folder: Path, epochs: int) -> Trainer:
+    trainer = Trainer(
+        scenarios.momentum, "one_device", checkpoints=tfdist.Checkpoints(folder / "checkpoints")
+    )
+    trainer.fit(**FIT, epochs=epochs)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    """What both processes came to, from one start of them."""
+    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
+    fit(folder, scenarios.EPOCHS[0])
+    return tfdist.notebook_launch(functools.partial(scenarios.run, str(folder)), num_workers=2)
+
+
+def test_goes_on_from_another_strategy_and_back(found: dict[str, Any], folder: Path) -> None:
+    resumed, plain = fit(folder, scenarios.EPOCHS[2]).model, scenarios.momentum()
+    plain.fit(**FIT, epochs=scenarios.EPOCHS[2])
+    assert_close(resumed.get_weights(), plain.get_weights())
+
+
+def test_each_has_half_of_the_state(found: dict[str, Any]) -> None:
+    whole = sum(4 * v.shape.num_elements() for v in scenarios.momentum().trainable_variables)
+    assert (found["held"] < 0.75 * whole + 12).all()
+
+
+def test_rank_0_may_work_alone(found: dict[str, Any], folder: Path) -> None:
+    plain = scenarios.momentum()
+    plain.fit(**FIT)
+    halves = np.concatenate([0.5 * weight.ravel() for weight in plain.get_weights()])
+    np.testing.assert_array_equal(*found["alone"])
+    np.testing.assert_allclose(found["alone"][0], halves, rtol=BOUND, atol=BOUND)
+    assert keras.models.load_model(folder / "resumed.keras").optimizer.built
+
+
+def test_another_rank_may_not(found: dict[str, Any]) -> None:
+    assert "Rank 1 reads or assigns to" in found["told"]
+    assert "do it on all ranks, or on rank 0 alone" in found["told"]
+
+
+def test_callbacks_of_rank_0_read_and_restore(found: dict[str, Any]) -> None:
+    told = found["callbacks"]
+    assert told["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
+    first, third = (chief_callbacks.plain(epochs) for epochs in (1, 3))
+    np.testing.assert_array_equal(*told["first_epoch"])
+    np.testing.assert_allclose(told["first_epoch"][0], first, rtol=BOUND, atol=BOUND)
+    np.testing.assert_array_equal(*told["resumed"])
+    np.testing.assert_allclose(told["resumed"][0], third, rtol=BOUND, atol=BOUND)

@@ -1,0 +1,140 @@
+"""Sharded over processes that Horovod joins: each keeps its part of what training needs.
+
+Gradients are summed by a reduce-scatter, of which each process has the part that it updates, and
+weights joined by an all-gather: once a step, before it computes (ZeRO 3), or after the update
+(1 and 2). Sums of what is whole are those of `horovod`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies import inner_loop, shares
+from tfdist.strategies.collectives import traffic
+from tfdist.strategies.collectives.fusion import by_dtype
+from tfdist.strategies.horovod import Horovod, started
+from tfdist.strategies.sharded import leading
+from tfdist.strategies.sharded.division import OverProcesses
+from tfdist.strategies.sharded.parts import Parts, check_is_whole
+from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
+
+
+class ShardedOverProcesses(Parts, Horovod):
+    """Synchronous replicas, one a process, each the owner of a part of the state.
+
+    Args:
+        devices: The device of this process, as of `Horovod`.
+        shard: As of `Sharded`.
+        smallest: As there.
+
+    Raises:
+        MissingError: Horovod is not installed.
+        ConfigurationError: Several devices.
+    """
+
+    rest_is = "on every rank"
+    is_rest_copied = True
+
+    def __init__(
+        self,
+        devices: int | str | Sequence[str] | None = None,
+        shard: str = "parameters",
+        smallest: int = 1024,
+    ) -> None:
+        # Before any exchange: those of `Horovod.__init__`, too, let rank 0 finish first.
+        self._leading = leading.of_process(started())
+        super().__init__(devices)
+        self.divide_over([f"rank {i}" for i in range(self.num_workers)], shard, smallest)
+
+    def division_of(self, variable: keras.Variable) -> OverProcesses:
+        size = variable.shape.num_elements()
+        return OverProcesses(size, self.rank, self.num_workers, self._leading, self.all_reduce)
+
+    def _divide(self, variable: keras.Variable, keep_whole: bool) -> None:
+        super()._divide(variable, keep_whole)
+        variable.division.introduce(variable)
+
+    def sum_in_parts(
+        self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
+    ) -> dict[int, Any]:
+        """Sums the gradients of what is cut, of which this process gets its part."""
+        if self.shard == "optimizer":
+            return {}
+        places = [p for p in gradients if isinstance(variables[p], VariableOfParts)]
+        for place in places:
+            if isinstance(gradients[place], tf.IndexedSlices):
+                check_is_whole(variables[place])
+        flat = [tf.reshape(gradients[place], [-1]) for place in places]
+        sums = by_dtype(self._scattered, flat) if flat else []
+        for place, total in zip(places, sums, strict=True):
+            total.set_shape(variables[place].parts[0].shape)
+        return {p: GradientParts([total]) for p, total in zip(places, sums, strict=True)}
+
+    def _scattered(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums vectors of one dtype, of which this process gets its parts."""
+        known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
+        known = [tf.identity(t, name="scatter") for t in known]
+        traffic.note("reduce-scatter", known)
+        sums = self._hvd.grouped_reducescatter(known, op=self._hvd.Sum)
+        return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
+
+    def any_of_parts(self, flag: tf.Tensor) -> tf.Tensor:
+        return self.all_reduce([tf.cast(flag, tf.int32)])[0] > 0
+
+    def after_update(self, variables: Sequence[keras.Variable]) -> None:
+        with self.together():
+            super().after_update(variables)
+
+    # ---- rank 0 leads: see `leading` ----
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with self._leading.together():
+            yield
+
+    def compile(
+        self,
+        step: inner_loop.Step,
+        eager: bool = False,
+        may_end: bool = True,
+        own_rows: bool = False,
+    ) -> inner_loop.Run:
+        run = super().compile(step, eager, may_end, own_rows)
+
+        def call(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[inner_loop.Made, Any]:
+            with self.together():
+                return run(iterator, num_steps)
+
+        return call
+
+    def outputs(
+        self, fn: Callable[[shares.Batch], Any], element: shares.Element, whole: bool = False
+    ) -> list[Any]:
+        with self.together():
+            return super().outputs(fn, element, whole)
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        self._leading.meet()
+        return super().gather(numbers)
+
+    def add_up(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        self._leading.meet()
+        return super().add_up(arrays)
+
+    def explaining(self) -> AbstractContextManager[None]:
+        return self._noting_failure()
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            with super().explaining():
+                yield
+        except BaseException:
+            self._leading.note_failure()
+            raise
