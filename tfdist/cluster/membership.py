@@ -27,6 +27,7 @@ RENDEZVOUS_SECONDS = 300.0
 _complete: set[Cluster] = set()  # TensorFlow listens there now
 _in_use: Cluster | None = None
 _hook: Callable[[], None] | None = None
+_end_hook: Callable[[], None] | None = None
 
 
 def discover(
@@ -167,6 +168,18 @@ def barrier() -> None:
             "make a Trainer with a strategy of several processes first."
         )
     _hook()
+
+
+def on_end(hook: Callable[[], None]) -> None:
+    """Sets what `end` does; the running strategy knows."""
+    global _end_hook
+    _end_hook = hook
+
+
+def end() -> None:
+    """Lets the others finish what they need this worker for, when it has nothing left to do."""
+    if _end_hook is not None:
+        _end_hook()
 
 
 @functools.cache

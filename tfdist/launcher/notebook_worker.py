@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import cloudpickle
 
-from tfdist.cluster import is_chief
+from tfdist import cluster
 
 
 def make_answer() -> Callable[[bytes], bytes | None]:
@@ -17,7 +17,8 @@ def make_answer() -> Callable[[bytes], bytes | None]:
 def _call(function: bytes) -> bytes | None:
     """Calls a function that cloudpickle wrote, and returns as such what it returned on rank 0."""
     returned = cloudpickle.loads(function)()
-    if not is_chief():
+    cluster.end()
+    if not cluster.is_chief():
         return None
     try:
         return cloudpickle.dumps(returned)

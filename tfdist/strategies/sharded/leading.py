@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist import cluster
 from tfdist.errors import ClusterError
 from tfdist.strategies.collectives import traffic
 from tfdist.upstream.keras_variables import VariableOfParts
@@ -57,8 +58,11 @@ class Leading:
     def number(self) -> int:
         """Returns the number of one variable more; all processes divide them in one order."""
         if not self._has_any:
+            with tf.device("CPU:0"):
+                self._num_joined = tf.Variable(0, dtype=tf.int64, trainable=False)
             # After Horovod's own, so that it is called before that.
             atexit.register(self._wait_at_exit)
+            cluster.on_end(self.meet)
         self._has_any = True
         return next(self._numbers)
 
@@ -110,6 +114,11 @@ class Leading:
         name = f"tfdist_join_{number}"
         whole = self._hvd.allgather(sent, name=name, ignore_name_scope=True)
         traffic.note("all-gather", [whole])
+        if not tf.executing_eagerly():
+            # Where only one process's rows count, the graphs of the others do not use the elements:
+            # what changes a variable is left in them all the same.
+            with tf.control_dependencies([whole]), tf.device("CPU:0"):
+                self._num_joined.assign_add(1)
         return tf.bitcast(whole, own.dtype) if own.dtype == tf.bfloat16 else whole
 
     def note_failure(self) -> None:

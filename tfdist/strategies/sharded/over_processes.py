@@ -17,12 +17,16 @@ import tensorflow as tf
 
 from tfdist.strategies import inner_loop, shares
 from tfdist.strategies.collectives import traffic
-from tfdist.strategies.collectives.fusion import by_dtype
+from tfdist.strategies.collectives.fusion import by_dtype, in_buckets
 from tfdist.strategies.horovod import Horovod, started
 from tfdist.strategies.sharded import leading
 from tfdist.strategies.sharded.division import OverProcesses
 from tfdist.strategies.sharded.parts import Parts, check_is_whole
 from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
+
+#: Bytes of gradients that cross as one: over half of the threshold of 128 MiB up to which Horovod
+#: lays groups together as they happen to come, so that sums are taken in the same order each time.
+_BUCKET = (64 << 20) + 1
 
 
 class ShardedOverProcesses(Parts, Horovod):
@@ -78,6 +82,9 @@ class ShardedOverProcesses(Parts, Horovod):
 
     def _scattered(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums vectors of one dtype, of which this process gets its parts."""
+        return in_buckets(self._scattered_together, tensors, _BUCKET)
+
+    def _scattered_together(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
         known = [tf.identity(t, name="scatter") for t in known]
         traffic.note("reduce-scatter", known)
