@@ -72,7 +72,12 @@ STRATEGIES: dict[str, Declaration] = {
                 "what each device or process keeps a part of: optimizer state; sums of gradients, "
                 "too; weights, too (ZeRO 1, 2, 3)",
                 "parameters",
-            )
+            ),
+            "offload": Option(
+                Literal["none", "optimizer"],
+                "what is in the host's memory, and computed there: what optimizers keep and change",
+                "none",
+            ),
         },
         across_processes=True,
         by_horovod=True,

@@ -18,6 +18,7 @@ from tfdist.strategies.sharded import plan
 from tfdist.strategies.sharded.held import by_device
 from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
+from tfdist.upstream.keras_variables import VariableOfParts
 
 LONG = pytest.mark.long
 IDS, LABELS = np.arange(30, dtype="int32").reshape(10, 3), np.ones((10, 3), "float32")
@@ -75,6 +76,17 @@ def test_what_needs_whole_matrices_has_them_on_one_device_each(optimizer: Any) -
     held = by_device(trainer.model.trainable_variables)
     assert set(held) == {"CPU:0", "CPU:1"}
     assert "each element by itself" in trainer.describe()["split"]
+
+
+def test_what_is_offloaded_is_on_the_host() -> None:
+    trainer = Trainer(momentum, Sharded(2, smallest=2, offload="optimizer"))
+    trainer.fit(**FIT)
+    alone = momentum()
+    alone.fit(**FIT)
+    assert_close(trainer.model.get_weights(), alone.get_weights())
+    cut = [v for v in trainer.model.optimizer.variables if isinstance(v, VariableOfParts)]
+    assert by_device(cut).keys() == {"CPU:0"}
+    assert "host" in trainer.describe()["offloaded"]
 
 
 def test_goes_on_from_another_strategy_and_back(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ class ShardedOverDevices(Parts, Towers):
         devices: As `tfdist.devices.resolve` takes them; one replica, and one part, on each.
         shard: As of `Sharded`.
         smallest: As there.
+        offload: As there.
     """
 
     def __init__(
@@ -34,10 +35,11 @@ class ShardedOverDevices(Parts, Towers):
         devices: int | str | Sequence[str] | None = None,
         shard: str = "parameters",
         smallest: int = 1024,
+        offload: str = "none",
     ) -> None:
         super().__init__(devices)
         self.parameter_device = self.devices[0]
-        self.divide_over(self.devices, shard, smallest)
+        self.divide_over(self.devices, shard, smallest, offload)
         self._division = OverDevices(len(self.devices))
 
     def describe(self) -> dict[str, str]:

@@ -36,6 +36,7 @@ class ShardedOverProcesses(Parts, Horovod):
         devices: The device of this process, as of `Horovod`.
         shard: As of `Sharded`.
         smallest: As there.
+        offload: As there.
 
     Raises:
         MissingError: Horovod is not installed.
@@ -50,11 +51,12 @@ class ShardedOverProcesses(Parts, Horovod):
         devices: int | str | Sequence[str] | None = None,
         shard: str = "parameters",
         smallest: int = 1024,
+        offload: str = "none",
     ) -> None:
         # Before any exchange: those of `Horovod.__init__`, too, let rank 0 finish first.
         self._leading = leading.of_process(started())
         super().__init__(devices)
-        self.divide_over([f"rank {i}" for i in range(self.num_workers)], shard, smallest)
+        self.divide_over([f"rank {i}" for i in range(self.num_workers)], shard, smallest, offload)
 
     def division_of(self, variable: keras.Variable) -> OverProcesses:
         size = variable.shape.num_elements()

@@ -38,18 +38,21 @@ class Parts(Strategy):
     rest_is = "each on one device"
     is_rest_copied = False
 
-    def divide_over(self, owners: Sequence[str], shard: str, smallest: int) -> None:
+    def divide_over(self, owners: Sequence[str], shard: str, smallest: int, offload: str) -> None:
         """Says who has the parts.
 
         Args:
             owners: Their names, by part.
             shard: As of `Sharded`.
             smallest: As there.
+            offload: As there.
 
         Raises:
-            ConfigurationError: Another `shard`.
+            ConfigurationError: Another `shard` or `offload`.
         """
-        STRATEGIES["sharded"].check(shard=shard)
+        STRATEGIES["sharded"].check(shard=shard, offload=offload)
+        self._is_offloaded = offload == "optimizer"
+        self._places = ["CPU:0"] * len(self.devices) if self._is_offloaded else self.devices
         self.shard, self.copies_weights = shard, shard != "parameters"
         self._owners, self._smallest = list(owners), max(smallest, len(owners))
         self._placed: dict[str, str] = {}
@@ -60,7 +63,10 @@ class Parts(Strategy):
         raise NotImplementedError
 
     def describe(self) -> dict[str, str]:
-        return super().describe() | {"sharded": plan.WHAT[self.shard]} | self._placed
+        rows = super().describe() | {"sharded": plan.WHAT[self.shard]} | self._placed
+        if self._is_offloaded:
+            rows["offloaded"] = "what the optimizer keeps and changes of what is split, to the host"
+        return rows
 
     def place(self, model: keras.Model) -> None:
         if not model.built or model.optimizer is None:
@@ -101,7 +107,7 @@ class Parts(Strategy):
 
     def _divide(self, variable: keras.Variable, keep_whole: bool) -> None:
         division = self.division_of(variable)
-        keras_variables.divide(variable, division, self.devices, keep_whole)
+        keras_variables.divide(variable, division, self._places, keep_whole)
 
     def keep_whole(
         self, weight: keras.Variable, slots: Sequence[keras.Variable], owner: str

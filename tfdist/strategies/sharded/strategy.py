@@ -14,6 +14,7 @@ def Sharded(  # noqa: N802 - which class it is follows from how the program was 
     devices: int | str | Sequence[str] | None = None,
     shard: str = "parameters",
     smallest: int = 1024,
+    offload: str = "none",
 ) -> Strategy:
     """Returns a strategy of synchronous replicas, each the owner of a part of the state.
 
@@ -27,11 +28,15 @@ def Sharded(  # noqa: N802 - which class it is follows from how the program was 
             sums of gradients (ZeRO 2); `"parameters"`: those, and the weights (ZeRO 3), which are
             gathered where they are read.
         smallest: Elements of a weight below which it is not cut.
+        offload: `"optimizer"`: the parts, of weights and of what the optimizer keeps about them,
+            are in the host's memory, and updated by its processor, in the manner of ZeRO-Offload
+            (Ren et al. 2021, "ZeRO-Offload: Democratizing Billion-Scale Model Training").
 
     Raises:
-        ConfigurationError: Another `shard`; or several devices in several processes.
+        ConfigurationError: Another `shard` or `offload`; or several devices in several processes.
         DeviceError: A device that does not exist.
         MissingError: Several processes, and Horovod is not installed.
     """
     several = cluster.started_together() is not None
-    return (ShardedOverProcesses if several else ShardedOverDevices)(devices, shard, smallest)
+    strategy = ShardedOverProcesses if several else ShardedOverDevices
+    return strategy(devices, shard, smallest, offload)
