@@ -52,7 +52,7 @@ FEW: dict[str, tuple[str, ...]] = {
     "sharded parameters": ("embedding-clipped",),
     "sharded optimizer over processes": (),
     "sharded gradients over processes": (),
-    "sharded parameters over processes": ("embedding-clipped", "loss-scale-overflow"),
+    "sharded parameters over processes": ("embedding-clipped",),
 }
 
 _ASKED = {name for names in FURTHER.values() for name in names}
