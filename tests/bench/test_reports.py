@@ -17,6 +17,7 @@ from tests.bench.test_step import run
     [
         ("sweep", [], "CPU", "examples/s"),
         ("strategies", [], None, "efficiency"),
+        ("unet", [], None, "efficiency"),
         ("precision", ["--data-dir", "data"], "float32", "accuracy"),
     ],
 )

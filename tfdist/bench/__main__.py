@@ -10,6 +10,7 @@ from tfdist.console import command
 #: Subcommands: the module that adds its flags (`add_arguments`) and runs it (`run`). These import
 #: no TensorFlow until they run.
 COMMANDS = {
+    "all": "tfdist.bench.every.command",
     "allreduce": "tfdist.bench.allreduce.command",
     "checkpoint": "tfdist.bench.checkpoint.command",
     "input": "tfdist.bench.input.command",
@@ -21,6 +22,7 @@ COMMANDS = {
     "step": "tfdist.bench.step.command",
     "strategies": "tfdist.bench.strategies.command",
     "sweep": "tfdist.bench.sweep.command",
+    "unet": "tfdist.bench.unet.command",
 }
 
 

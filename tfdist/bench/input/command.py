@@ -36,11 +36,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="instead, how long a model on one core waits for an input on another",
     )
     parser.add_argument("--json", metavar="FILE", help="where to write the results")
+    parser.add_argument(
+        "--smoke", action="store_true", help="few images, once, to see that it works"
+    )
 
 
 def run(
-    num_images: int, rounds: int, data_dir: str, large: bool, with_model: bool, json: str | None
-) -> None:
+    num_images: int, rounds: int, data_dir: str, large: bool, with_model: bool, json: str | None,
+    smoke: bool,
+) -> None:  # fmt: skip
     """Measures and prints a table; the arguments are the flags.
 
     Raises:
@@ -49,6 +53,8 @@ def run(
     from tfdist.bench.input import photographs, report
     from tfdist.bench.machine import OthersLoad
 
+    if smoke:
+        num_images, rounds = 96, 1
     made = photographs.make(Path(data_dir) / "bench", num_images, large)
     load = OthersLoad()
     results: dict[str, Any] = {"images": num_images, "large": large}

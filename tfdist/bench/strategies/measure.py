@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tfdist.bench.interleave import spread, take_turns
@@ -27,7 +27,12 @@ class Case(NamedTuple):
 
 
 def all_strategies(
-    network: Network, batch: int, replicas: int, num_steps: int, num_rounds: int
+    network: Network,
+    batch: int,
+    replicas: int,
+    num_steps: int,
+    num_rounds: int,
+    only: Sequence[str] = tuple(STRATEGIES),
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Returns a row for each strategy, the fastest first, and why others have none.
 
@@ -37,6 +42,7 @@ def all_strategies(
         replicas: Of each strategy but that of one device.
         num_steps: That are timed in a round.
         num_rounds: Of all strategies.
+        only: Those to measure, that of one device among them.
 
     Raises:
         LaunchError: One device does not train.
@@ -44,7 +50,8 @@ def all_strategies(
     absent: dict[str, str] = {}
     ready: dict[str, Callable[[], Sample]] = {}
     with contextlib.ExitStack() as stack:
-        for name, declared in STRATEGIES.items():
+        for name in only:
+            declared = STRATEGIES[name]
             if name == "horovod" and versions.horovod() is None:
                 absent[name] = "it is not installed: python -m tfdist.install_horovod"
                 continue

@@ -1,0 +1,1 @@
+"""`python -m tfdist.bench all`: every benchmark, one after the other."""

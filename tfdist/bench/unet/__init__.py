@@ -1,0 +1,1 @@
+"""`python -m tfdist.bench unet`: one device against two, by data and by layers."""
