@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support import ROOT
 
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
-def test_cell_that_trains_makes_its_trainer(path: Path) -> None:
+
+def code_of(path: Path) -> list[str]:
     cells = json.loads(path.read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    trains = [cell for cell in code if ".fit(" in cell]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@each
+def test_cell_that_trains_makes_its_model(path: Path) -> None:
+    trains = [cell for cell in code_of(path) if ".fit(" in cell]
     assert trains
     # One run again would go on with a schedule that is spent.
-    assert all("tfdist.Trainer(" in cell for cell in trains)
+    assert all("tfdist.Trainer(" in cell or "build_model(" in cell for cell in trains)
+
+
+@each
+def test_outputs_are_stored_and_small(path: Path) -> None:
+    cells = json.loads(path.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", ()) for output in outputs), "make notebooks"
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert path.stat().st_size < 200_000
+
+
+def test_every_notebook_is_on_their_page() -> None:
+    page = (ROOT / "notebooks/README.md").read_text()
+    assert NOTEBOOKS
+    assert all(f"]({path.name})" in page for path in NOTEBOOKS)
+
+
+@each
+def test_names_are_public(path: Path) -> None:
+    api = (ROOT / "docs/api.md").read_text()
+    modules = re.findall(
+        r"^ *(?:from|import) ((?:tfdist|pipelines)[.\w]*)", "\n".join(code_of(path)), re.M
+    )
+    assert modules
+    assert all(f":: {module}" in api for module in modules)
