@@ -10,13 +10,15 @@
 #                                     tests/conformance/selection.py names, and the quick programs
 #   make long                         every test, also the long forms of what make test asks in short
 #   make lint                         ruff, mypy, import contract
+#   make docs                         the site, into build/docs, from manuals, pages and docstrings
+#   make notebooks                    runs the notebooks in full, and stores their outputs
 PYTHON ?= python3
 EXTRAS ?=
 ARGS ?=
 HOROVOD ?= horovod
 BIN := .venv/bin
 
-.PHONY: train horovod test conformance long lint format clean
+.PHONY: train horovod test conformance long lint docs notebooks format clean
 
 train: .venv/installed$(addprefix -,$(EXTRAS))
 	$(BIN)/python -m tfdist.train --strategy mirrored $(ARGS)
@@ -38,6 +40,13 @@ lint: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.private_names
+
+docs: .venv/installed-docs
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs
+	@echo build/docs/docs/index.html
+
+notebooks: .venv/installed-dev $(HOROVOD)
+	$(BIN)/python -m tests.run_notebooks $(ARGS)
 
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .

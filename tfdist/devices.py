@@ -22,7 +22,7 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
     `num_devices` logical CPU devices.
 
     Returns:
-        The names of the devices, GPUs before CPUs, as `"GPU:0"`.
+        The names of the devices as TensorFlow has them, GPUs before CPUs.
 
     Raises:
         DeviceError: TensorFlow has already started with fewer logical CPU devices.

@@ -17,7 +17,7 @@ from tfdist.upstream import keras_optimizers
 class LARS(MomentumSGD):
     """Gradient descent with a rate for each weight that goes by its norm.
 
-    For a weight w with gradient g, trust t, decay d, momentum m and rate r:
+    For a weight w with gradient g, trust t, decay d, momentum m and rate r::
 
         q = t |w| / (|g| + d |w|)
         v <- m v + r q (g + d w)

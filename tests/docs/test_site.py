@@ -1,0 +1,71 @@
+"""The site is built without a warning, links lead somewhere, no public name is left out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pipelines
+import tfdist
+from tests.support import ROOT
+
+FOLDERS = ("docs", "notebooks", "pipelines", "tests", "tfdist")
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
+)
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def headings(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub and MyST make them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in found}
+
+
+def broken(page: Path) -> Iterator[str]:
+    for path, anchor in _LINK.findall(page.read_text()):
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in headings(target)):
+            yield f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not list(broken(page))
+
+
+def test_api_page_has_every_public_module_and_name() -> None:
+    page = (ROOT / "docs/api.md").read_text() + (ROOT / "docs/errors.md").read_text()
+    described = set(re.findall(r":: (\S+)$", page, flags=re.M))
+    wanted = {f"tfdist.{name}" for name in tfdist.__all__ if not name.startswith("_")}
+    assert not wanted - described
+    # All of __all__ come with the module.
+    assert pipelines.__name__ in described
+
+
+@pytest.mark.parametrize("folder", ["tfdist/callbacks", "pipelines/maps"])
+def test_api_page_has_every_callback_and_map(folder: str) -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    modules = [path.stem for path in (ROOT / folder).glob("[a-z]*.py")]
+    # What only draws, for another module.
+    wanted = {f"{folder.replace('/', '.')}.{name}" for name in modules} - {
+        "tfdist.callbacks.progress_line"
+    }
+    assert not {name for name in wanted if f":: {name}\n" not in page}
+
+
+def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "doctrees",
+         "-c", "docs", ".", tmp_path / "html"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    api = (tmp_path / "html/docs/api.html").read_text()
+    assert 'id="tfdist.Trainer.fit"' in api
+    assert 'id="pipelines.read"' in api
