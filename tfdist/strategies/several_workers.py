@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -95,7 +96,15 @@ class SeveralWorkers(Strategy):
         super().prepare(model, optimizers)
         if self.num_workers > 1:
             states = [v for optimizer in optimizers for v in optimizer.variables]
-            same_variables.broadcast_and_check(self, model.variables + states)
+            self.make_same(model.variables + states)
+
+    def make_same(self, variables: Sequence[keras.Variable]) -> None:
+        """Gives variables the values that they have on rank 0.
+
+        Raises:
+            ClusterError: The workers built different models.
+        """
+        same_variables.broadcast_and_check(self, variables)
 
     def compile(
         self,

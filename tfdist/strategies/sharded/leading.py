@@ -104,22 +104,28 @@ class Leading:
     def written(self, number: int, value: tf.Tensor) -> tf.Tensor:
         """Returns what rank 0 assigns to a variable, to each process that assigns to it."""
         self._follow(_Asked(_What.WRITE, number))
-        return self._of_first(value, number)
+        return self.of_first(value)
 
     def joined(self, number: int, part: tf.Variable | tf.Tensor) -> tf.Tensor:
         """Returns all elements of a variable; called by all processes, also in a graph."""
         own = tf.identity(part)
-        # Horovod knows no bfloat16, whose bits it may carry.
         sent = tf.bitcast(own, tf.uint16) if own.dtype == tf.bfloat16 else own
         name = f"tfdist_join_{number}"
         whole = self._hvd.allgather(sent, name=name, ignore_name_scope=True)
         traffic.note("all-gather", [whole])
         if not tf.executing_eagerly():
-            # Where only one process's rows count, the graphs of the others do not use the elements:
-            # what changes a variable is left in them all the same.
-            with tf.control_dependencies([whole]), tf.device("CPU:0"):
-                self._num_joined.assign_add(1)
+            # Where only one process's rows count, the graphs of the others do not use the elements.
+            # What changes a variable is left in them, with what it is computed from.
+            with tf.device("CPU:0"):
+                self._num_joined.assign_add(tf.size(whole, tf.int64))
         return tf.bitcast(whole, own.dtype) if own.dtype == tf.bfloat16 else whole
+
+    def of_first(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns what rank 0 calls this with; all processes do, outside of any graph."""
+        # Horovod knows no bfloat16, whose bits it may carry.
+        sent = tf.bitcast(value, tf.uint16) if value.dtype == tf.bfloat16 else value
+        told = self._hvd.broadcast(sent, 0, name="tfdist_of_first")
+        return tf.bitcast(told, value.dtype) if value.dtype == tf.bfloat16 else told
 
     def note_failure(self) -> None:
         """Hears that this process is about to end, and rank 0 is not to be waited for."""
@@ -155,13 +161,8 @@ class Leading:
             self.joined(asked.number, part)
         else:
             size = variable.shape.num_elements()
-            value = self._of_first(tf.zeros([size], part.dtype), asked.number)
+            value = self.of_first(tf.zeros([size], part.dtype))
             variable.assign_parts(value)
-
-    def _of_first(self, value: tf.Tensor, number: int) -> tf.Tensor:
-        sent = tf.bitcast(value, tf.uint16) if value.dtype == tf.bfloat16 else value
-        told = self._hvd.broadcast(sent, 0, name=f"tfdist_write_{number}")
-        return tf.bitcast(told, value.dtype) if value.dtype == tf.bfloat16 else told
 
     def _say(self, asked: _Asked) -> _Asked:
         with tf.device("CPU:0"):

@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies import inner_loop, shares
-from tfdist.strategies.collectives import traffic
+from tfdist.strategies.collectives import same_variables, traffic
 from tfdist.strategies.collectives.fusion import by_dtype, in_buckets
 from tfdist.strategies.horovod import Horovod, started
 from tfdist.strategies.sharded import leading
 from tfdist.strategies.sharded.division import OverProcesses
 from tfdist.strategies.sharded.parts import Parts, check_is_whole
-from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
+from tfdist.upstream.keras_variables import GradientParts, VariableOfParts, is_in_parts
 
 #: Bytes of gradients that cross as one: over half of the threshold of 128 MiB up to which Horovod
 #: lays groups together as they happen to come, so that sums are taken in the same order each time.
@@ -65,6 +65,18 @@ class ShardedOverProcesses(Parts, Horovod):
     def _divide(self, variable: keras.Variable, keep_whole: bool) -> None:
         super()._divide(variable, keep_whole)
         variable.division.introduce(variable)
+
+    def make_same(self, variables: Sequence[keras.Variable]) -> None:
+        # One by one, and in no graph, which would hold on to what is given up when it is cut.
+        same_variables.check_shapes(self, variables)
+        for variable in variables:
+            if is_in_parts(variable) or variable.dtype == "string":
+                continue
+            own = variable.value.read_value()
+            # Horovod does not know all integers.
+            sent = own if own.dtype.is_floating else tf.cast(own, tf.int64)
+            variable.value.assign(tf.cast(self._leading.of_first(sent), own.dtype))
+        same_variables.check_values(self, variables, "run python -m tfdist.doctor.")
 
     def sum_in_parts(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
