@@ -43,6 +43,9 @@ class Leading:
 
     Args:
         hvd: `horovod.tensorflow`, started.
+
+    Attributes:
+        has_failed: Whether this process is about to end by an error, and waits for nobody.
     """
 
     def __init__(self, hvd: Any) -> None:
@@ -51,7 +54,8 @@ class Leading:
         self._numbers = itertools.count()
         self._variables: weakref.WeakValueDictionary[int, VariableOfParts]
         self._variables = weakref.WeakValueDictionary()
-        self._has_any, self._has_failed, self._depth = False, False, 0
+        self.has_failed = False
+        self._has_any, self._depth = False, 0
         # Whether rank 0 waits where this process has not come yet.
         self._is_awaited = False
 
@@ -127,10 +131,6 @@ class Leading:
         told = self._hvd.broadcast(sent, 0, name="tfdist_of_first")
         return tf.bitcast(told, value.dtype) if value.dtype == tf.bfloat16 else told
 
-    def note_failure(self) -> None:
-        """Hears that this process is about to end, and rank 0 is not to be waited for."""
-        self._has_failed = True
-
     def _follow(self, own: _Asked) -> None:
         """Comes to where rank 0 does what this process does."""
         if self._is_first:
@@ -177,7 +177,7 @@ class Leading:
 
         It ends the wait by ending itself, which shuts Horovod down.
         """
-        is_failing = self._has_failed or hasattr(sys, "last_value")
+        is_failing = self.has_failed or hasattr(sys, "last_value")
         if self._is_first or is_failing:
             return
         with contextlib.suppress(tf.errors.OpError, RuntimeError):

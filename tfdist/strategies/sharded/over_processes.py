@@ -156,6 +156,7 @@ class ShardedOverProcesses(Parts, Horovod):
         try:
             with super().explaining():
                 yield
-        except BaseException:
-            self._leading.note_failure()
+        except Exception:  # not an interrupt, which all processes have
+            self._leading.has_failed = True
             raise
+        self._leading.has_failed = False
