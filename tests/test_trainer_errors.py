@@ -99,7 +99,7 @@ def test_tensorflow_started_before_the_devices_were_made(tmp_path: Path) -> None
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

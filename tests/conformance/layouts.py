@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: Horovod looks for work so many ms apart. At its own 1 ms three idle processes take more than half
 #: a core from those that trace.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "HOROVOD_CYCLE_TIME": "10"}
+#: For an answer: a busy machine takes 50 for the slowest.
+SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +99,7 @@ class AnsweringPool(WorkerPool):
         self.layout = layout
         super().__init__(
             _tolerant, make_answer, *arguments,
-            num_workers=layout.num_workers, via=layout.via, environ=QUIET,
+            num_workers=layout.num_workers, via=layout.via, environ=QUIET, answer_seconds=SECONDS,
         )  # fmt: skip
 
 

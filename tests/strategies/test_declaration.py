@@ -65,7 +65,7 @@ except SystemExit:
 
 def test_a_declared_option_is_a_flag() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _NEW], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _NEW], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     shown = " ".join(done.stdout.split())

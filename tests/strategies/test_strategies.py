@@ -165,6 +165,6 @@ def test_model_loads_in_plain_keras_without_tfdist(tmp_path: Path) -> None:
         "model.fit(x, y, verbose=0)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
