@@ -101,13 +101,14 @@ class References:
 def references(name: str) -> References:
     """All of them from one model, which is traced once."""
     case = of_known_length(CASES[name])
-    half, permuted, model = feeds.half_lost(case), feeds.permuted(case), case.build()
+    half, permuted = (feeds.laid_out(one(case)) for one in (feeds.half_lost, feeds.permuted))
+    whole, model = feeds.laid_out(case), case.build()
     begin = _beginning(model, case)
     right, half_evaluated = _keras_fit(case, [case, half], model)
     begin()
     (in_another_order,) = _keras_fit(permuted, [permuted], model)
     begin()
-    (half_lost,) = _keras_fit(half, [case], model)
+    (half_lost,) = _keras_fit(half, [whole], model)
     return References(right, half_evaluated, in_another_order, half_lost)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,6 +92,13 @@ class Sequence(keras.utils.PyDataset):
         return _parts(_batch(self._case, index))
 
 
+def _laid_out(case: Case) -> Arguments:
+    """A dataset of the batches as they are, on which Keras begins soonest: it traces nothing."""
+    batches = (_parts(_batch(case, number)) for number in range(num_batches(case)))
+    datasets = map(tf.data.Dataset.from_tensors, batches)
+    return {"x": functools.reduce(tf.data.Dataset.concatenate, datasets)}
+
+
 FEEDS: dict[str, Callable[[Case], Arguments]] = {
     "arrays": _arrays,
     "dataset": _dataset,
@@ -99,6 +107,7 @@ FEEDS: dict[str, Callable[[Case], Arguments]] = {
     "generator": _generator,
     "pydataset": lambda case: {"x": Sequence(case)},
     "data set": lambda case: {"x": case.data.x()},
+    "laid out": _laid_out,
 }
 
 
@@ -119,6 +128,18 @@ def predict_arguments(case: Case) -> Arguments:
     if case.feed == "data set":
         return {"x": case.data.x(), "verbose": 0}
     return {"x": case.data.x, "batch_size": case.batch_size, "verbose": 0}
+
+
+def laid_out(case: Case) -> Case:
+    """The case with the same batches laid out, where its feed is not what it is about."""
+    parts = (case.data.x, case.data.y, case.data.sample_weight)
+    of_arrays = {"validation_split", "class_weight", "batch_size"} & {*case.fit, *case.evaluate}
+    if case.feed not in ("arrays", "dataset") or of_arrays or list in map(type, parts):
+        return case  # a list is one tensor to a data set
+    fit = dict(case.fit)
+    if "validation_data" in fit:
+        fit.setdefault("validation_batch_size", case.batch_size)
+    return dataclasses.replace(case, feed="laid out", fit=fit)
 
 
 def permuted(case: Case) -> Case:

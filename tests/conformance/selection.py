@@ -4,7 +4,8 @@ The strategies of `WHOLE` train every case under their first number of replicas 
 further numbers, from three replicas to two processes of two, run the same code on other shares, and
 the other strategies the same step with weights and sums in other places: most cases cannot come out
 otherwise there. `make test` asks of these the cases of the table below, whose code depends on how
-many replicas and processes there are and on how they exchange; `make conformance` asks all of all.
+many replicas and processes there are and on how they exchange: of strategies outside of `WHOLE`
+with three replicas, which show what two do. `make conformance` asks all of all.
 """
 
 from __future__ import annotations
@@ -40,8 +41,13 @@ FURTHER = {
     ),
     "What all replicas have to decide alike": ("loss-scale-overflow",),
     "Rounds of accumulation, each of them cut again": ("accumulate-clipped",),
-    "All of it at once": ("all-together",),
 }
+
+#: All of that at once, in the largest of the cases: under each strategy, for one number.
+ALL = "all-together"
+
+#: Strategies whose first number is left out for a further one.
+THREE = ("central_storage", "towers")
 
 #: Strategies that compute a model in parts are asked few in `make test`: their own tests show the
 #: parts, and these how sums cross, in the step and inside of its forward pass.
@@ -66,7 +72,10 @@ def marks(name: str, strategy: str, number: int) -> list[pytest.MarkDecorator]:
         strategy: of the library, by name.
         number: the place of a number of replicas or processes among those of the strategy, from 0.
     """
-    asked = name in FEW.get(strategy, _ASKED) or (number == 0 and strategy in WHOLE)
-    if strategy in FEW and number > 0:
-        asked = False
+    if strategy in FEW:
+        asked = number == 0 and name in FEW[strategy]
+    elif strategy in WHOLE:
+        asked = number == 0 or name in _ASKED
+    else:
+        asked = name in _ASKED | {ALL} and (number > 0 or strategy not in THREE)
     return [] if asked else [pytest.mark.long]

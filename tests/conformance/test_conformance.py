@@ -13,14 +13,15 @@ from tests.conformance import engines, results, selection
 from tests.conformance.cases import CASES
 from tfdist.errors import TfdistError
 
+# By strategy: of two processes that take them in turn, none asks for the other's reference.
 QUESTIONS = [
     pytest.param(
         name, strategy, num_replicas,
         marks=selection.marks(name, strategy, number), id=f"{name}-{strategy}-{num_replicas}",
     )
-    for name in CASES
     for strategy, numbers in engines.STRATEGIES.items()
     for number, num_replicas in enumerate(numbers)
+    for name in CASES
 ]  # fmt: skip
 
 
