@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist.strategies import clock
 from tfdist.strategies.checksum import mixed
 from tfdist.strategies.shares import Element, Share
+from tfdist.upstream.tensorflow_graphs import free_with
 
 
 class Made(NamedTuple):
@@ -67,8 +68,12 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
         end: How to find the end of the data; None: they last for the steps asked for. To ask at
             each step costs a tiny network a quarter of its time.
     """
+    graphs: list[tf.Graph] = []
 
     def run(iterator: Any, num_steps: tf.Tensor) -> tuple[Made, Logs]:
+        if not tf.executing_eagerly():
+            graphs.append(tf.compat.v1.get_default_graph())
+
         def take(made: Made, done_at: tf.Tensor, _: tf.Tensor) -> tuple[Made, Any, Any]:
             batch, has_batch, ready_at = _next(iterator, end)
             if end is End.WITHOUT_ROWS:
@@ -96,7 +101,9 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
         )
         return made, step.logs()
 
-    return tf.function(run, reduce_retracing=True, autograph=False)
+    function = tf.function(run, reduce_retracing=True, autograph=False)
+    free_with(function, graphs)
+    return function
 
 
 def _next(iterator: Any, end: End | None) -> tuple[Any, tf.Tensor, tf.Tensor]:

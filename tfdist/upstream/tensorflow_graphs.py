@@ -1,0 +1,47 @@
+"""Graphs that TensorFlow traces and does not let go."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.func_graph import dismantle_func_graph
+from tensorflow.python.framework.ops import gradient_registry
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
+
+
+def free_with(function: Any, graphs: Sequence[tf.Graph]) -> None:
+    """Frees the graphs of a function, and of the loops and branches in them, when it is gone.
+
+    `dismantle_func_graph`: a graph and its operations hold each other where Python's garbage
+    collector does not see it. TensorFlow undoes that for concrete functions that one asks for, not
+    for those that a `tf.function` makes when it is called, nor for loops in either.
+
+    Args:
+        function: A `tf.function`.
+        graphs: Those that are traced for it; may grow later.
+    """
+    weakref.finalize(function, _dismantle, graphs).atexit = False
+
+
+def _dismantle(graphs: Sequence[Any]) -> None:
+    for graph in graphs:
+        inner = [getattr(f, "_cached_graph", None) for f in graph._functions.values()]
+        _dismantle(
+            [g for g in inner if isinstance(g, ControlFlowFuncGraph) and g.outer_graph is graph]
+        )
+        _forget_gradients(graph)
+        dismantle_func_graph(graph)
+
+
+def _forget_gradients(graph: tf.Graph) -> None:
+    """Takes `tf.custom_gradient` functions, which hold their tensors, out of TensorFlow's list."""
+    for operation in graph.get_operations():
+        if operation.type == "IdentityN":
+            with suppress(ValueError):  # it has no gradient of its own
+                name = operation.get_attr("_gradient_op_type").decode()
+                if name.startswith("CustomGradient-"):  # one call's; others are for many
+                    gradient_registry._registry.pop(name, None)
