@@ -24,6 +24,7 @@ STRATEGIES = {
     "central_storage": [2, 3],
     "towers": [2, 3],
     "pipeline": [2],
+    "channel_split": [2, 3],
     "sharded optimizer": [2],
     "sharded gradients": [2],
     "sharded parameters": [2, 3],
@@ -34,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     f"sharded {what}{over}": {"shard": what, "smallest": 1}
     for what in ("optimizer", "gradients", "parameters")
     for over in ("", " over processes")
-}
+} | {"channel_split": {"smallest": 1}}
 
 #: What strategies cannot have by their nature, and refuse by an error that says so: models that
 #: call their layers themselves, steps of one's own, and models of fewer layers than stages.

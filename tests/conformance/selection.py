@@ -53,6 +53,7 @@ THREE = ("central_storage", "towers")
 #: parts, and these how sums cross, in the step and inside of its forward pass.
 FEW: dict[str, tuple[str, ...]] = {
     "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
+    "channel_split": ("accumulate-clipped",),
     "sharded optimizer": (),
     "sharded gradients": ("uneven-batches",),
     "sharded parameters": ("embedding-clipped",),

@@ -22,6 +22,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_losses import loss_tracker
 from tfdist.upstream.keras_model import takes_training
+from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces, source_of
 
 
 class Contribution(NamedTuple):
@@ -77,10 +78,16 @@ class Contribution(NamedTuple):
 
     def gradients_of(self, trainable: list[keras.Variable]) -> dict[int, Any]:
         """Returns the gradients of variables, by place: tensors and `tf.IndexedSlices`."""
-        slices = {
-            i: tf.IndexedSlices(self.gradients[i], indices, tf.constant([*trainable[i].shape]))
-            for i, indices in self.indices.items()
-        }
+        slices = {}
+        for i, rows in self.indices.items():
+            shapes = shapes_of_pieces(self.gradients[i], trainable[i])
+            slices[i] = each_piece(
+                lambda values, shape, rows=rows: tf.IndexedSlices(
+                    values, rows, tf.constant([*shape])
+                ),
+                self.gradients[i],
+                shapes,
+            )
         return self.gradients | slices
 
 
@@ -118,26 +125,31 @@ def forward_backward(
         # A layer may have assigned to a weight: then the gradient is that of the new value.
         assigned = [scope.get_current_value(v) for v in trainable]
         sources = [
-            v.value if new is None else new for v, new in zip(trainable, assigned, strict=True)
+            source_of(v) if new is None else new for v, new in zip(trainable, assigned, strict=True)
         ]
         gradients = enumerate(strategy.gradients(tape, scaled, sources))
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
-    connected = {i: _shaped(g, trainable[i].shape) for i, g in gradients if g is not None}
-    slices = [i for i, gradient in connected.items() if isinstance(gradient, tf.IndexedSlices)]
+    connected = {i: _shaped(g, trainable[i]) for i, g in gradients if g is not None}
     indices = {}
-    for i in slices if replica.num_microbatches > 1 else []:
-        if state.aggregations.lookups.are_alike(i):
-            connected[i], indices[i] = connected[i].values, connected[i].indices
+    for i, gradient in connected.items() if replica.num_microbatches > 1 else ():
+        slices = pieces(gradient)
+        if isinstance(slices[0], tf.IndexedSlices) and state.aggregations.lookups.are_alike(i):
+            connected[i] = each_piece(lambda own: own.values, gradient)
+            indices[i] = slices[0].indices
     return Contribution(connected, *state.changes(scope, replica), indices)
 
 
-def _shaped(gradient: Any, shape: tuple[int, ...]) -> Any:
+def _shaped(gradient: Any, variable: keras.Variable) -> Any:
     """Returns the gradient of a variable, of which TensorFlow may not know that shape itself."""
-    if isinstance(gradient, tf.IndexedSlices):
-        gradient.values.set_shape([None, *shape[1:]])
-        return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant([*shape]))
-    gradient.set_shape(shape)
-    return gradient
+
+    def shaped(own: Any, shape: Sequence[int]) -> Any:
+        if isinstance(own, tf.IndexedSlices):
+            own.values.set_shape([None, *shape[1:]])
+            return tf.IndexedSlices(own.values, own.indices, tf.constant([*shape]))
+        own.set_shape(shape)
+        return own
+
+    return each_piece(shaped, gradient, shapes_of_pieces(gradient, variable))
 
 
 def exchange(

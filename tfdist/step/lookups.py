@@ -24,6 +24,7 @@ from tfdist.errors import UnsupportedModelError
 from tfdist.step.probes import halves
 from tfdist.strategies import shares
 from tfdist.upstream.keras_model import takes_training
+from tfdist.upstream.keras_variables import each_piece
 
 
 class Kind(enum.Enum):
@@ -65,7 +66,7 @@ class Lookups:
     def of_batch(self, gradients: dict[int, Any]) -> dict[int, Any]:
         """Returns gradients, by place, with the slices that one device has once added up."""
         once = [i for i in gradients if self._kinds.get(i) is Kind.ONCE]
-        return gradients | {i: _added_up(gradients[i]) for i in once}
+        return gradients | {i: each_piece(_added_up, gradients[i]) for i in once}
 
     def _asked(self, place: int) -> Kind:
         if not self._indices:

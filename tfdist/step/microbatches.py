@@ -74,7 +74,8 @@ def _in_rounds(fn: Callable[[Any], tuple[Any, Any]], num_rounds: int) -> tuple[A
         return like
 
     def add(number: tf.Tensor, sums: Any, _: Any) -> tuple[tf.Tensor, Any, Any]:
-        more, same = traced(number)
+        # TensorFlow returns plain tuples, whatever they were.
+        more, same = tf.nest.pack_sequence_as(like, tf.nest.flatten(traced(number)))
         sums = tf.nest.map_structure(lambda *terms: local_sum(terms), sums, more)
         return number + 1, sums, same
 

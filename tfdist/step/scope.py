@@ -27,7 +27,7 @@ class Scope(keras.StatelessScope):
     def join(self, variables: Iterable[keras.Variable]) -> None:
         """Joins those that are kept in parts alone, once for all that read them in here."""
         for variable in variables:
-            if is_in_parts(variable):
+            if is_in_parts(variable) and not variable.division.reads_parts:
                 whole = variable.joined()
                 self.joined[id(variable)] = self.state_mapping[id(variable)] = whole
 

@@ -64,6 +64,7 @@ STRATEGIES: dict[str, Declaration] = {
             "plot_stages": Option(str, "a picture to draw the timeline of the stages into", "none"),
         },
     ),
+    "channel_split": Declaration("tfdist.strategies.channel_split.strategy:ChannelSplit"),
     "sharded": Declaration(
         "tfdist.strategies.sharded.strategy:Sharded",
         {

@@ -42,6 +42,7 @@ def build_as_fit_does(model: keras.Model) -> None:
     by `TFOptimizer.assign`, is lost: ScheduleFreeAdamW's momentum begins at zero.
     """
     with ExitStack() as stack:
+        stack.enter_context(in_parts.keys_known())
         if not model.run_eagerly:
             stack.enter_context(replaced(TFOptimizer, "assign", lambda *_: None))
         model.optimizer.build(model.trainable_variables)

@@ -40,6 +40,11 @@ def methods() -> dict[str, Callable[..., Any]]:
     }
 
 
+def keys_known() -> Any:
+    """Returns a context in which optimizers can be built for variables of parts."""
+    return replaced(TFOptimizer, "_var_key", _key)
+
+
 def are_known() -> bool:
     """Tells whether `methods` stand in their places now."""
     return TFOptimizer.__dict__["_backend_update_step"] is _update_each
@@ -97,7 +102,7 @@ def _clip(optimizer: Any, gradients: list) -> list:
     if optimizer.clipnorm and optimizer.clipnorm > 0:
         norms = iter(_norms(optimizer, divided))
         return [
-            _times(g, optimizer.clipnorm / tf.maximum(next(norms), optimizer.clipnorm))
+            _clipped(g, next(norms), optimizer.clipnorm)
             if isinstance(g, GradientParts)
             else _plain_clip(optimizer, [g])[0]
             for g in gradients
@@ -120,9 +125,17 @@ def _clip(optimizer: Any, gradients: list) -> list:
 
 def _norms(optimizer: Any, gradients: list[GradientParts]) -> list[tf.Tensor]:
     """The norms of gradients of which this process has parts, in one exchange."""
-    squares = [tf.add_n([tf.reduce_sum(tf.square(piece)) for piece in g]) for g in gradients]
+    squares = [tf.add_n([_square(piece) for piece in g]) for g in gradients]
     divided = (v for v in optimizer._trainable_variables if isinstance(v, VariableOfParts))
     return [tf.sqrt(total) for total in next(divided).division.add_up(squares)]
+
+
+def _clipped(gradient: GradientParts, norm: tf.Tensor, limit: float) -> GradientParts:
+    """What `tf.clip_by_norm` makes of a gradient, of which the slices stay slices."""
+    factor = limit / tf.maximum(norm, limit)
+    return GradientParts(
+        tf.math.scalar_mul(tf.cast(factor, piece.dtype), piece) for piece in gradient
+    )
 
 
 def _square(gradient: Any) -> tf.Tensor:

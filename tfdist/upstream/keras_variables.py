@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -27,23 +27,30 @@ def take_for(copy: tf.Variable, variable: tf.Variable) -> None:
 
 
 class Division(Protocol):
-    """How the elements of variables are divided among their owners."""
+    """How the elements of variables are divided among their owners.
 
-    def cut(self, flat: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the parts of a vector whose owners are in this process."""
+    Attributes:
+        reads_parts: Whether forward passes read the parts themselves, of which gradients are taken
+            then; otherwise these are of the whole.
+    """
 
-    def join(self, parts: Sequence[tf.Variable]) -> tf.Tensor:
-        """Returns the whole vector of which this process has parts."""
+    reads_parts: bool
+
+    def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the parts whose owners are in this process."""
+
+    def join(self, parts: Sequence[tf.Variable], shape: tf.TensorShape) -> tf.Tensor:
+        """Returns the whole, of that shape, of which this process has parts."""
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums of numbers over the processes that have other parts."""
 
     def agreed(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the vector to assign where user code has one: the same in all processes."""
+        """Returns what to assign where user code has a whole: the same in all processes."""
 
 
 class GradientParts(tuple):
-    """The gradient of a variable of parts: a vector for each part that this process has.
+    """The gradient of a variable of parts: one for each part that this process has.
 
     A tuple, so that TensorFlow finds the tensors in it. Keras divides gradients by numbers.
     """
@@ -52,15 +59,38 @@ class GradientParts(tuple):
         return GradientParts(piece / by for piece in self)
 
 
+def pieces(gradient: Any) -> Sequence[Any]:
+    """Returns the gradients of the parts; of a variable that is whole its only one."""
+    return gradient if isinstance(gradient, GradientParts) else [gradient]
+
+
+def each_piece(function: Callable[..., Any], gradient: Any, *others: Sequence[Any]) -> Any:
+    """Returns a gradient of what a function makes of it, or of each of its pieces.
+
+    Args:
+        function: Takes a piece, and one of each of the others.
+        gradient: Whole, or `GradientParts`.
+        *others: As many as there are pieces.
+    """
+    results = [function(*each) for each in zip(pieces(gradient), *others, strict=True)]
+    return GradientParts(results) if isinstance(gradient, GradientParts) else results[0]
+
+
+def shapes_of_pieces(gradient: Any, variable: keras.Variable) -> list[Any]:
+    """Returns the shape of each piece of the gradient of a variable."""
+    in_parts = isinstance(gradient, GradientParts) and isinstance(variable, VariableOfParts)
+    return [own.shape for own in (variable.parts if in_parts else [variable])]
+
+
 class VariableOfParts(keras.Variable):
     """What `divide` makes of a Keras variable, whose identity, name and path stay.
 
     To everybody it is whole: read, saved, assigned as ever; a read joins the parts. Inside of
-    `part(i)` it *is* its i-th part, a vector: an unmodified optimizer that computes each element
-    by itself, run once for each part, computes with that part alone.
+    `part(i)` it *is* its i-th part: an unmodified optimizer that computes each element by itself,
+    run once for each part, computes with that part alone; and so does an unmodified layer.
 
     Attributes:
-        parts: Those that this process has, on their devices; vectors.
+        parts: Those that this process has, on their devices; of shapes as the division cuts them.
         division: Who has which elements.
     """
 
@@ -75,7 +105,9 @@ class VariableOfParts(keras.Variable):
     @property
     def value(self) -> Any:
         if (number := _part()) is not None:
-            return self._maybe_autocast(self.parts[number])
+            new = value_in_scope(self)  # of a layer that has assigned to its weight
+            own = self.parts[number] if new is None else self.cut(new)[number]
+            return self._maybe_autocast(own)
         if self.is_whole:
             return super().value
         value = value_in_scope(self)
@@ -95,11 +127,11 @@ class VariableOfParts(keras.Variable):
 
     def joined(self) -> tf.Tensor:
         """Returns all elements, in the variable's shape, from the parts."""
-        return tf.reshape(self.division.join(self.parts), super().shape)
+        return self.division.join(self.parts, super().shape)
 
     def cut(self, value: Any) -> list[tf.Tensor]:
-        """Returns what has the variable's shape as parts: vectors."""
-        return self.division.cut(tf.reshape(tf.convert_to_tensor(value), [-1]))
+        """Returns what has the variable's shape as parts."""
+        return self.division.cut(tf.convert_to_tensor(value))
 
     def assign_parts(self, value: Any) -> None:
         """Gives the parts the elements of what has the variable's shape."""
@@ -115,8 +147,17 @@ class VariableOfParts(keras.Variable):
             super()._direct_assign(value)
             self.assign_parts(value)
         else:
-            flat = tf.reshape(tf.cast(value, self._dtype), [-1])
-            self.assign_parts(self.division.agreed(flat))
+            self.assign_parts(self.division.agreed(tf.cast(value, self._dtype)))
+
+
+def source_of(variable: keras.Variable) -> Any:
+    """Returns what gradients of a variable are taken of.
+
+    Its value, or `GradientParts` of its parts, where forward passes read these.
+    """
+    if isinstance(variable, VariableOfParts) and variable.division.reads_parts:
+        return GradientParts(variable.parts)
+    return variable.value
 
 
 @contextmanager
@@ -145,7 +186,7 @@ def divide(
         keep_whole: Whether the whole copy stays, for reading.
     """
     whole = variable._value
-    pieces = division.cut(tf.reshape(whole.read_value(), [-1]))
+    pieces = division.cut(whole.read_value())
     parts = []
     for device, piece in zip(devices, pieces, strict=True):
         with tf.device(device):

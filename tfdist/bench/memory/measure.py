@@ -41,6 +41,7 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
     {
         "one_device": Contender("one_device", {}),
         "mirrored": Contender("mirrored", {}),
+        "channel_split": Contender("channel_split", {}),
         **{f"sharded {what}": Contender("sharded", {"shard": what}) for what in _SHARDED},
         "horovod": Contender("horovod", {}, True),
         **{
@@ -112,6 +113,8 @@ def expected(contender: str, parameters: int, devices: int) -> dict[str, int]:
     """
     chosen = CONTENDERS[contender]
     copies = 12 * devices
+    if chosen.strategy == "channel_split":  # each number, and its gradient, is on one device alone
+        copies, devices = 12, 1
     if chosen.shard:
         copies = 12 if chosen.shard == "parameters" else 4 * devices + 12
     joined = 4 * devices if chosen.shard == "parameters" else 0

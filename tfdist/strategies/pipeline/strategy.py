@@ -19,6 +19,7 @@ from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES, shares
 from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.beside_inputs import beside_inputs
 from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.strategies.pipeline import calls, table, timeline, timing
 from tfdist.strategies.pipeline.order import Order
@@ -167,7 +168,7 @@ class Pipeline(Strategy):
     def update(self, fn: Callable[[Any], Any], results: list[Any]) -> list[Any]:
         if tf.executing_eagerly():
             return [fn(results[0])]
-        with tf.compat.v1.device(_beside_inputs):
+        with tf.compat.v1.device(beside_inputs):
             return [fn(results[0])]
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
@@ -217,9 +218,3 @@ def _num_stages(stages: int | None, cut_at: Sequence[str], micro_batches: int) -
             "stages out."
         )
     return len(cut_at) + 1 if cut_at else stages
-
-
-def _beside_inputs(operation: tf.Operation) -> str:
-    """A device function: an operation runs where the first of its inputs is that has a device."""
-    devices = (tensor.device for tensor in operation.inputs)
-    return operation.device or next((device for device in devices if device), "")

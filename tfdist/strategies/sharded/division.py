@@ -23,16 +23,19 @@ class OverDevices:
         num_devices: At most as many as the variables have elements.
     """
 
+    reads_parts = False
+
     def __init__(self, num_devices: int) -> None:
         self._num_devices = num_devices
 
-    def cut(self, flat: tf.Tensor) -> list[tf.Tensor]:
-        """Returns all parts of a vector."""
-        return tf.split(flat, sizes(flat.shape[0], self._num_devices))
+    def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
+        """Returns all parts, which are vectors."""
+        num_elements = whole.shape.num_elements()
+        return tf.split(tf.reshape(whole, [-1]), sizes(num_elements, self._num_devices))
 
-    def join(self, parts: Sequence[tf.Variable]) -> tf.Tensor:
-        """Returns the vector, on the device that asks."""
-        return tf.concat([part.read_value() for part in parts], 0)
+    def join(self, parts: Sequence[tf.Variable], shape: tf.TensorShape) -> tf.Tensor:
+        """Returns the whole, on the device that asks."""
+        return tf.reshape(tf.concat([part.read_value() for part in parts], 0), shape)
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the numbers: no other process has a part."""
@@ -54,6 +57,8 @@ class OverProcesses:
         all_reduce: Sums tensors over the processes.
     """
 
+    reads_parts = False
+
     def __init__(
         self,
         size: int,
@@ -71,12 +76,12 @@ class OverProcesses:
         """Lets other processes ask for the variable that is divided so."""
         self._leading.know(self._number, variable)
 
-    def cut(self, flat: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the part of this process."""
-        return [flat[self._begin : self._end]]
+    def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the part of this process, a vector."""
+        return [tf.reshape(whole, [-1])[self._begin : self._end]]
 
-    def join(self, parts: Sequence[tf.Variable]) -> tf.Tensor:
-        """Returns the vector; in the graph of somebody else's function when that runs."""
+    def join(self, parts: Sequence[tf.Variable], shape: tf.TensorShape) -> tf.Tensor:
+        """Returns the whole; in the graph of somebody else's function when that runs."""
         (part,), leading, number = parts, self._leading, self._number
         if leading.all_take_part:
             whole = leading.joined(number, part)
@@ -85,7 +90,7 @@ class OverProcesses:
         else:
             whole = tf.py_function(lambda: leading.read(number, part), [], part.dtype)
         whole.set_shape([self._size])
-        return whole
+        return tf.reshape(whole, shape)
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums of numbers over the processes."""
@@ -95,4 +100,4 @@ class OverProcesses:
         """Returns what rank 0 assigns, which may do so alone."""
         if self._leading.all_take_part or not tf.executing_eagerly():
             return value
-        return self._leading.written(self._number, value)
+        return self._leading.written(self._number, tf.reshape(value, [-1]))

@@ -1,0 +1,137 @@
+"""A training in parts: its numbers, where the parts are, and that to everybody it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfdist
+from tests.support.training import assert_close
+from tfdist.errors import UnsupportedModelError
+from tfdist.models import alexnet
+from tfdist.strategies.channel_split.strategy import ChannelSplit
+from tfdist.strategies.sharded.held import by_device
+from tfdist.trainer import Trainer
+
+LONG = pytest.mark.long
+RANDOM = np.random.default_rng(0)
+IDS = RANDOM.integers(1, 11, (14, 5)).astype("int32")
+IDS[::3, 3:] = 0
+LABELS = RANDOM.integers(0, 3, (14,))
+FIT: dict[str, Any] = {"x": IDS, "y": LABELS, "batch_size": 6, "shuffle": False, "verbose": 0}
+
+
+def text(policy: str | None = None, optimizer: Any = None) -> keras.Model:
+    """A table, heads, masks, a column and its row, and probabilities with their logits."""
+    keras.utils.set_random_seed(1)
+    options = {"dtype": policy}
+    inputs = keras.Input((5,), dtype="int32")
+    hidden = layers.Embedding(11, 9, mask_zero=True, **options)(inputs)
+    hidden = hidden + layers.MultiHeadAttention(3, 4, **options)(hidden, hidden)
+    more = layers.Dense(15, activation="gelu", kernel_regularizer="l2", **options)(hidden)
+    hidden = layers.LayerNormalization(**options)(hidden + layers.Dense(9, **options)(more))
+    hidden = layers.Dropout(0.2, seed=3)(layers.GlobalAveragePooling1D(**options)(hidden))
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax", dtype="float32")(hidden))
+    optimizer = optimizer or keras.optimizers.Adam(0.05, epsilon=1e-2, global_clipnorm=0.5)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def momentum() -> keras.Model:
+    """The same, trained in a way that rounding does not grow in."""
+    return text(optimizer=keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5))
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=LONG)])
+def test_equals_one_device_and_is_whole_to_everybody(devices: int, tmp_path: Path) -> None:
+    plain, trainer = text(), Trainer(text, ChannelSplit(devices, smallest=1))
+    assert trainer.describe()["split"].startswith("95.9% of 920 parameters")
+    wanted = plain.fit(**FIT, epochs=2).history
+    assert_close(trainer.fit(**FIT, epochs=2).history, wanted)
+    assert_close(trainer.model.get_weights(), plain.get_weights())
+    state = zip(trainer.model.optimizer.variables, plain.optimizer.variables, strict=True)
+    assert_close(*map(list, zip(*((a.numpy(), b.numpy()) for a, b in state), strict=True)))
+    held = by_device(trainer.model.trainable_variables)
+    assert set(held) == {f"CPU:{i}" for i in range(devices)}
+    assert max(held.values()) < 0.65 * sum(held.values())  # three heads, of which one has two
+    trainer.model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    outputs = plain.predict(IDS, verbose=0)
+    for predicted in (loaded.predict(IDS, verbose=0), trainer.predict(IDS, verbose=0)):
+        assert_close(predicted, outputs)
+    with pytest.raises(UnsupportedModelError, match="divided by the strategy of its"):
+        trainer.model.fit(**FIT)
+
+
+@LONG
+def test_goes_on_from_another_strategy_and_back(tmp_path: Path) -> None:
+    def fit(strategy: object, folder: str, epochs: int) -> keras.Model:
+        checkpoints = tfdist.Checkpoints(tmp_path / folder)
+        trainer = Trainer(momentum, strategy, checkpoints=checkpoints)
+        trainer.fit(**FIT, epochs=epochs)
+        return trainer.model
+
+    fit("one_device", "a", 1)
+    fit(ChannelSplit(2, smallest=1), "a", 2)
+    resumed, whole = fit("one_device", "a", 3), fit("one_device", "b", 3)
+    assert_close(resumed.get_weights(), whole.get_weights())
+
+
+@LONG
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy: str) -> None:
+    def build() -> keras.Model:
+        return text(policy)
+
+    before, trainers = [v.numpy() for v in build().trainable_variables], []
+    for strategy in ("one_device", ChannelSplit(2, smallest=1)):
+        trainers.append(Trainer(build, strategy))
+        trainers[-1].fit(**FIT, epochs=2)
+    pairs = zip(*(trainer.model.trainable_variables for trainer in trainers), strict=True)
+    for old, (one, other) in zip(before, pairs, strict=True):
+        assert other.dtype == "float32"
+        moved = np.abs(one.numpy() - old).max()
+        assert np.abs(one.numpy() - other.numpy()).max() < 0.1 * moved + 1e-3
+
+
+@LONG
+def test_averages_accumulation_a_new_compilation_and_frozen_layers() -> None:
+    models = []
+    for strategy in ("one_device", ChannelSplit(2, smallest=1)):
+        trainer = Trainer(momentum, strategy, accumulate=2)
+        models.append(trainer.model)
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        trainer.model.compile(
+            keras.optimizers.SGD(0.1, use_ema=True), "sparse_categorical_crossentropy"
+        )
+        trainer.fit(**FIT, epochs=2, callbacks=[swap], validation_data=(IDS, LABELS))
+        trainer.model.layers[1].trainable = False
+        for optimizer in (keras.optimizers.Lamb(0.01), keras.optimizers.SGD(0.1, momentum=0.9)):
+            trainer.model.compile(optimizer, "sparse_categorical_crossentropy")
+            trainer.fit(**FIT)
+    assert_close(models[1].get_weights(), models[0].get_weights())
+
+
+@LONG
+def test_alexnet_in_two_columns() -> None:
+    x = RANDOM.standard_normal((6, 67, 67, 3)).astype("float32")
+    y = RANDOM.integers(0, 5, (6,))
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = alexnet((67, 67, 3), 5, width=1 / 16)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss)
+        return model
+
+    plain, trainer = build(), Trainer(build, ChannelSplit(2, smallest=1))
+    fit = {"x": x, "y": y, "batch_size": 4, "shuffle": False, "verbose": 0}
+    plain.fit(**fit)
+    trainer.fit(**fit)
+    assert_close(trainer.model.get_weights(), plain.get_weights())
+    assert "and 100.0% of the work over 2 devices" in trainer.describe()["split"]

@@ -1,0 +1,94 @@
+"""Which layers are split, and how: without a training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+from keras import layers
+
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.channel_split import cuts, equation
+from tfdist.strategies.channel_split.layout import Layout, Rules, layout
+from tfdist.strategies.channel_split.strategy import ChannelSplit
+
+
+def planned(*stack: Any, rules: Rules | None = None, smallest: int = 1) -> Layout:
+    """Returns what becomes of a stack of layers over two devices."""
+    return layout(keras.Sequential(list(stack)), [], 2, rules, smallest)
+
+
+def kinds(found: Layout) -> list[str]:
+    """Returns how each split layer is split."""
+    return [split.kind for split in found.splits]
+
+
+def test_a_row_follows_a_column_where_its_parts_come_through() -> None:
+    found = planned(
+        keras.Input((8, 8, 3)),
+        layers.Conv2D(8, 3, activation="relu"),
+        layers.MaxPooling2D(),
+        layers.Conv2D(4, 1),
+        layers.Flatten(),  # mixes channels and places
+        layers.Dense(6, activation="softmax"),  # sees all channels
+        layers.Dense(6, activation="tanh"),
+        layers.Dense(1),
+    )
+    assert kinds(found) == ["column", "row", "column", "column", "row"]
+
+
+def test_groups_and_depths_have_their_own_inputs() -> None:
+    found = planned(
+        keras.Input((8, 8, 4)),
+        layers.Conv2D(6, 3, groups=2),
+        layers.DepthwiseConv2D(3, depth_multiplier=2),
+        layers.Conv2D(5, 1),
+    )
+    assert kinds(found) == ["channels", "channels", "row"]
+    assert found.splits[1].cuts[1].division.sizes == [6, 6]  # two a channel
+
+
+def test_what_cannot_be_split_stays_whole() -> None:
+    inputs = keras.Input((4, 6))
+    hidden = layers.MultiHeadAttention(2, 3, dropout=0.1)(inputs, inputs)
+    hidden = layers.Dense(6, kernel_constraint="non_neg")(hidden)
+    hidden = layers.TimeDistributed(layers.Dense(6))(hidden)
+    hidden = layers.LSTM(6)(hidden)
+    model = keras.Model(inputs, layers.Dense(1)(hidden))
+    found = layout(model, [], 2, None, 1)
+    assert kinds(found) == ["row"] or [s.layer.name for s in found.splits] == []
+    assert not cuts.ways(layers.Dense(1), 2)  # not built
+    assert layout(model, [keras.optimizers.Lamb()], 2, None, 1).why_whole is not None
+
+
+def test_rules_name_axes_of_weights() -> None:
+    stack = [keras.Input((4,)), layers.Dense(6, name="up"), layers.Dense(4, name="down")]
+    found = planned(*stack, rules={"up/kernel": ("model", None)})
+    assert [(s.layer.name, s.kind) for s in found.splits] == [("up", "row")]
+    with pytest.raises(ConfigurationError, match="no weight that can be split has a path"):
+        planned(*stack, rules={"over/kernel": ("model", None)})
+    with pytest.raises(ConfigurationError, match=r"cuts axis 0, 1 of .*split along axis 1 \(col"):
+        planned(*stack, rules={"up/kernel": ("model", "model")})
+
+
+def test_one_device_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="use devices=2 or more"):
+        ChannelSplit(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "bias_axes", "shape", "outputs", "inputs"),
+    [
+        ("abc,cd->abd", "d", (3, 5), (1, 2, 0), (0, 2, None)),
+        ("...x,xy->...y", "y", (3, 5), (1, -1, 0), (0, -1, None)),
+        ("bqm,muh->bquh", "uh", (6, 4, 3), (1, 2, 0), (0, 2, None)),
+        ("bquh,uhm->bqm", None, (4, 3, 6), (2, 2, None), (0, 2, None)),
+        ("ab,ab->ab", None, (3, 5), None, None),
+    ],
+)
+def test_axes_of_an_equation(
+    text: str, bias_axes: str | None, shape: tuple[int, ...], outputs: Any, inputs: Any
+) -> None:
+    assert equation.output_axis(text, bias_axes, shape) == outputs
+    assert equation.input_axis(text, shape) == inputs

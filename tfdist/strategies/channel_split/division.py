@@ -1,0 +1,44 @@
+"""A variable cut along one of its axes, a slice a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+class AlongAxis:
+    """Slices, all of them in this process; see `VariableOfParts`.
+
+    Args:
+        axis: Along which.
+        sizes: Of the slices there.
+    """
+
+    reads_parts = True
+
+    def __init__(self, axis: int, sizes: Sequence[int]) -> None:
+        self.axis, self.sizes = axis, list(sizes)
+
+    def __eq__(self, other: object) -> bool:
+        own = (self.axis, self.sizes)
+        return isinstance(other, AlongAxis) and own == (other.axis, other.sizes)
+
+    def __hash__(self) -> int:
+        return hash((self.axis, *self.sizes))
+
+    def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
+        """Returns all slices."""
+        return tf.split(whole, self.sizes, self.axis)
+
+    def join(self, parts: Sequence[tf.Variable], shape: tf.TensorShape) -> tf.Tensor:
+        """Returns the whole, on the device that asks."""
+        return tf.ensure_shape(tf.concat([part.read_value() for part in parts], self.axis), shape)
+
+    def agreed(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value: no other process has a part."""
+        return value
+
+    def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the numbers: no other process has a part."""
+        return numbers

@@ -1,0 +1,43 @@
+"""Private names of Keras's layers that have kernels."""
+
+from __future__ import annotations
+
+import keras
+
+
+def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
+    """Returns the variable behind a layer's kernel: `_kernel`, or `_embeddings` of an Embedding.
+
+    The public `kernel` and `embeddings` may be tensors that were computed from it.
+    """
+    if isinstance(layer, keras.layers.Embedding):
+        return layer._embeddings
+    return layer._kernel if "_kernel" in vars(layer) else layer.kernel
+
+
+def is_plain(layer: keras.layers.Layer) -> bool:
+    """Whether a layer's kernel is one variable as it was made: no `lora_enabled`, no quantizing."""
+    return not getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
+
+
+def into_heads(attention: keras.layers.Layer) -> list[keras.layers.EinsumDense]:
+    """Returns the layers that project to the heads: `_query_dense`, and `_key_dense` and so on."""
+    layers = [attention._query_dense, attention._key_dense, attention._value_dense]
+    gate = getattr(attention, "_gate_dense", None)
+    return layers if gate is None else [*layers, gate]
+
+
+def out_of_heads(attention: keras.layers.Layer) -> keras.layers.EinsumDense:
+    """Returns the layer that makes one of all heads: `_output_dense`."""
+    return attention._output_dense
+
+
+def has_one_axis(attention: keras.layers.Layer) -> bool:
+    """Whether an attention is over one axis: `MultiHeadAttention._attention_axes`."""
+    return len(getattr(attention, "_attention_axes", None) or (1,)) == 1
+
+
+def dropout_of(attention: keras.layers.Layer) -> float:
+    """Returns the share of attention that is dropped: `MultiHeadAttention._dropout`."""
+    grouped = isinstance(attention, keras.layers.GroupQueryAttention)
+    return attention.dropout if grouped else attention._dropout
