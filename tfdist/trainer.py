@@ -26,6 +26,7 @@ from tfdist.loops.training import Training
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
+from tfdist.step import recomputed_layers
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_data
@@ -67,6 +68,9 @@ class Trainer:
         steps_per_call: Steps in one call of the inner loop; `"auto"`: see `StepsPerCall`.
         precision: A dtype policy to build the model with, out of `precision.POLICIES`.
         loss_scale: How the loss is scaled; None: dynamically for the float16 policies.
+        recompute: Layers whose activations are not kept for the way back, but computed again:
+            `"none"`, `"all"`, or a regular expression that finds names like `"block_1/dense"`;
+            besides those that `build_model` makes in a `keras.RematScope`.
         watchdog_seconds: Of several workers: for which nobody may make a step before the run is
             ended; 0: for ever.
         checkpoints: Where `fit` saves itself, and goes on from; a second `fit` does so in the
@@ -98,6 +102,7 @@ class Trainer:
         loss_scale: LossScale | None = None,
         watchdog_seconds: float = 300.0,
         checkpoints: Checkpoints | None = None,
+        recompute: str = "none",
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(f"accumulate={accumulate!r}: expected a number from 1.")
@@ -106,14 +111,16 @@ class Trainer:
                 "sync_batch_norm takes the moments of the global batch, which accumulate="
                 f"{accumulate} never holds at once: leave one of the two out."
             )
+        recomputed_layers.prepare(recompute)
         self.strategy = strategy = strategies.create(strategy, devices)
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
+        self.recompute = recompute
         self.checkpoints, self._num_fits = checkpoints, 0
         self._watchdog = Watchdog(strategy, watchdog_seconds)
         self.model = create.create(build_model, strategy, precision, loss_scale)
         strategy.place(self.model)
         functions = CompiledFunctions(
-            self.model, strategy, accumulate, sync_batch_norm, precision, loss_scale
+            self.model, strategy, accumulate, sync_batch_norm, precision, loss_scale, recompute
         )
         self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
         self._training = Training(self._outer)
@@ -222,6 +229,7 @@ class Trainer:
             "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
             "precision": self.model.dtype_policy.name,
             "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
+            "computed again": self.recompute,
             "not exact": self._not_exact.told(),
         }
 

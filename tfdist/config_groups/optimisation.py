@@ -20,6 +20,11 @@ class Optimisation(BaseModel):
         "left out: none",
     )
     accumulate: PositiveInt = Field(1, description="rounds a global batch is computed in")
+    recompute: str = Field(
+        "none",
+        description="layers whose activations are computed again on the way back, to need less "
+        "memory: none, all, or a regular expression",
+    )
     learning_rate: PositiveFloat = Field(1e-3, description="its highest value")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none", description="how the rate goes with --batch-size over --lr-reference-batch"

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import DataError, OutOfMemoryError, TfdistError
+from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, TfdistError
 from tfdist.loops.feed import Feed
 from tfdist.loops.own_steps import OwnSteps
 from tfdist.loops.whole_batches import WholeBatches
@@ -44,6 +44,7 @@ class CompiledFunctions:
         sync_batch_norm: Whether BatchNorm takes global moments.
         precision: Name of the dtype policy to build with; None: Keras's global one.
         loss_scale: How the loss scale moves; None: as the optimizer says.
+        recompute: Which layers are computed again on the way back, as of `Trainer`.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class CompiledFunctions:
         sync_batch_norm: bool,
         precision: str | None,
         loss_scale: LossScale | None,
+        recompute: str = "none",
     ) -> None:
-        self._model, self._strategy = model, strategy
+        self._model, self._strategy, self._recompute = model, strategy, recompute
         self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
         self._precision, self._loss_scale = precision, loss_scale
         self._compilation: Any = None
@@ -164,6 +166,12 @@ class CompiledFunctions:
             create.adopt(model, strategy, self._precision, self._loss_scale)
             self._compilation = compile_config(model)
         own_step = self._own_steps.step(feed, training)
+        if own_step is not None and training and self._recompute != "none":
+            raise ConfigurationError(
+                f"recompute={self._recompute!r} is for Keras's own step, but "
+                f"{type(model).__name__}.train_step has tapes of its own: make its layers in a "
+                "keras.RematScope instead."
+            )
         why_whole = self._why_whole(feed, training) if own_step is None else None
         key = (training, feed.may_end, feed.own_rows)
         trainable = [id(v) for v in model.trainable_variables]
@@ -191,7 +199,7 @@ class CompiledFunctions:
         self._scalings.append(scaling)
         step = TrainStep(
             model, self._strategy, state, scaling,
-            self._accumulate, self._sync_batch_norm, why_whole,
+            self._accumulate, self._sync_batch_norm, why_whole, self._recompute,
         )  # fmt: skip
         if step.accumulation is not None:
             self._accumulations.append(step.accumulation)

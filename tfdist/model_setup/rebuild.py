@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.model_setup.mismatch import cause
-from tfdist.upstream import keras_model, keras_optimizers
+from tfdist.upstream import keras_model, keras_optimizers, keras_remat
 
 
 def rebuild(model: keras.Model) -> keras.Model:
@@ -33,6 +33,7 @@ def rebuild(model: keras.Model) -> keras.Model:
         layers = keras_model.flatten_layers(model), keras_model.flatten_layers(copied)
         for old, new in zip(*layers, strict=True):
             _copy_what_it_learned(old, new)
+            keras_remat.copy(new, old)
         copied.built = model.built  # Keras leaves it to the first call of a subclassed model
     except Exception as error:
         raise UnsupportedModelError(

@@ -91,6 +91,7 @@ def make_trainer(
         precision=config.precision,
         loss_scale=_loss_scale(config),
         watchdog_seconds=config.watchdog_seconds,
+        recompute=config.recompute,
     )
 
 

@@ -19,7 +19,15 @@ CHECKPOINTS, CONFIG = "checkpoints", "config.yaml"
 #: What may be otherwise: who computes, how far, what is left behind; but no number.
 _MAY_DIFFER = (
     {*Spread.model_fields, *StrategyOptions.model_fields, *Saving.model_fields}
-    | {"run_dir", "verbose", "accumulate", "steps_per_call", "run_eagerly", "jit_compile"}
+    | {
+        "run_dir",
+        "verbose",
+        "accumulate",
+        "recompute",
+        "steps_per_call",
+        "run_eagerly",
+        "jit_compile",
+    }
     | {"max_time", *Outcome.model_fields}
 ) - {"sync_batch_norm"}
 

@@ -13,21 +13,26 @@ from contextlib import ExitStack, contextmanager
 import keras
 
 from tfdist.step import batch_norm
+from tfdist.step.recomputed_layers import computed_again
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import moments_taken_by
 
 
 @contextmanager
-def keras_on_shares(model: keras.Model, sync_batch_norm: bool) -> Iterator[None]:
+def keras_on_shares(
+    model: keras.Model, sync_batch_norm: bool, recompute: str = "none"
+) -> Iterator[None]:
     """Traces replicas inside; entered outside of them, since they are traced in turns.
 
     Args:
         model: Whose BatchNorm layers are meant.
         sync_batch_norm: Whether all of them take global moments; a layer made with
             `synchronized=True` always does.
+        recompute: Which layers are computed again on the way back, as of `Trainer`.
     """
     with ExitStack() as stack:
         stack.enter_context(losses_of_one_device())
+        stack.enter_context(computed_again(model, recompute, sync_batch_norm))
         for layer in batch_norm.layers_of(model):
             whole = sync_batch_norm or layer.synchronized
             moments = batch_norm.global_moments if whole else batch_norm.share_moments

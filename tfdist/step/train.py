@@ -35,6 +35,7 @@ class TrainStep:
         accumulate: Rounds in which a share is computed.
         sync_batch_norm: Whether BatchNorm takes the moments of the global batch.
         why_whole: As of `OnReplicas`.
+        recompute: Which layers are computed again on the way back, as of `Trainer`.
 
     Attributes:
         accumulation: The gradients that wait for batches to come, of an optimizer that
@@ -52,9 +53,10 @@ class TrainStep:
         accumulate: int = 1,
         sync_batch_norm: bool = False,
         why_whole: str | None = None,
+        recompute: str = "none",
     ) -> None:
         self._model, self._strategy, self._state, self._scaling = model, strategy, state, scaling
-        self._sync_batch_norm = sync_batch_norm
+        self._sync_batch_norm, self._recompute = sync_batch_norm, recompute
         self._trainable = model.trainable_variables
         compute = functools.partial(
             forward_backward, strategy, model, self._trainable, state, scaling
@@ -67,7 +69,7 @@ class TrainStep:
             self.accumulation = GradientAccumulation(strategy, scaling, self._trainable)
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        with keras_on_shares(self._model, self._sync_batch_norm):
+        with keras_on_shares(self._model, self._sync_batch_norm, self._recompute):
             if self.accumulation is None:
                 sums = self._replicas.summed(total_rows, shares)
             else:

@@ -227,7 +227,7 @@ def build_for_training(model: keras.Model, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
-def is_functional(model: keras.Model) -> bool:
+def is_functional(model: keras.layers.Layer) -> bool:
     """Tells whether Keras knows the graph of a model's layers, and so can clone it.
 
     By the attribute `_operations`: `keras.Model` stands for functional and subclassed models.

@@ -1,0 +1,122 @@
+"""Layers that are computed again on the way back come to the numbers of those that are kept."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.support.training import FIT, X, assert_close, build
+from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.strategies import create
+from tfdist.trainer import Trainer
+
+LONG = pytest.mark.long
+RANDOM = np.random.default_rng(0)
+IDS = RANDOM.integers(1, 9, (15, 6)).astype("int32")
+IDS[::3, 2:] = 0
+
+
+class Block(layers.Layer):
+    """Two dense layers, numbers that are dropped, a penalty, and statistics."""
+
+    def __init__(self, units: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.up = layers.Dense(2 * units, "gelu", activity_regularizer="l2")
+        self.drop = layers.Dropout(0.3, seed=5)
+        self.norm = layers.BatchNormalization(momentum=0.5)
+        self.down = layers.Dense(units)
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        self.up.build(shape)
+        self.down.build((*shape[:-1], self.up.units))
+        self.norm.build((*shape[:-1], self.down.units))
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return self.norm(self.down(self.drop(self.up(inputs)))) + inputs
+
+
+def blocks(mode: str | None = None) -> keras.Model:
+    """A model of layers of one's own, and random ones."""
+    keras.utils.set_random_seed(1)
+    with keras.RematScope(mode=mode):
+        stack = [Block(4, name="first"), layers.Dropout(0.2, seed=2), Block(4, name="second")]
+        model = keras.Sequential([keras.Input((4,)), *stack, layers.Dense(1, "sigmoid")])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=1.0), "binary_crossentropy")
+    return model
+
+
+def text() -> keras.Model:
+    """Masks, a recurrent layer, heads whose numbers are dropped, and probabilities."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = layers.Embedding(9, 8, mask_zero=True)(inputs)
+    hidden = hidden + layers.MultiHeadAttention(2, 4, dropout=0.2, seed=7)(hidden, hidden)
+    hidden = layers.LSTM(8, return_sequences=True)(hidden)
+    model = keras.Model(inputs, layers.Dense(9, activation="softmax")(hidden))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    return model
+
+
+def trained(
+    make: Any, strategy: str = "one_device", recompute: str = "none", **options: Any
+) -> Any:
+    """Returns the trained model, its history and its evaluation."""
+    devices = None if strategy == "one_device" else 2
+    own = {"smallest": 1} if strategy in ("sharded", "channel_split") else {}
+    trainer = Trainer(make, create(strategy, devices, **own), recompute=recompute, **options)
+    rows = {"x": IDS, "y": IDS} if make is text else {"x": X, "y": np.float32(FIT["y"] > 0)}
+    rows["y"] = rows["y"] if make is text else rows["y"][:, :1]
+    fit = {"batch_size": 7, "shuffle": False, "verbose": 0}
+    history = trainer.fit(**rows, **fit, epochs=2).history
+    return trainer.model.get_weights(), history, trainer.evaluate(**rows, verbose=0)
+
+
+kept = functools.cache(trained)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "make"),
+    [
+        ("one_device", blocks),
+        *(
+            pytest.param(strategy, blocks, marks=LONG)
+            for strategy in (
+                "mirrored", "central_storage", "towers", "pipeline", "channel_split", "sharded",
+            )
+        ),
+        pytest.param("mirrored", text, marks=LONG),
+    ],
+)  # fmt: skip
+def test_equals_what_is_kept(strategy: str, make: Any) -> None:
+    assert_close(trained(make, strategy, "all"), kept(make, strategy))
+
+
+def test_a_scope_in_build_model_is_heeded() -> None:
+    found = trained(lambda: blocks("full"))
+    assert_close(found, kept(blocks, "one_device"))
+
+
+def test_what_cannot_be_computed_again_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="finds none of the layers "):
+        Trainer(build, recompute="nothing").fit(**FIT)
+    with pytest.raises(ConfigurationError, match="a regular expression that finds"):
+        Trainer(build, recompute="(")
+
+    class Assigns(layers.Dense):
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            self.kernel.assign(self.kernel * 0.5)
+            return super().call(inputs)
+
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), Assigns(1, name="assigns")])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(UnsupportedModelError, match=r"'assigns' cannot be computed again.*kernel"):
+        Trainer(make, "one_device", recompute="all").fit(**FIT)
