@@ -27,12 +27,13 @@ def run(weights: int, layers: int, devices: int, json: str | None, smoke: bool) 
     """Measures and prints a table; the arguments are the flags."""
     from tfdist.bench import document
     from tfdist.bench.machine import OthersLoad
-    from tfdist.bench.memory import measure, report
+    from tfdist.bench.memory import activations, measure, report
     from tfdist.console import tables
     from tfdist.install_horovod import versions
 
     if smoke:
         weights, layers = 100_000, 2
+    rows, width = (256, 32) if smoke else (4096, 256)
     load = OthersLoad()
     results = [
         measure.held(name, weights, layers, devices)
@@ -40,4 +41,7 @@ def run(weights: int, layers: int, devices: int, json: str | None, smoke: bool) 
         if not contender.in_processes or versions.horovod() is not None
     ]
     report.show(results)
+    again = [activations.held(recompute, rows, width) for recompute in activations.RECOMPUTES]
+    activations.show(again)
+    results += again
     tables.text(document.conclude("memory", results, load.fraction(), json))
