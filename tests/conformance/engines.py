@@ -21,6 +21,7 @@ from tfdist import strategies
 STRATEGIES = {
     "one_device": [1],
     "mirrored": [2, 3],
+    "mirrored traced once": [2, 3],
     "central_storage": [2, 3],
     "towers": [2, 3],
     "pipeline": [2],
@@ -32,10 +33,14 @@ STRATEGIES = {
 
 #: Of strategies that are asked with options: they, by what stands above.
 OPTIONS: dict[str, dict[str, Any]] = {
-    f"sharded {what}{over}": {"shard": what, "smallest": 1}
-    for what in ("optimizer", "gradients", "parameters")
-    for over in ("", " over processes")
-} | {"channel_split": {"smallest": 1}}
+    "mirrored traced once": {"one_trace_from": 0},
+    "channel_split": {"smallest": 1},
+    **{
+        f"sharded {what}{over}": {"shard": what, "smallest": 1}
+        for what in ("optimizer", "gradients", "parameters")
+        for over in ("", " over processes")
+    },
+}
 
 #: What strategies cannot have by their nature, and refuse by an error that says so: models that
 #: call their layers themselves, steps of one's own, and models of fewer layers than stages.

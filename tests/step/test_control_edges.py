@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import pytest
 import tensorflow as tf
@@ -16,9 +18,9 @@ from tfdist.step.train import TrainStep
 from tfdist.strategies.shares import Share
 
 
-def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
-    """Traces a step of a network; returns the control edges per variable and replica."""
-    strategy = strategies.create(name, num_replicas)
+def traced_step(name: str, num_replicas: int, depth: int, **options: Any) -> tf.Graph:
+    """Returns the graph of a step of a network of so many layers, of two variables each."""
+    strategy = strategies.create(name, num_replicas, **options)
     with strategy.scope():
         hidden = [layers.Dense(2) for _ in range(depth)]
         model = keras.Sequential([keras.Input((2,)), *hidden])
@@ -34,9 +36,16 @@ def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
         num_rows = tf.shape(rows)[0]
         step(num_rows * num_replicas, [Share(num_rows, (rows, rows))] * num_replicas)
 
-    nodes = steps.get_concrete_function(rows).graph.as_graph_def().node
+    return steps.get_concrete_function(rows).graph
+
+
+def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
+    """Traces a step; returns the control edges per variable and replica, functions' too."""
+    definition = traced_step(name, num_replicas, depth).as_graph_def()
+    functions = (node for function in definition.library.function for node in function.node_def)
+    nodes = [*definition.node, *functions]
     edges = sum(source.startswith("^") for node in nodes for source in node.input)
-    return edges / len(model.trainable_variables) / num_replicas
+    return edges / (2 * depth) / num_replicas
 
 
 @pytest.mark.parametrize(("name", "num_replicas"), [("one_device", 1), ("mirrored", 2)])

@@ -19,6 +19,7 @@ COMMANDS = {
     "pipeline": "tfdist.bench.pipeline.command",
     "precision": "tfdist.bench.precision.command",
     "scaling": "tfdist.bench.scaling.command",
+    "start": "tfdist.bench.start.command",
     "step": "tfdist.bench.step.command",
     "strategies": "tfdist.bench.strategies.command",
     "sweep": "tfdist.bench.sweep.command",

@@ -13,6 +13,7 @@ from tfdist.step.forward_backward import Contribution, forward
 from tfdist.step.forward_state import ForwardState
 from tfdist.step.keras_patches import keras_on_shares
 from tfdist.step.on_replicas import OnReplicas
+from tfdist.step.packed_shares import Packed
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
 
@@ -45,8 +46,9 @@ class EvaluateStep:
             sums = self._replicas.summed(total_rows, shares)
         return self._strategy.update(self._apply, sums)
 
-    def _apply(self, sums: Contribution) -> tf.Tensor:
+    def _apply(self, packed: Contribution | Packed) -> tf.Tensor:
         """Changes one copy of the variables; returns a tensor that is ready thereafter."""
+        sums = self._replicas.unpacked(packed)
         self._state.commit(sums.state)
         return self._state.commit_metrics(sums.metrics)
 

@@ -129,7 +129,7 @@ def forward_backward(
         ]
         gradients = enumerate(strategy.gradients(tape, scaled, sources))
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
-    connected = {i: _shaped(g, trainable[i]) for i, g in gradients if g is not None}
+    connected = {i: shaped(g, trainable[i]) for i, g in gradients if g is not None}
     indices = {}
     for i, gradient in connected.items() if replica.num_microbatches > 1 else ():
         slices = pieces(gradient)
@@ -139,17 +139,17 @@ def forward_backward(
     return Contribution(connected, *state.changes(scope, replica), indices)
 
 
-def _shaped(gradient: Any, variable: keras.Variable) -> Any:
+def shaped(gradient: Any, variable: keras.Variable) -> Any:
     """Returns the gradient of a variable, of which TensorFlow may not know that shape itself."""
 
-    def shaped(own: Any, shape: Sequence[int]) -> Any:
+    def of_piece(own: Any, shape: Sequence[int]) -> Any:
         if isinstance(own, tf.IndexedSlices):
             own.values.set_shape([None, *shape[1:]])
             return tf.IndexedSlices(own.values, own.indices, tf.constant([*shape]))
         own.set_shape(shape)
         return own
 
-    return each_piece(shaped, gradient, shapes_of_pieces(gradient, variable))
+    return each_piece(of_piece, gradient, shapes_of_pieces(gradient, variable))
 
 
 def exchange(

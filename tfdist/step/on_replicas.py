@@ -11,6 +11,8 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.forward_backward import Contribution, exchange
 from tfdist.step.microbatches import over_rounds
+from tfdist.step.one_trace import NotAloneError
+from tfdist.step.packed_shares import Packed, PackedShares
 from tfdist.step.replica import Replica, Totals
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
@@ -52,15 +54,44 @@ class OnReplicas:
         self._in_xla = in_xla and strategy.has_local_variables
         self._has_whole_batches = why_whole is not None
         self._compiled: dict[int, Callable[..., Contribution]] = {}
+        self._by_one_trace: PackedShares | None = None
+        fewest, is_alone = strategy.one_trace_from, strategy.num_local_replicas == 1
+        if not (fewest is None or is_alone or self._in_xla or why_whole):
+            self._by_one_trace = PackedShares(self._alone, variables, fewest)
 
     def summed(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        """Returns the sums over all replicas, on each of them, as `Strategy.run` returns them."""
+        """Returns the sums over all replicas, on each of them, as `Strategy.run` returns them.
+
+        They are to be `unpacked`.
+        """
         run = self._strategy.run
         if self._num_rounds == 1:
             compute = self._on_rows(total_rows)
-            return run(lambda i: self._exchange(compute(i, 0, shares[i], Totals())))
+
+            def on_replica(i: int) -> Contribution | Packed:
+                if (packed := self._packed(i, total_rows, 0, shares[i])) is None:
+                    return self._exchange(compute(i, 0, shares[i], Totals()))
+                return packed._replace(sent=self._strategy.all_reduce(packed.sent))
+
+            return run(on_replica)
         local = self.local(total_rows, shares)
         return run(lambda i: self._exchange(local[i]))
+
+    def unpacked(self, sums: Contribution | Packed) -> Contribution:
+        """Returns the sums that a replica has."""
+        if isinstance(sums, Contribution):
+            return sums
+        if self._by_one_trace is None:
+            raise TypeError("packed sums come from one trace alone")
+        return self._by_one_trace.unpacked(sums)
+
+    def _packed(
+        self, index: int, total_rows: tf.Tensor, number: Any, share: Share
+    ) -> Packed | None:
+        """Returns what a share contributes, if all replicas can call one function for it."""
+        if self._by_one_trace is None:
+            return None
+        return self._by_one_trace(index, total_rows, number, share)
 
     def _exchange(self, local: Contribution) -> Contribution:
         return exchange(self._strategy, local, self._variables)
@@ -78,6 +109,8 @@ class OnReplicas:
 
         def compute(index: int, number: Any, share: Share, totals: Totals) -> Contribution:
             if not self._in_xla:
+                if (packed := self._packed(index, total_rows, number, share)) is not None:
+                    return self.unpacked(packed)
                 return self._contribution(index, total_rows, number, share, totals)
             is_cut = self._strategy.num_replicas * self._num_rounds > 1
             if is_cut and not self._has_whole_batches:
@@ -92,6 +125,25 @@ class OnReplicas:
 
         return compute
 
+    def _alone(
+        self, index: tf.Tensor, total_rows: tf.Tensor, number: tf.Tensor, share: Share
+    ) -> Contribution:
+        """Computes what a share contributes without a word from the others.
+
+        Raises:
+            NotAloneError: That cannot be.
+        """
+
+        def refuse(tensors: list) -> list:
+            raise NotAloneError(f"{len(tensors)} tensors are summed in between.")
+
+        totals = Totals()
+        replica = self._replica(index, total_rows, number, share, totals, refuse)
+        found = self._compute(replica, share)
+        if totals.noted:
+            raise NotAloneError(f"{len(totals.noted)} totals are taken over all rounds before.")
+        return found
+
     def _contribution(
         self, index: int, total_rows: tf.Tensor, number: Any, share: Share, totals: Totals
     ) -> Contribution:
@@ -101,15 +153,27 @@ class OnReplicas:
             is_first = self._strategy.first_replica + index == 0
             zero = 0 if self._in_xla else tf.minimum(rows, 0)
             return self._compute(alone, share).of_whole(is_first, zero)
-        replica = Replica(
+        all_reduce = self._strategy.all_reduce
+        replica = self._replica(index, total_rows, number, share, totals, all_reduce)
+        return self._compute(replica, share)
+
+    def _replica(
+        self,
+        index: int | tf.Tensor,
+        total_rows: tf.Tensor,
+        number: Any,
+        share: Share,
+        totals: Totals,
+        all_reduce: Callable[[list], list],
+    ) -> Replica:
+        return Replica(
             index=self._strategy.first_replica + index,
             num_replicas=self._strategy.num_replicas,
             num_rounds=self._num_rounds,
             round=number,
             num_rows=share.num_rows,
             total_rows=total_rows,
-            all_reduce=self._strategy.all_reduce,
+            all_reduce=all_reduce,
             totals=totals,
             in_xla=self._in_xla,
         )
-        return self._compute(replica, share)

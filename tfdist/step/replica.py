@@ -45,7 +45,7 @@ class Replica:
     """A replica in one round of a step.
 
     Attributes:
-        index: Its number among all replicas, from 0; a Python int.
+        index: Its number among all replicas, from 0: a Python int, or int32 in a shared trace.
         num_replicas: Over all workers.
         num_rounds: Rounds of accumulation in the step.
         round: Which of them this is: int32, or a Python int.
@@ -58,7 +58,7 @@ class Replica:
             None: the loss that they are of is a part of the batch's.
     """
 
-    index: int
+    index: int | tf.Tensor
     num_replicas: int
     num_rounds: int
     round: int | tf.Tensor

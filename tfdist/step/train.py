@@ -19,6 +19,8 @@ from tfdist.step.forward_state import ForwardState
 from tfdist.step.gradient_accumulation import GradientAccumulation
 from tfdist.step.keras_patches import keras_on_shares
 from tfdist.step.on_replicas import OnReplicas
+from tfdist.step.one_trace import OneTrace
+from tfdist.step.packed_shares import Packed
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_optimizers import optimizers_of_one_device
@@ -64,6 +66,9 @@ class TrainStep:
         self._replicas = OnReplicas(
             strategy, compute, accumulate, model.jit_compile, why_whole, self._trainable
         )
+        self._one_trace: OneTrace | None = None
+        if strategy.one_trace_from is not None and strategy.num_local_replicas > 1:
+            self._one_trace = OneTrace(self._apply, strategy.one_trace_from, writes=True)
         self.accumulation: GradientAccumulation | None = None
         if scaling.optimizer.gradient_accumulation_steps:
             self.accumulation = GradientAccumulation(strategy, scaling, self._trainable)
@@ -74,10 +79,18 @@ class TrainStep:
                 sums = self._replicas.summed(total_rows, shares)
             else:
                 sums = self.accumulation.summed(self._replicas.local(total_rows, shares))
-        return self._strategy.update(self._apply, sums)
+        return self._strategy.update(self._applied, sums)
 
-    def _apply(self, sums: Contribution) -> tf.Tensor:
+    def _applied(self, sums: Contribution | Packed) -> tf.Tensor:
         """Changes one copy of the variables; returns a tensor that is ready thereafter."""
+        if self._one_trace is None or tf.executing_eagerly():
+            return self._apply(sums)
+        done = self._one_trace(sums)
+        return self._apply(sums) if done is None else done
+
+    def _apply(self, packed: Contribution | Packed) -> tf.Tensor:
+        """Does so in the graph or function that is traced."""
+        sums = self._replicas.unpacked(packed)
 
         def commit(unscaled: list) -> None:
             # First the state: a layer may have assigned to a weight (SpectralNormalization),

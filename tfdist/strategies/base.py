@@ -50,6 +50,9 @@ class Strategy(OneWorker):
     has_local_variables = True
     #: Whether nobody else changes the variables between a step's reading and its writing.
     writes_alone = True
+    #: Operations from which on replicas call one function, traced for the first of them; None: each
+    #: is traced by itself.
+    one_trace_from: int | None = None
     #: Whether the same steps are made in every run, so that runs can be equal to the bit.
     repeatable = True
     #: In what format gradients cross the replicas; None: in their own.

@@ -29,7 +29,7 @@ def of(variable: tf.Variable) -> dict[str, tf.Variable]:
 
 def found() -> AbstractContextManager[None]:
     """Returns a context in which Keras's variables are the copies on the device that is `on`."""
-    return keras_model.values_chosen_by(_chosen)
+    return keras_model.values_chosen_by(here)
 
 
 @contextmanager
@@ -43,7 +43,8 @@ def on(device: str) -> Iterator[None]:
         _local.device = before
 
 
-def _chosen(variable: tf.Variable) -> tf.Variable:
+def here(variable: tf.Variable) -> tf.Variable:
+    """Returns a variable's copy on the device that is `on`; without one, the variable itself."""
     return of(variable).get(getattr(_local, "device", ""), variable)
 
 

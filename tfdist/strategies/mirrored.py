@@ -11,6 +11,10 @@ from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.tf_distribute import TFDistribute
 
+#: A step of a network of two layers calls functions of 180 operations in 8 % more time than it
+#: takes where each replica has its own; it has no start to gain. ResNet-50 has 8,600 operations.
+_ONE_TRACE_FROM = 1000
+
 
 class Mirrored(TFDistribute):
     """Synchronous replicas on the devices of one process.
@@ -23,6 +27,7 @@ class Mirrored(TFDistribute):
         merge_on: Where `"one_device"` adds up: `"gpu"`: the first one; `"cpu"`: in the host's
             memory; `"auto"`: the first device.
         prefetch_to_device: As in `TFDistribute`.
+        one_trace_from: As `Strategy.one_trace_from`.
 
     Raises:
         ConfigurationError: A way of reducing that is unknown or does not fit the devices.
@@ -36,7 +41,9 @@ class Mirrored(TFDistribute):
         all_reduce: str = "auto",
         merge_on: str = "auto",
         prefetch_to_device: bool | None = None,
+        one_trace_from: int = _ONE_TRACE_FROM,
     ) -> None:
+        self.one_trace_from = one_trace_from
         names = resolve(devices, self.default_cpus)
         self.reduction = _resolve(all_reduce, merge_on, names)
         # Always explicit: TensorFlow's default keeps collective keys for the whole process, on

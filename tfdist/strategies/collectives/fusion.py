@@ -27,6 +27,17 @@ def fused(reduce: Reduce, tensors: list) -> list:
     """
     if not tensors:
         return []
+    few, apart = packed(tensors)
+    return apart(reduce(few))
+
+
+def packed(tensors: list) -> tuple[list, Reduce]:
+    """Packs the small dense ones of a list of tensors, into one per dtype.
+
+    Returns:
+        The packs and what is in none, and a function that makes of such a list, perhaps in another
+        graph, the tensors in the order given.
+    """
     packs: dict[tf.DType, list[int]] = defaultdict(list)
     alone = []
     for position, tensor in enumerate(tensors):
@@ -34,20 +45,22 @@ def fused(reduce: Reduce, tensors: list) -> list:
             packs[tensor.dtype].append(position)
         else:
             alone.append(position)
-    packed = [
+    few = [
         tf.concat([tf.reshape(tensors[i], [-1]) for i in positions], 0)
         for positions in packs.values()
     ]
-    reduced = reduce(packed + [tensors[i] for i in alone])
-    results = dict(zip(alone, reduced[len(packed) :], strict=True))
-    for positions, pack in zip(packs.values(), reduced, strict=False):
-        shapes = [tensors[i].shape for i in positions]
-        parts = tf.split(pack, [math.prod(shape) for shape in shapes])
-        results |= {
-            i: tf.reshape(part, shape)
-            for i, part, shape in zip(positions, parts, shapes, strict=True)
-        }
-    return [results[position] for position in range(len(tensors))]
+    shapes = {i: tensors[i].shape for positions in packs.values() for i in positions}
+
+    def apart(reduced: list) -> list:
+        results = dict(zip(alone, reduced[len(packs) :], strict=True))
+        for positions, pack in zip(packs.values(), reduced, strict=False):
+            parts = tf.split(pack, [math.prod(shapes[i]) for i in positions])
+            results |= {
+                i: tf.reshape(part, shapes[i]) for i, part in zip(positions, parts, strict=True)
+            }
+        return [results[position] for position in range(len(tensors))]
+
+    return few + [tensors[i] for i in alone], apart
 
 
 def in_pieces(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[tf.Tensor]:

@@ -1,0 +1,74 @@
+"""`python -m tfdist.bench.start.first_fit CONTENDER MODEL REPLICAS`: one first fit, as JSON.
+
+In a process of its own: what TensorFlow has done once, it has an easier time to do again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import devices
+from tfdist.bench.start.models import BATCH_SIZE, MODELS
+from tfdist.trainer import Trainer
+from tfdist.upstream.tensorflow import seconds_of_tracing
+
+
+def by_tfdist(model: str, num_replicas: int) -> Callable[..., Any]:
+    """Returns `fit` of a Trainer."""
+    strategy = "one_device" if num_replicas == 1 else "mirrored"
+    return Trainer(lambda: _compiled(model), strategy=strategy, devices=num_replicas).fit
+
+
+def by_keras(model: str, num_replicas: int) -> Callable[..., Any]:
+    """Returns `fit` of a plain model, in the scope of TensorFlow's strategy for several."""
+    if num_replicas == 1:
+        return _compiled(model).fit
+    names = devices.resolve(num_replicas, num_replicas)
+    gpus = names[0].startswith("GPU")
+    operations = None if gpus else tf.distribute.ReductionToOneDevice()
+    with tf.distribute.MirroredStrategy(names, operations).scope():
+        return _compiled(model).fit
+
+
+CONTENDERS = {"tfdist": by_tfdist, "Keras": by_keras}
+
+
+def main(arguments: list[str]) -> None:
+    """Prints seconds of the processor and gigabytes; see `rounds_of`."""
+    contender, model, number = arguments
+    devices.configure(int(number))
+    _, x, y = MODELS[model]()
+    fit = CONTENDERS[contender](model, int(number))
+    began = time.process_time()
+    with seconds_of_tracing() as traced:
+        history = fit(x, y, batch_size=BATCH_SIZE, verbose=0, shuffle=False)
+    seconds = time.process_time() - began
+    measured = {
+        "cpu_s": seconds,
+        "trace_cpu_s": traced[0],
+        "rest_cpu_s": seconds - traced[0],
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "loss": float(history.history["loss"][0]),
+    }
+    json.dump(measured, sys.stdout)
+
+
+def _compiled(name: str) -> keras.Model:
+    random.seed(0)  # from which Keras's initialisers draw their seeds
+    model, _, _ = MODELS[name]()
+    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", logits)
+    return model
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,153 @@
+"""One trace for all replicas of a process: what each computes is one function of its variables.
+
+Traced by itself, a forward and backward pass is there once a replica: tracing takes as much time
+again for each of them, and TensorFlow's graph optimizer more than that, since it sees all as one
+graph. Here it is traced once, as a function that is not inlined, and called on every device with
+that device's copies in the place of the variables that the trace has read. Gradients are taken
+inside, so that no backward function is traced for the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.strategies import copies
+from tfdist.upstream.tensorflow import (
+    calls_as_traced,
+    functions_kept_whole,
+    kinds_with_state,
+    optimized,
+)
+
+#: Operations that have state but change none, wherever and however often they run.
+_READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "Assert"}
+
+_WHOLE = {"_noinline": True, "_nospecialize": True}
+
+
+class NotAloneError(Exception):
+    """What is traced needs something of other replicas, which only a trace of its own can get."""
+
+
+class _Traced(NamedTuple):
+    function: Any  # a `tf.types.experimental.ConcreteFunction`
+    captured: list[Any]  # variables, and tensors that are the same on every replica
+    is_final: bool  # whether its calls are not to be optimized
+
+
+class OneTrace:
+    """Calls a function on replicas, traced for the first of them.
+
+    Args:
+        fn: Takes tensors, and all that is different on each replica as one of them.
+        fewest: Operations of a function that is worth a call.
+        writes: Whether it may assign to variables of which each replica has a copy.
+    """
+
+    def __init__(self, fn: Callable[..., Any], fewest: int, writes: bool = False) -> None:
+        self._fn, self._writes, self._fewest = fn, writes, fewest
+        self._traced: dict[str, _Traced | None] = {}
+
+    def __call__(self, *arguments: Any) -> Any | None:
+        """Returns what the function comes to; called in a graph, on a replica.
+
+        Args:
+            arguments: Structures of tensors.
+
+        Returns:
+            Its result; None where this replica has to be traced by itself: sums cross in between,
+            operations draw from a state of their own, or TensorFlow refuses.
+        """
+        key = str(tf.nest.map_structure(_spec, arguments))
+        if key not in self._traced:
+            self._traced[key] = self._trace(arguments)
+        if (traced := self._traced[key]) is None:
+            return None
+        traced.function.set_external_captures(
+            [copies.here(c).handle if isinstance(c, tf.Variable) else c for c in traced.captured]
+        )
+        with calls_as_traced() if traced.is_final else nullcontext():
+            return traced.function(*arguments)
+
+    def _trace(self, arguments: Any) -> _Traced | None:
+        # To optimize it once, outside of the step, TensorFlow opens a session on all GPUs of the
+        # host, whether they are this process's or not: where there are any each call is optimized.
+        is_final = not tf.config.list_physical_devices("GPU")
+        try:
+            # Operations get no device, so that each call has its own.
+            with tf.device(None), copies.on(""), functions_kept_whole():
+                traced = _function(self._fn).get_concrete_function(*arguments)
+                if not self._is_for_all(traced):
+                    return None
+                is_read_only = is_final and not self._writes
+                function = _optimized(traced, arguments) if is_read_only else traced
+        except Exception:  # whatever it is: a replica that is traced by itself says it better
+            return None
+        variables = {id(variable.handle): variable for variable in traced.graph.variables}
+        captured = [variables.get(id(tensor), tensor) for tensor in function.captured_inputs]
+        return _Traced(function, captured, is_final)
+
+    def _is_for_all(self, traced: Any) -> bool:
+        """Whether a function is worth a call, and has no state but that of the variables."""
+        graph = traced.graph
+        if len(graph.get_operations()) < self._fewest:
+            return False
+        variables = {id(variable.handle) for variable in graph.variables}
+        others = [tensor for tensor in traced.captured_inputs if id(tensor) not in variables]
+        if any(tf.is_symbolic_tensor(t) or t.dtype == tf.resource for t in others):
+            return False  # of the graph around this call, or a table and the like
+        kinds = kinds_with_state(graph) - _READS
+        return not kinds or (self._writes and all(map(_assigns, kinds)))
+
+
+def _optimized(traced: Any, arguments: Any) -> Any:
+    """Returns a function that computes the same, by the graph that the optimizer makes of it.
+
+    Made here once: otherwise it is made of each call, again.
+    """
+    graph = traced.graph
+    definition = optimized(graph)
+    names = [tensor.name for tensor in graph.inputs]
+    inputs = {name.partition(":")[0] for name in names}
+    for place in reversed([i for i, node in enumerate(definition.node) if node.name in inputs]):
+        del definition.node[place]
+    for node in definition.node:
+        node.input[:] = [s for s in node.input if not (s[:1] == "^" and s[1:] in inputs)]
+    read = {source.partition(":")[0] for node in definition.node for source in node.input}
+    results = [tensor.name for tensor in graph.outputs]
+    computed = [name for name in results if name not in names]
+
+    def again(*arguments: Any) -> Any:
+        given = tf.nest.flatten(arguments, expand_composites=True)
+        capture = tf.compat.v1.get_default_graph().capture
+        captured = [capture(tensor) for tensor in traced.captured_inputs]
+        values = dict(zip(names, [*_tensors(given), *captured], strict=True))
+        mapped = {name: v for name, v in values.items() if name.partition(":")[0] in read}
+        found = tf.graph_util.import_graph_def(definition, mapped, computed, name="optimized")
+        values |= dict(zip(computed, found, strict=True))
+        return tf.nest.pack_sequence_as(
+            traced.structured_outputs, [values[name] for name in results], expand_composites=True
+        )
+
+    return _function(again).get_concrete_function(*arguments)
+
+
+def _function(fn: Callable[..., Any]) -> Any:
+    return tf.function(fn, autograph=False, experimental_attributes=_WHOLE)
+
+
+def _tensors(values: list[Any]) -> list[tf.Tensor]:
+    return [value for value in values if isinstance(value, tf.Tensor)]
+
+
+def _assigns(kind: str) -> bool:
+    """Whether operations of a kind change a variable that they are given, and nothing else."""
+    return kind.startswith(("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter"))
+
+
+def _spec(value: Any) -> Any:
+    return None if value is None else tf.type_spec_from_value(value)
