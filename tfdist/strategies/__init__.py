@@ -63,6 +63,7 @@ STRATEGIES: dict[str, Declaration] = {
             ),
             "plot_stages": Option(str, "a picture to draw the timeline of the stages into", "none"),
         },
+        across_processes=True,
     ),
     "channel_split": Declaration("tfdist.strategies.channel_split.strategy:ChannelSplit"),
     "sharded": Declaration(

@@ -145,18 +145,30 @@ def started() -> Any:
     return hvd
 
 
+def own_gpus(local_rank: int, local_size: int) -> int:
+    """Shows this process its part of the host's GPUs alone, where there are enough for all.
+
+    Returns:
+        The number, among those that it sees, of its first.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    each = max(len(gpus) // max(local_size, 1), 1)
+    first = local_rank * each % max(len(gpus), 1)
+    try:
+        tf.config.set_visible_devices(gpus[first : first + each], "GPU")
+    except RuntimeError:  # TensorFlow has started, and goes on seeing all
+        return first
+    return 0
+
+
 def _device(local_rank: int) -> str:
     """The GPU of this rank on its host, where possible the only one that it sees; or the CPU."""
-    gpus = tf.config.get_visible_devices("GPU")
+    gpus = len(tf.config.get_visible_devices("GPU"))
     if not gpus:
         return "CPU:0"
-    number = local_rank % len(gpus)
-    try:
-        tf.config.set_visible_devices(gpus[number], "GPU")
-    except RuntimeError:  # TensorFlow has started, and goes on seeing all
-        return f"GPU:{number}"
+    number = own_gpus(local_rank, gpus)
     devices.configure()
-    return "GPU:0"
+    return f"GPU:{number}"
 
 
 def _operations(hvd: Any) -> str:

@@ -85,10 +85,10 @@ class SeveralWorkers(Strategy):
         if whole:
             return super().split(batch, own_rows, whole)._replace(checksum=checksum(batch))
         if own_rows:
-            rows, num_shares = num_rows(batch), len(self.devices)
+            rows, num_shares = num_rows(batch), self.num_local_replicas
             own = shares.split(with_a_row(batch), num_shares, range(num_shares), rows)
             return shares.Element(rows, tf.constant(0, tf.int64), own)
-        numbers = range(self.first_replica, self.first_replica + len(self.devices))
+        numbers = range(self.first_replica, self.first_replica + self.num_local_replicas)
         own = shares.split(batch, self.num_replicas, numbers)
         return shares.Element(num_rows(batch), checksum(batch), own)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import tensorflow as tf
 
@@ -113,9 +114,24 @@ def in_buckets(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list
 
 def by_dtype(reduce: Reduce, tensors: list) -> list:
     """Applies `reduce` once for each dtype, where it takes tensors of one dtype only."""
-    places: dict[tf.DType, list[int]] = defaultdict(list)
+    return _grouped(lambda tensor: tensor.dtype, reduce, tensors)
+
+
+def by_device(reduce: Reduce, tensors: list) -> list:
+    """Applies `reduce` once for each device that tensors are on, there."""
+
+    def there(tensors: list) -> list:
+        with tf.device(tensors[0].device):
+            return reduce(tensors)
+
+    return _grouped(lambda tensor: tensor.device, there, tensors)
+
+
+def _grouped(key: Callable[[Any], Hashable], reduce: Reduce, tensors: list) -> list:
+    """Applies `reduce` once for each group of tensors, and returns them in the order given."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
     for position, tensor in enumerate(tensors):
-        places[tensor.dtype].append(position)
+        places[key(tensor)].append(position)
     results = {
         position: result
         for positions in places.values()
