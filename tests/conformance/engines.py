@@ -35,6 +35,7 @@ STRATEGIES = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored traced once": {"one_trace_from": 0},
     "channel_split": {"smallest": 1},
+    "pipeline over processes": {"micro_batches": 2},
     **{
         f"sharded {what}{over}": {"shard": what, "smallest": 1}
         for what in ("optimizer", "gradients", "parameters")
@@ -44,16 +45,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 #: What strategies cannot have by their nature, and refuse by an error that says so: models that
 #: call their layers themselves, steps of one's own, and models of fewer layers than stages.
-DECLINED = {
-    "pipeline": {
-        "loss-scale-overflow",
-        "metric-in-call",
-        "own-step",
-        "own-step-of-pairs",
-        "subclassed-unbuilt",
-        "tied-weights",
-    },
+_BY_STAGES = {
+    "loss-scale-overflow",
+    "metric-in-call",
+    "own-step",
+    "own-step-of-pairs",
+    "subclassed-unbuilt",
+    "tied-weights",
 }
+DECLINED = {"pipeline": _BY_STAGES, "pipeline over processes": _BY_STAGES}
 
 
 def may_refuse(case: Case, strategy: str) -> bool:

@@ -65,6 +65,7 @@ LAYOUTS = {
         Layout("sharded parameters over processes", 2, via="mpirun"),
         Layout("sharded parameters over processes", 3),
     ],
+    "pipeline over processes": [Layout("pipeline over processes", 2, num_devices=2)],
     "parameter_server": [Layout("parameter_server", 1, via="")],
 }
 

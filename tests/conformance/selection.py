@@ -56,6 +56,7 @@ FEW: dict[str, tuple[str, ...]] = {
     "mirrored traced once": ("uneven-batches", "embedding-clipped"),
     "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
     "channel_split": ("accumulate-clipped",),
+    "pipeline over processes": ("batch-norm",),
     "sharded optimizer": (),
     "sharded gradients": ("uneven-batches",),
     "sharded parameters": ("embedding-clipped",),

@@ -152,16 +152,17 @@ class ForwardState:
 
 
 def nothing_like(value: Any, zero: int | tf.Tensor) -> Any:
-    """Returns a tensor of zeros, or slices of no row, in the form of another.
+    """Returns a tensor of zeros, or slices of no row, in the form of another and beside it.
 
     Args:
         value: Dense tensor or `tf.IndexedSlices`.
         zero: The number, int32; where it is not known before, TensorFlow takes no sum of zeros out
             of the loop over the steps, which Horovod would wait for in vain.
     """
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(value.values[:zero], value.indices[:zero], value.dense_shape)
-    return tf.fill(tf.shape(value), tf.cast(zero, value.dtype))
+    with tf.device(value.device):
+        if isinstance(value, tf.IndexedSlices):
+            return tf.IndexedSlices(value.values[:zero], value.indices[:zero], value.dense_shape)
+        return tf.fill(tf.shape(value), tf.cast(zero, value.dtype))
 
 
 def offset(seed: keras.Variable, microbatch: int | tf.Tensor) -> tf.Tensor:

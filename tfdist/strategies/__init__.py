@@ -64,6 +64,8 @@ STRATEGIES: dict[str, Declaration] = {
             "plot_stages": Option(str, "a picture to draw the timeline of the stages into", "none"),
         },
         across_processes=True,
+        by_horovod=True,
+        least_devices=2,
     ),
     "channel_split": Declaration("tfdist.strategies.channel_split.strategy:ChannelSplit"),
     "sharded": Declaration(

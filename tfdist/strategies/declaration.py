@@ -46,6 +46,7 @@ class Declaration:
         options: What the class takes besides devices, by name.
         across_processes: Whether its replicas may be in several processes that all run the script.
         by_horovod: Whether Horovod joins these.
+        least_devices: Of each process.
         asynchronous: Whether its numbers are those of one device with one worker only.
     """
 
@@ -53,6 +54,7 @@ class Declaration:
     options: Mapping[str, Option] = field(default_factory=dict)
     across_processes: bool = False
     by_horovod: bool = False
+    least_devices: int = 1
     asynchronous: bool = False
 
     @property

@@ -58,8 +58,9 @@ def all_strategies(
             if declared.asynchronous:
                 absent[name] = "its workers train at paces of their own, and wait for nobody"
                 continue
-            has_joiner = not declared.by_horovod or versions.horovod() is not None
-            case = _case(name, declared.across_processes and has_joiner, replicas)
+            is_joined = not declared.by_horovod or versions.horovod() is not None
+            in_processes = declared.across_processes and declared.least_devices == 1 and is_joined
+            case = _case(name, in_processes, replicas)
             ask = _asking(name, case, network, batch, num_steps)
             try:
                 stack.enter_context(case.pool)
@@ -78,10 +79,10 @@ def all_strategies(
     return sorted(rows, key=lambda row: -row["examples_per_s"]["median"]), absent
 
 
-def _case(name: str, across_processes: bool, replicas: int) -> Case:
+def _case(name: str, in_processes: bool, replicas: int) -> Case:
     if name == ALONE:
         return Case(real_steps.pool(), 1, 1)
-    if across_processes:
+    if in_processes:
         return Case(real_steps.pool(replicas, "processes"), 1, replicas)
     return Case(real_steps.pool(), replicas, replicas)
 
