@@ -19,12 +19,16 @@ from tfdist.strategies import copies
 from tfdist.upstream.tensorflow import (
     calls_as_traced,
     functions_kept_whole,
-    kinds_with_state,
+    kinds_of,
     optimized,
+    with_state,
 )
 
 #: Operations that have state but change none, wherever and however often they run.
 _READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "Assert"}
+
+#: Loops and branches: the graph optimizer leaves them as merges, and of those no function is made.
+_BRANCHES = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
 
 _WHOLE = {"_noinline": True, "_nospecialize": True}
 
@@ -100,7 +104,10 @@ class OneTrace:
         others = [tensor for tensor in traced.captured_inputs if id(tensor) not in variables]
         if any(tf.is_symbolic_tensor(t) or t.dtype == tf.resource for t in others):
             return False  # of the graph around this call, or a table and the like
-        kinds = kinds_with_state(graph) - _READS
+        kinds = kinds_of(graph)
+        if kinds & _BRANCHES:
+            return False
+        kinds = with_state(kinds) - _READS
         return not kinds or (self._writes and all(map(_assigns, kinds)))
 
 

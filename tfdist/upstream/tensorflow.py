@@ -29,7 +29,7 @@ from tfdist.upstream.patching import replaced
 _FAIL_IF_STATEFUL = 2
 
 #: Operations that call functions, and have the state that those have.
-_CALLS = {"StatefulPartitionedCall", "While", "If", "Case"}
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case"}
 
 
 def has_global_seed() -> bool:
@@ -245,15 +245,20 @@ def function_called(graph: tf.Graph, name: str) -> tf.Graph:
     return graph._get_function(name).graph
 
 
-def kinds_with_state(graph: tf.Graph) -> set[str]:
-    """Returns the types of operations that have state, in a graph and in functions it calls.
-
-    Which have, `op_def_registry.get` says; calls of functions are no types of their own.
-    """
+def kinds_of(graph: tf.Graph) -> set[str]:
+    """Returns the types of all operations in a graph and in functions it calls."""
     kinds = {operation.type for operation in graph.get_operations()}
     if kinds & _CALLS:
         functions = graph.as_graph_def().library.function
         kinds |= {node.op for function in functions for node in function.node_def}
+    return kinds
+
+
+def with_state(kinds: set[str]) -> set[str]:
+    """Returns which of some types of operations have state, but for calls of functions.
+
+    By `op_def_registry.get`.
+    """
     known = {kind: op_def_registry.get(kind) for kind in kinds - _CALLS}
     return {kind for kind, definition in known.items() if not definition or definition.is_stateful}
 
