@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -70,18 +70,23 @@ class Horovod(SeveralWorkers):
     def _sum(self, tensors: list) -> list:
         """Sums tensors of one dtype over the processes; slices are laid end to end."""
         dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
-        sums = iter(self._summed(dense) if dense else [])
+        sums = iter(self._grouped("all-reduce", self._hvd.grouped_allreduce, dense))
         return [
             self._gathered(t) if isinstance(t, tf.IndexedSlices) else next(sums) for t in tensors
         ]
 
-    def _summed(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    def _grouped(
+        self, name: traffic.Exchange, operation: Callable[..., list], tensors: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Hands tensors of one dtype together to one of Horovod's operations that sum."""
+        if not tensors:
+            return []
         # Horovod knows no bfloat16.
         known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
         # It pairs tensors by their names, and those of layers may differ from rank to rank.
-        known = [tf.identity(t, name="sum") for t in known]
-        traffic.note("all-reduce", known)
-        sums = self._hvd.grouped_allreduce(known, op=self._hvd.Sum)
+        known = [tf.identity(t, name=name) for t in known]
+        traffic.note(name, known)
+        sums = operation(known, op=self._hvd.Sum)
         return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
 
     def _gathered(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:

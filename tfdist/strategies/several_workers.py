@@ -44,7 +44,7 @@ class SeveralWorkers(Strategy):
         """
         if self.num_workers > 1:
             with start_up.waiting(self.rank, self.num_workers, self.silent):
-                host_values.check_devices(self)
+                host_values.check_as_many(self, len(self.devices), "devices", "devices")
                 host_values.synchronize_seed(self)
         cluster.on_barrier(self.barrier)
 

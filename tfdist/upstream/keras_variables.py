@@ -212,15 +212,3 @@ def unite(variable: VariableOfParts, device: str) -> None:
         take_for(variable._value, variable.parts[0])
     variable.__class__ = keras.Variable
     del variable.parts, variable.division
-
-
-def move(variable: keras.Variable, device: str) -> None:
-    """Puts a plain variable onto another device; called outside of any graph."""
-    old = variable._value
-    if old.device.endswith(device):
-        return
-    with tf.device(device):
-        variable._value = tf.Variable(
-            old.read_value(), trainable=old.trainable, aggregation=old.aggregation
-        )
-    take_for(variable._value, old)

@@ -49,13 +49,9 @@ def run(
     output = outputs.Outputs(json, table, chart)
     chosen = flags.tiny() if smoke else flags.network(**network)
     from tfdist.bench.strategies import measure, report
-    from tfdist.console import tables
 
     if smoke:
         batch, steps, rounds = 4, 2, 1
     results, absent = measure.all_strategies(chosen, batch, replicas, steps, rounds)
-    report.show(results, chosen.model, batch, replicas, output)
-    for name, why in absent.items():
-        tables.text(f"{name} is left out: {why}")
-    tables.text(report.NOTE)
-    output.conclude("strategies", results, report.paint, width=8)
+    title = f"{chosen.model}, batch {batch} a replica, {replicas} replicas"
+    report.conclude("strategies", title, results, absent, output)

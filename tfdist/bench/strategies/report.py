@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.bench.outputs import Outputs
+from tfdist.console import tables
 
-NOTE = (
+_NOTE = (
     "Medians, quartiles in brackets. 'efficiency': examples a second of a replica, to those of one "
     "device, which has all cores of a CPU to itself where replicas share them. 'exchange': a sum "
     "of as many bytes as the gradients have, measured by itself, to a step; 'data': waiting for "
@@ -16,15 +17,22 @@ NOTE = (
 _HEADER = ("strategy", "replicas", "examples/s", "efficiency", "compute", "exchange", "data", "MB")
 
 
-def show(
-    results: Sequence[dict[str, Any]], model: str, batch: int, replicas: int, output: Outputs
+def conclude(
+    benchmark: str,
+    title: str,
+    results: Sequence[dict[str, Any]],
+    absent: Mapping[str, str],
+    output: Outputs,
 ) -> None:
-    """Prints the table, and writes it where wanted."""
-    title = f"{model}, batch {batch} a replica, {replicas} replicas"
+    """Prints the table and who is left out, and writes and draws what is wanted."""
     output.show(_HEADER, [_cells(row) for row in results], title)
+    for name, why in absent.items():
+        tables.text(f"{name} is left out: {why}")
+    tables.text(_NOTE)
+    output.conclude(benchmark, results, _paint, width=8)
 
 
-def paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
+def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
     """Draws how many examples a second each strategy takes."""
     axes = figure.subplots()
     medians = [row["examples_per_s"]["median"] for row in results]

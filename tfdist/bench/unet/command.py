@@ -52,14 +52,10 @@ def run(
     """
     output = outputs.Outputs(json, table, chart)
     from tfdist.bench.strategies import measure, report
-    from tfdist.console import tables
 
     if smoke:
         size, filters, depth, batch, steps, rounds = 16, 2, 2, 4, 2, 1
     network = Network("unet", (size, size, 3), 2, settings={"filters": filters, "depth": depth})
     results, absent = measure.all_strategies(network, batch, 2, steps, rounds, only=_STRATEGIES)
-    report.show(results, f"U-Net of {size}x{size} pixels", batch, 2, output)
-    for name, why in absent.items():
-        tables.text(f"{name} is left out: {why}")
-    tables.text(report.NOTE)
-    output.conclude("unet", results, report.paint, width=8)
+    title = f"U-Net of {size}x{size} pixels, batch {batch} a replica, 2 replicas"
+    report.conclude("unet", title, results, absent, output)

@@ -116,28 +116,28 @@ def _groups(layer: Any, num_devices: int) -> Split | None:
     """A group a device, as in AlexNet: what remains of each is a convolution without groups."""
     if layer.groups != num_devices:
         return None
-    kernel, channels = kernel_of(layer), _channel_axis(layer)
+    kernel = kernel_of(layer)
     outputs = [layer.filters // num_devices] * num_devices
     inputs = [kernel.shape[-2]] * num_devices
-    cut = Cut(kernel, AlongAxis(len(kernel.shape) - 1, outputs))
-    return Split(
-        layer,
-        "channels",
-        [cut, *_bias(layer, 0, outputs)],
-        inputs=AlongAxis(channels, inputs),
-        outputs=AlongAxis(channels, outputs),
-    )
+    return _channels(layer, AlongAxis(len(kernel.shape) - 1, outputs), inputs, outputs)
 
 
 def _depthwise(layer: Any, num_devices: int) -> Split:
-    kernel, channels = kernel_of(layer), _channel_axis(layer)
+    kernel = kernel_of(layer)
     inputs = sizes(kernel.shape[-2], num_devices)
     outputs = [layer.depth_multiplier * size for size in inputs]
-    cut = Cut(kernel, AlongAxis(len(kernel.shape) - 2, inputs))
+    return _channels(layer, AlongAxis(len(kernel.shape) - 2, inputs), inputs, outputs)
+
+
+def _channels(
+    layer: Any, of_kernel: AlongAxis, inputs: Sequence[int], outputs: Sequence[int]
+) -> Split:
+    """A device computes its outputs from its own inputs, by its part of the kernel."""
+    channels = _channel_axis(layer)
     return Split(
         layer,
         "channels",
-        [cut, *_bias(layer, 0, outputs)],
+        [Cut(kernel_of(layer), of_kernel), *_bias(layer, 0, outputs)],
         inputs=AlongAxis(channels, inputs),
         outputs=AlongAxis(channels, outputs),
     )

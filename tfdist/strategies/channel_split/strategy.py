@@ -24,7 +24,7 @@ from tfdist.strategies.channel_split import table
 from tfdist.strategies.channel_split.calls import Calls
 from tfdist.strategies.channel_split.cuts import Cut
 from tfdist.strategies.channel_split.layout import Layout, Rules, layout
-from tfdist.upstream import keras_variables
+from tfdist.upstream import keras_model, keras_variables
 from tfdist.upstream.keras_callbacks import swap_by_assignment
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
 from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
@@ -127,7 +127,7 @@ class ChannelSplit(Strategy):
         """Puts a variable onto the first device as a whole."""
         if isinstance(variable, VariableOfParts):  # it could be cut before
             keras_variables.unite(variable, _HOST)
-        keras_variables.move(variable, self.devices[0])
+        keras_model.move(variable, self.devices[0])
 
     def run(self, fn: ReplicaFn) -> Any:
         known = list(self._layouts.values())

@@ -54,17 +54,23 @@ class Workers(Protocol):
         """Returns one row of numbers from each worker, in each of them."""
 
 
-def check_devices(workers: Workers) -> None:
-    """Checks that all workers have as many devices.
+def check_as_many(workers: Workers, number: int, what: str, option: str) -> None:
+    """Checks that all workers have as many of something.
+
+    Args:
+        workers: Several.
+        number: That this one has.
+        what: They are.
+        option: Which says how many.
 
     Raises:
         ConfigurationError: They have not.
     """
-    counts = workers.gather([len(workers.devices)])[:, 0].astype(int)
+    counts = workers.gather([number])[:, 0].astype(int)
     if counts.min() < counts.max():
         raise ConfigurationError(
-            f"The workers have {', '.join(map(str, counts))} devices, by rank: "
-            "expected as many on each; name them with devices."
+            f"The workers have {', '.join(map(str, counts))} {what}, by rank: "
+            f"expected as many on each; name them with {option}."
         )
 
 

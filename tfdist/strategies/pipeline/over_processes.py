@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfdist.errors import ConfigurationError
+from tfdist.strategies.collectives import host_values
 from tfdist.strategies.collectives.fusion import by_device, by_dtype, fused
 from tfdist.strategies.horovod import Horovod, own_gpus, started
 from tfdist.strategies.pipeline.of_process import PipelineOfProcess
@@ -42,12 +42,7 @@ class PipelineOverProcesses(Horovod, PipelineOfProcess):
 
     def start(self) -> None:
         super().start()
-        counts = self.gather([self.micro_batches])[:, 0].astype(int)
-        if counts.min() < counts.max():
-            raise ConfigurationError(
-                f"The workers have {', '.join(map(str, counts))} micro-batches, by rank: expected "
-                "as many on each."
-            )
+        host_values.check_as_many(self, self.micro_batches, "micro-batches", "micro_batches")
 
     def _measured(self, model: keras.Model, operations: Sequence[Any]) -> list[float]:
         """Those of rank 0: all processes have to cut alike."""

@@ -14,7 +14,7 @@ from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.strategies.sharded.division import OverDevices
 from tfdist.strategies.sharded.parts import Parts, check_is_whole
 from tfdist.strategies.towers import Towers
-from tfdist.upstream import keras_variables
+from tfdist.upstream import keras_model
 from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
 
 _HOME = "_tfdist_home"  # of a weight: the device that has its state, where it is not cut
@@ -57,7 +57,7 @@ class ShardedOverDevices(Parts, Towers):
         super().keep_whole(weight, slots, owner)
         setattr(weight, _HOME, owner)
         for variable in slots if self.copies_weights else [weight, *slots]:
-            keras_variables.move(variable, owner)
+            keras_model.move(variable, owner)
 
     def run(self, fn: ReplicaFn) -> list[Any]:
         if not self.copies_weights:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies import inner_loop, shares
-from tfdist.strategies.collectives import same_variables, traffic
+from tfdist.strategies.collectives import same_variables
 from tfdist.strategies.collectives.fusion import by_dtype, in_buckets
 from tfdist.strategies.horovod import Horovod, started
 from tfdist.strategies.sharded import leading
@@ -99,11 +99,7 @@ class ShardedOverProcesses(Parts, Horovod):
         return in_buckets(self._scattered_together, tensors, _BUCKET)
 
     def _scattered_together(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
-        known = [tf.identity(t, name="scatter") for t in known]
-        traffic.note("reduce-scatter", known)
-        sums = self._hvd.grouped_reducescatter(known, op=self._hvd.Sum)
-        return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
+        return self._grouped("reduce-scatter", self._hvd.grouped_reducescatter, tensors)
 
     def any_of_parts(self, flag: tf.Tensor) -> tf.Tensor:
         return self.all_reduce([tf.cast(flag, tf.int32)])[0] > 0
