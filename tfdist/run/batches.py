@@ -9,7 +9,7 @@ import tensorflow as tf
 import pipelines
 from tfdist.errors import DataError
 from tfdist.strategies import row_counts
-from tfdist.upstream.tensorflow import is_reshuffled
+from tfdist.upstream.tensorflow_data import is_reshuffled
 
 
 def check(data: Any, function: str, batch_size: int | None) -> None:

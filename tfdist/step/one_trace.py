@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.strategies import copies
-from tfdist.upstream.tensorflow import (
+from tfdist.upstream.tensorflow_functions import (
     calls_as_traced,
     functions_kept_whole,
     kinds_of,

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tfdist.bench.step.contenders import Case, Measure, hand_written, in_loop
-from tfdist.upstream.tensorflow import graphs_run_by
+from tfdist.upstream.tensorflow_functions import graphs_run_by
 
 
 class Trace(NamedTuple):

@@ -11,7 +11,7 @@ import pipelines
 from tfdist.loops.order.arrays import ShuffledArrays
 from tfdist.loops.order.passes import DataOrder, is_endless
 from tfdist.loops.order.records import PipelineOrder
-from tfdist.upstream import keras_data, tensorflow
+from tfdist.upstream import keras_data, tensorflow_data
 
 
 def order_of(x: Any, adapter: Any, again: Callable[[Any], Any]) -> DataOrder:
@@ -31,6 +31,6 @@ def going_on(dataset: tf.data.Dataset) -> str:
     """Returns what the start-up table says of how a data set goes on within a pass."""
     if pipelines.restart_of(dataset) is not None:
         return "at the position in the records"
-    if is_endless(dataset) and tensorflow.has_iterator_state(dataset):
+    if is_endless(dataset) and tensorflow_data.has_iterator_state(dataset):
         return "from the state of the iterator, or past the batches already seen"
     return "past the batches already seen, which are read again"

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import DataError
-from tfdist.upstream import tensorflow
+from tfdist.upstream import tensorflow_data
 
 #: Splits a data set of batches over the replicas.
 Distribute = Callable[[tf.data.Dataset], Any]
@@ -68,7 +68,7 @@ class DataOrder:
         if state is not None and state["kind"] == _kind(self._all(distribute)):
             self._looked_at = None
             iterator = iter(self._all(distribute))
-            tensorflow.set_iterator_state(iterator, state["state"])
+            tensorflow_data.set_iterator_state(iterator, state["state"])
             return iterator
         iterator, self._ahead = self._ahead or self._next_pass(distribute), None
         for number in range(batch):
@@ -96,7 +96,7 @@ class DataOrder:
             self._looked_at = None
             return
         begun = iter(self.dataset)
-        if not tensorflow.has_iterator_state(self.dataset):
+        if not tensorflow_data.has_iterator_state(self.dataset):
             next(begun, None)  # Python may count passes, and hears of one with its first batch
 
     def state_of(self, iterator: Any) -> Any:
@@ -107,7 +107,7 @@ class DataOrder:
         """
         if not is_endless(self.dataset):
             return None
-        found = tensorflow.iterator_state(iterator)
+        found = tensorflow_data.iterator_state(iterator)
         return None if found is None else {"kind": _kind(self._distributed), "state": found}
 
     def state(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 import tensorflow as tf
 
 from tfdist.plan.memory.liveness import Operation, Output
-from tfdist.upstream.tensorflow import function_called
+from tfdist.upstream.tensorflow_functions import function_called
 
 #: What hands its input on as it is, or with another shape.
 _SHARES = {

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
-from tfdist.upstream.tensorflow import has_global_seed
+from tfdist.upstream.tensorflow import seed_of_process
 
 
 class Workers(Protocol):
@@ -81,7 +81,7 @@ def synchronize_seed(workers: Workers) -> None:
     """
     # Not of the generator that draws the initial weights: they are those of one worker.
     seed = random.SystemRandom().randrange(2**31)
-    told = workers.gather([has_global_seed(), seed])
+    told = workers.gather([seed_of_process() is not None, seed])
     if not told[:, 0].any():
         keras.utils.set_random_seed(int(told[0, 1]))
 

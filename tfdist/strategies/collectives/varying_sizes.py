@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.collectives.end_to_end import padded
-from tfdist.upstream.tensorflow import all_reduce_by_key
+from tfdist.upstream.tensorflow_workers import all_reduce_by_key
 
 #: Beyond the keys that `tf.distribute` gives to groups of devices; it counts from 1.
 _FIRST_GROUP = 1 << 20

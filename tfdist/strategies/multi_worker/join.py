@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster, signs_of_life
 from tfdist.errors import ClusterError
-from tfdist.upstream.tensorflow import bound_waiting, has_started, workers_on
+from tfdist.upstream.tensorflow import has_started
+from tfdist.upstream.tensorflow_workers import bound_waiting, workers_on
 from tfdist.watchdog import start_up
 
 #: Seconds for which a worker waits for the others to come.
