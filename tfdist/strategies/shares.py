@@ -40,8 +40,7 @@ def distributed(
     Args:
         dataset: Of batches.
         split: Makes an element of a batch.
-        devices: Of this process, one a replica; a GPU that is the only one is given its share ahead
-            of time.
+        devices: As `ahead` takes them.
     """
     # `tf.data` takes a tuple apart, one of a single part too: several inputs without labels.
     is_tuple = isinstance(dataset.element_spec, tuple)
@@ -51,7 +50,17 @@ def distributed(
 
     # Nothing in it is for AutoGraph, whose conversion takes about as long as the tracing.
     convert = tf.autograph.experimental.do_not_convert
-    dataset = dataset.map(convert(element), tf.data.AUTOTUNE, deterministic=True)
+    return ahead(dataset.map(convert(element), tf.data.AUTOTUNE, deterministic=True), devices)
+
+
+def ahead(dataset: tf.data.Dataset, devices: Sequence[str]) -> tf.data.Dataset:
+    """Returns a data set of the same, which is read ahead of the steps.
+
+    Args:
+        dataset: Of anything.
+        devices: Of this process, one a replica; a GPU that is the only one is given its share ahead
+            of time.
+    """
     if len(devices) == 1 and devices[0].startswith("GPU"):
         return dataset.apply(tf.data.experimental.prefetch_to_device(devices[0]))
     return dataset.prefetch(tf.data.AUTOTUNE)
@@ -128,6 +137,13 @@ def without_rows(element_spec: Any) -> tf.data.Dataset:
         return tf.zeros([0, *(size or 1 for size in spec.shape[1:])], spec.dtype)
 
     return tf.data.Dataset.from_tensors(tf.nest.map_structure(empty, element_spec))
+
+
+def is_plain(dataset: tf.data.Dataset) -> bool:
+    """Tells whether a data set has no Optionals, which stand for None."""
+    return not any(
+        isinstance(spec, tf.OptionalSpec) for spec in tf.nest.flatten(dataset.element_spec)
+    )
 
 
 def without_optionals(batch: Batch) -> Batch:

@@ -50,7 +50,7 @@ class TFDistribute(Strategy):
     def distribute(
         self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
     ) -> Any:
-        if not self._prefetch:
+        if not self._prefetch or self.num_replicas == 1:
             return super().distribute(dataset, own_rows, whole)
 
         def one_by_one(element: shares.Element) -> tf.data.Dataset:
@@ -68,7 +68,7 @@ class TFDistribute(Strategy):
         )
 
     def unpack(self, element: Any) -> shares.Element:
-        if not self._prefetch:
+        if not self._prefetch or self.num_replicas == 1:
             return super().unpack(element)
         by_replica = self.local_results(element)
         rows, checksum, _ = by_replica[0]

@@ -94,9 +94,9 @@ def go_through(feed: Feed, position: int = 0) -> Iterator[tuple[int, list[int]]]
         step = position % 10 if epoch == position // 10 else 0
         iterator = feed.begin_epoch(step)
         while step < 10:
-            (share,) = next(iterator)[2]
+            (share,) = Strategy().unpack(next(iterator)).shares
             step += 1
-            yield epoch * 10 + step, np.ravel(share[1]).tolist()
+            yield epoch * 10 + step, np.ravel(share.rows).tolist()
         feed.end_epoch(step, exhausted=False)
 
 
