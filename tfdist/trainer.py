@@ -22,6 +22,7 @@ from tfdist.loops.feeds import BatchSizes, Feeds
 from tfdist.loops.not_exact import NotExact
 from tfdist.loops.overridden import overrides, through_the_model
 from tfdist.loops.saving import Saving
+from tfdist.loops.step_options import StepOptions
 from tfdist.loops.training import Training
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
@@ -119,9 +120,8 @@ class Trainer:
         self._watchdog = Watchdog(strategy, watchdog_seconds)
         self.model = create.create(build_model, strategy, precision, loss_scale)
         strategy.place(self.model)
-        functions = CompiledFunctions(
-            self.model, strategy, accumulate, sync_batch_norm, precision, loss_scale, recompute
-        )
+        options = StepOptions(accumulate, sync_batch_norm, precision, loss_scale, recompute)
+        functions = CompiledFunctions(self.model, strategy, options)
         self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
         self._training = Training(self._outer)
         self._not_exact = NotExact(self.model, strategy, accumulate, sync_batch_norm)

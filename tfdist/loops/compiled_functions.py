@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, TfdistError
 from tfdist.loops.feed import Feed
+from tfdist.loops.outputs import Outputs, OutputsFn
 from tfdist.loops.own_steps import OwnSteps
+from tfdist.loops.step_options import StepOptions
 from tfdist.loops.whole_batches import WholeBatches
 from tfdist.model_setup import build, create, mismatch
-from tfdist.precision import LossScale, Scaling, policy
+from tfdist.precision import Scaling, policy
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.forward_state import ForwardState
 from tfdist.step.gradient_accumulation import GradientAccumulation
@@ -24,14 +26,11 @@ from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, Made, Step
-from tfdist.upstream.keras_model import compile_config, global_generator, use_global_generator
+from tfdist.upstream.keras_model import compile_config
 from tfdist.upstream.keras_optimizers import optimizers_of
 
 #: Makes up to that many steps, each on a batch of the iterator: what was done, and the logs after.
 StepsFn = Callable[[Iterator[Any], int], tuple[Made, Logs]]
-
-#: Computes the outputs for the iterator's next batch, by replica; none at the end of the data.
-OutputsFn = Callable[[Iterator[Any]], tuple[Made, list[Any]]]
 
 
 class CompiledFunctions:
@@ -40,37 +39,20 @@ class CompiledFunctions:
     Args:
         model: In the strategy's scope.
         strategy: Runs the steps.
-        accumulate: Rounds of a training step.
-        sync_batch_norm: Whether BatchNorm takes global moments.
-        precision: Name of the dtype policy to build with; None: Keras's global one.
-        loss_scale: How the loss scale moves; None: as the optimizer says.
-        recompute: Which layers are computed again on the way back, as of `Trainer`.
+        options: How the steps are made.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        accumulate: int,
-        sync_batch_norm: bool,
-        precision: str | None,
-        loss_scale: LossScale | None,
-        recompute: str = "none",
-    ) -> None:
-        self._model, self._strategy, self._recompute = model, strategy, recompute
-        self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
-        self._precision, self._loss_scale = precision, loss_scale
+    def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
+        self._model, self._strategy, self._options = model, strategy, options
         self._compilation: Any = None
         self._steps: dict[tuple[bool, bool, bool], StepsFn] = {}
         # What was trainable when steps were made that have not run yet.
         self._trainable: dict[tuple[bool, bool, bool], list[int]] = {}
-        self._outputs: dict[bool, Any] = {}
-        self._whole_batches = WholeBatches(model, strategy, accumulate)
+        self._outputs = Outputs(model, strategy)
+        self._whole_batches = WholeBatches(model, strategy, options.accumulate)
         self._scalings: list[Scaling] = []
         self._accumulations: list[GradientAccumulation] = []
-        self._own_steps = OwnSteps(
-            model, strategy, accumulate, sync_batch_norm, precision, loss_scale
-        )
+        self._own_steps = OwnSteps(model, strategy, options)
 
     def train(self, feed: Feed) -> StepsFn:
         """Returns the inner loop of a training, made anew if the model was compiled anew."""
@@ -111,47 +93,14 @@ class CompiledFunctions:
         """Returns the function that computes the outputs for one batch."""
         whole = self._why_whole(feed, training=False) is not None
         self._strategy.place(self._model)
-        is_first = not (self._steps or self._outputs)
+        is_first = not (self._steps or self._outputs.made)
         if is_first and self._model.compiled and self._strategy.stops_together:
             self._strategy.prepare(self._model, optimizers_of(self._model))
-        outputs: Any = functools.partial(self._outputs_of_next, whole)
-        if not self._model.run_eagerly:
-            if whole not in self._outputs:
-                self._outputs[whole] = tf.function(outputs, reduce_retracing=True, autograph=False)
-            outputs = self._outputs[whole]
-        # Batches without rows follow, which nobody may leave while others have some.
-        ends_without_rows = feed.own_rows and self._strategy.stops_together
-
-        def predict(iterator: Iterator[Any]) -> tuple[Made, list[Any]]:
-            try:
-                with self._strategy.together():
-                    rows, checksum, by_replica = outputs(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                return Made(0, 0, 0.0), []
-            if ends_without_rows and keras.tree.flatten(by_replica)[0].shape[0] == 0:
-                return Made(0, 0, 0.0), []
-            return Made(1, int(rows), 0.0, int(checksum)), by_replica
-
-        return predict
-
-    def _outputs_of_next(
-        self, whole: bool, iterator: Any
-    ) -> tuple[tf.Tensor, tf.Tensor, list[Any]]:
-        """The rows and the checksum of the next global batch, and the outputs for it."""
-        generator = global_generator()
-
-        def on_rows(rows: Any) -> Any:
-            if generator is not None:
-                use_global_generator(generator)
-            return self._model.predict_step(rows)
-
-        element = self._strategy.unpack(next(iterator))
-        outputs = self._strategy.outputs(on_rows, element, whole)
-        return element.num_rows, element.checksum, outputs
+        return self._outputs.function(feed, whole)
 
     def _why_whole(self, feed: Feed, training: bool) -> str | None:
         """Builds the model, and returns why each replica is given whole batches, if it is."""
-        with policy(self._precision):
+        with policy(self._options.precision):
             build.weights(self._model, self._strategy, feed.element_spec)
         return self._whole_batches.for_feed(feed, training)
 
@@ -163,12 +112,12 @@ class CompiledFunctions:
             self._scalings.clear()
             self._accumulations.clear()
             self._own_steps.forget()
-            create.adopt(model, strategy, self._precision, self._loss_scale)
+            create.adopt(model, strategy, self._options.precision, self._options.loss_scale)
             self._compilation = compile_config(model)
         own_step = self._own_steps.step(feed, training)
-        if own_step is not None and training and self._recompute != "none":
+        if own_step is not None and training and self._options.recompute != "none":
             raise ConfigurationError(
-                f"recompute={self._recompute!r} is for Keras's own step, but "
+                f"recompute={self._options.recompute!r} is for Keras's own step, but "
                 f"{type(model).__name__}.train_step has tapes of its own: make its layers in a "
                 "keras.RematScope instead."
             )
@@ -179,7 +128,7 @@ class CompiledFunctions:
             del self._steps[key]  # a callback froze weights before the first step, as Keras allows
         if key not in self._steps:
             if own_step is None:
-                with policy(self._precision):
+                with policy(self._options.precision):
                     build.for_training(model, strategy, feed.element_spec)
                 strategy.prepare(model, optimizers_of(model))
             with strategy.scope():
@@ -190,16 +139,16 @@ class CompiledFunctions:
         return self._steps[key]
 
     def _step(self, feed: Feed, training: bool, why_whole: str | None) -> Step:
-        model = self._model
+        model, options = self._model, self._options
         aggregations = Aggregations(model, feed.first_batch)
         state = ForwardState(model, aggregations, self._strategy.writes_alone)
         if not training:
             return EvaluateStep(model, self._strategy, state, why_whole)
-        scaling = Scaling(model.optimizer, self._loss_scale)
+        scaling = Scaling(model.optimizer, options.loss_scale)
         self._scalings.append(scaling)
         step = TrainStep(
             model, self._strategy, state, scaling,
-            self._accumulate, self._sync_batch_norm, why_whole, self._recompute,
+            options.accumulate, options.sync_batch_norm, why_whole, options.recompute,
         )  # fmt: skip
         if step.accumulation is not None:
             self._accumulations.append(step.accumulation)

@@ -9,8 +9,9 @@ import keras
 
 from tfdist.errors import ConfigurationError
 from tfdist.loops.feed import Feed
+from tfdist.loops.step_options import StepOptions
 from tfdist.loops.whole_batches import said
-from tfdist.precision import LossScale, policy
+from tfdist.precision import policy
 from tfdist.step.own import trial
 from tfdist.step.own.step import OwnStep, own_step
 from tfdist.strategies.base import Strategy
@@ -24,24 +25,11 @@ class OwnSteps:
     Args:
         model: Whose.
         strategy: Of its replicas.
-        accumulate: Rounds of a training step.
-        sync_batch_norm: As of `OwnStep`.
-        precision: Name of the dtype policy to build with.
-        loss_scale: As of `OwnStep`.
+        options: How they are made.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        accumulate: int,
-        sync_batch_norm: bool,
-        precision: str | None,
-        loss_scale: LossScale | None,
-    ) -> None:
-        self._model, self._strategy, self._accumulate = model, strategy, accumulate
-        self._sync_batch_norm = sync_batch_norm
-        self._precision, self._loss_scale = precision, loss_scale
+    def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
+        self._model, self._strategy, self._options = model, strategy, options
         self._made: dict[bool, OwnStep] = {}
 
     @property
@@ -77,10 +65,11 @@ class OwnSteps:
 
     def _make(self, feed: Feed, training: bool, name: str) -> OwnStep:
         model, strategy, owner = self._model, self._strategy, type(self._model).__name__
-        if training and self._accumulate > 1:
+        options = self._options
+        if training and options.accumulate > 1:
             raise ConfigurationError(
-                f"accumulate={self._accumulate} cuts a step into rounds, but {owner}.{name} is the "
-                "whole step: give its optimizers gradient_accumulation_steps instead."
+                f"accumulate={options.accumulate} cuts a step into rounds, but {owner}.{name} is "
+                "the whole step: give its optimizers gradient_accumulation_steps instead."
             )
         if compile_config(model).config.get("jit_compile") is True:
             warnings.warn(
@@ -89,13 +78,13 @@ class OwnSteps:
                 stacklevel=6,
             )
         first_batch = functools.cache(feed.first_batch)
-        with policy(self._precision):
+        with policy(options.precision):
             known = trial.build(model, strategy, name, first_batch())
         strategy.prepare(model, optimizers_of(model))
         with strategy.scope():
             step = OwnStep(
                 model, known, strategy, training, first_batch,
-                self._loss_scale, self._sync_batch_norm,
+                options.loss_scale, options.sync_batch_norm,
             )  # fmt: skip
         if step.why_whole:
             reason = f"{owner}.{name} cannot be computed on shares ({step.why_whole})"

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.feed import Feed
+from tfdist.loops.step_options import StepOptions
 from tfdist.model_setup import create
 from tfdist.plan.memory import graph, liveness
 from tfdist.plan.memory.liveness import Operation
@@ -92,7 +93,8 @@ def _once(network: Network, num_rows: int) -> Any:
     model = create.create(network.build, strategy, network.precision)
     data = tf.data.Dataset.from_tensors(network.batch(num_rows)).repeat()
     feed = Feed(strategy, data, training=True, steps_per_epoch=1)
-    CompiledFunctions(model, strategy, 1, False, network.precision, None).train(feed)
+    options = StepOptions(precision=network.precision)
+    CompiledFunctions(model, strategy, options).train(feed)
     concrete = strategy.compiled.get_concrete_function(
         iter(strategy.distribute(data)), tf.constant(1)
     )
