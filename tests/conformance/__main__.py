@@ -46,6 +46,7 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     """
     counts = {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
     counts |= {f"sharded {what} over processes": [2] for what in ("optimizer", "gradients")}
+    counts |= {"horovod in buckets": [2], "multi_worker in buckets": [2]}
     cases = TABLES[arguments.table] if arguments.table else ASKED
     return [
         Question(case, engine, num_replicas)

@@ -36,6 +36,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored traced once": {"one_trace_from": 0},
     "channel_split": {"smallest": 1},
     "pipeline over processes": {"micro_batches": 2},
+    # Each tensor in a bucket of its own: what the cases train would fit into one.
+    "horovod in buckets": {"bucket_mb": 1e-6},
+    "multi_worker in buckets": {"bucket_mb": 1e-6},
     **{
         f"sharded {what}{over}": {"shard": what, "smallest": 1}
         for what in ("optimizer", "gradients", "parameters")

@@ -66,6 +66,8 @@ LAYOUTS = {
         Layout("sharded parameters over processes", 3),
     ],
     "pipeline over processes": [Layout("pipeline over processes", 2, num_devices=2)],
+    "horovod in buckets": [Layout("horovod in buckets", 2, via="mpirun")],
+    "multi_worker in buckets": [Layout("multi_worker in buckets", 2)],
     "parameter_server": [Layout("parameter_server", 1, via="")],
 }
 

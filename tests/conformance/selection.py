@@ -54,6 +54,8 @@ THREE = ("central_storage", "towers")
 #: those of the cases are traced for each replica; here they are not.
 FEW: dict[str, tuple[str, ...]] = {
     "mirrored traced once": ("uneven-batches", "embedding-clipped"),
+    "horovod in buckets": ("embedding-clipped",),
+    "multi_worker in buckets": ("batch-norm",),
     "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
     "channel_split": ("accumulate-clipped",),
     "pipeline over processes": ("batch-norm",),

@@ -18,6 +18,7 @@ from tfdist.step import compiled_loss, total_loss
 from tfdist.step.forward_state import Changes, ForwardState, nothing_like
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
+from tfdist.step.summed import gradients_and
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_losses import loss_tracker
@@ -164,17 +165,9 @@ def exchange(
     """
     in_parts = strategy.sum_in_parts(share.gradients, variables)
     whole = {i: g for i, g in share.gradients.items() if i not in in_parts}
-    sent, wire = share.summable()._replace(gradients=whole), strategy.wire_dtype
-    if wire is not None:
-        sent = sent._replace(gradients={i: tf.cast(g, wire) for i, g in sent.gradients.items()})
-    sums = all_reduced(strategy, sent)
-    gradients = {i: tf.cast(g, share.gradients[i].dtype) for i, g in sums.gradients.items()}
+    rest = share.summable()._replace(gradients={})
+    gradients, sums = gradients_and(strategy, whole, rest)
     return sums._replace(gradients=gradients | in_parts).with_same(share)
-
-
-def all_reduced(strategy: Strategy, structure: Any) -> Any:
-    """Sums each tensor of a structure over all replicas, in one exchange; called on a replica."""
-    return tf.nest.pack_sequence_as(structure, strategy.all_reduce(tf.nest.flatten(structure)))
 
 
 def _outputs(

@@ -15,7 +15,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.precision import Scaling
-from tfdist.step.forward_backward import Contribution, all_reduced
+from tfdist.step.forward_backward import Contribution
+from tfdist.step.summed import all_reduced
 from tfdist.strategies.base import Strategy
 from tfdist.upstream.keras_optimizers import num_batches_seen
 

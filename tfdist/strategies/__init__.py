@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError, did_you_mean
@@ -21,6 +21,17 @@ from tfdist.strategies.declaration import Option as Option
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy as Strategy
 
+_COMPRESSION = Option(
+    Literal["none", "fp16", "bf16"],
+    "in what format gradients cross; bf16: not under horovod",
+    "none",
+)
+_BUCKET_MB = Option(
+    Literal["all", "auto"] | PositiveFloat,
+    "megabytes of gradients that cross together, while the backward pass goes on; auto: by how "
+    "many there are; all: at once",
+    "all",
+)
 _PARAMETER_DEVICE = Option(str, "who holds the variables", "CPU:0")
 
 #: The strategies by name. An option that stands here is a flag of the training command.
@@ -96,13 +107,15 @@ STRATEGIES: dict[str, Declaration] = {
         {
             "communication": Option(
                 Literal["auto", "ring", "nccl"], "how gradients are summed over workers", "auto"
-            )
+            ),
+            "bucket_mb": _BUCKET_MB,
+            "compression": _COMPRESSION,
         },
         across_processes=True,
     ),
     "horovod": Declaration(
         "tfdist.strategies.horovod:Horovod",
-        {"compression": Option(Literal["none", "fp16"], "in what format gradients cross", "none")},
+        {"compression": _COMPRESSION, "bucket_mb": _BUCKET_MB},
         across_processes=True,
         by_horovod=True,
     ),

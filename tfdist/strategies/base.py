@@ -57,6 +57,8 @@ class Strategy(OneWorker):
     repeatable = True
     #: In what format gradients cross the replicas; None: in their own.
     wire_dtype: tf.DType | None = None
+    #: Bytes of gradients that cross together, at most; "auto": by how many there are; None: all.
+    bucket_bytes: int | str | None = None
     #: What this strategy cannot compute to the numbers of one device, and why.
     inexact: Mapping[str, str] = MappingProxyType({})
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist import cluster, devices
 from tfdist.cluster import signs_of_life
 from tfdist.cluster.roll_call import roll_call
-from tfdist.errors import ClusterError, MissingError
+from tfdist.errors import ClusterError, ConfigurationError, MissingError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.collectives import traffic
 from tfdist.strategies.collectives.fusion import by_dtype, fused
@@ -35,10 +35,12 @@ class Horovod(SeveralWorkers):
         devices: The device of this process; None: the GPU of its rank on this host, or the CPU.
         compression: `"fp16"` halves what crosses, and rounds it; `"none"` keeps the numbers of
             one device.
+        bucket_mb: As of `SeveralWorkers.cross_as`.
 
     Raises:
         MissingError: Horovod is not installed.
-        ConfigurationError: Several devices, or an unknown compression.
+        ConfigurationError: Several devices, a compression that is unknown or not Horovod's, or no
+            size of a bucket.
     """
 
     name = "horovod"
@@ -47,14 +49,18 @@ class Horovod(SeveralWorkers):
         self,
         devices: int | str | Sequence[str] | None = None,
         compression: str = "none",
+        bucket_mb: float | str = "all",
     ) -> None:
         STRATEGIES["horovod"].check(compression=compression)
+        if compression == "bf16":
+            raise ConfigurationError(
+                "compression='bf16': Horovod has no such format; use compression='fp16', or "
+                "strategy 'multi_worker'."
+            )
+        self.cross_as(compression, bucket_mb)
         self._hvd = started()
         self.num_workers, self.rank = self._hvd.size(), self._hvd.rank()
         super().__init__(_device(self._hvd.local_rank()) if devices is None else devices)
-        if compression == "fp16":
-            self.wire_dtype = tf.float16
-            self.inexact = {"compression": "gradients cross the workers as float16"}
         self.start()
 
     def silent(self) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.errors import UnsupportedModelError
+from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.strategies import inner_loop, shares
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.checksum import checksum
@@ -24,6 +24,8 @@ from tfdist.strategies.row_counts import num_rows
 from tfdist.strategies.stand_in import counted, with_a_row
 from tfdist.watchdog import start_up
 
+_WIRE_DTYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
+
 
 class SeveralWorkers(Strategy):
     """A strategy of workers that all run the script; stands before the one of a single process.
@@ -31,6 +33,31 @@ class SeveralWorkers(Strategy):
     A subclass sets `num_workers` and `rank`, has an `all_reduce` over all replicas, and calls
     `start` at the end of its `__init__`. One worker is as if there were no others.
     """
+
+    def cross_as(self, compression: str, bucket_mb: float | str) -> None:
+        """Says how gradients cross the workers.
+
+        Args:
+            compression: `"fp16"` or `"bf16"` halves what crosses, and rounds it; `"none"` keeps
+                the numbers of one device.
+            bucket_mb: Megabytes of gradients that cross together, while the backward pass makes
+                the next; `"auto"`: by how many there are; `"all"`: they cross at once.
+
+        Raises:
+            ConfigurationError: That is no such size.
+        """
+        if bucket_mb in ("all", "auto"):
+            self.bucket_bytes = None if bucket_mb == "all" else "auto"
+        elif isinstance(bucket_mb, (int, float)) and bucket_mb > 0:
+            self.bucket_bytes = int(bucket_mb * (1 << 20))
+        else:
+            raise ConfigurationError(
+                f"bucket_mb={bucket_mb!r}: expected megabytes above 0, 'auto' or 'all'."
+            )
+        if compression != "none":
+            self.wire_dtype = _WIRE_DTYPES[compression]
+            format_name = self.wire_dtype.name
+            self.inexact = {"compression": f"gradients cross the workers as {format_name}"}
 
     def silent(self) -> list[int]:
         """Returns the ranks that give no sign of life, as far as that can be known."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.strategies.collectives.fusion import FUSION_LIMIT, fused, in_buckets, in_pieces
+from tfdist.strategies.collectives.fusion import FUSION_LIMIT, fused, in_pieces
 
 SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 TENSORS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64", "int64"])), max_size=5)
@@ -40,19 +40,6 @@ def test_small_tensors_stay_whole() -> None:
 
     in_pieces(counted, [tf.zeros([4]), tf.zeros([4, 2])], 16)
     assert seen == [3]
-
-
-def test_buckets_are_large_enough_and_come_from_the_last_on() -> None:
-    seen: list[list[int]] = []
-
-    def noted(bucket: list[tf.Tensor]) -> list[tf.Tensor]:
-        seen.append([int(t[0]) for t in bucket])
-        return [2 * t for t in bucket]
-
-    tensors = [tf.fill([size], number) for number, size in enumerate([1, 2, 1, 5, 2])]
-    results = in_buckets(noted, tensors, 16)
-    assert seen == [[4, 3], [2, 1, 0]]
-    assert [int(r[0]) for r in results] == [0, 2, 4, 6, 8]
 
 
 def test_fusion_keeps_order_values_and_kinds() -> None:

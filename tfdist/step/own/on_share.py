@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.aggregation import Aggregation
-from tfdist.step.forward_backward import all_reduced
 from tfdist.step.forward_state import offset
 from tfdist.step.own.adding_up import AddingUp
 from tfdist.step.own.run import OwnRows
 from tfdist.step.own.scope import OwnScope, Values
 from tfdist.step.replica import Replica
+from tfdist.step.summed import all_reduced, gradients_and
 from tfdist.strategies.base import Strategy
 
 
@@ -58,10 +58,7 @@ class OnShare(OwnRows):
 
     def _summed(self, gradients: dict[int, Any]) -> dict[int, Any]:
         """Sums gradients over the replicas, in the format in which they cross."""
-        wire = self._strategy.wire_dtype
-        sent = {i: g if wire is None else tf.cast(g, wire) for i, g in gradients.items()}
-        sums = all_reduced(self._strategy, list(sent.values()))
-        return {i: tf.cast(g, gradients[i].dtype) for i, g in zip(sent, sums, strict=True)}
+        return gradients_and(self._strategy, gradients, ())[0]
 
     def result(self, scope: OwnScope, metric: keras.Metric, compute: Callable[[], Any]) -> Any:
         self.exchange_metrics(scope, metric.variables)

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.precision import LossScale, Scaling
-from tfdist.step.forward_backward import all_reduced
 from tfdist.step.keras_patches import keras_on_shares
 from tfdist.step.own.adding_up import asked
 from tfdist.step.own.hooks import hooked
@@ -26,6 +25,7 @@ from tfdist.step.own.parts import Parts
 from tfdist.step.own.run import OwnRows
 from tfdist.step.own.scope import OwnScope, Values
 from tfdist.step.replica import Replica
+from tfdist.step.summed import all_reduced
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
 from tfdist.upstream import keras_model, keras_optimizers

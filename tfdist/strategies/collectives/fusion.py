@@ -85,33 +85,6 @@ def in_pieces(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[
     return results
 
 
-def in_buckets(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[tf.Tensor]:
-    """Applies `reduce` to tensors of known shape bucket by bucket, from the last to the first.
-
-    A backward pass has the last ones first: they cross while it goes on.
-
-    Args:
-        reduce: As in `fused`.
-        tensors: Of any shapes.
-        num_bytes: That each bucket has at least, unless all have less.
-    """
-    buckets: list[list[int]] = [[]]
-    size = 0
-    for place in reversed(range(len(tensors))):
-        if size >= num_bytes:
-            buckets, size = [*buckets, []], 0
-        buckets[-1].append(place)
-        size += math.prod(tensors[place].shape) * tensors[place].dtype.size
-    if size < num_bytes and buckets[1:]:
-        buckets[-2] += buckets.pop()
-    results = {
-        place: result
-        for bucket in buckets
-        for place, result in zip(bucket, reduce([tensors[i] for i in bucket]), strict=True)
-    }
-    return [results[place] for place in range(len(tensors))]
-
-
 def by_dtype(reduce: Reduce, tensors: list) -> list:
     """Applies `reduce` once for each dtype, where it takes tensors of one dtype only."""
     return _grouped(lambda tensor: tensor.dtype, reduce, tensors)

@@ -33,10 +33,13 @@ class MultiWorker(SeveralWorkers, TFDistribute):
         devices: Of this worker, as `tfdist.devices.resolve` takes them; as many on every worker.
         communication: How sums cross the workers: `"ring"` (gRPC, for CPUs), `"nccl"` (GPUs) or
             `"auto"` (NCCL where the devices are GPUs).
+        bucket_mb: As of `SeveralWorkers.cross_as`.
+        compression: As there.
 
     Raises:
         ClusterError: The workers do not come together, or TensorFlow has started already.
-        ConfigurationError: A communication that is unknown or does not fit the devices.
+        ConfigurationError: A communication that is unknown or does not fit the devices, an unknown
+            compression, or no size of a bucket.
     """
 
     name = "multi_worker"
@@ -46,7 +49,11 @@ class MultiWorker(SeveralWorkers, TFDistribute):
         self,
         devices: int | str | Sequence[str] | None = None,
         communication: str = "auto",
+        bucket_mb: float | str = "all",
+        compression: str = "none",
     ) -> None:
+        STRATEGIES["multi_worker"].check(compression=compression)
+        self.cross_as(compression, bucket_mb)
         names = resolve(devices, self.default_cpus)
         self.communication = _resolve(communication, names)
         self.cluster = _with_addresses(cluster.current())
@@ -65,6 +72,10 @@ class MultiWorker(SeveralWorkers, TFDistribute):
 
     def describe(self) -> dict[str, str]:
         return super().describe() | {"all-reduce": self.communication}
+
+    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+        # TensorFlow sends the last of a list first, and what is packed at the end.
+        return super().all_reduce(tensors[::-1], op)[::-1]
 
     def _exchange(self, context: Any, op: str, packed: list) -> list:
         if tf.executing_eagerly():

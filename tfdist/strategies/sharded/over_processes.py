@@ -7,6 +7,7 @@ weights joined by an all-gather: once a step, before it computes (ZeRO 3), or af
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,17 +17,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies import inner_loop, shares
-from tfdist.strategies.collectives import same_variables
-from tfdist.strategies.collectives.fusion import by_dtype, in_buckets
+from tfdist.strategies.collectives import buckets, same_variables
+from tfdist.strategies.collectives.fusion import by_dtype
 from tfdist.strategies.horovod import Horovod, started
 from tfdist.strategies.sharded import leading
 from tfdist.strategies.sharded.division import OverProcesses
 from tfdist.strategies.sharded.parts import Parts, check_is_whole
 from tfdist.upstream.keras_variables import GradientParts, VariableOfParts, is_in_parts
 
-#: Bytes of gradients that cross as one: over half of the threshold of 128 MiB up to which Horovod
-#: lays groups together as they happen to come, so that sums are taken in the same order each time.
-_BUCKET = (64 << 20) + 1
+#: Bytes of gradients that cross together: half of the buffer in which Horovod lays them.
+_BUCKET = 64 << 20
 
 
 class ShardedOverProcesses(Parts, Horovod):
@@ -56,6 +56,7 @@ class ShardedOverProcesses(Parts, Horovod):
         # Before any exchange: those of `Horovod.__init__`, too, let rank 0 finish first.
         self._leading = leading.of_process(started())
         super().__init__(devices)
+        self.bucket_bytes = _BUCKET
         self.divide_over([f"rank {i}" for i in range(self.num_workers)], shard, smallest, offload)
 
     def division_of(self, variable: keras.Variable) -> OverProcesses:
@@ -88,17 +89,16 @@ class ShardedOverProcesses(Parts, Horovod):
         for place in places:
             if isinstance(gradients[place], tf.IndexedSlices):
                 check_is_whole(variables[place])
-        flat = [tf.reshape(gradients[place], [-1]) for place in places]
-        sums = by_dtype(self._scattered, flat) if flat else []
-        for place, total in zip(places, sums, strict=True):
+        order = buckets.in_order({p: gradients[p] for p in places}, self.bucket_bytes)
+        flat = [[tf.reshape(gradients[place], [-1]) for place in bucket] for bucket in order]
+        sums = buckets.one_by_one(functools.partial(by_dtype, self._scattered), flat)
+        totals = buckets.by_place(order, sums)
+        for place, total in totals.items():
             total.set_shape(variables[place].parts[0].shape)
-        return {p: GradientParts([total]) for p, total in zip(places, sums, strict=True)}
+        return {place: GradientParts([total]) for place, total in totals.items()}
 
     def _scattered(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums vectors of one dtype, of which this process gets its parts."""
-        return in_buckets(self._scattered_together, tensors, _BUCKET)
-
-    def _scattered_together(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return self._grouped("reduce-scatter", self._hvd.grouped_reducescatter, tensors)
 
     def any_of_parts(self, flag: tf.Tensor) -> tf.Tensor:
