@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_step import run
-from tfdist.bench.scaling import measure
+from tfdist.bench.scaling import measure, over_link
 from tfdist.bench.scaling.engines import ENGINES
 
 
@@ -40,6 +40,28 @@ def test_scaling_numbers_follow_from_the_times() -> None:
     assert ours["to_by_hand"]["met"] is True
     assert ours["efficiency"]["met"] is True  # PyTorch's is 0.8 too
     assert "efficiency" not in rows["one process", "tfdist"]
+
+
+def test_a_step_over_a_link_is_judged_by_the_longer_of_its_parts() -> None:
+    times = {"compute": [100.0], "send": [200.0], "at once": [300.0], "in buckets": [250.0]}
+    facts = {"bytes": 8, "buckets": 4, "last_bucket": 0.25}
+    found = over_link.judged("multi_worker", facts, times)
+    assert found["at_once_to_sum"]["median"] == pytest.approx(1.0)
+    assert found["in_buckets_to_longer"]["median"] == pytest.approx(1.0)
+    assert found["in_buckets_to_longer"]["met"] is True
+    assert found["in_buckets_to_at_once"]["median"] == pytest.approx(250 / 300)
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_scaling_over_a_link_smoke(tmp_path: Path) -> None:
+    done = run(tmp_path, "scaling", "--smoke", "--link", "1gbit", "--json", "a.json")
+    if "does not let us make two hosts" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    for result in json.loads((tmp_path / "a.json").read_text())["results"]:
+        assert list(result["ms"]) == ["compute", "send", "at once", "in buckets"]
+        assert result["buckets"] > 4
 
 
 @pytest.mark.processes

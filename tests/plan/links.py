@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from tests.plan.links_worker import SIZES
-from tests.processes.two_hosts import HOSTS, NotAllowedError, TwoHosts, two_hosts
 from tests.support import ROOT
+from tfdist.bench.two_hosts import HOSTS, NotAllowedError, TwoHosts, two_hosts
 from tfdist.console import sizes, table_files
 from tfdist.plan.scaling.exchange import PAYLOAD, Link, Profile, Wires, ring
 
@@ -70,7 +70,7 @@ def compare(hosts: TwoHosts, per_host: int, rates: Sequence[str]) -> list[list[s
             free = _ask(workers)
             rows = []
             for rate in rates:
-                _slow(hosts, rate)
+                hosts.slow(sizes.bytes_per_second(rate))
                 rows += _rows(num_workers, rate, free, _ask(workers))
         except json.JSONDecodeError:
             errors.seek(0)
@@ -129,20 +129,6 @@ def _ask(workers: Sequence[subprocess.Popen[str]]) -> Any:
         answers.append(json.loads(worker.stdout.readline()))
     sums = np.max([answer["sums"] for answer in answers], 0).tolist()
     return answers[0] | {"sums": sums, "step": max(answer["step"] for answer in answers)}
-
-
-def _slow(hosts: TwoHosts, rate: str) -> None:
-    """Gives the wire a rate, in both directions.
-
-    Raises:
-        NotAllowedError: There is no `tc`, or the kernel has no token bucket.
-    """
-    bits = str(round(8 * sizes.bytes_per_second(rate)))
-    bucket = ["tbf", "rate", bits, "burst", "128kb", "latency", "200ms"]
-    for host in HOSTS:
-        done = hosts.run(host, ["tc", "qdisc", "replace", "dev", "wire", "root", *bucket])
-        if done.returncode:
-            raise NotAllowedError(f"tc: {done.stdout.strip()}")
 
 
 if __name__ == "__main__":

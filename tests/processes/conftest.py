@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.two_hosts import NotAllowedError, TwoHosts
-from tests.processes.two_hosts import two_hosts as make
+from tfdist.bench.two_hosts import NotAllowedError, TwoHosts
+from tfdist.bench.two_hosts import two_hosts as make
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from tests.processes.test_two_hosts import AS_ROOT, MPIRUN, needs_horovod, needs_mpi
-from tests.processes.two_hosts import TwoHosts
 from tests.support import ROOT
 from tests.support.waiting import wait_for
+from tfdist.bench.two_hosts import TwoHosts
 from tfdist.watchdog.exit import EXIT_CODE
 
 START_SECONDS, END_SECONDS = 240.0, 60.0

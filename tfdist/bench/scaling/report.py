@@ -6,13 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.console import files, tables
+from tfdist.bench.scaling.over_link import GOAL
+from tfdist.console import files, sizes, tables
 
 NOTE = (
     "Medians, quartiles in brackets. Each process has one core and its own share of the batch. "
     "'efficiency': images a second of a process, to those of one process alone. 'exchange': the "
     "fraction of a step beyond that of two processes which exchange nothing. 'by hand': tfdist's "
     "time to that of a loop by hand over the same engine."
+)
+
+LINK_NOTE = (
+    "Medians, quartiles in brackets, of the slower of two processes of one core each. 'at once to "
+    "sum': the step that sends all at once, to computing and sending one after the other. 'in "
+    "buckets to longer': the step in buckets, to the longer of the two and the last bucket (goal: "
+    f"{GOAL})."
 )
 
 
@@ -28,6 +36,27 @@ def show(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         if "error" in row:
             tables.text(f"{row['engine']}, {row['way']} fails: {row['error']}")
+
+
+def show_link(link: str, results: Sequence[dict[str, Any]]) -> None:
+    """Prints the table of steps over a link."""
+    names = list(results[0]["ms"])
+    ratios = ("at_once_to_sum", "in_buckets_to_longer", "in_buckets_to_at_once")
+    tables.numbers(
+        ("engine", *(f"{name}, ms" for name in names), *(r.replace("_", " ") for r in ratios)),
+        [
+            (
+                row["engine"],
+                *("{median:.0f} ({low:.0f}-{high:.0f})".format(**row["ms"][n]) for n in names),
+                *("{median:.2f} ({low:.2f}-{high:.2f})".format(**row[ratio]) for ratio in ratios),
+            )
+            for row in results
+        ],
+        title=f"over {link}, {sizes.in_words(results[0]['bytes'])} of gradients in "
+        f"{results[0]['buckets']} buckets",
+        num_names=1,
+    )
+    tables.text(LINK_NOTE)
 
 
 def draw(results: Sequence[dict[str, Any]], path: Path) -> None:

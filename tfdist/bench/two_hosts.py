@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 HOSTS = ("a", "b")
+#: Of a wire with a rate: what may pass at once, and how long the rest may wait.
+_BUCKET = ("burst", "128kb", "latency", "200ms")
 
 _numbers = itertools.count()
 
@@ -120,6 +122,24 @@ class TwoHosts:
     def mend(self) -> None:
         """Puts the wire together again."""
         self._set_wire("up")
+
+    def slow(self, bytes_per_second: float, delay: str = "") -> None:
+        """Gives the wire a rate in both directions, and a delay.
+
+        Args:
+            bytes_per_second: The rate.
+            delay: In each direction, as `tc` takes it: `0.1ms`; empty: none.
+
+        Raises:
+            NotAllowedError: There is no `tc`, or the kernel has no token bucket, or no delay.
+        """
+        rate = ["rate", str(round(8 * bytes_per_second))]
+        # A queue that waits, or one that delays, and has a rate by itself.
+        kind = ["netem", "delay", delay, *rate] if delay else ["tbf", *rate, *_BUCKET]
+        for host in HOSTS:
+            done = self.run(host, ["tc", "qdisc", "replace", "dev", "wire", "root", *kind])
+            if done.returncode:
+                raise NotAllowedError(f"tc {' '.join(kind)}: {done.stdout.strip()}")
 
     def running(self, host: str) -> list[int]:
         """Returns the processes that run on a host."""
