@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,11 +19,17 @@ from tfdist.step.train import TrainStep
 from tfdist.strategies.shares import Share
 
 
-def traced_step(name: str, num_replicas: int, depth: int, **options: Any) -> tf.Graph:
+def traced_step(
+    name: str,
+    num_replicas: int,
+    depth: int,
+    layer: Callable[[], layers.Layer] = lambda: layers.Dense(2),
+    **options: Any,
+) -> tf.Graph:
     """Returns the graph of a step of a network of so many layers, of two variables each."""
     strategy = strategies.create(name, num_replicas, **options)
     with strategy.scope():
-        hidden = [layers.Dense(2) for _ in range(depth)]
+        hidden = [layer() for _ in range(depth)]
         model = keras.Sequential([keras.Input((2,)), *hidden])
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     rows = tf.zeros((4, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,7 +114,18 @@ class TFDistribute(Strategy):
 
     def _exchange(self, context: Any, op: str, packed: list) -> list:
         """All-reduces few large tensors at once."""
-        return context.all_reduce(op, packed)
+        if any(isinstance(tensor, tf.IndexedSlices) for tensor in packed):
+            return context.all_reduce(op, packed)
+
+        @tf.custom_gradient
+        def summed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
+            # Stopped, or TensorFlow looks for variables in all that led to the sums, on all
+            # replicas, at each exchange again: a network's first step took quadratic time.
+            sums = context.all_reduce(op, [tf.stop_gradient(tensor) for tensor in tensors])
+            gradient = functools.partial(self._exchange, context, op)
+            return [tf.stop_gradient(s) for s in sums], lambda *upstream: gradient([*upstream])
+
+        return tf.nest.flatten(summed(*packed))
 
 
 def _leaves(structure: Any) -> list[Any]:

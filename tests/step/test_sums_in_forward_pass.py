@@ -1,0 +1,32 @@
+"""What tracing takes where replicas sum in the forward pass, as synchronised BatchNorm does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from keras import layers
+from tensorflow.python.ops import op_selector
+
+from tests.step.test_control_edges import traced_step
+
+
+def operations_walked(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
+    """Traces a step; returns how many operations TensorFlow walks in search of variables."""
+    plain, walked = op_selector.get_backward_walk_ops, []
+
+    def counting(*args: Any, **options: Any) -> Any:
+        found = plain(*args, **options)
+        walked.extend(found)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(op_selector, "get_backward_walk_ops", counting)
+        traced_step("mirrored", 2, depth, lambda: layers.BatchNormalization(synchronized=True))
+    assert walked
+    return len(walked)
+
+
+def test_a_sum_walks_through_no_layers_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shallow, deep = (operations_walked(monkeypatch, depth) for depth in (2, 6))
+    assert deep < 3.5 * shallow
