@@ -35,6 +35,11 @@ def answer(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
             "tfdist.launch --hosts a:4,b:4 --config",
         ),
         (
+            ["", "", "2", "2", "sharded", "channel_split", ""],  # has one device a process
+            {"strategy": "channel_split", "devices": 2, "batch_size": 64},
+            "tfdist.launch --num-workers 2 --config",
+        ),
+        (
             ["", "", "2", "", "parameter_server", ""],
             {"strategy": "parameter_server", "batch_size": 64},
             "tfdist.launch --num-workers 2 --num-ps 1 --config",

@@ -71,7 +71,8 @@ def _fitting(several: bool, hosts: bool, devices: int) -> list[str]:
         name
         for name, declared in STRATEGIES.items()
         if name not in of_one_device
-        and not (several and devices > 1 and declared.by_horovod)
+        and not (several and devices > 1 and declared.by_horovod and declared.least_devices == 1)
+        and not 0 < devices < declared.least_devices
         and (declared.joins_processes or not several)
         and not (declared.asynchronous and hosts)
     ]

@@ -44,9 +44,9 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     Parameter servers have the numbers of one device with one worker. Programs are asked of
     strategies of one process, for 2 replicas: what they show does not depend on more.
     """
-    counts = {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
-    counts |= {f"sharded {what} over processes": [2] for what in ("optimizer", "gradients")}
-    counts |= {"horovod in buckets": [2], "multi_worker in buckets": [2]}
+    asked = set(arguments.replicas)
+    counts = {e: sorted(asked & {o.num_workers for o in own}) for e, own in LAYOUTS.items()}
+    counts |= {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
     cases = TABLES[arguments.table] if arguments.table else ASKED
     return [
         Question(case, engine, num_replicas)

@@ -35,6 +35,7 @@ STRATEGIES = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored traced once": {"one_trace_from": 0},
     "channel_split": {"smallest": 1},
+    "channel_split over processes": {"smallest": 1},
     "pipeline over processes": {"micro_batches": 2},
     # Each tensor in a bucket of its own: what the cases train would fit into one.
     "horovod in buckets": {"bucket_mb": 1e-6},

@@ -60,7 +60,10 @@ LAYOUTS = {
         Layout("multi_worker", 2, num_devices=2),
     ],
     "sharded optimizer over processes": [Layout("sharded optimizer over processes", 2)],
-    "sharded gradients over processes": [Layout("sharded gradients over processes", 2)],
+    "sharded gradients over processes": [
+        Layout("sharded gradients over processes", 2),
+        Layout("sharded gradients over processes", 3),
+    ],
     "sharded parameters over processes": [
         Layout("sharded parameters over processes", 2, via="mpirun"),
         Layout("sharded parameters over processes", 3),
@@ -68,6 +71,7 @@ LAYOUTS = {
     "pipeline over processes": [Layout("pipeline over processes", 2, num_devices=2)],
     "horovod in buckets": [Layout("horovod in buckets", 2, via="mpirun")],
     "multi_worker in buckets": [Layout("multi_worker in buckets", 2)],
+    "channel_split over processes": [Layout("channel_split over processes", 2, num_devices=2)],
     "parameter_server": [Layout("parameter_server", 1, via="")],
 }
 

@@ -59,6 +59,7 @@ FEW: dict[str, tuple[str, ...]] = {
     "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
     "channel_split": ("accumulate-clipped",),
     "pipeline over processes": ("batch-norm",),
+    "channel_split over processes": (),
     "sharded optimizer": (),
     "sharded gradients": ("uneven-batches",),
     "sharded parameters": ("embedding-clipped",),

@@ -7,6 +7,7 @@ over replicas, to what one device computes from the whole batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -65,7 +66,8 @@ class Contribution(NamedTuple):
         """
         gradients, state, metrics = self.gradients, self.state.crossing(), self.metrics.crossing()
         if not counts:
-            gradients = {i: nothing_like(g, zero) for i, g in gradients.items()}
+            nothing = functools.partial(nothing_like, zero=zero)
+            gradients = {i: each_piece(nothing, g) for i, g in gradients.items()}
             state, metrics = state.nothing(zero), metrics.nothing(zero)
         return self._replace(gradients=gradients, state=state, metrics=metrics)
 

@@ -15,6 +15,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError, did_you_mean
+from tfdist.strategies.channel_split.rules import RulesOrFile
 from tfdist.strategies.declaration import Declaration as Declaration
 from tfdist.strategies.declaration import Option as Option
 
@@ -78,7 +79,20 @@ STRATEGIES: dict[str, Declaration] = {
         by_horovod=True,
         least_devices=2,
     ),
-    "channel_split": Declaration("tfdist.strategies.channel_split.strategy:ChannelSplit"),
+    "channel_split": Declaration(
+        "tfdist.strategies.channel_split.strategy:ChannelSplit",
+        {
+            "layout": Option(
+                RulesOrFile,
+                "a YAML file of rules, which axes of weights to cut by regular expressions on "
+                "their paths: dense/kernel: [null, model]",
+                "each layer that can be split is, by itself",
+            )
+        },
+        across_processes=True,
+        by_horovod=True,
+        least_devices=2,
+    ),
     "sharded": Declaration(
         "tfdist.strategies.sharded.strategy:Sharded",
         {

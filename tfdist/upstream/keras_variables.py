@@ -32,9 +32,11 @@ class Division(Protocol):
     Attributes:
         reads_parts: Whether forward passes read the parts themselves, of which gradients are taken
             then; otherwise these are of the whole.
+        has_all: Whether this process has all parts; otherwise others have some.
     """
 
     reads_parts: bool
+    has_all: bool
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns the parts whose owners are in this process."""
@@ -202,6 +204,16 @@ def divide(
 def is_in_parts(variable: keras.Variable) -> bool:
     """Tells whether a variable is kept in parts alone."""
     return isinstance(variable, VariableOfParts) and not variable.is_whole
+
+
+def is_elsewhere(variable: keras.Variable) -> bool:
+    """Tells whether a variable is kept in parts alone, some of them by other processes."""
+    return is_in_parts(variable) and not variable.division.has_all
+
+
+def values_of(variable: keras.Variable) -> list[tf.Variable]:
+    """Returns what this process keeps of a variable: its value, or where it has none the parts."""
+    return list(variable.parts) if is_in_parts(variable) else [variable.value]
 
 
 def unite(variable: VariableOfParts, device: str) -> None:

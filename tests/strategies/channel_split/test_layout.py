@@ -10,7 +10,8 @@ from keras import layers
 
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.channel_split import cuts, equation
-from tfdist.strategies.channel_split.layout import Layout, Rules, layout
+from tfdist.strategies.channel_split.layout import Layout, layout
+from tfdist.strategies.channel_split.rules import Rules
 from tfdist.strategies.channel_split.strategy import ChannelSplit
 
 

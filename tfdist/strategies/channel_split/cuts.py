@@ -1,22 +1,17 @@
-"""Which variables of a layer are cut along which axis, for each way of splitting it.
-
-By `"column"` each device computes some of the outputs from all inputs, by `"row"` a term of all
-outputs from some of the inputs (Shoeybi et al. 2019, "Megatron-LM", section 3), by `"channels"`
-outputs from their own inputs alone (the groups of a convolution: the columns of AlexNet), by
-`"heads"` the heads of an attention.
-"""
+"""Which variables of a layer are cut along which axis, for each way of splitting it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import layers
 
 from tfdist.strategies.channel_split import equation
 from tfdist.strategies.channel_split.division import AlongAxis
+from tfdist.strategies.channel_split.split import Cut, Split
 from tfdist.strategies.sharded.division import sizes
 from tfdist.upstream.keras_layers import (
     dropout_of,
@@ -41,31 +36,6 @@ SUPPORTED = (
     *DEPTHWISE,
     *ATTENTIONS,
 )
-
-
-class Cut(NamedTuple):
-    """A variable and how it is cut."""
-
-    variable: keras.Variable
-    division: AlongAxis
-
-
-class Split(NamedTuple):
-    """How a layer is split.
-
-    Attributes:
-        layer: Which.
-        kind: `"column"`, `"row"`, `"channels"` or `"heads"`.
-        cuts: Of its variables; the first is that of a kernel.
-        inputs: Along which axis the inputs are cut, into which sizes; None: they are not.
-        outputs: Likewise of the outputs.
-    """
-
-    layer: Any
-    kind: str
-    cuts: list[Cut]
-    inputs: AlongAxis | None = None
-    outputs: AlongAxis | None = None
 
 
 def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:

@@ -15,7 +15,7 @@ class AlongAxis:
         sizes: Of the slices there.
     """
 
-    reads_parts = True
+    reads_parts, has_all = True, True
 
     def __init__(self, axis: int, sizes: Sequence[int]) -> None:
         self.axis, self.sizes = axis, list(sizes)

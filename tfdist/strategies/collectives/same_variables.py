@@ -11,7 +11,7 @@ import numpy as np
 from tfdist.errors import ClusterError
 from tfdist.strategies.collectives import host_values
 from tfdist.strategies.collectives.host_values import Workers
-from tfdist.upstream.keras_variables import is_in_parts
+from tfdist.upstream.keras_variables import is_elsewhere, values_of
 
 
 def broadcast_and_check(
@@ -19,14 +19,14 @@ def broadcast_and_check(
 ) -> None:
     """Gives the variables of all workers the values of one, and proves it.
 
-    What is kept in parts no worker has of its own: it is the same for all of them.
+    What is kept in parts by several workers is the same for all of them.
 
     Raises:
         ClusterError: The workers built different models, or differ in spite of it.
     """
     check_shapes(workers, variables)
-    variables = [v for v in variables if not is_in_parts(v)]
-    host_values.broadcast(workers, [v.value for v in variables], root)
+    variables = [v for v in variables if not is_elsewhere(v)]
+    host_values.broadcast(workers, [own for v in variables for own in values_of(v)], root)
     check_values(workers, variables, "the broadcast failed; run python -m tfdist.doctor.")
 
 
@@ -72,9 +72,9 @@ def are_same(workers: Workers, variables: Sequence[keras.Variable]) -> bool:
 
 
 def _digests(workers: Workers, variables: Sequence[keras.Variable]) -> np.ndarray:
-    """A number for each variable, one row a worker; for those in parts, 0."""
+    """A number for each variable, one row a worker; for those that no worker has whole, 0."""
     return workers.gather(
-        [0.0 if is_in_parts(v) else _digest(np.asarray(v.value).tobytes()) for v in variables]
+        [0.0 if is_elsewhere(v) else _digest(np.asarray(v.value).tobytes()) for v in variables]
     )
 
 

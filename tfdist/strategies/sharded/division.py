@@ -23,7 +23,7 @@ class OverDevices:
         num_devices: At most as many as the variables have elements.
     """
 
-    reads_parts = False
+    reads_parts, has_all = False, True
 
     def __init__(self, num_devices: int) -> None:
         self._num_devices = num_devices
@@ -57,7 +57,7 @@ class OverProcesses:
         all_reduce: Sums tensors over the processes.
     """
 
-    reads_parts = False
+    reads_parts, has_all = False, False
 
     def __init__(
         self,
