@@ -58,7 +58,7 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
     only_print = given.pop("print_config", False)
     files = [settings_file.read(Path(file)) for file in given.pop("config", ())]
     own = settings.own_from_flags(given.pop("set", ()))
-    flags = {name: Setting(value, _flag(name)) for name, value in given.items()} | own
+    flags = {name: Setting(value, flag(name)) for name, value in given.items()} | own
     layers = [*files, flags]
     try:
         config = settings.resolve(layers)  # finds most errors before the recipe is imported
@@ -91,11 +91,11 @@ def _parser(program: str, description: str) -> ArgumentParser:
     for base in GROUPS:
         group = parser.add_argument_group(str(base.__doc__).rstrip("."))
         for name, field in base.model_fields.items():
-            _add_flag(group, name, field)
+            add_flag(group, name, field)
     return parser
 
 
-def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
+def add_flag(group: Any, name: str, field: FieldInfo) -> None:
     """Adds the flag of one field. Values stay as they come: TrainConfig is what checks them."""
     default = field.get_default(call_default_factory=True, validated_data={})
     extra: dict[str, Any] = {"default": argparse.SUPPRESS if default is None else default}
@@ -105,13 +105,14 @@ def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
         extra = {"action": "append", "metavar": "NAME=VALUE", "default": argparse.SUPPRESS}
     else:
         extra |= {"metavar": "DIR" if name.split("_")[-1] == "dir" else _metavar(field.annotation)}
-    action = group.add_argument(_flag(name), help=field.description, **extra)
+    action = group.add_argument(flag(name), help=field.description, **extra)
     words = recipes.names() if name == "recipe" else _words(field.annotation)
     if words:  # for argcomplete, which looks for files otherwise
         action.completer = lambda **_: words
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Returns the flag of a field."""
     return "--" + name.replace("_", "-")
 
 
@@ -121,9 +122,11 @@ def _words(annotation: Any) -> list[str]:
 
 
 def _metavar(annotation: Any) -> str:
-    """How a type is written in `--help`: `auto|N`, `NAME`, `X`."""
+    """How a type is written in `--help`: `auto|N`, `NAME`, `X`; a text among its notes says it."""
     if typing.get_origin(annotation) is typing.Annotated:
-        annotation = typing.get_args(annotation)[0]
+        annotation, *notes = typing.get_args(annotation)
+        if words := [note for note in notes if isinstance(note, str)]:
+            return words[0]
     if typing.get_origin(annotation) is typing.Literal:
         return "|".join(typing.get_args(annotation))
     if not isinstance(annotation, type) and typing.get_args(annotation):

@@ -24,7 +24,7 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
     """
     settings = {name: setting for layer in layers for name, setting in layer.items()}
     own = {name: settings.pop(name) for name in list(settings) if name.startswith(OWN)}
-    values = _checked(TrainConfig, settings, "field")
+    values = checked(TrainConfig, settings, "field")
     given = {name.removeprefix(OWN): setting.value for name, setting in own.items()}
     return values.model_copy(update={"set": values.set | given})
 
@@ -47,11 +47,21 @@ def with_hyperparameters(
         name: Setting(value, places.get(f"{OWN}{name}", f"{OWN}{name}"))
         for name, value in config.set.items()
     }
-    made = _checked(model, own, f"hyperparameter of recipe {config.recipe!r}")
+    made = checked(model, own, f"hyperparameter of recipe {config.recipe!r}")
     return config.model_copy(update={"set": made.model_dump(mode="json")})
 
 
-def _checked(model: type[Model], settings: Layer, what: str) -> Model:
+def checked(model: type[Model], settings: Layer, what: str) -> Model:
+    """Returns the record that values of fields make.
+
+    Args:
+        model: Of that record.
+        settings: By field.
+        what: A field is, for a message.
+
+    Raises:
+        ConfigurationError: There is no such field, or a value does not fit; names its place.
+    """
     for name, setting in settings.items():
         if name not in model.model_fields:
             hint = did_you_mean(name, model.model_fields)

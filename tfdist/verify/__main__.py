@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from tfdist import cluster
+from tfdist.config import StrategyOptions
 from tfdist.console import command
+from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError, TfdistError
+from tfdist.run import flags, settings
 from tfdist.strategies import STRATEGIES
 from tfdist.verify import report
 from tfdist.verify.attempt import attempt
@@ -40,6 +44,9 @@ def _parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument(
         "--devices", type=PositiveInt, metavar="N", help="of each process; left out: the strategy's"
     )
+    options = parser.add_argument_group("Options of strategies")
+    for name, field in StrategyOptions.model_fields.items():
+        flags.add_flag(options, name, field)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--timeout", type=PositiveInt, default=300, metavar="SECONDS", help="for each strategy"
@@ -50,7 +57,26 @@ def _parse(arguments: Sequence[str] | None) -> Namespace:
             f"this is one of {cluster.discover().size} processes already: name one --strategy, "
             "and leave --num-workers out."
         )
+    if chosen.strategy == ALL and _options(chosen):
+        raise ConfigurationError(
+            f"{', '.join(_options(chosen))}: options are of one strategy; name it with --strategy."
+        )
     return chosen
+
+
+def _options(chosen: Namespace) -> dict[str, Any]:
+    """Returns the strategy's options that are given.
+
+    Raises:
+        ConfigurationError: A value that does not fit.
+    """
+    given = {
+        name: Setting(chosen[name], flags.flag(name))
+        for name in StrategyOptions.model_fields
+        if chosen.get(name) is not None
+    }
+    values = settings.checked(StrategyOptions, given, "option")
+    return {name: getattr(values, name) for name in given}
 
 
 def _verify(chosen: Namespace) -> bool:
@@ -72,8 +98,9 @@ def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:
     from tfdist.launcher.notebook import notebook_launch
 
     devices = chosen.devices or (1 if STRATEGIES[name].asynchronous else None)
+    options = _options(chosen)
     if chosen.strategy != ALL and not chosen.num_workers:
-        return attempt(name, devices, chosen.timeout)
+        return attempt(name, devices, chosen.timeout, **options)
     num_workers = chosen.num_workers or 2
     if not STRATEGIES[name].across_processes:
         if chosen.strategy != ALL and num_workers > 1:
@@ -82,7 +109,7 @@ def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:
             )
         num_workers = 1
     try:
-        make = functools.partial(attempt, name, devices, chosen.timeout)
+        make = functools.partial(attempt, name, devices, chosen.timeout, **options)
         return notebook_launch(make, num_workers)
     except TfdistError as error:
         return error

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tfdist import strategies
 from tfdist.errors import TfdistError
@@ -13,15 +14,23 @@ from tfdist.verify.verdict import Verdict
 from tfdist.watchdog.deadline import deadline
 
 
-def attempt(name: str, devices: int | None, seconds: float) -> Verdict | TfdistError:
+def attempt(
+    name: str, devices: int | None, seconds: float, **options: Any
+) -> Verdict | TfdistError:
     """Makes a trial, or ends the process after so many seconds.
+
+    Args:
+        name: Of a strategy.
+        devices: Of this process.
+        seconds: That it may take.
+        **options: Of the strategy.
 
     Returns:
         The verdict; or what stood in its way, which several workers shall not all print.
     """
     with _within(seconds, name):
         try:
-            strategy = strategies.create(name, devices)
+            strategy = strategies.create(name, devices, **options)
             from tfdist.verify.trial import judge
 
             return judge(strategy)

@@ -1,0 +1,62 @@
+"""Rules of a layout where a configuration has them: in their place, or in a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tfdist.config import TrainConfig
+from tfdist.console.settings_file import Setting
+from tfdist.errors import ConfigurationError
+from tfdist.run import settings
+from tfdist.verify.__main__ import main
+
+RULES = {"hidden/kernel": [None, "model"], "logits/kernel": ["model", None]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump(RULES))
+    return path
+
+
+def test_a_configuration_holds_the_rules_themselves(file: Path) -> None:
+    config = settings.resolve([{"layout": Setting(str(file), "--layout")}])
+    assert config.strategy_options() == {"layout": RULES}
+    file.unlink()
+    assert TrainConfig(**yaml.safe_load(config.to_yaml())) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "No such file or directory; expected lines like 'dense/kernel: [null, model]'"),
+        ("a: [", "is no YAML; expected lines like"),
+        ("- a", "holds no rules; expected lines like"),
+        ("dense/kernel: model", "expected a valid list"),
+        ("'(': [null, model]", r"the rule '(' of a layout is no regular expression"),
+    ],
+)
+def test_what_is_no_file_of_rules(text: str | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigurationError) as told:
+        settings.resolve([{"layout": Setting(str(path), "--layout")}])
+    assert str(told.value).startswith("--layout: ")
+    assert says in str(told.value)
+
+
+@pytest.mark.long
+def test_verify_takes_rules(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--strategy", "channel_split", "--layout", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("PASS channel_split")
+    file.write_text("dense/kernel: [null, model]")
+    assert main(["--strategy", "channel_split", "--layout", str(file)]) == 1
+    assert re.search(r"there are \S*hidden/kernel, \S*logits/kernel", capsys.readouterr().err)
+    assert main(["--layout", str(file)]) == 1
+    assert "options are of one strategy; name it with --strategy" in capsys.readouterr().err
