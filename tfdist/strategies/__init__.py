@@ -69,10 +69,12 @@ STRATEGIES: dict[str, Declaration] = {
                 str, "names of layers, a,b: a stage ends behind each", "where it is balanced"
             ),
             "balance": Option(
-                Literal["parameters", "time"],
-                "what the stages have the same of; time: as it is measured",
+                Literal["parameters", "time", "memory"],
+                "what the stages have the same of; time: as it is measured; memory: of weights and "
+                "what is kept of micro-batches",
                 "parameters",
             ),
+            "balance_rows": Option(PositiveInt, "of a micro-batch, for --balance memory", 8),
             "plot_stages": Option(str, "a picture to draw the timeline of the stages into", "none"),
         },
         across_processes=True,

@@ -11,17 +11,19 @@ from hypothesis import strategies as st
 from tfdist.strategies.pipeline.cut import cut, places
 
 
-def dearest(costs: list[int], where: tuple[int, ...] | list[int]) -> int:
-    ends = [0, *where, len(costs)]
-    return max(sum(costs[begin:end]) for begin, end in itertools.pairwise(ends))
+def dearest(costs: list[list[int]], where: tuple[int, ...] | list[int]) -> int:
+    ends = itertools.pairwise([0, *where, len(costs[0])])
+    return max(sum(own[begin:end]) for own, (begin, end) in zip(costs, ends, strict=True))
 
 
-@given(costs=st.lists(st.integers(0, 20), min_size=1, max_size=7), data=st.data())
-def test_no_other_cut_is_better(costs: list[int], data: st.DataObject) -> None:
-    allowed = sorted(data.draw(st.sets(st.integers(1, max(1, len(costs) - 1)))))
-    allowed = [place for place in allowed if place < len(costs)]
+@given(first=st.lists(st.integers(0, 20), min_size=1, max_size=7), data=st.data())
+def test_no_other_cut_is_better(first: list[int], data: st.DataObject) -> None:
+    allowed = sorted(data.draw(st.sets(st.integers(1, max(1, len(first) - 1)))))
+    allowed = [place for place in allowed if place < len(first)]
     num_runs = data.draw(st.integers(1, len(allowed) + 1))
-    found = cut(costs, num_runs, allowed)
+    in_each = st.lists(st.integers(0, 20), min_size=len(first), max_size=len(first))
+    costs = [first, *(data.draw(in_each) for _ in range(num_runs - 1))]
+    found = cut(costs, allowed)
     assert found == sorted(found)
     assert set(found) <= set(allowed)
     ways = itertools.combinations(allowed, num_runs - 1)
@@ -32,4 +34,4 @@ def test_what_stays_together_is_not_cut() -> None:
     assert places(6, [(1, 3), (3, 4)]) == [1, 5]
     assert places(1, []) == []
     with pytest.raises(ValueError, match="3 runs need 2 cuts, of 1 places"):
-        cut([1, 1, 1], 3, [2])
+        cut([[1, 1, 1]] * 3, [2])

@@ -80,6 +80,27 @@ def test_stages_by_the_time_that_is_measured(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.numpy(), other.numpy())  # nothing is trained by it
 
 
+@pytest.mark.parametrize(
+    ("order", "num_rows", "last"),
+    [("gpipe", 1000, "kept_2"), ("1f1b", 1, "kept_2"), ("1f1b", 1000, "kept_1")],
+)
+def test_stages_by_the_memory_that_they_hold(order: str, num_rows: int, last: str) -> None:
+    def wide() -> keras.Model:
+        """Weights as large as what 64 rows make of them."""
+        hidden = inputs = keras.Input((64,))
+        for number in range(6):
+            hidden = layers.Dense(64, "tanh", name=f"kept_{number}")(hidden)
+        return compiled(keras.Model(inputs, layers.Dense(64, name="last")(hidden)))
+
+    strategy = Pipeline(2, order=order, balance="memory", balance_rows=num_rows)
+    said = tfdist.Trainer(wide, strategy=strategy).describe()
+    # Of 4 micro-batches the first of two stages keeps all, or with 1f1b two, and the last one.
+    assert said["stage 0"].startswith(f"kept_0 .. {last}: ")
+    num = 3 if last == "kept_2" else 2
+    weights, kept = 3 * 4 * (64 * 64 + 64), 4 * 64 * num_rows * (4 if order == "gpipe" else 2)
+    assert f", {num * (weights + kept) / 1e6:,.1f} MB, on" in said["stage 0"]
+
+
 def test_numbers_that_do_not_go_together() -> None:
     for wrong in ({"stages": 1}, {"micro_batches": 0}, {"stages": 3, "cut_at": "a"}):
         with pytest.raises(ConfigurationError, match=r"expected a number|leave stages out"):

@@ -17,27 +17,28 @@ def places(length: int, spans: Iterable[tuple[int, int]]) -> list[int]:
     return [place for place in range(1, length) if place not in closed]
 
 
-def cut(costs: Sequence[float], num_runs: int, allowed: Sequence[int]) -> list[int]:
+def cut(costs: Sequence[Sequence[float]], allowed: Sequence[int]) -> list[int]:
     """Returns the places of the cuts that make the dearest run cheapest.
 
     By the recurrence of the linear partition problem (Skiena, "The Algorithm Design Manual",
     section 8.5): the best cut of the first elements into so many runs, for ever more of both.
 
     Args:
-        costs: Of each element, not negative.
-        num_runs: From 1.
+        costs: By run, at least one: of each element, not negative, were it in that run.
         allowed: Places where a cut may be, ascending.
 
     Raises:
         ValueError: There are fewer places than cuts.
     """
+    num_runs = len(costs)
     if len(allowed) < num_runs - 1:
         raise ValueError(f"{num_runs} runs need {num_runs - 1} cuts, of {len(allowed)} places")
-    ends = [0, *allowed, len(costs)]
-    sums = [0.0, *itertools.accumulate(costs)]
+    ends = [0, *allowed, len(costs[0])]
+    first = [0.0, *itertools.accumulate(costs[0])]
     # By the number of a place among the ends: the dearest run up to there, and the cuts before.
-    best: list[tuple[float, list[int]]] = [(sums[end], []) for end in ends]
-    for run in range(1, num_runs):
+    best: list[tuple[float, list[int]]] = [(first[end], []) for end in ends]
+    for run, own in enumerate(costs[1:], 1):
+        sums = [0.0, *itertools.accumulate(own)]
         best = [
             min(
                 (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -21,9 +20,10 @@ from tfdist.strategies import STRATEGIES, shares
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.beside_inputs import beside_inputs
 from tfdist.strategies.collectives.local_sum import local_sum
-from tfdist.strategies.pipeline import calls, table, timeline, timing
+from tfdist.strategies.pipeline import asked, table
+from tfdist.strategies.pipeline.cutting import Cutting
 from tfdist.strategies.pipeline.order import Order
-from tfdist.strategies.pipeline.stages import Stages, into_stages
+from tfdist.strategies.pipeline.stages import Stages
 from tfdist.strategies.pipeline.tracing import Tracing
 from tfdist.strategies.replica_threads import ReplicaThreads
 from tfdist.upstream.keras_graph import operations_called_through
@@ -44,6 +44,7 @@ class PipelineOfProcess(Strategy):
         order: As there.
         cut_at: As there.
         balance: As there.
+        balance_rows: As there.
         plot_stages: As there.
 
     Raises:
@@ -57,30 +58,34 @@ class PipelineOfProcess(Strategy):
 
     def __init__(
         self,
-        devices: int | str | Sequence[str] | None = None,
-        stages: int | None = None,
-        micro_batches: int = 4,
-        order: str = "gpipe",
-        cut_at: str | Sequence[str] | None = None,
-        balance: str = "parameters",
-        plot_stages: str | None = None,
+        devices: int | str | Sequence[str] | None,
+        stages: int | None,
+        micro_batches: int,
+        order: str,
+        cut_at: str | Sequence[str] | None,
+        balance: str,
+        balance_rows: int,
+        plot_stages: str | None,
     ) -> None:
         STRATEGIES["pipeline"].check(order=order, balance=balance)
-        self.cut_at = _names(cut_at)
-        num_stages = _num_stages(stages, self.cut_at, micro_batches)
+        names = asked.names(cut_at)
+        num_stages = asked.num_stages(stages, names)
+        asked.check_numbers(micro_batches=micro_batches, balance_rows=balance_rows)
         self.devices = resolve(num_stages if devices is None else devices, self.default_cpus)
         if num_stages not in (None, len(self.devices)):
             raise ConfigurationError(
                 f"strategy 'pipeline' has one device a stage, but {num_stages} stages were asked "
                 f"for on {', '.join(self.devices)}: use as many devices, or leave one of both out."
             )
-        self.micro_batches, self.order, self.balance = micro_batches, order, balance
-        self.plot_stages = plot_stages
+        self.micro_batches, self.order = micro_batches, order
+        self.cutting = Cutting(
+            self.devices, _HOST, micro_batches, order, names, balance, balance_rows, plot_stages,
+            self.agreed,
+        )  # fmt: skip
         self._threads = ReplicaThreads()
         self._stage_of: weakref.WeakKeyDictionary[keras.Operation, int]
         self._stage_of = weakref.WeakKeyDictionary()
         self._tracing: Tracing | None = None
-        self._known: weakref.WeakKeyDictionary[keras.Model, Stages] = weakref.WeakKeyDictionary()
         self.stages: Stages | None = None
 
     @property
@@ -105,7 +110,7 @@ class PipelineOfProcess(Strategy):
     def place(self, model: Any) -> None:
         if not model.built:
             return
-        self.stages = found = self._cut(model)
+        self.stages = found = self.cutting.stages_of(model)
         for operation, stage in zip(found.operations, found.numbers, strict=True):
             self._stage_of[operation] = stage
         homes = self._homes()
@@ -114,22 +119,9 @@ class PipelineOfProcess(Strategy):
                 if keras.backend.is_float_dtype(weight.dtype):  # seeds and counters are the host's
                     move(weight, homes[id(weight)])
 
-    def _cut(self, model: keras.Model) -> Stages:
-        """Returns the stages of a model, the same as long as it has the same layers."""
-        calls.check_steps(model)
-        operations = calls.of_model(model)
-        known = self._known.get(model)
-        if known is not None and [*map(id, known.operations)] == [*map(id, operations)]:
-            return known
-        seconds = self._measured(model, operations) if self.balance == "time" else None
-        self._known[model] = found = into_stages(model, len(self.devices), self.cut_at, seconds)
-        if self.plot_stages is not None:
-            timeline.draw(found, self.micro_batches, self.order, Path(self.plot_stages))
-        return found
-
-    def _measured(self, model: keras.Model, operations: Sequence[Any]) -> list[float]:
-        """Returns the seconds that each operation takes."""
-        return timing.seconds(model, operations, self.devices[0], _HOST)
+    def agreed(self, seconds: list[float]) -> list[float]:
+        """Returns the measurements by which models are cut."""
+        return seconds
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.place(model)
@@ -196,25 +188,3 @@ class PipelineOfProcess(Strategy):
             for device, own in zip(self.devices, weights, strict=False)
             for weight in own
         }
-
-
-def _names(cut_at: str | Sequence[str] | None) -> list[str]:
-    names = cut_at.split(",") if isinstance(cut_at, str) else list(cut_at or ())
-    return [name.strip() for name in names]
-
-
-def _num_stages(stages: int | None, cut_at: Sequence[str], micro_batches: int) -> int | None:
-    """Returns how many stages are asked for, if any number is.
-
-    Raises:
-        ConfigurationError: Numbers that are none, or do not go together.
-    """
-    for name, value, least in (("stages", stages, 2), ("micro_batches", micro_batches, 1)):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ConfigurationError(f"{name}={value!r}: expected a number from {least}.")
-    if cut_at and stages not in (None, len(cut_at) + 1):
-        raise ConfigurationError(
-            f"cut_at={','.join(cut_at)} makes {len(cut_at) + 1} stages, but stages={stages}: leave "
-            "stages out."
-        )
-    return len(cut_at) + 1 if cut_at else stages

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-
 from tfdist.strategies.collectives import host_values
 from tfdist.strategies.collectives.fusion import by_device, by_dtype, fused
 from tfdist.strategies.horovod import Horovod, own_gpus, started
@@ -38,15 +36,15 @@ class PipelineOverProcesses(Horovod, PipelineOfProcess):
         PipelineOfProcess.__init__(self, devices, *args, **options)
         self.start()
         if not self.is_chief:
-            self.plot_stages = None
+            self.cutting.plot_stages = None
 
     def start(self) -> None:
         super().start()
         host_values.check_as_many(self, self.micro_batches, "micro-batches", "micro_batches")
 
-    def _measured(self, model: keras.Model, operations: Sequence[Any]) -> list[float]:
+    def agreed(self, seconds: list[float]) -> list[float]:
         """Those of rank 0: all processes have to cut alike."""
-        return self.gather(super()._measured(model, operations))[0].tolist()
+        return self.gather(seconds)[0].tolist()
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         return PipelineOfProcess.all_reduce(self, tensors, op)

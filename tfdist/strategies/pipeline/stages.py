@@ -14,6 +14,18 @@ from tfdist.strategies.pipeline import calls
 from tfdist.strategies.pipeline.cut import cut, places
 
 
+class Costs(NamedTuple):
+    """What was found out about the calls of a model.
+
+    Attributes:
+        of: `"time"`: in seconds; `"memory"`: in bytes.
+        by_stage: Of each call, were it in that stage.
+    """
+
+    of: str
+    by_stage: list[list[float]]
+
+
 class Stages(NamedTuple):
     """A model cut into stages.
 
@@ -21,13 +33,13 @@ class Stages(NamedTuple):
         operations: Of each call of a forward pass, in order.
         numbers: The stage of each, from 0.
         num_stages: How many there are.
-        seconds: That each call takes, where that was measured.
+        costs: Of the calls, where they were measured.
     """
 
     operations: list[keras.Operation]
     numbers: list[int]
     num_stages: int
-    seconds: list[float] | None = None
+    costs: Costs | None = None
 
     def weights(self) -> list[list[keras.Variable]]:
         """Returns the variables of each stage, each once."""
@@ -42,12 +54,20 @@ class Stages(NamedTuple):
 
     def shares(self) -> list[float] | None:
         """Returns the share of each stage in the time of one device, where that was measured."""
-        if self.seconds is None:
+        taken = self._sums("time")
+        return taken and [own / sum(taken) for own in taken]
+
+    def num_bytes(self) -> list[float] | None:
+        """Returns what each stage holds at most, where that was found out."""
+        return self._sums("memory")
+
+    def _sums(self, of: str) -> list[float] | None:
+        if self.costs is None or self.costs.of != of:
             return None
         by_stage = [0.0] * self.num_stages
-        for number, taken in zip(self.numbers, self.seconds, strict=True):
-            by_stage[number] += taken
-        return [taken / sum(by_stage) for taken in by_stage]
+        for call, number in enumerate(self.numbers):
+            by_stage[number] += self.costs.by_stage[number][call]
+        return by_stage
 
     def ends(self) -> list[tuple[str, str]]:
         """Returns the names of the first and of the last operation of each stage."""
@@ -61,7 +81,7 @@ def into_stages(
     model: keras.Model,
     num_stages: int,
     cut_at: Sequence[str] = (),
-    seconds: list[float] | None = None,
+    costs: Costs | None = None,
 ) -> Stages:
     """Cuts a model.
 
@@ -69,7 +89,7 @@ def into_stages(
         model: Built.
         num_stages: Into how many.
         cut_at: Names of the layers behind which to cut; none: where it is balanced best.
-        seconds: That each call takes, to balance; None: the numbers of their weights.
+        costs: Of the calls, to balance; None: the numbers of their weights.
 
     Raises:
         UnsupportedModelError: There are too few places to cut, or a layer would be in two stages.
@@ -88,9 +108,9 @@ def into_stages(
             )
     else:
         _check_room(operations, num_stages, allowed, shared)
-        where = cut(seconds or _sizes(operations), num_stages, allowed)
+        where = cut(costs.by_stage if costs else [_sizes(operations)] * num_stages, allowed)
     numbers = [bisect.bisect_right(where, place) for place in range(len(operations))]
-    return Stages(operations, numbers, num_stages, seconds)
+    return Stages(operations, numbers, num_stages, costs)
 
 
 def _sizes(operations: Sequence[keras.Operation]) -> list[float]:

@@ -16,6 +16,7 @@ def Pipeline(  # noqa: N802 - which class it is follows from how the program was
     order: str = "gpipe",
     cut_at: str | Sequence[str] | None = None,
     balance: str = "parameters",
+    balance_rows: int = 8,
     plot_stages: str | None = None,
 ) -> PipelineOfProcess:
     """Returns a strategy of a model in stages, each on a device of its own.
@@ -30,8 +31,10 @@ def Pipeline(  # noqa: N802 - which class it is follows from how the program was
         order: `"gpipe"` or `"1f1b"`, as in `order`.
         cut_at: Names of the layers behind which to cut, or a text of them with commas between;
             None: where the stages are balanced best.
-        balance: What the stages have the same of, as far as can be: `"parameters"`, or `"time"`
-            of each layer as it is measured on the first device.
+        balance: What the stages have the same of, as far as can be: `"parameters"`; `"time"` of
+            each layer as it is measured on the first device; `"memory"`: weights, what the
+            optimizer keeps about them, their gradients, and what is kept of micro-batches.
+        balance_rows: Of a micro-batch, for `"memory"`.
         plot_stages: A file to draw the stages and their timeline into; None: none.
 
     Raises:
@@ -41,5 +44,5 @@ def Pipeline(  # noqa: N802 - which class it is follows from how the program was
     """
     several = cluster.started_together() is not None
     return (PipelineOverProcesses if several else PipelineOfProcess)(
-        devices, stages, micro_batches, order, cut_at, balance, plot_stages
+        devices, stages, micro_batches, order, cut_at, balance, balance_rows, plot_stages
     )

@@ -38,12 +38,14 @@ def _by_stage(stages: Stages | None, devices: Sequence[str]) -> dict[str, str]:
         return {"stages": f"{len(devices)}, cut when the shapes of the data are known"}
     sizes = stages.num_parameters()
     total, shares = max(sum(sizes), 1), stages.shares()
-    times = [f", {share:.0%} of the time" for share in shares] if shares else [""] * len(sizes)
+    costs = [f", {share:.0%} of the time" for share in shares] if shares else [""] * len(sizes)
+    if (held := stages.num_bytes()) is not None:
+        costs = [f", {num_bytes / 1e6:,.1f} MB" for num_bytes in held]
     return {
         f"stage {number}": (
-            f"{first} .. {last}: {size:,} parameters ({size / total:.0%}){taken}, on {device}"
+            f"{first} .. {last}: {size:,} parameters ({size / total:.0%}){cost}, on {device}"
         )
-        for number, ((first, last), size, taken, device) in enumerate(
-            zip(stages.ends(), sizes, times, devices, strict=True)
+        for number, ((first, last), size, cost, device) in enumerate(
+            zip(stages.ends(), sizes, costs, devices, strict=True)
         )
     }

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import ConfigurationError
+from tfdist.strategies.pipeline.inputs import rows_like
 from tfdist.upstream.keras_graph import operations_called_through
 from tfdist.upstream.keras_model import move
 
@@ -53,7 +53,7 @@ def seconds(
         found.append(taken)
         return outputs
 
-    inputs = keras.tree.map_structure(_rows_like, model.inputs)
+    inputs = [rows_like(spec, _ROWS, "time") for spec in model.inputs]
     with keras.StatelessScope(), operations_called_through(measured):
         model(inputs if len(inputs) > 1 else inputs[0], training=True)
     return found
@@ -80,16 +80,3 @@ def _measure(call: Callable[..., Any], operation: Any, args: Any, kwargs: Any) -
 
 def _has_gradient(leaf: Any) -> bool:
     return isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
-
-
-def _rows_like(spec: keras.KerasTensor) -> tf.Tensor:
-    shape = [_ROWS, *spec.shape[1:]]
-    if None in shape:
-        raise ConfigurationError(
-            f"balance='time' measures layers on inputs of the model's shapes, but {spec.name!r} is "
-            f"{tuple(spec.shape)}: give its Input all sizes, or use balance='parameters'."
-        )
-    if spec.dtype == "string":
-        return tf.fill(shape, "")
-    values = keras.random.normal(shape, seed=0) if "float" in spec.dtype else tf.zeros(shape)
-    return tf.cast(values, spec.dtype)
