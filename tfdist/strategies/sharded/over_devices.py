@@ -32,10 +32,10 @@ class ShardedOverDevices(Parts, Towers):
 
     def __init__(
         self,
-        devices: int | str | Sequence[str] | None = None,
-        shard: str = "parameters",
-        smallest: int = 1024,
-        offload: str = "none",
+        devices: int | str | Sequence[str] | None,
+        shard: str,
+        smallest: int,
+        offload: str,
     ) -> None:
         super().__init__(devices)
         self.parameter_device = self.devices[0]

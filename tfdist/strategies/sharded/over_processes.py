@@ -48,10 +48,10 @@ class ShardedOverProcesses(Parts, Horovod):
 
     def __init__(
         self,
-        devices: int | str | Sequence[str] | None = None,
-        shard: str = "parameters",
-        smallest: int = 1024,
-        offload: str = "none",
+        devices: int | str | Sequence[str] | None,
+        shard: str,
+        smallest: int,
+        offload: str,
     ) -> None:
         # Before any exchange: those of `Horovod.__init__`, too, let rank 0 finish first.
         self._leading = leading.of_process(started())
