@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.console import sizes
 from tfdist.plan import __main__ as plan
-from tfdist.plan.memory import liveness
+from tfdist.plan.memory import liveness, transfers
 from tfdist.plan.memory.allocator import Allocator
+from tfdist.plan.memory.check import GOAL
 from tfdist.plan.memory.devices import Planner
 from tfdist.plan.memory.liveness import Operation
 from tfdist.plan.memory.trace import trace
@@ -56,6 +58,22 @@ def test_tensors_live_until_they_are_read_for_the_last_time() -> None:
     assert held.num_bytes == 4 * size + 256
 
 
+def test_devices_hold_copies_of_what_they_read_of_others() -> None:
+    size = 256 * KB
+    operations = {
+        "weight": Operation("ReadVariableOp", [], [], [size], elsewhere=True, device="a"),
+        "x": Operation("Conv2D", [("weight", 0)], [], [size], device="a"),
+        "y": Operation("MatMul", [("x", 0), ("weight", 0)], [], [4], device="b"),
+        "z": Operation("MatMul", [("x", 0), ("y", 0)], [], [4], device="b"),
+    }
+    moved = transfers.with_transfers(operations)
+    found = liveness.peaks(moved, liveness.order(moved), {"a": [size], "b": []})
+    assert found["a"].num_bytes == 2 * size
+    assert found["b"].num_bytes == 2 * size + 256  # copies of x and weight, and y
+    one = transfers.on_one(operations)
+    assert liveness.peak(one, liveness.order(one), [size]).num_bytes == 2 * size + 2 * 256
+
+
 @pytest.fixture(scope="module")
 def planner() -> Planner:
     traced = trace(Network("mlp", (512,), 8, settings={"units": (1024, 1024)}))
@@ -94,8 +112,32 @@ def test_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("strategy", "devices"),
+    [
+        ("pipeline", ["stage 1", "stage 2"]),
+        pytest.param("channel_split", ["device 1", "device 2"], marks=pytest.mark.long),
+        pytest.param("sharded", ["device 1", "device 2"], marks=pytest.mark.long),
+    ],
+)
+def test_command_lays_a_model_over_devices(
+    strategy: str, devices: list[str], tmp_path: Path
+) -> None:
+    table = tmp_path / "memory.csv"
+    line = "memory --model mlp --input 64 --classes 10 --batch 30 --devices 2 --set units=[512]"
+    line += f" --strategy {strategy} --shard parameters --micro-batches 2 --card 2GB"
+    assert plan.main([*line.split(), "--table", str(table)]) == 0
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["device"] for row in rows] == devices
+    alone = 4 * (64 * 512 + 512 + 512 * 10 + 10)
+    assert sum(sizes.num_bytes(row["weights"]) for row in rows) == pytest.approx(alone, rel=0.02)
+    assert int(rows[0]["largest batch"]) > 30
+
+
+@pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("memory --strategy pipeline", "--strategy pipeline: lays a model over several devices"),
         ("memory --model lstm", "lstm"),
         ("memory --card many", "'many': expected a size like 24GB"),
         ("memory --table a.txt", "a.txt: expected a name that ends with .md or .csv"),
@@ -113,3 +155,16 @@ def test_plan_beside_a_real_step(tmp_path: Path) -> None:
     assert plan.main(["memory-check", "--smoke", "--results", str(results)]) == 0
     _, row = csv.reader(results.read_text().splitlines())
     assert 0.5 < float(row[-1]) < 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("strategy", "model"), [("pipeline", "mlp"), ("channel_split", "mlp"), ("sharded", "vit")]
+)
+def test_plan_over_devices_beside_real_steps(strategy: str, model: str, tmp_path: Path) -> None:
+    results = tmp_path / "all.csv"
+    line = f"memory-check --models {model} --optimizers adam --precisions float32 --results"
+    assert plan.main([*line.split(), str(results), "--strategies", strategy]) == 0
+    _, *rows = csv.reader(results.read_text().splitlines())
+    assert rows
+    assert all(abs(float(row[-1]) - 1) <= GOAL for row in rows), rows

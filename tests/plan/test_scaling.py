@@ -29,6 +29,8 @@ PROFILE = Profile(seconds=0.1, gradient_bytes=1e8)
         ("hierarchical", 4, 4, 1, 2 * (0.03 + 1e-5)),
         ("central_storage", 4, 4, 1, 2 * (0.04 + 1e-5)),
         ("central_storage", 8, 4, 1, None),
+        ("sharded", 4, 1, 1, 0.15 + 6e-4),
+        ("sharded_optimizer", 4, 1, 1, 0.225 + 9e-4),
     ],
 )
 def test_exchange_by_hand(
@@ -47,6 +49,8 @@ def test_step_hides_what_overlaps_and_sends_less() -> None:
     assert hidden == pytest.approx((0.15, 2 / 3, 0.1))
     small = step("ring", PROFILE, 2, wires, compression=2)
     assert small == pytest.approx((0.15, 2 / 3, 0.05))
+    whole = step("sharded", PROFILE, 2, wires, compression=2)  # float32 crosses
+    assert whole == after
     slow = step("ring", PROFILE._replace(exchange_seconds=0.02, exchange_rate=5e8), 2, wires)
     assert slow == pytest.approx((0.32, 0.3125, 0.22))
     assert step("ring", PROFILE, 1, wires) == (0.1, 1.0, 0.0)
@@ -72,6 +76,8 @@ def test_command_writes_table_and_chart(tmp_path: Path, capsys: pytest.CaptureFi
         (["--workers", "0..4"], "--workers 0..4: expected 1..256"),
         (["--latency", "20"], "'20': expected a time like 20us"),
         (["--bandwidth", "25"], "'25': expected the rate of a link"),
+        (["--strategy", "pipeline"], "--strategy pipeline: not planned over workers, for between"),
+        (["--strategy", "rign"], "Did you mean ring?"),
         (["--profile", "none.json"], "--profile none.json: expected a file like that of"),
     ],
 )

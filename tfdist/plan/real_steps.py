@@ -45,6 +45,8 @@ def pool(
 ) -> WorkerPool:
     """Returns processes that answer `(network, batch, strategy, devices, num_steps)` by a `Sample`.
 
+    Options of the strategy may follow.
+
     Args:
         num_workers: Processes that train together.
         via: What starts several.
@@ -56,11 +58,12 @@ def pool(
     )  # fmt: skip
 
 
-def prepare() -> Callable[[Network, int, str, int, int], Sample]:
+def prepare() -> Callable[..., Sample]:
     """In a process: returns what trains and looks at the clock."""
     import keras
     import tensorflow as tf
 
+    from tfdist import strategies
     from tfdist.run import profile
     from tfdist.trainer import Trainer
 
@@ -73,11 +76,18 @@ def prepare() -> Callable[[Network, int, str, int, int], Sample]:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.ends.append(time.perf_counter())
 
-    def sample(network: Network, batch: int, strategy: str, devices: int, num_steps: int) -> Sample:
+    def sample(
+        network: Network,
+        batch: int,
+        strategy: str,
+        devices: int,
+        num_steps: int,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Sample:
+        made = strategies.create(strategy, devices, **options)
         trainer = Trainer(
-            network.build, strategy=strategy, devices=devices, precision=network.precision,
-            steps_per_call=1,
-        )  # fmt: skip
+            network.build, strategy=made, precision=network.precision, steps_per_call=1
+        )
         data, clock = tf.data.Dataset.from_tensors(network.batch(batch)).repeat(), Clock()
         # Two steps that compile and make the optimizer's variables, then those that count.
         trainer.fit(data, steps_per_epoch=num_steps + 2, verbose=0, callbacks=[clock])

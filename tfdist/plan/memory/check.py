@@ -11,6 +11,7 @@ import numpy as np
 
 from tfdist.console import table_files, tables
 from tfdist.plan import real_steps
+from tfdist.plan.memory import over_flags
 from tfdist.plan.network import Network
 
 #: After the two that make what later ones hold.
@@ -29,15 +30,19 @@ NETWORKS = {
     "autoencoder": (Network("autoencoder", (32, 32, 1)), 256),
     "gpt": (Network("gpt", (128,), 1000, settings={"size": "mini"}), 16),
 }
-_HEADER = ["network", "optimizer", "precision", "batch", "planned MB", "measured MB", "ratio"]
-_KEYS = 3
+_HEADER = [
+    "network", "optimizer", "precision", "strategy", "batch", "planned MB", "measured MB", "ratio",
+]  # fmt: skip
+_KEYS = 4
+#: Of the strategies that lay a model over several.
+_NUM_DEVICES = 2
 
 
-def run(cases: Sequence[tuple[str, str, str]], results: str | None, page: str | None) -> None:
+def run(cases: Sequence[tuple[str, str, str, str]], results: str | None, page: str | None) -> None:
     """Plans and measures cases, and prints all of them.
 
     Args:
-        cases: Network, optimizer and precision of each.
+        cases: Network, optimizer, precision and strategy of each; of `sharded X` X is divided.
         results: A CSV file to which each is added as it is measured; None: none.
         page: A Markdown file for the table; None: none.
     """
@@ -57,18 +62,34 @@ def run(cases: Sequence[tuple[str, str, str]], results: str | None, page: str | 
         table_files.write(Path(page), _HEADER, rows.values())
 
 
-def _row(name: str, optimizer: str, precision: str) -> list[str]:
-    from tfdist.plan.memory.devices import Planner
-    from tfdist.plan.memory.trace import trace
-
+def _row(name: str, optimizer: str, precision: str, strategy: str) -> list[str]:
     network, batch = NETWORKS[name]
     network = dataclasses.replace(network, optimizer=optimizer, precision=precision)
-    planned = Planner(trace(network), 1).on("one_device", batch)[0].total
+    planned = _planned(network, batch, strategy)
+    chosen = over_flags.chosen([strategy.partition(" ")[0]]).get(strategy)
     with real_steps.pool() as pool:  # its own: a peak is that of a process
-        (sample,) = pool.ask(network, batch, "one_device", 1, _NUM_STEPS)
+        if chosen is None:
+            (sample,) = pool.ask(network, batch, strategy, 1, _NUM_STEPS)
+        else:
+            (sample,) = pool.ask(
+                network, batch, chosen.strategy, _NUM_DEVICES, _NUM_STEPS, chosen.options
+            )
     real = sample.peak_bytes
     numbers = (f"{planned / 1e6:.1f}", f"{real / 1e6:.1f}", f"{planned / real:.2f}")
-    return [name, optimizer, precision, str(batch), *numbers]
+    return [name, optimizer, precision, strategy, str(batch), *numbers]
+
+
+def _planned(network: Network, batch: int, strategy: str) -> int:
+    """Bytes of a step: of all devices together, which have one memory where they are measured."""
+    from tfdist.plan.memory.devices import Planner
+    from tfdist.plan.memory.over_devices import OverDevices
+    from tfdist.plan.memory.trace import trace
+
+    chosen = over_flags.chosen([strategy.partition(" ")[0]]).get(strategy)
+    if chosen is None:
+        return Planner(trace(network), 1).on(strategy, batch)[0].total
+    over = OverDevices(network, chosen.strategy, _NUM_DEVICES, chosen.options)
+    return over.together(batch)
 
 
 def _read(path: str | None) -> dict[tuple[str, ...], list[str]]:

@@ -8,6 +8,7 @@ from jsonargparse import ArgumentParser
 
 from tfdist.console import table_files
 from tfdist.plan import flags
+from tfdist.plan.memory import over_flags
 from tfdist.plan.memory.check import NETWORKS
 
 DESCRIPTION = "planned memory beside that of real training steps on this machine"
@@ -28,6 +29,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="which",
     )  # fmt: skip
     parser.add_argument(
+        "--strategies", nargs="+", choices=["one_device", *over_flags.OVER],
+        default=["one_device"], help="which, over two devices",
+    )  # fmt: skip
+    parser.add_argument(
         "--results", metavar="FILE.csv",
         help="keeps what is measured at once; what it holds already is not measured again",
     )  # fmt: skip
@@ -39,6 +44,7 @@ def run(
     models: Sequence[str],
     optimizers: Sequence[str],
     precisions: Sequence[str],
+    strategies: Sequence[str],
     results: str | None,
     table: str | None,
     smoke: bool,
@@ -51,8 +57,16 @@ def run(
     """
     table_files.check(results, ".csv")
     table_files.check(table, ".md")
-    from tfdist.plan.memory import check
+    over = over_flags.chosen(strategies)
+
+    from tfdist.plan.memory import check, over_devices
 
     if smoke:
         models, optimizers, precisions = ["mlp"], ["sgd"], ["float32"]
-    check.run([(m, o, p) for m in models for p in precisions for o in optimizers], results, table)
+    if over:
+        over_devices.make_devices(2)
+    ways = [name for name in strategies if name == "one_device"] + list(over)
+    check.run(
+        [(m, o, p, s) for m in models for p in precisions for o in optimizers for s in ways],
+        results, table,
+    )  # fmt: skip

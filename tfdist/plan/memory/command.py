@@ -9,12 +9,14 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.console import sizes, table_files
+from tfdist.errors import ConfigurationError
 from tfdist.plan import flags
+from tfdist.plan.memory import over_flags
 
 DESCRIPTION = "what a training step holds on each device, and the largest batch that fits a card"
 
-#: Those that give each device a share of the batch.
-STRATEGIES = [
+#: Those whose replicas each compute what one device does, for a share of the batch.
+REPLICAS = [
     "one_device", "mirrored", "multi_worker", "horovod", "central_storage", "towers",
     "parameter_server",
 ]  # fmt: skip
@@ -33,7 +35,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--servers", type=PositiveInt, default=1, metavar="N", help="parameter servers"
     )
-    parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, help="which; left out: all")
+    parser.add_argument(
+        "--strategy", nargs="+", choices=["all", *REPLICAS, *over_flags.OVER],
+        help="which; left out: those whose replicas are like one device",
+    )  # fmt: skip
+    over_flags.add_arguments(parser)
     parser.add_argument(
         "--card", metavar="SIZE", help="memory of a device, 24GB or 80GiB, to fill with a batch"
     )
@@ -48,6 +54,9 @@ def run(
     devices: int,
     servers: int,
     strategy: Sequence[str] | None,
+    micro_batches: int,
+    order: str,
+    shard: Sequence[str],
     card: str | None,
     reserve: str,
     table: str | None,
@@ -62,11 +71,27 @@ def run(
     room = None if card is None else sizes.num_bytes(card) - sizes.num_bytes(reserve)
     chosen = flags.network(**network)
 
-    from tfdist.plan.memory import report
+    names = list(strategy or [name for name in REPLICAS if devices > 1 or name == "one_device"])
+    if "all" in names:
+        names = [*REPLICAS, *over_flags.OVER]
+    over = over_flags.chosen(names, micro_batches, order, shard)
+    if over and devices < 2:
+        raise ConfigurationError(
+            f"--strategy {next(iter(over.values())).strategy}: lays a model over several devices, "
+            "but --devices is 1: give two or more."
+        )
+
+    from tfdist.plan.memory import over_devices, report
     from tfdist.plan.memory.devices import Planner
     from tfdist.plan.memory.trace import trace
 
+    if over:
+        over_devices.make_devices(devices)
     traced = trace(chosen)
-    planner = Planner(traced, devices, servers)
-    names = strategy or [name for name in STRATEGIES if devices > 1 or name == "one_device"]
-    report.show(planner, names, batch, room, table)
+    laid = {
+        name: over_devices.OverDevices(chosen, one.strategy, devices, one.options)
+        for name, one in over.items()
+    }
+    planner = Planner(traced, devices, servers, laid)
+    rows = [name for name in names if name in REPLICAS] + list(over)
+    report.show(planner, rows, batch, room, table)

@@ -7,34 +7,15 @@ to it, or takes from it, is said here, by what holds which variables and where g
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from tfdist.plan.memory import liveness
+from tfdist.plan.memory.held import Held
+from tfdist.plan.memory.over_devices import OverDevices
 from tfdist.plan.memory.trace import Traced
 
-
-class Held(NamedTuple):
-    """What one device holds at its fullest, in bytes.
-
-    Attributes:
-        role: Which device this is.
-        weights: Variables of the model, or a copy of them.
-        gradients: Of all trainable variables, once for each copy that is held.
-        optimizer: What it keeps for each of them.
-        activations: All else: tensors of the forward and backward pass, room of the allocator's
-            that is given away with them, less what gradients they were already freed for.
-    """
-
-    role: str
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.gradients + self.optimizer + self.activations
+_NONE: Mapping[str, OverDevices] = MappingProxyType({})
 
 
 class Planner:
@@ -44,11 +25,18 @@ class Planner:
         traced: The step.
         num_devices: Replicas over all workers.
         num_servers: Parameter servers.
+        over: What answers for strategies whose step is another one, by their names.
     """
 
-    def __init__(self, traced: Traced, num_devices: int, num_servers: int = 1) -> None:
+    def __init__(
+        self,
+        traced: Traced,
+        num_devices: int,
+        num_servers: int = 1,
+        over: Mapping[str, OverDevices] = _NONE,
+    ) -> None:
         self._traced, self._num_devices, self._num_servers = traced, num_devices, num_servers
-        self._order = traced.order()
+        self._over, self._order = over, traced.rows.order()
         self._weights, self._gradients = sum(traced.weights), sum(traced.trainable)
         self._optimizer = sum(traced.optimizer)
         self._peaks: dict[tuple[int, bool], int] = {}
@@ -59,6 +47,8 @@ class Planner:
 
     def on(self, strategy: str, batch: int) -> list[Held]:
         """Returns what each kind of device holds for a global batch; replicas come first."""
+        if strategy in self._over:
+            return self._over[strategy].on(batch)
         if strategy == "one_device":
             return [self._whole("the device", self._peak(batch, True))]
         share = self.share(batch)
@@ -78,6 +68,8 @@ class Planner:
     def largest(self, strategy: str, room: int) -> int:
         """Returns the largest global batch whose replicas find room, in bytes, on their devices."""
         each = 1 if strategy == "one_device" else self._num_devices
+        if strategy in self._over:
+            each = self._over[strategy].unit
         low, high = 0, 1
         while self._fits(strategy, high * each, room):
             low, high = high, 2 * high
@@ -95,7 +87,7 @@ class Planner:
         """The peak of a step; of one that changes nothing, without the optimizer's variables."""
         if (num_rows, whole) not in self._peaks:
             held = self._traced.weights + (self._traced.optimizer if whole else [])
-            operations = self._traced.operations(num_rows)
+            operations = self._traced.rows.operations(num_rows)
             names = self._order if whole else self._before_update(self._order)
             self._peaks[num_rows, whole] = liveness.peak(operations, names, held).num_bytes
         return self._peaks[num_rows, whole]

@@ -25,9 +25,11 @@ class Operation(NamedTuple):
         kind: Its type, like `Conv2D`.
         inputs: What it reads.
         after: Names of operations that it waits for without reading anything of theirs.
-        sizes: Bytes of each of its outputs; 0 for what is held elsewhere, as a variable is.
+        sizes: Bytes of each of its outputs.
         shares: Whether its outputs are its first input, seen otherwise (`Reshape`).
         overwrites: Whether it may write over an input of the same size.
+        elsewhere: Whether what it makes is held anyway, as a variable is.
+        device: Where it is computed; empty: there is one.
     """
 
     kind: str
@@ -36,6 +38,8 @@ class Operation(NamedTuple):
     sizes: Sequence[int]
     shares: bool = False
     overwrites: bool = False
+    elsewhere: bool = False
+    device: str = ""
 
 
 class Peak(NamedTuple):
@@ -53,22 +57,40 @@ class Peak(NamedTuple):
 def peak(
     operations: Mapping[str, Operation], in_order: Iterable[str], held: Iterable[int] = ()
 ) -> Peak:
-    """Returns the moment at which the tensors of a graph take most memory.
+    """Returns the moment at which the tensors of a graph on one device take most memory.
 
     Args:
         operations: By name. What an operation reads of one that is not among them takes nothing.
         in_order: Their names, as `order` returns them.
         held: Sizes of what is there all the time.
     """
-    allocator = Allocator()
-    for size in held:
-        allocator.allocate(size)
-    buffers = _Buffers(operations, allocator)
-    most = Peak(allocator.in_use, "")
+    found = peaks(operations, in_order, {"": held})
+    return found[""]
+
+
+def peaks(
+    operations: Mapping[str, Operation],
+    in_order: Iterable[str],
+    held: Mapping[str, Iterable[int]],
+) -> dict[str, Peak]:
+    """Returns the moment at which each device holds most.
+
+    Args:
+        operations: As of `peak`; one reads what is on its own device alone (`transfers`).
+        in_order: As there.
+        held: Of every device that there is: sizes of what is there all the time.
+    """
+    allocators = {device: Allocator() for device in held}
+    for device, sizes in held.items():
+        for size in sizes:
+            allocators[device].allocate(size)
+    buffers = _Buffers(operations, allocators)
+    most = {device: Peak(one.in_use, "") for device, one in allocators.items()}
     for name in in_order:
         buffers.compute(name)
-        if allocator.in_use > most.num_bytes:
-            most = Peak(allocator.in_use, name)
+        device = operations[name].device
+        if allocators[device].in_use > most[device].num_bytes:
+            most[device] = Peak(allocators[device].in_use, name)
         buffers.finish(name)
     return most
 
@@ -99,8 +121,10 @@ def order(operations: Mapping[str, Operation]) -> list[str]:
 class _Buffers:
     """The memory behind the outputs that are still to be read."""
 
-    def __init__(self, operations: Mapping[str, Operation], allocator: Allocator) -> None:
-        self._operations, self._allocator = operations, allocator
+    def __init__(
+        self, operations: Mapping[str, Operation], allocators: Mapping[str, Allocator]
+    ) -> None:
+        self._operations, self._allocators = operations, allocators
         self._pieces: dict[Output, Piece] = {}  # by the output for which they were asked
         self._sizes: dict[Output, int] = {}  # that were asked
         self._buffer: dict[Output, Output] = {}  # whose piece an output is in
@@ -113,6 +137,8 @@ class _Buffers:
     def compute(self, name: str) -> None:
         """Makes the outputs of an operation, whose inputs are still there."""
         operation = self._operations[name]
+        if operation.elsewhere:
+            return
         written: set[Output] = set()
         for number, size in enumerate(operation.sizes):
             output = (name, number)
@@ -122,7 +148,8 @@ class _Buffers:
                 written.add(found)
                 self._put(output, found)
             elif size:
-                self._pieces[output], self._sizes[output] = self._allocator.allocate(size), size
+                allocator = self._allocators[operation.device]
+                self._pieces[output], self._sizes[output] = allocator.allocate(size), size
                 self._put(output, output)
 
     def finish(self, name: str) -> None:
@@ -157,4 +184,6 @@ class _Buffers:
             return
         self._users[buffer] -= 1
         if self._users[buffer] == 0:
-            self._allocator.free(self._pieces.pop(buffer))
+            # Who reads it is where it is, so that this is whose piece it is.
+            device = self._operations[buffer[0]].device
+            self._allocators[device].free(self._pieces.pop(buffer))

@@ -18,36 +18,34 @@ from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.feed import Feed
 from tfdist.loops.step_options import StepOptions
 from tfdist.model_setup import create
-from tfdist.plan.memory import graph, liveness
+from tfdist.plan.memory import graph, liveness, transfers
 from tfdist.plan.memory.liveness import Operation
 from tfdist.plan.network import Network
 from tfdist.strategies.base import Strategy
 from tfdist.upstream.keras_optimizers import optimizers_of
+from tfdist.upstream.patching import replaced
 
 #: Rows of the batches that are traced; more than one, which broadcasts.
 _FEW, _MORE = 2, 4
 
 
-class Traced(NamedTuple):
-    """A step on one device.
+class Rows(NamedTuple):
+    """The operations of a step, for batches of any size.
 
     Attributes:
-        weights: Bytes of each variable of the model.
-        trainable: Bytes of each of those that have a gradient.
-        optimizer: Bytes of each variable that the optimizer keeps.
-        few: The operations on `_FEW` rows.
-        more: The operations on `_MORE` rows, in the same order.
+        few: Operations of a small batch.
+        more: Those of a larger one, in the same order.
+        traced: How many rows the two have.
     """
 
-    weights: list[int]
-    trainable: list[int]
-    optimizer: list[int]
     few: dict[str, Operation]
     more: dict[str, Operation]
+    traced: tuple[int, int] = (_FEW, _MORE)
 
     def operations(self, num_rows: int) -> dict[str, Operation]:
         """Returns the operations on a batch of so many rows."""
-        steps = (num_rows - _FEW) / (_MORE - _FEW)
+        few_rows, more_rows = self.traced
+        steps = (num_rows - few_rows) / (more_rows - few_rows)
         found = {}
         for (name, few), more in zip(self.few.items(), self.more.values(), strict=True):
             pairs = zip(few.sizes, more.sizes, strict=True)
@@ -60,48 +58,74 @@ class Traced(NamedTuple):
         return liveness.order(self.few)
 
 
-class _Listening(Strategy):
-    """One device that keeps what it compiles."""
+class Traced(NamedTuple):
+    """A step on one device.
 
-    compiled: Any
+    Attributes:
+        weights: Bytes of each variable of the model.
+        trainable: Bytes of each of those that have a gradient.
+        optimizer: Bytes of each variable that the optimizer keeps.
+        rows: Its operations.
+    """
 
-    def compile(self, *arguments: Any, **options: Any) -> Any:
-        self.compiled = super().compile(*arguments, **options)
-        return self.compiled
+    weights: list[int]
+    trainable: list[int]
+    optimizer: list[int]
+    rows: Rows
 
 
 def trace(network: Network) -> Traced:
-    """Traces the step that `Trainer.fit` makes.
+    """Traces the step that `Trainer.fit` makes on one device.
 
     Raises:
         UnsupportedModelError: Batches of two sizes make different graphs.
     """
-    weights, trainable, optimizer, few = _once(network, _FEW)
-    *_, more = _once(network, _MORE)
+    model, few = once(network, _FEW, Strategy(1))
+    _, more = once(network, _MORE, Strategy(1))
+    check_alike(network, few, more)
+    kept = [variable for one in optimizers_of(model) for variable in one.variables]
+    return Traced(
+        _sizes(model.variables),
+        _sizes(model.trainable_variables),
+        _sizes(kept),
+        Rows(transfers.on_one(few), transfers.on_one(more)),
+    )
+
+
+def once(
+    network: Network, num_rows: int, strategy: Strategy
+) -> tuple[keras.Model, dict[str, Operation]]:
+    """Returns the model in the strategy's scope, and the operations of its step on some rows."""
+    model = create.create(network.build, strategy, network.precision)
+    data = tf.data.Dataset.from_tensors(network.batch(num_rows)).repeat()
+    feed = Feed(strategy, data, training=True, steps_per_epoch=1)
+    compiled: list[Any] = []
+    plain = strategy.compile
+
+    def compile_and_keep(*arguments: Any, **options: Any) -> Any:
+        compiled.append(plain(*arguments, **options))
+        return compiled[-1]
+
+    with replaced(strategy, "compile", compile_and_keep):
+        CompiledFunctions(model, strategy, StepOptions(precision=network.precision)).train(feed)
+    batches = iter(strategy.distribute(data))
+    graph_of = compiled[-1].get_concrete_function(batches, tf.constant(1)).graph
+    homes = graph.homes_in_loop(graph_of)
+    return model, graph.operations(graph.body_of_loop(graph_of), homes)
+
+
+def check_alike(network: Network, few: dict[str, Operation], more: dict[str, Operation]) -> None:
+    """Checks that two graphs have the same operations.
+
+    Raises:
+        UnsupportedModelError: They have not.
+    """
     kinds = [[operation.kind for operation in found.values()] for found in (few, more)]
     if kinds[0] != kinds[1]:
         raise UnsupportedModelError(
             f"{network.model}: its graph is another one for another batch, so that its memory "
             "cannot be planned; measure it with real steps."
         )
-    return Traced(weights, trainable, optimizer, few, more)
-
-
-def _once(network: Network, num_rows: int) -> Any:
-    """Bytes of the variables, and the operations of a step on some rows."""
-    strategy = _Listening(1)
-    model = create.create(network.build, strategy, network.precision)
-    data = tf.data.Dataset.from_tensors(network.batch(num_rows)).repeat()
-    feed = Feed(strategy, data, training=True, steps_per_epoch=1)
-    options = StepOptions(precision=network.precision)
-    CompiledFunctions(model, strategy, options).train(feed)
-    concrete = strategy.compiled.get_concrete_function(
-        iter(strategy.distribute(data)), tf.constant(1)
-    )
-    operations = graph.operations(graph.body_of_loop(concrete.graph))
-    kept = [variable for one in optimizers_of(model) for variable in one.variables]
-    groups = (model.variables, model.trainable_variables, kept)
-    return *(_sizes(group) for group in groups), operations
 
 
 def _sizes(variables: list[keras.Variable]) -> list[int]:

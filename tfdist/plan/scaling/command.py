@@ -9,9 +9,21 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import ClosedUnitInterval, PositiveFloat, PositiveInt
 
 from tfdist.console import durations, sizes, table_files
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.plan import flags
 from tfdist.plan.scaling.exchange import EXCHANGES, PAYLOAD, Link, Wires
+
+#: What strategies of the training command exchange by.
+_BY = {"multi_worker": "ring", "horovod": "ring", "towers": "central_storage"}
+#: Strategies that no exchange of gradients over workers limits.
+_NOT_PLANNED = {
+    "one_device": "it exchanges nothing",
+    "mirrored": "it has the devices of one process: give ring, and --per-host",
+    "pipeline": "between stages cross activations, and the bubble limits: "
+    "python -m tfdist.bench pipeline measures it",
+    "channel_split": "each layer exchanges activations, as its split wants: python -m tfdist.bench "
+    "strategies measures it",
+}
 
 DESCRIPTION = "step time and efficiency over the number of workers, by how gradients cross"
 
@@ -38,11 +50,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--servers", type=PositiveInt, default=1, metavar="N", help="parameter servers"
     )
     parser.add_argument(
-        "--strategy", nargs="+", choices=["all", *EXCHANGES], default=["all"], help="which"
-    )
+        "--strategy", nargs="+", default=["all"], metavar="NAME",
+        help=f"all, or of {', '.join([*EXCHANGES, *_BY])}",
+    )  # fmt: skip
     parser.add_argument(
         "--overlap", type=ClosedUnitInterval, default=0.0, metavar="X",
-        help="part of the backward pass that hides an exchange; tfdist's comes after it",
+        help="part of the backward pass that hides an exchange, as buckets do: --bucket-mb",
     )  # fmt: skip
     parser.add_argument(
         "--compression", type=PositiveFloat, default=1.0, metavar="X",
@@ -85,7 +98,7 @@ def run(
     table_files.check(table, ".md", ".csv")
     table_files.check(chart, ".png")
     table_files.check(save_profile, ".json")
-    numbers = _numbers(workers)
+    numbers, names = _numbers(workers), _exchanges(strategy)
     outer = Link(PAYLOAD * sizes.bytes_per_second(bandwidth), durations.short_seconds(latency))
     inner = Link(sizes.bytes_per_second(inner_bandwidth), durations.short_seconds(inner_latency))
     wires = Wires(outer, inner, per_host, servers)
@@ -96,8 +109,29 @@ def run(
     one = profiles.read(profile) if profile else profiles.measure(chosen, batch)
     if save_profile:
         profiles.write(one, save_profile)
-    names = list(EXCHANGES) if "all" in strategy else list(strategy)
     report.Report(one, wires, overlap, compression, batch).conclude(names, numbers, table, chart)
+
+
+def _exchanges(strategies: Sequence[str]) -> list[str]:
+    """The names of exchanges, each once.
+
+    Raises:
+        ConfigurationError: A strategy whose step is not planned, or none.
+    """
+    if "all" in strategies:
+        return list(EXCHANGES)
+    for name in strategies:
+        if name in _NOT_PLANNED:
+            raise ConfigurationError(
+                f"--strategy {name}: not planned over workers, for {_NOT_PLANNED[name]}."
+            )
+        if name not in EXCHANGES and name not in _BY:
+            known = [*EXCHANGES, *_BY]
+            raise ConfigurationError(
+                f"--strategy {name}: expected all, or of {', '.join(known)}."
+                f"{did_you_mean(name, known)}"
+            )
+    return list(dict.fromkeys(_BY.get(name, name) for name in strategies))
 
 
 def _numbers(text: str) -> list[int]:

@@ -69,6 +69,16 @@ def hierarchical(num_bytes: float, num_workers: int, wires: Wires) -> float:
     return within + (ring(num_bytes, hosts, wires._replace(per_host=1)) if hosts > 1 else 0.0)
 
 
+def sharded(num_bytes: float, num_workers: int, wires: Wires) -> float:
+    """Sums scattered and weights joined, each half of a ring (Rajbhandari et al. 2020, 7.2)."""
+    return ring(num_bytes, num_workers, wires)
+
+
+def sharded_optimizer(num_bytes: float, num_workers: int, wires: Wires) -> float:
+    """Sums that all have whole, by a ring, and weights joined by half of one more."""
+    return 1.5 * ring(num_bytes, num_workers, wires)
+
+
 def central_storage(num_bytes: float, num_workers: int, wires: Wires) -> float | None:
     """All gradients to one device of the host, and the weights from there; None: several hosts."""
     if num_workers > wires.per_host:
@@ -82,7 +92,11 @@ EXCHANGES: dict[str, Callable[[float, int, Wires], float | None]] = {
     "ring": ring,
     "hierarchical": hierarchical,
     "central_storage": central_storage,
+    "sharded": sharded,
+    "sharded_optimizer": sharded_optimizer,
 }
+#: Those that send float32, whatever gradients are computed in.
+_AS_THEY_ARE = ("sharded", "sharded_optimizer")
 
 
 class Step(NamedTuple):
@@ -135,7 +149,7 @@ def step(
         num_workers: From 1 on.
         wires: That join them.
         overlap: The part of the backward pass behind which an exchange hides; 0: it comes after it.
-        compression: By which gradients are smaller on their way.
+        compression: By which gradients are smaller on their way; not of what is sharded.
     """
     if num_workers == 1:
         return Step(profile.seconds, 1.0, 0.0)
@@ -145,7 +159,8 @@ def step(
             for link in (wires.outer, wires.inner)
         )
         wires = wires._replace(outer=outer, inner=inner)
-    crossing = EXCHANGES[strategy](profile.gradient_bytes / compression, num_workers, wires)
+    sent = profile.gradient_bytes / (1.0 if strategy in _AS_THEY_ARE else compression)
+    crossing = EXCHANGES[strategy](sent, num_workers, wires)
     if crossing is None:
         return None
     exchange = crossing + profile.exchange_seconds
