@@ -1,4 +1,7 @@
-"""Which notebooks `make test` runs; `make long` runs all."""
+"""Which notebooks `make test` runs as notebooks; `make long` runs all.
+
+The cells of most run in `tests/test_notebooks.py` without a kernel, which is quicker.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-#: Beginnings of their names. The others show in part what these do, or take long.
-QUICK = ("01", "02", "06", "10")
+#: Beginnings of their names.
+QUICK = ("01", "06")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -1,17 +1,29 @@
-"""What a reader may rely on in every notebook; nbmake runs them."""
+"""What a reader may rely on in every notebook, and that its cells run.
+
+They run here one after the other, in this process and in their smaller form: TensorFlow is there,
+which is most of what a small notebook takes. As notebooks, in kernels, nbmake runs them:
+`notebooks/conftest.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 
 from tests.support import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+#: Run in kernels by `make test`; or of processes of its own, of which a kernel is the smaller part.
+IN_KERNELS = ("01", "06", "07")
 
 
 def code_of(path: Path) -> list[str]:
@@ -50,3 +62,19 @@ def test_names_are_public(path: Path) -> None:
     )
     assert modules
     assert all(f":: {module}" in api for module in modules)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in NOTEBOOKS if not path.name.startswith(IN_KERNELS)],
+    ids=lambda path: path.stem,
+)
+def test_cells_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    matplotlib.use("agg")
+    names: dict[str, Any] = {"__name__": path.stem}
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), f"{path.name}, cell {number}", "exec"), names)
+            names |= cell["metadata"].get("nbmake", {}).get("mock", {})  # as nbmake does
+    plt.close("all")
