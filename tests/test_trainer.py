@@ -201,7 +201,11 @@ def test_first_fit_says_what_is_not_exact(capsys: pytest.CaptureFixture[str]) ->
     described.describe()
     for silent in (described, mirrored(build)):
         silent.fit(**FIT | {"verbose": 2})
-    assert "not exact" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "not exact" not in said
+    assert "stays as it was" not in said
+    mirrored(build()).fit(**FIT | {"verbose": 2})
+    assert "the model that was handed over stays as it was" in capsys.readouterr().out
 
 
 def test_averaged_weights_are_in_the_model_after_fit() -> None:

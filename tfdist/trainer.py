@@ -59,7 +59,7 @@ class Trainer:
 
     Args:
         build_model: Returns a compiled `keras.Model`; called in the strategy's scope. Or a
-            compiled model, which is rebuilt there with its weights.
+            compiled model, which is rebuilt there with its weights, and itself stays as it was.
         strategy: A name out of `strategies.STRATEGIES`, or a `Strategy`.
         devices: Of this process; None: all; a number (logical CPU devices on a host without
             GPUs); or a list of names.
@@ -124,7 +124,8 @@ class Trainer:
         functions = CompiledFunctions(self.model, strategy, options)
         self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
         self._training = Training(self._outer)
-        self._not_exact = NotExact(self.model, strategy, accumulate, sync_batch_norm)
+        is_rebuilt = isinstance(build_model, keras.Model)
+        self._not_exact = NotExact(self.model, strategy, accumulate, sync_batch_norm, is_rebuilt)
         self.stats = self._training.throughput
 
     @_together

@@ -1,4 +1,4 @@
-"""What of a training is not to the numbers of one device, and the line that says so."""
+"""What of a training is not what one may expect of it, and the lines that say so."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ class NotExact:
         strategy: Of its replicas.
         accumulate: Rounds of a training step.
         sync_batch_norm: Whether BatchNorm takes global moments.
+        is_rebuilt: Whether the model was made of another one, which its user may go on with.
     """
 
     def __init__(
-        self, model: keras.Model, strategy: Strategy, accumulate: int, sync_batch_norm: bool
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        accumulate: int,
+        sync_batch_norm: bool,
+        is_rebuilt: bool = False,
     ) -> None:
+        self._is_rebuilt = is_rebuilt
         self._model, self._strategy = model, strategy
         self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
         self._told = False
@@ -42,6 +49,8 @@ class NotExact:
         if self._told or not self._strategy.is_chief:
             return
         self._told = True
+        if self._is_rebuilt:
+            tables.text("trainer.model is trained: the model that was handed over stays as it was")
         if not feed.whole_batches and (text := self._text()):
             tables.text(f"not exact: {text}")
 
