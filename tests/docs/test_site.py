@@ -13,6 +13,7 @@ import pytest
 import pipelines
 import tfdist
 from tests.support import ROOT
+from tfdist.strategies import STRATEGIES
 
 FOLDERS = ("docs", "notebooks", "pipelines", "tests", "tfdist")
 PAGES = sorted(
@@ -46,6 +47,13 @@ def test_api_page_has_every_public_module_and_name() -> None:
     assert not wanted - described
     # All of __all__ come with the module.
     assert pipelines.__name__ in described
+
+
+def test_api_page_has_every_strategy() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    paths = {declared.path.replace(":", ".") for declared in STRATEGIES.values()}
+    base = {"tfdist.strategies.base.Strategy"}  # as tfdist.strategies.Strategy
+    assert not [path for path in paths - base if f":: {path}\n" not in page]
 
 
 @pytest.mark.parametrize("folder", ["tfdist/callbacks", "pipelines/maps"])

@@ -8,9 +8,9 @@ from jsonargparse.typing import PositiveInt
 from tfdist.bench import outputs
 from tfdist.plan.network import Network
 
-DESCRIPTION = "a U-Net on one device, and on two by data parallelism and by layers"
+DESCRIPTION = "a U-Net on one device, and on two by data, by layers and by channels"
 
-_STRATEGIES = ("one_device", "mirrored", "pipeline")
+_STRATEGIES = ("one_device", "mirrored", "pipeline", "channel_split")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
