@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,12 +12,24 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.conformance.layouts import AnsweringPool, Layout
 from tests.support.training import FIT, X, assert_close, build
 from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.precision import LossScale
 from tfdist.strategies import create
 from tfdist.trainer import Trainer
 
 LONG = pytest.mark.long
+#: With all else that computes a batch in another way.
+WITH_MORE: dict[str, Any] = {
+    "precision": "mixed_float16", "loss_scale": LossScale.fixed(64.0), "accumulate": 2
+}  # fmt: skip
+#: So that two processes have a row for each of their micro-batches, and all layers are cut.
+OPTIONS: dict[str, dict[str, int]] = {
+    "pipeline": {"micro_batches": 3},
+    "channel_split": {"smallest": 1},
+    "sharded": {"smallest": 1},
+}
 RANDOM = np.random.default_rng(0)
 IDS = RANDOM.integers(1, 9, (15, 6)).astype("int32")
 IDS[::3, 2:] = 0
@@ -27,7 +40,9 @@ class Block(layers.Layer):
 
     def __init__(self, units: int, **options: Any) -> None:
         super().__init__(**options)
-        self.up = layers.Dense(2 * units, "gelu", activity_regularizer="l2")
+        # Keras adds no penalty of float16 to a loss of float32.
+        penalty = "l2" if self.compute_dtype == "float32" else None
+        self.up = layers.Dense(2 * units, "gelu", activity_regularizer=penalty)
         self.drop = layers.Dropout(0.3, seed=5)
         self.norm = layers.BatchNormalization(momentum=0.5)
         self.down = layers.Dense(units)
@@ -46,7 +61,9 @@ def blocks(mode: str | None = None) -> keras.Model:
     keras.utils.set_random_seed(1)
     with keras.RematScope(mode=mode):
         stack = [Block(4, name="first"), layers.Dropout(0.2, seed=2), Block(4, name="second")]
-        model = keras.Sequential([keras.Input((4,)), *stack, layers.Dense(1, "sigmoid")])
+        model = keras.Sequential(
+            [keras.Input((4,)), *stack, layers.Dense(1, "sigmoid", dtype="float32")]
+        )
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=1.0), "binary_crossentropy")
     return model
 
@@ -58,18 +75,26 @@ def text() -> keras.Model:
     hidden = layers.Embedding(9, 8, mask_zero=True)(inputs)
     hidden = hidden + layers.MultiHeadAttention(2, 4, dropout=0.2, seed=7)(hidden, hidden)
     hidden = layers.LSTM(8, return_sequences=True)(hidden)
-    model = keras.Model(inputs, layers.Dense(9, activation="softmax")(hidden))
+    model = keras.Model(inputs, layers.Dense(9, activation="softmax", dtype="float32")(hidden))
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
     return model
 
 
 def trained(
-    make: Any, strategy: str = "one_device", recompute: str = "none", **options: Any
+    make: Any,
+    strategy: str = "one_device",
+    recompute: str = "none",
+    devices: int = 2,
+    **options: Any,
 ) -> Any:
-    """Returns the trained model, its history and its evaluation."""
-    devices = None if strategy == "one_device" else 2
-    own = {"smallest": 1} if strategy in ("sharded", "channel_split") else {}
-    trainer = Trainer(make, create(strategy, devices, **own), recompute=recompute, **options)
+    """Returns the weights of the trained model, its history and its evaluation."""
+    num_devices = None if strategy == "one_device" else devices
+    trainer = Trainer(
+        make,
+        create(strategy, num_devices, **OPTIONS.get(strategy, {})),
+        recompute=recompute,
+        **options,
+    )
     rows = {"x": IDS, "y": IDS} if make is text else {"x": X, "y": np.float32(FIT["y"] > 0)}
     rows["y"] = rows["y"] if make is text else rows["y"][:, :1]
     fit = {"batch_size": 7, "shuffle": False, "verbose": 0}
@@ -95,6 +120,55 @@ kept = functools.cache(trained)
 )  # fmt: skip
 def test_equals_what_is_kept(strategy: str, make: Any) -> None:
     assert_close(trained(make, strategy, "all"), kept(make, strategy))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "make"),
+    [
+        ("one_device", blocks),
+        ("mirrored", blocks),
+        *(pytest.param(strategy, blocks, marks=LONG) for strategy in OPTIONS),
+        *(pytest.param(strategy, text, marks=LONG) for strategy in OPTIONS),
+    ],
+)
+def test_with_rounds_half_precision_and_a_scaled_loss(strategy: str, make: Any) -> None:
+    again, whole = (trained(make, strategy, which, **WITH_MORE) for which in ("all", "none"))
+    assert_close(again, whole)
+    losses = again[1]["loss"]
+    assert losses[1] < 0.999 * losses[0]  # no step was skipped
+
+
+@LONG
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout("horovod", 2),
+        Layout("multi_worker", 2),
+        Layout("sharded", 2),
+        Layout("pipeline", 2, num_devices=2),
+        Layout("channel_split", 2, num_devices=2),
+    ],
+    ids=str,
+)
+def test_over_processes(layout: Layout) -> None:
+    if layout.needs_horovod:
+        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
+    with AnsweringPool(layout, in_a_worker, layout.strategy, layout.num_devices) as pool:
+        for make, options in (("blocks", WITH_MORE), ("text", {})):
+            answers = [pool.ask(make, which, options) for which in ("all", "none")]
+            for again, whole in zip(*answers, strict=True):
+                assert not again.error + whole.error
+                assert_close(again.value, whole.value)
+
+
+def in_a_worker(strategy: str, devices: int) -> Callable[..., Any]:
+    """Returns what trains a model of this module, by its name."""
+
+    def answer(make: str, recompute: str, options: dict[str, Any]) -> Any:
+        return trained(globals()[make], strategy, recompute, devices, **options)
+
+    return answer
 
 
 def test_a_scope_in_build_model_is_heeded() -> None:
