@@ -90,8 +90,9 @@ def kinds(folder: Path) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]]:
 
 def go_through(feed: Feed, position: int = 0) -> Iterator[tuple[int, list[int]]]:
     """Yields the steps of all epochs made so far, and the rows of the last, from one step on."""
-    for epoch in range(position // 10, EPOCHS):
-        step = position % 10 if epoch == position // 10 else 0
+    first = max(position - 1, 0) // 10  # after an epoch's last step it still goes on
+    for epoch in range(first, EPOCHS):
+        step = position - 10 * epoch if epoch == first else 0
         iterator = feed.begin_epoch(step)
         while step < 10:
             (share,) = Strategy().unpack(next(iterator)).shares
