@@ -58,10 +58,19 @@ class Horovod(SeveralWorkers):
                 "strategy 'multi_worker'."
             )
         self.cross_as(compression, bucket_mb)
-        self._hvd = started()
-        self.num_workers, self.rank = self._hvd.size(), self._hvd.rank()
+        self.enter()
         super().__init__(_device(self._hvd.local_rank()) if devices is None else devices)
         self.start()
+
+    def enter(self) -> None:
+        """Starts Horovod, and takes from it which of how many processes this one is."""
+        self._hvd = started()
+        self.num_workers, self.rank = self._hvd.size(), self._hvd.rank()
+
+    def enter_with_devices(self) -> None:
+        """Does so for a process of several devices: it has its part of the host's GPUs."""
+        self.enter()
+        own_gpus(self._hvd.local_rank(), self._hvd.local_size())
 
     def silent(self) -> list[int]:
         return _silent()

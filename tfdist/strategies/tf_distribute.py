@@ -48,10 +48,15 @@ class TFDistribute(Strategy):
     def take_over(self, variables: Sequence[keras.Variable]) -> None:
         copies.make_equal(variables, [device for device in self._copies if device])
 
+    @property
+    def _is_handed_out(self) -> bool:
+        """Whether TensorFlow copies shares to their devices ahead; one replica has no shares."""
+        return self._prefetch and self.num_replicas > 1
+
     def distribute(
         self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
     ) -> Any:
-        if not self._prefetch or self.num_replicas == 1:
+        if not self._is_handed_out:
             return super().distribute(dataset, own_rows, whole)
 
         def one_by_one(element: shares.Element) -> tf.data.Dataset:
@@ -69,7 +74,7 @@ class TFDistribute(Strategy):
         )
 
     def unpack(self, element: Any) -> shares.Element:
-        if not self._prefetch or self.num_replicas == 1:
+        if not self._is_handed_out:
             return super().unpack(element)
         by_replica = self.local_results(element)
         rows, checksum, _ = by_replica[0]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.strategies.channel_split.of_process import ChannelSplitOfProcess
 from tfdist.strategies.channel_split.rules import Rules
 from tfdist.strategies.collectives.fusion import by_device
-from tfdist.strategies.horovod import Horovod, own_gpus, started
+from tfdist.strategies.horovod import Horovod
 
 
 class ChannelSplitOverProcesses(Horovod, ChannelSplitOfProcess):
@@ -38,9 +38,7 @@ class ChannelSplitOverProcesses(Horovod, ChannelSplitOfProcess):
         layout: Rules | None,
         smallest: int,
     ) -> None:
-        self._hvd = hvd = started()
-        self.num_workers, self.rank = hvd.size(), hvd.rank()
-        own_gpus(hvd.local_rank(), hvd.local_size())
+        self.enter_with_devices()
         ChannelSplitOfProcess.__init__(self, devices, layout, smallest)
         self.start()
 

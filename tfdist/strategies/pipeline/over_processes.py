@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist.strategies.collectives import host_values
 from tfdist.strategies.collectives.fusion import by_device, by_dtype, fused
-from tfdist.strategies.horovod import Horovod, own_gpus, started
+from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.pipeline.of_process import PipelineOfProcess
 
 
@@ -30,9 +30,7 @@ class PipelineOverProcesses(Horovod, PipelineOfProcess):
     def __init__(
         self, devices: int | str | Sequence[str] | None = None, *args: Any, **options: Any
     ) -> None:
-        self._hvd = hvd = started()
-        self.num_workers, self.rank = hvd.size(), hvd.rank()
-        own_gpus(hvd.local_rank(), hvd.local_size())
+        self.enter_with_devices()
         PipelineOfProcess.__init__(self, devices, *args, **options)
         self.start()
         if not self.is_chief:
