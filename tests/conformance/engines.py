@@ -179,6 +179,11 @@ def tfdist(case: Case, strategy: str, num_replicas: int) -> Result:
         accumulate=case.accumulate,
         sync_batch_norm=case.sync_batch_norm,
     )
+    return by_trainer(case, trainer)
+
+
+def by_trainer(case: Case, trainer: Any) -> Result:
+    """What a Trainer makes of a case."""
     history = trainer.fit(**feeds.fit_arguments(case))
     for own in ("loss_scale", "skipped_steps"):  # logged besides what Keras logs
         history.history.pop(own, None)

@@ -36,13 +36,13 @@ class Contribution(NamedTuple):
             values.
         state: What the forward pass moved: seeds, statistics, counters.
         metrics: What it moved in the metrics.
-        indices: Of the rows that all shares look up alike, by the places of the gradients.
+        indices: Of the rows that all shares look up alike, by place, in pieces as the gradients.
     """
 
     gradients: dict[int, Any]
     state: Changes
     metrics: Changes
-    indices: dict[int, tf.Tensor] = {}  # noqa: RUF012 - nobody changes it
+    indices: dict[int, Any] = {}  # noqa: RUF012 - nobody changes it
 
     def summable(self) -> Contribution:
         """Returns what is to be summed: all but what is the same on every share."""
@@ -85,10 +85,9 @@ class Contribution(NamedTuple):
         for i, rows in self.indices.items():
             shapes = shapes_of_pieces(self.gradients[i], trainable[i])
             slices[i] = each_piece(
-                lambda values, shape, rows=rows: tf.IndexedSlices(
-                    values, rows, tf.constant([*shape])
-                ),
+                lambda values, rows, shape: tf.IndexedSlices(values, rows, tf.constant([*shape])),
                 self.gradients[i],
+                pieces(rows),
                 shapes,
             )
         return self.gradients | slices
@@ -138,7 +137,7 @@ def forward_backward(
         slices = pieces(gradient)
         if isinstance(slices[0], tf.IndexedSlices) and state.aggregations.lookups.are_alike(i):
             connected[i] = each_piece(lambda own: own.values, gradient)
-            indices[i] = slices[0].indices
+            indices[i] = each_piece(lambda own: own.indices, gradient)
     return Contribution(connected, *state.changes(scope, replica), indices)
 
 

@@ -76,7 +76,7 @@ def _in_rounds(fn: Callable[[Any], tuple[Any, Any]], num_rounds: int) -> tuple[A
     def add(number: tf.Tensor, sums: Any, _: Any) -> tuple[tf.Tensor, Any, Any]:
         # TensorFlow returns plain tuples, whatever they were.
         more, same = tf.nest.pack_sequence_as(like, tf.nest.flatten(traced(number)))
-        sums = tf.nest.map_structure(lambda *terms: local_sum(terms), sums, more)
+        sums = tf.nest.map_structure(_plus, sums, more)
         return number + 1, sums, same
 
     begin = tf.constant(0), *tf.nest.map_structure(_none_yet, like)
@@ -93,10 +93,18 @@ def _microbatch(own: Share, number: Any, num_rounds: int) -> Share:
     return share(own.rows, rows * number // num_rounds, rows * (number + 1) // num_rounds)
 
 
+def _plus(total: Any, more: Any) -> Any:
+    """Adds what a round returns to the sum of those before it."""
+    if isinstance(more, tf.IndexedSlices) or more.shape.is_fully_defined():
+        return local_sum([total, more])
+    missing = tf.shape(more) - tf.shape(total)  # before the first round
+    return more + tf.pad(total, tf.stack([tf.zeros_like(missing), missing], 1))
+
+
 def _none_yet(value: Any) -> Any:
-    """Zeros in the form of what a round returns, or slices of no row."""
+    """Zeros in the form of what a round returns, as few as may be, or slices of no row."""
     if not isinstance(value, tf.IndexedSlices):
-        return tf.zeros(_shape(value), value.dtype)
+        return tf.zeros([size or 0 for size in value.shape], value.dtype)
     values = tf.zeros([0, *value.values.shape[1:]], value.dtype)
     return tf.IndexedSlices(values, tf.zeros([0], value.indices.dtype), tf.constant([*value.shape]))
 

@@ -20,6 +20,7 @@ from keras import activations
 from tfdist.strategies.channel_split.division import AlongAxis
 from tfdist.strategies.channel_split.following import ELEMENTWISE
 from tfdist.strategies.channel_split.split import Split
+from tfdist.strategies.channel_split.vocabulary import looked_up
 from tfdist.upstream.keras_layers import out_of_heads
 from tfdist.upstream.keras_model import mask_of, set_mask, value_in_scope
 from tfdist.upstream.keras_variables import part
@@ -48,11 +49,12 @@ class Calls:
             splits: How they are split.
             following: Others that make parts of parts.
         """
-        ways = {
+        ways: dict[str, Callable[..., Any]] = {
             "column": self._side_by_side,
             "channels": self._side_by_side,
             "row": self._rows,
             "heads": self._heads,
+            "vocabulary": self._vocabulary,
         }
         with ExitStack() as stack:
             for split in splits:
@@ -125,6 +127,15 @@ class Calls:
         if not isinstance(made[0], tuple):
             return total
         return total, tf.concat([scores for _, scores in made], -3)
+
+    def _vocabulary(self, split: Split, call: Callable[..., Any], ids: Any) -> tf.Tensor:
+        """Some of the rows of a table on each device."""
+        del call  # which would look for all ids in one part
+        parts = []
+        for number in range(len(self._devices)):
+            with self._on(number):
+                parts.append(tf.convert_to_tensor(split.layer.embeddings))
+        return looked_up(split.layer, parts, ids)
 
     def _follow(self, call: Callable[..., Any], x: Any, **options: Any) -> Any:
         """What a layer without weights makes of parts."""

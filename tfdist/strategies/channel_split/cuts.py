@@ -76,7 +76,8 @@ def _affine(layer: Any, num_devices: int) -> list[Split]:
         outputs=AlongAxis(channels, outputs),
     )
     if isinstance(layer, layers.Embedding):
-        return [column]
+        rows = AlongAxis(0, sizes(kernel.shape[0], num_devices))
+        return [column, Split(layer, "vocabulary", [Cut(kernel, rows)])]
     inputs = sizes(kernel.shape[of_inputs], num_devices)
     cut = Cut(kernel, AlongAxis(of_inputs, inputs))
     return [column, Split(layer, "row", [cut], inputs=AlongAxis(channels, inputs))]

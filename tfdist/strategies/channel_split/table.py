@@ -11,7 +11,13 @@ from tfdist.strategies.channel_split.layout import Layout
 from tfdist.strategies.sharded.plan import num_bytes
 from tfdist.upstream.keras_model import flatten_layers
 
-_NAMES = {"column": "by column", "row": "by row", "channels": "by group", "heads": "by head"}
+_NAMES = {
+    "column": "by column",
+    "row": "by row",
+    "channels": "by group",
+    "heads": "by head",
+    "vocabulary": "by vocabulary",
+}
 
 
 def rows(model: keras.Model, layout: Layout, devices: Sequence[str]) -> dict[str, str]:

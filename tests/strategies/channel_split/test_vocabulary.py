@@ -1,0 +1,58 @@
+"""Tables cut by rows: to one device's numbers, whatever optimizers make of their gradients."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.conformance import engines, results
+from tests.conformance.cases import CASES
+from tests.strategies.channel_split.test_layout import kinds, planned
+from tfdist.strategies.channel_split.strategy import ChannelSplit
+from tfdist.strategies.channel_split.vocabulary import looked_up
+from tfdist.trainer import Trainer
+
+#: Ids of a batch's own, masked, clipped with others; positions, which all rounds look up alike.
+SHORT = ("positions-accumulate",)
+LONG = (
+    "embedding", "embedding-clipped", "embedding-adam", "positions", "masked-steps", "lstm",
+    "sgd", "adam", "nadam", "rmsprop", "adagrad", "ftrl", "lion", "adamax",
+    "adadelta", "schedulefreeadamw",
+)  # fmt: skip
+ROWS = {"embeddings$": ("model", None)}
+
+
+@pytest.mark.parametrize(
+    "name", [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
+)
+@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_equals_one_device(name: str, devices: int) -> None:
+    case = CASES[name]
+    trainer = Trainer(
+        case.build,
+        ChannelSplit(devices, layout=ROWS),
+        accumulate=case.accumulate,
+        sync_batch_norm=case.sync_batch_norm,
+    )
+    found = engines.by_trainer(case, trainer)
+    assert "by vocabulary" in trainer.describe()["split"]
+    assert not results.compare(found, engines.one_device(case), case)
+
+
+def test_a_table_of_fewer_columns_than_devices_is_cut_by_rows() -> None:
+    assert kinds(planned(keras.Input((5,)), layers.Embedding(7, 1))) == ["vocabulary"]
+    assert kinds(planned(keras.Input((5,)), layers.Embedding(7, 2))) == ["column"]
+
+
+def test_ids_count_from_the_end_and_have_to_be_in_the_table() -> None:
+    layer = layers.Embedding(7, 2)
+    layer.build()
+    parts = tf.split(layer.embeddings.value, [3, 2, 2])
+    ids = tf.constant([[0, -1, 2], [3, -7, 6]])
+    np.testing.assert_array_equal(looked_up(layer, parts, ids), layer(ids))
+    for wrong in (7, -8):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            looked_up(layer, parts, tf.constant([wrong]))
