@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.conformance import table
+from tests.conformance import standing, table
 from tests.conformance.asked import ASKED
 from tests.conformance.cases import CASES
 from tests.conformance.engines import STRATEGIES
@@ -34,7 +34,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--json", action="store_true", help="print JSON, with every difference")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this file")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="put the table into this file, where what is not asked stays",
+    )
     return parser.parse_args()
 
 
@@ -81,6 +86,7 @@ def main() -> int:
             )
         if own and arguments.write:
             text = arguments.write.read_text("utf-8")
+            own = standing.joined(text, name, ENGINES, own)
             written = table.replaced(text, name, table.markdown(own))
             arguments.write.write_text(written, "utf-8")
     ours = [v for question, v in verdicts.items() if question.engine not in (KERAS, KERAS_EVEN)]

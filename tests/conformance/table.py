@@ -23,7 +23,8 @@ def _columns(verdicts: Verdicts) -> list[str]:
     return list(dict.fromkeys(question.engine for question in verdicts))
 
 
-def _title(engine: str) -> str:
+def title(engine: str) -> str:
+    """The head of an engine's column."""
     titles = {
         KERAS: "plain Keras",
         KERAS_EVEN: "plain Keras, even batches",
@@ -57,16 +58,22 @@ def counts(verdicts: Verdicts) -> str:
     parts = []
     for engine in _columns(verdicts):
         tried = [row[engine].status for row in _cells(verdicts).values() if engine in row]
-        count = f"{_title(engine)}: {tried.count('exact')} of {len(tried) - tried.count('absent')}"
+        count = f"{title(engine)}: {tried.count('exact')} of {len(tried) - tried.count('absent')}"
         refused = tried.count("refused")
         parts.append(f"{count} and {refused} refused" if refused else count)
     return ", ".join(parts)
 
 
+def num_replicas(verdicts: Verdicts) -> str:
+    """With how many replicas was asked, where it was with several, as in `2 and 3`."""
+    numbers = sorted({q.num_replicas for q in verdicts if q.num_replicas > 1})
+    return " and ".join(map(str, numbers)) or "1"
+
+
 def terminal(verdicts: Verdicts) -> Table:
     """The table for people at a terminal."""
     engines = _columns(verdicts)
-    table = Table("case", "feature", *map(_title, engines), caption=counts(verdicts))
+    table = Table("case", "feature", *map(title, engines), caption=counts(verdicts))
     colours = {"exact": "green", "refused": "yellow", "wrong": "red", "hang": "magenta"}
     colours["crash"] = "magenta"
     for name, row in _cells(verdicts).items():
@@ -81,14 +88,12 @@ def terminal(verdicts: Verdicts) -> Table:
 def markdown(verdicts: Verdicts) -> str:
     """The table for a README."""
     engines = _columns(verdicts)
-    replicas = " and ".join(
-        str(n) for n in sorted({q.num_replicas for q in verdicts if q.num_replicas > 1})
-    )
     lines = [
-        f"{counts(verdicts)}; against plain Keras on one device, over {replicas or 1} replicas. "
+        f"{counts(verdicts)}; against plain Keras on one device, over {num_replicas(verdicts)} "
+        "replicas. "
         "In brackets the largest difference in a weight, loss, metric or count of steps.",
         "",
-        "| | " + " | ".join(map(_title, engines)) + " |",
+        "| | " + " | ".join(map(title, engines)) + " |",
         "|---" * (len(engines) + 1) + "|",
     ]
     for name, row in _cells(verdicts).items():

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tests.conformance import table
+from tests.conformance import standing, table
 from tests.conformance.verdicts import KERAS, Question, Verdict
 
 VERDICTS = {
@@ -41,6 +41,21 @@ def test_only_what_is_between_the_marks_is_replaced() -> None:
     assert table.replaced(text.format("old"), "name", "new") == text.format("new")
     with pytest.raises(ValueError, match="no place"):
         table.replaced(text, "another", "new")
+
+
+def test_what_is_not_asked_stays_as_it_stands() -> None:
+    text = "<!-- name:begin -->\n{}\n<!-- name:end -->\n"
+    asked = {q: v for q, v in VERDICTS.items() if q.num_replicas == 2}
+    some = {q: v for q, v in asked.items() if q.engine == "towers" and q.case != "auc"}
+    others = {q: v for q, v in asked.items() if q not in some}
+    engines = (KERAS, "towers")
+    first = table.replaced(text, "name", table.markdown(others))
+    both = standing.joined(first, "name", engines, some)
+    written, wanted = (table.markdown(verdicts).splitlines() for verdicts in (both, asked))
+    assert sorted(written) == sorted(wanted)
+    assert standing.joined(text.format(""), "name", engines, some) == some
+    with pytest.raises(ValueError, match="made over 2 replicas"):
+        standing.joined(first, "name", engines, VERDICTS)
 
 
 def test_records_are_json() -> None:
