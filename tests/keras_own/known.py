@@ -14,15 +14,10 @@ _SUMMARY = (
     "a summary that a layer writes itself is lost in the replicas of `towers`, whose threads have "
     "no writer; one device, which --strategy one_device asks, writes it"
 )
-_RAGGED = (
-    "its loss gives one number for a whole batch, which replicas would have to gather; ragged "
-    "tensors they do not"
-)
 
 #: By a part of the test's name and a part of its error: what a Trainer does otherwise.
 REASONS: list[tuple[str, str, str]] = [
     ("", "A global batch of 1 rows leaves some of 2 replicas without work", _ONE_ROW),
-    ("test_trainer_with_raggeds", "A loss over whole batches takes dense numbers", _RAGGED),
     ("test_swap_ema_weights_with_tf_distribute", "__array__", _OWN_SCOPE),
     ("test_custom_summary", "tag='custom_summary'", _SUMMARY),
 ]

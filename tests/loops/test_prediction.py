@@ -72,6 +72,26 @@ def test_predict_some_steps_of_endless_data(predictor: Trainer, predicted: Any) 
     assert_close(found, predicted)
 
 
+class Calls(keras.callbacks.Callback):
+    """Counts rows by the call; takes batches in any portion, as progress bars do."""
+
+    every_batch = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.rows.append(len(logs["vector"]))
+
+
+def test_predict_takes_many_batches_a_call(predicted: Any) -> None:
+    trainer, calls = Trainer(with_outputs, "mirrored", devices=3, steps_per_call=5), Calls()
+    found = trainer.predict(INPUTS, batch_size=2, verbose=0, callbacks=[calls])
+    assert_close(found, predicted)
+    assert calls.rows == [10, ROWS - 10]
+
+
 def test_predict_leaves_labels_aside() -> None:
     trainer = mirrored(functools.partial(build, metrics=["mae"]))  # compiled, and never trained
     assert_close(trainer.predict(dataset(), verbose=0), build().predict(X, verbose=0))

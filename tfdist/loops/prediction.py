@@ -10,7 +10,6 @@ import keras
 from tfdist.loops import epoch
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.feed import Feed
-from tfdist.loops.steps_per_call import StepsPerCall
 from tfdist.strategies.inner_loop import Logs, Made
 from tfdist.upstream import keras_data
 
@@ -27,20 +26,14 @@ def run(outer: OuterLoop, feed: Feed, callbacks: keras.callbacks.CallbackList) -
     outputs: list[Any] = []
 
     def some_batches(iterator: Iterator[Any], wanted: int) -> tuple[Made, Logs]:
-        made, first = Made(0, 0, 0.0), len(outputs)
-        while made.num_steps < wanted:
-            one, by_replica = predict(iterator)
-            if not one.num_steps:
-                break
-            outputs.extend(by_replica)
-            made = Made(*(a + b for a, b in zip(made, one, strict=True)))
-        return made, {"outputs": _end_to_end(outputs[first:])} if made.num_steps else {}
+        made, pieces = predict(iterator, wanted)
+        outputs.extend(pieces)
+        return made, {"outputs": _end_to_end(pieces)} if made.num_steps else {}
 
     callbacks.on_predict_begin()
     outer.model.stop_predicting = False
     observers = outer.observers("predict", callbacks, "a prediction")
-    in_groups = outer.model.compiled and outer.model.steps_per_execution > 1
-    per_call = StepsPerCall("auto" if in_groups else 1, outer.model, [])
+    per_call = outer.per_call("predict", callbacks)
     epoch.run(some_batches, feed, per_call, outer.strategy, observers)
     callbacks.on_predict_end()
     return keras_data.as_arrays(_end_to_end(outputs))

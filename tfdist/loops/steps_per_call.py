@@ -24,7 +24,7 @@ class StepsPerCall:
             batch, otherwise calls of about `TARGET_SECONDS`.
         model: Whose `steps_per_execution`, if above 1, counts as Keras means it.
         callbacks: Of this call.
-        loop: Whose batches they may want: `"train"` or `"test"`.
+        loop: Whose batches they may want: `"train"`, `"test"` or `"predict"`.
 
     Attributes:
         num_steps: Of the next call.

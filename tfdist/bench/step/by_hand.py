@@ -2,8 +2,8 @@
 
 The whole loop is in the graph. Sources: "Writing a training loop from scratch in TensorFlow"
 (keras.io) and "Custom training with tf.distribute.Strategy" (tensorflow.org); the optimizer is
-built beforehand, so that no variable is made inside the loop. Both functions return a function
-that makes a number of steps and returns their mean loss.
+built beforehand, so that no variable is made inside the loop. The functions of the trainings return
+a function that makes a number of steps and returns their mean loss.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 Loop = Callable[[Iterator[Any], int], float]
@@ -90,5 +91,43 @@ def mirrored(model: keras.Model, strategy: tf.distribute.Strategy, batch_size: i
         loss = float(train(iterator, tf.constant(num_steps)))
         float(accuracy.result())
         return loss
+
+    return run
+
+
+def evaluating(model: keras.Model) -> Loop:
+    """Returns the loop that evaluates on one device; it returns the mean loss."""
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    mean_loss = keras.metrics.Mean()
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    @tf.function
+    def evaluate(iterator: Iterator[Any], num_steps: tf.Tensor) -> None:
+        for _ in tf.range(num_steps):
+            x, y = next(iterator)
+            logits = model(x, training=False)
+            mean_loss.update_state(loss_of(y, logits))
+            accuracy.update_state(y, logits)
+
+    def run(iterator: Iterator[Any], num_steps: int) -> float:
+        mean_loss.reset_state()
+        accuracy.reset_state()
+        evaluate(iterator, tf.constant(num_steps))
+        float(accuracy.result())
+        return float(mean_loss.result())
+
+    return run
+
+
+def predicting(model: keras.Model) -> Loop:
+    """Returns the loop that predicts on one device; it returns the mean of the outputs."""
+
+    @tf.function
+    def outputs_of(x: tf.Tensor) -> tf.Tensor:
+        return model(x, training=False)
+
+    def run(iterator: Iterator[Any], num_steps: int) -> float:
+        batches = (next(iterator) for _ in range(num_steps))
+        return float(np.concatenate([outputs_of(x).numpy() for x, _ in batches]).mean())
 
     return run

@@ -27,6 +27,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="what to train; left out: all",
     )
     parser.add_argument(
+        "--what",
+        nargs="+",
+        choices=["fit", "evaluate", "predict"],
+        default=["fit"],
+        help="which of the trainer's methods",
+    )
+    parser.add_argument(
         "--replicas",
         nargs="+",
         type=PositiveInt,
@@ -56,6 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(
     models: Sequence[str],
+    what: Sequence[str],
     replicas: Sequence[int],
     rounds: int,
     steps: int | None,
@@ -80,8 +88,9 @@ def run(
         return
     load, results = OthersLoad(), []
     for case in cases:
-        results.append(measure.case(case, _SMOKE_ROUNDS if smoke else rounds))
-        report.show(results[-1])
+        for method in what:
+            results.append(measure.case(case, _SMOKE_ROUNDS if smoke else rounds, method))
+            report.show(results[-1])
     report.conclude(results, load.fraction(), json)
 
 

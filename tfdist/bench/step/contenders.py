@@ -108,7 +108,7 @@ def hand_written(case: Case) -> Measure:
     def measure() -> Sample:
         iterator = iter(data)
         loop(iterator, case.num_steps)
-        clock = _Clock()
+        clock = Clock()
         return clock.sample(case.num_steps, loop(iterator, case.num_steps))
 
     return measure
@@ -124,7 +124,7 @@ CONTENDERS: dict[str, Callable[[Case], Measure]] = {
 }
 
 
-class _Clock:
+class Clock:
     """Counts from when it is made: time, and what all threads of the process computed."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class _Timer(keras.callbacks.Callback):
     sample: Sample
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._clock = _Clock()
+        self._clock = Clock()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.sample = self._clock.sample(self.params["steps"], float(logs["loss"]))

@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.bench.interleave import ratio, spread, take_turns
+from tfdist.bench.step import inference
 from tfdist.bench.step.contenders import CONTENDERS, Case, Measure, Sample
 
 #: What a step of tfdist may take at most, as a ratio to a step of each other contender.
 _GOALS = {"by hand": 1.05, "Keras": 1.0, "Keras, in graph": 1.0}
 #: On the smallest model, where Keras's Python is most of the time.
 _MLP_GOALS = {"by hand": 1.05, "Keras": 1 / 3}
+#: In a call of `evaluate` or `predict`, which makes its iterator and ends with its result.
+_CALL_GOALS = {"by hand": 1.1, "Keras": 1.0, "Keras, in graph": 1.0}
 
 
-def case(case: Case, num_rounds: int) -> dict[str, Any]:
+def case(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     """Returns model, replicas and, for each contender, its times and tfdist's ratios to them.
 
     Args:
         case: What is trained.
         num_rounds: Measurements of each contender.
+        what: Which of the trainer's methods is measured: "fit", "evaluate" or "predict".
 
     Returns:
         Numbers, strings, lists and dicts, as they go into JSON. A contender that fails has nothing
@@ -27,7 +31,8 @@ def case(case: Case, num_rounds: int) -> dict[str, Any]:
     """
     ready: dict[str, Measure] = {}
     results: dict[str, dict[str, Any]] = {}
-    for name, prepare in CONTENDERS.items():
+    ways = CONTENDERS if what == "fit" else inference.contenders(case, what == "evaluate")
+    for name, prepare in ways.items():
         try:
             measure = prepare(case)
             # Compiles; all start from the same weights, so that the losses have to agree.
@@ -36,12 +41,13 @@ def case(case: Case, num_rounds: int) -> dict[str, Any]:
         except Exception as error:  # whatever a contender dies of, the others are measured
             results[name] = {"error": _in_short(error)}
     samples = take_turns(ready, num_rounds)
-    goals = _MLP_GOALS if case.model == "mlp" else _GOALS
+    goals = _CALL_GOALS if what != "fit" else _MLP_GOALS if case.model == "mlp" else _GOALS
     for name, own in samples.items():
         results[name] |= _times(own)
         if name != "tfdist" and "tfdist" in samples:
             results[name]["tfdist_ratio"] = _ratios(samples["tfdist"], own, goals.get(name))
     return {
+        "what": what,
         "model": case.model,
         "replicas": case.strategy.num_replicas,
         "batch_size": case.workload.batch_size,

@@ -24,7 +24,7 @@ def show(result: dict[str, Any]) -> None:
     tables.numbers(
         ("", "ms/step", "CPU ms/step", "tfdist takes", "goal"),
         [(name, *_cells(own)) for name, own in result["contenders"].items()],
-        title=f"{result['model']}, "
+        title=f"{result['what']} of {result['model']}, "
         + ("one device" if one else f"{result['replicas']} mirrored replicas")
         + f", batch {result['batch_size']}, {result['steps']} steps, {result['rounds']} rounds",
     )
