@@ -74,7 +74,7 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
         if not tf.executing_eagerly():
             graphs.append(tf.compat.v1.get_default_graph())
 
-        def take(made: Made, done_at: tf.Tensor, _: tf.Tensor) -> tuple[Made, Any, Any]:
+        def take(made: Made, last_done_at: tf.Tensor, _: tf.Tensor) -> tuple[Made, Any, Any]:
             batch, has_batch, ready_at = _next(iterator, end)
             if end is End.WITHOUT_ROWS:
                 batch = receive(batch)
@@ -86,13 +86,13 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
                     element = receive(batch.get_value() if end else batch)
                 done = step(element.num_rows, element.shares)
                 # Data that were ready before the last step was done kept nobody waiting.
-                waited = made.seconds_waited + tf.maximum(ready_at - done_at, 0)
+                waited = made.seconds_waited + tf.maximum(ready_at - last_done_at, 0)
                 with tf.control_dependencies(_leaves(done)):
-                    return _after(made, element, waited), clock.now()
+                    return _after(made, element, waited), clock.after(_leaves(done))
 
             if end is None:
                 return *make_step(), has_batch
-            return *tf.cond(has_batch, make_step, lambda: (made, done_at)), has_batch
+            return *tf.cond(has_batch, make_step, lambda: (made, last_done_at)), has_batch
 
         made, _, _ = tf.while_loop(
             lambda made, _, more: tf.logical_and(made.num_steps < num_steps, more),

@@ -1,0 +1,32 @@
+"""When a step is done: that the host reads a result of a device which runs ahead of the graph."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies import clock
+from tfdist.upstream.tensorflow_functions import graphs_run_by
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_end_of_a_step_waits_for_a_number_of_a_device_that_runs_ahead(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another CPU stands in for a GPU; counted in the graph as TensorFlow optimized it."""
+    monkeypatch.setattr(clock, "_runs_ahead", lambda device: ahead and device.endswith("CPU:1"))
+
+    @tf.function(autograph=False)
+    def timed(x: tf.Tensor) -> tf.Tensor:
+        with tf.device("CPU:1"):
+            done = tf.linalg.matmul(x, x)
+        return clock.after([done, None])
+
+    run = graphs_run_by(lambda: timed(tf.ones([3, 3])))
+    nodes = {node.name: node for one in run for part in one.partition_graphs for node in part.node}
+    (timestamp,) = (node for node in nodes.values() if node.op == "Timestamp")
+    assertions = [node for node in nodes.values() if node.op == "Assert"]
+    assert len(assertions) == ahead
+    for assertion in assertions:
+        assert f"^{assertion.name}" in timestamp.input
+        assert nodes[assertion.input[1]].op.endswith("Recv")  # over from the other device, as data
