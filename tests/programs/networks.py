@@ -91,12 +91,6 @@ def gpt() -> keras.Model:
     return trained(models.gpt(11, 6, size="tiny"))
 
 
-@program(next_tokens())
-def gpt_that_recomputes() -> keras.Model:
-    """`models.gpt` whose blocks are computed again for their gradients."""
-    return trained(models.gpt(11, 6, size="tiny", remat=True))
-
-
 @program(sentences())
 def lstm() -> keras.Model:
     """`models.lstm` on padded rows."""

@@ -5,14 +5,12 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, Literal
+import contextlib
+from typing import Literal
 
 import keras
 from keras import layers, ops
 
-from tfdist.errors import ConfigurationError
 from tfdist.models.builders import head
 from tfdist.models.builders.transformer import block
 
@@ -37,22 +35,14 @@ def gpt(
         size: GPT-2's `small` (124 M weights) or `medium` (355 M); `tiny` and `mini` are for small
             texts.
         dropout: Share of the values that training drops, as `transformer.block` says.
-        remat: Each block keeps its inputs alone, and is computed again for its gradients
-            (`keras.RematScope`): less memory for a third more arithmetic.
+        remat: In a `Trainer` each block keeps its inputs alone, and is computed again for its
+            gradients (`keras.RematScope`): less memory for a third more arithmetic.
         dtype_policy: Name of the Keras policy of all layers; None: the global one.
 
     Returns:
         An uncompiled model from tokens, int32 `(batch, up to length)`, to logits of the token
         behind each, `(batch, length, vocabulary_size)`.
-
-    Raises:
-        ConfigurationError: Dropout would draw other numbers when a block is computed again.
     """
-    if remat and dropout:
-        raise ConfigurationError(
-            f"remat computes each block twice, and dropout={dropout} would drop other values the "
-            "second time: leave one of the two out."
-        )
     depth, width, num_heads = SIZES[size]
     normal = keras.initializers.RandomNormal(stddev=0.02)
     tokens = keras.Input((None,), dtype="int32")
@@ -74,29 +64,15 @@ def gpt(
         outputs = block(
             inputs, num_heads, causal=True, dropout=dropout, epsilon=1e-5, dtype_policy=dtype_policy
         )
-        x = _recomputed(inputs, outputs)(x) if remat else keras.Model(inputs, outputs)(x)
+        # The block as a whole, not its layers one by one, which would keep all their inputs.
+        with keras.RematScope("full") if remat else contextlib.nullcontext():
+            x = keras.Model(inputs, outputs)(x)
     x = layers.LayerNormalization(epsilon=1e-5, dtype=dtype_policy)(x)
     # Multiplied in 16 bits where the others are: a vocabulary makes it the largest of all.
     outputs = layers.Activation("linear", dtype=head.dtype(dtype_policy), name="logits")(
         words(x, reverse=True)
     )
     return keras.Model(tokens, outputs, name="gpt")
-
-
-def _recomputed(inputs: keras.KerasTensor, outputs: keras.KerasTensor) -> keras.Model:
-    """Returns a model that keeps its inputs alone for its gradients.
-
-    Keras hands `training` on by its name, which `tf.recompute_grad` does not take in a graph: here
-    it is bound before.
-    """
-
-    def rematerialized_call(call: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-        return lambda *args, **named: keras.remat(functools.partial(call, **named))(*args)
-
-    with keras.RematScope("full"):
-        model = keras.Model(inputs, outputs)
-    model.rematerialized_call = rematerialized_call
-    return model
 
 
 def _counted(tokens: keras.KerasTensor) -> keras.KerasTensor:
