@@ -10,6 +10,8 @@ import pytest
 from tests.bench.test_step import run
 from tfdist.bench.scaling import measure, over_link
 from tfdist.bench.scaling.engines import ENGINES
+from tfdist.bench.scaling.link_answers import Taken
+from tfdist.bench.scaling.link_ratios import judged
 
 
 class Fixed:
@@ -43,24 +45,30 @@ def test_scaling_numbers_follow_from_the_times() -> None:
 
 
 def test_a_step_over_a_link_is_judged_by_the_longer_of_its_parts() -> None:
-    times = {"compute": [100.0], "send": [200.0], "at once": [300.0], "in buckets": [250.0]}
-    facts = {"bytes": 8, "buckets": 4, "last_bucket": 0.25}
-    found = over_link.judged("multi_worker", facts, times)
-    assert found["at_once_to_sum"]["median"] == pytest.approx(1.0)
-    assert found["in_buckets_to_longer"]["median"] == pytest.approx(1.0)
-    assert found["in_buckets_to_longer"]["met"] is True
-    assert found["in_buckets_to_at_once"]["median"] == pytest.approx(250 / 300)
+    times = {"compute": 100.0, "send": 200.0, "at once": 300.0, "in buckets": 250.0}
+    taken = {name: [Taken(ms, 150.0)] for name, ms in times.items()}
+    found = judged({"bytes": 8, "buckets": 4, "last_bucket": 0.25}, taken)
+    assert found["steps"]["at once"]["to_sum"]["median"] == pytest.approx(1.0)
+    ratios = found["steps"]["in buckets"]
+    assert ratios["to_longer"]["median"] == pytest.approx(1.0)
+    assert ratios["to_longer"]["met"] is True
+    assert ratios["to_core"]["median"] == pytest.approx(250 / (100 + 150 + 50))
+    assert ratios["to_at_once"]["median"] == pytest.approx(250 / 300)
 
 
 @pytest.mark.long
 @pytest.mark.processes
 def test_scaling_over_a_link_smoke(tmp_path: Path) -> None:
-    done = run(tmp_path, "scaling", "--smoke", "--link", "1gbit", "--json", "a.json")
+    links = ["--link", "2gbit", "1gbit"]
+    done = run(tmp_path, "scaling", "--smoke", *links, "--json", "a.json")
     if "does not let us make two hosts" in done.stderr:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
-    for result in json.loads((tmp_path / "a.json").read_text())["results"]:
-        assert list(result["ms"]) == ["compute", "send", "at once", "in buckets"]
+    results = json.loads((tmp_path / "a.json").read_text())["results"]
+    assert {result["link"] for result in results} == set(links[1:])
+    for result in results:
+        ways = over_link.ENGINES[result["engine"]].ways
+        assert list(result["ms"]) == ["compute", "send", *ways]
         assert result["buckets"] > 4
 
 

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.launcher.signals import signals_raise
+
 HOSTS = ("a", "b")
 #: Of a wire with a rate: what may pass at once, and how long the rest may wait.
 _BUCKET = ("burst", "128kb", "latency", "200ms")
@@ -192,7 +194,7 @@ class TwoHosts:
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[TwoHosts]:
-    """Makes two hosts and removes them, with all that runs there.
+    """Makes two hosts and removes them, with all that runs there, also where a signal ends this.
 
     Args:
         folder: For the scripts that lead there.
@@ -203,8 +205,9 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
     if shutil.which("ip") is None:
         raise NotAllowedError("there is no program `ip`: apt-get install iproute2")
     hosts = TwoHosts(folder)
-    try:
-        hosts.build()
-        yield hosts
-    finally:
-        hosts.remove()
+    with signals_raise():
+        try:
+            hosts.build()
+            yield hosts
+        finally:
+            hosts.remove()

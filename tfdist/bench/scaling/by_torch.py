@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import nn
 
 from tfdist.bench.step.workloads import NUM_CLASSES, Workload
-from tfdist.cluster import Cluster
+
+#: Makes of a network one whose gradients cross the processes.
+Join = Callable[[nn.Module], nn.Module]
 
 
-def join(port: int, me: Cluster) -> None:
-    """Meets the other workers over Gloo."""
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=me.rank, world_size=me.size
-    )
+def join(address: str, rank: int, size: int) -> None:
+    """Meets the other workers over Gloo, at an address of rank 0's."""
+    dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=size)
 
 
 def prepare(workload: Workload, joined: bool) -> Callable[[int], float]:
@@ -29,10 +29,27 @@ def prepare(workload: Workload, joined: bool) -> Callable[[int], float]:
         workload: Whose network and batch.
         joined: Whether gradients cross the processes, by DDP.
     """
+    one = step(workload, nn.parallel.DistributedDataParallel if joined else lambda net: net)
+
+    def train(num_steps: int) -> float:
+        began = time.perf_counter()
+        for _ in range(num_steps):
+            one()
+        return 1e3 * (time.perf_counter() - began) / num_steps
+
+    return train
+
+
+def step(workload: Workload, joined: Join) -> Callable[[], None]:
+    """Returns what trains for a step.
+
+    Args:
+        workload: Whose network and batch.
+        joined: What joins the network with those of the other processes.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    net = _cnn(workload) if workload.model == "cnn" else _mlp(workload)
-    model = nn.parallel.DistributedDataParallel(net) if joined else net
+    model = joined(network(workload))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     loss_of, random = nn.CrossEntropyLoss(), np.random.default_rng(0)
     *sides, channels = workload.input_shape
@@ -40,16 +57,17 @@ def prepare(workload: Workload, joined: bool) -> Callable[[int], float]:
     x = torch.from_numpy(random.random(shape, np.float32))
     y = torch.from_numpy(random.integers(0, NUM_CLASSES, workload.batch_size))
 
-    def train(num_steps: int) -> float:
-        began = time.perf_counter()
-        for _ in range(num_steps):
-            optimizer.zero_grad()
-            loss = loss_of(model(x), y)
-            loss.backward()
-            optimizer.step()
-        return 1e3 * (time.perf_counter() - began) / num_steps
+    def train() -> None:
+        optimizer.zero_grad()
+        loss_of(model(x), y).backward()
+        optimizer.step()
 
     return train
+
+
+def network(workload: Workload) -> nn.Module:
+    """Returns the network of a workload."""
+    return _cnn(workload) if workload.model == "cnn" else _mlp(workload)
 
 
 def _mlp(workload: Workload) -> nn.Module:

@@ -31,9 +31,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--link",
+        nargs="+",
         metavar="RATE[,DELAY]",
-        help="instead: steps between two hosts made of network namespaces, as root, over a link "
-        "such as 1Gb or 1Gb,0.1ms",
+        help="instead: steps between two hosts made of network namespaces, as root, over one link "
+        "after the other, such as 1Gb or 1Gb,0.1ms",
     )
     parser.add_argument("--json", metavar="FILE", help="where to write the results")
     parser.add_argument("--chart", metavar="FILE.png", help="where to draw them")
@@ -49,7 +50,7 @@ def run(
     json: str | None,
     chart: str | None,
     smoke: bool,
-    link: str | None = None,
+    link: Sequence[str] | None = None,
 ) -> None:
     """Measures and prints tables; the arguments are the flags.
 
@@ -94,7 +95,7 @@ def run(
 
 
 def _over_link(
-    link: str, engines: Sequence[str] | None, rounds: int, json: str | None, smoke: bool
+    links: Sequence[str], engines: Sequence[str] | None, rounds: int, json: str | None, smoke: bool
 ) -> None:
     """Measures steps between two hosts, and prints a table.
 
@@ -106,18 +107,18 @@ def _over_link(
     from tfdist.bench.scaling import over_link, report
     from tfdist.console import tables
 
-    if others := set(engines or ()) - set(over_link.STRATEGIES):
+    if others := set(engines or ()) - set(over_link.ENGINES):
         raise ConfigurationError(
             f"--link: {', '.join(sorted(others))} is not measured between hosts: expected "
-            f"{' or '.join(over_link.STRATEGIES)}."
+            f"{' or '.join(over_link.ENGINES)}."
         )
-    asked = list(engines or over_link.STRATEGIES)
+    asked = list(engines or over_link.ENGINES)
     absent = {name: why for name in asked if (why := missing(name))}
     load = OthersLoad()
     there = [name for name in asked if name not in absent]
-    results = over_link.measured(link, there, rounds, smoke)
+    results = over_link.measured(links, there, rounds, smoke)
     others_load = load.fraction()
-    report.show_link(link, results)
+    report.show_link(results)
     for name, why in absent.items():
         tables.text(f"{name} is left out: {why}.")
     tables.text(document.conclude("scaling over a link", results, others_load, json))

@@ -86,7 +86,8 @@ def of_torch(port: int, joined: bool, tiny: bool) -> Measure:
     from tfdist.bench.scaling import by_torch
 
     if joined:
-        by_torch.join(port, cluster.discover())
+        me = cluster.discover()
+        by_torch.join(f"127.0.0.1:{port}", me.rank, me.size)
     prepared = functools.cache(lambda model: by_torch.prepare(_workload(model, tiny), joined))
     return lambda model, way, num_steps: prepared(model)(num_steps)
 

@@ -14,31 +14,52 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from tfdist.bench.interleave import spread, take_turns
+from tfdist.bench.interleave import take_turns
+from tfdist.bench.scaling import link_answers as answers
+from tfdist.bench.scaling.link_ratios import judged
 from tfdist.bench.step.workloads import Workload
 from tfdist.bench.two_hosts import HOSTS, NotAllowedError, TwoHosts, two_hosts
 from tfdist.console import sizes
 from tfdist.errors import DeviceError, LaunchError
 
-#: What is measured; the last two are steps.
-COMPUTE, SEND, AT_ONCE, IN_BUCKETS = "compute", "send", "at once", "in buckets"
-#: Strategies by the names of the engines.
-STRATEGIES = {"multi_worker": "multi_worker", "Horovod, Gloo": "horovod"}
+
+class Engine(NamedTuple):
+    """What is started on each host.
+
+    Attributes:
+        module: The program, in this package.
+        strategy: Its first argument.
+        ways: To train, by copies and in parts.
+    """
+
+    module: str
+    strategy: str
+    ways: tuple[str, ...]
+
+
+_COPIES = (answers.AT_ONCE, answers.IN_BUCKETS)
+_PARTS = (answers.GRADIENTS, answers.PARAMETERS)
+#: By the names that the benchmark has for them elsewhere.
+ENGINES = {
+    "multi_worker": Engine("link_worker", "multi_worker", _COPIES),
+    "Horovod, Gloo": Engine("link_worker", "horovod", _COPIES + _PARTS),
+    "PyTorch, Gloo": Engine("link_torch", "-", _COPIES + _PARTS),
+}
 #: Eight layers alike, of 8 million weights together: their gradients are there one by one.
 NETWORK = Workload("mlp", {"units": (1024,) * 8}, (1024,), "float32", 256, 4)
-#: What a step in buckets may take, to the longer of computing and sending and the last bucket.
-GOAL = 1.15
 _SMALL = 32
 
 
-def measured(link: str, engines: Sequence[str], rounds: int, smoke: bool) -> list[dict[str, Any]]:
-    """Returns what computing, sending and steps take, by engine.
+def measured(
+    links: Sequence[str], engines: Sequence[str], rounds: int, smoke: bool
+) -> list[dict[str, Any]]:
+    """Returns what computing, sending and steps take, by link and engine.
 
     Args:
-        link: Rate, and after a comma the delay in each direction: `1Gb,0.1ms`.
-        engines: Out of `STRATEGIES`.
+        links: Of each its rate, and after a comma the delay in each direction: `1Gb,0.1ms`.
+        engines: Out of `ENGINES`.
         rounds: How often to measure each, in turns.
         smoke: Whether a small batch does.
 
@@ -47,60 +68,41 @@ def measured(link: str, engines: Sequence[str], rounds: int, smoke: bool) -> lis
         ConfigurationError: That is no rate.
         LaunchError: A worker failed.
     """
-    rate, _, delay = link.partition(",")
-    # As `tc` writes them, too.
-    rate = rate.replace("gbit", "Gbit").replace("mbit", "Mbit")
-    bytes_per_second = sizes.bytes_per_second(rate)
+    rates = {link: _rate(link) for link in links}
+    batch_size = _SMALL if smoke else NETWORK.batch_size
+    link = links[0]
     try:
         with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
-            hosts.slow(bytes_per_second, delay)
-            batch_size = _SMALL if smoke else NETWORK.batch_size
-            return [_of_engine(hosts, engine, rounds, batch_size) for engine in engines]
+            results = []
+            for engine in engines:
+                hosts.slow(*rates[links[0]])
+                with _started(hosts, ENGINES[engine], batch_size) as workers:
+                    facts = {"engine": engine} | json.loads(workers.lines()[0])
+                    for link in links:
+                        hosts.slow(*rates[link])
+                        results.append({"link": link} | _measured(workers, facts, rounds))
     except NotAllowedError as error:
         raise DeviceError(
             f"--link {link}: this machine does not let us make two hosts with such a link between "
             f"them ({error}): run it as root, where ip and tc are installed; a delay needs netem, "
             "without which the rate alone may do."
         ) from error
+    return sorted(results, key=lambda result: links.index(result["link"]))
 
 
-def _of_engine(hosts: TwoHosts, engine: str, rounds: int, batch_size: int) -> dict[str, Any]:
-    places = ",".join(f"{hosts.addresses[host]}:{5000 + i}" for i, host in enumerate(HOSTS))
-    strategy = STRATEGIES[engine]
-    arguments = [[strategy, str(rank), places, str(batch_size)] for rank in range(len(HOSTS))]
-    with _started(hosts, arguments) as workers:
-        facts = json.loads(workers.lines()[0])
-        asked = {
-            name: functools.partial(workers.slowest, name)
-            for name in (COMPUTE, SEND, AT_ONCE, IN_BUCKETS)
-        }
-        return judged(engine, facts, take_turns(asked, rounds))
+def _rate(link: str) -> tuple[float, str]:
+    """Returns bytes a second, and the delay."""
+    rate, _, delay = link.partition(",")
+    # As `tc` writes them, too.
+    rate = rate.replace("gbit", "Gbit").replace("mbit", "Mbit")
+    return sizes.bytes_per_second(rate), delay
 
 
-def judged(engine: str, facts: dict[str, Any], times: dict[str, list[float]]) -> dict[str, Any]:
-    """Returns times and their ratios, round by round.
-
-    Args:
-        engine: Its name.
-        facts: What there is to send.
-        times: Milliseconds by what was measured.
-    """
-    rounds = zip(*(times[name] for name in (COMPUTE, SEND, AT_ONCE, IN_BUCKETS)), strict=True)
-    ratios = []
-    for compute, send, at_once, in_buckets in rounds:
-        longer = max(compute, send) + facts["last_bucket"] * send
-        ratios.append((at_once / (compute + send), in_buckets / longer, in_buckets / at_once))
-    to_sum, to_longer, to_at_once = (spread(one) for one in zip(*ratios, strict=True))
-    goal = {"goal": GOAL, "met": to_longer.median <= GOAL}
-    return {
-        "engine": engine,
-        **facts,
-        "ms": {name: spread(own)._asdict() for name, own in times.items()},
-        "at_once_to_sum": to_sum._asdict(),
-        "in_buckets_to_longer": to_longer._asdict() | goal,
-        "in_buckets_to_at_once": to_at_once._asdict(),
-        "samples_ms": times,
-    }
+def _measured(workers: _Workers, facts: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Measures over one link."""
+    names = (answers.COMPUTE, answers.SEND, *ENGINES[facts["engine"]].ways)
+    asked = {name: functools.partial(workers.slowest, name) for name in names}
+    return judged(facts, take_turns(asked, rounds))
 
 
 class _Workers:
@@ -110,13 +112,13 @@ class _Workers:
         self.processes: list[subprocess.Popen[str]] = []
         self._errors = errors
 
-    def slowest(self, name: str) -> float:
-        """Has all measure, and returns what the slowest took, in milliseconds."""
+    def slowest(self, name: str) -> answers.Taken:
+        """Has all measure, and returns what the slowest took."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(f"{name}\n")
             process.stdin.flush()
-        return max(map(float, self.lines()))
+        return max(answers.Taken(*json.loads(line)) for line in self.lines())
 
     def lines(self) -> list[str]:
         """Returns a line of each."""
@@ -136,15 +138,17 @@ class _Workers:
 
 
 @contextlib.contextmanager
-def _started(hosts: TwoHosts, arguments: Sequence[Sequence[str]]) -> Iterator[_Workers]:
+def _started(hosts: TwoHosts, engine: Engine, batch_size: int) -> Iterator[_Workers]:
     """Starts a worker on each host, one after the other: rank 0 is there for the others to find."""
-    command = [sys.executable, "-m", "tfdist.bench.scaling.link_worker"]
+    places = ",".join(f"{hosts.addresses[host]}:{5000 + i}" for i, host in enumerate(HOSTS))
+    command = [sys.executable, "-m", f"tfdist.bench.scaling.{engine.module}", engine.strategy]
     env = {"PYTHONPATH": ":".join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryFile("w+") as errors:
         workers = _Workers(errors)
         try:
-            for host, own in zip(HOSTS, arguments, strict=True):
+            for rank, host in enumerate(HOSTS):
                 pipes = {"stdin": subprocess.PIPE, "stderr": errors}
+                own = [str(rank), places, str(batch_size)]
                 process = hosts.start(host, [*command, *own], env, **pipes)
                 workers.processes.append(process)
                 workers.line(process)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.bench.scaling.over_link import GOAL
+from tfdist.bench.scaling.link_ratios import GOAL
 from tfdist.console import files, sizes, tables
 
 NOTE = (
@@ -16,11 +17,15 @@ NOTE = (
     "time to that of a loop by hand over the same engine."
 )
 
+#: Ratios of a step over a link, by their names in the results.
+_RATIOS = {"to_longer": "to longer", "to_core": "to core", "to_at_once": "to at once"}
 LINK_NOTE = (
-    "Medians, quartiles in brackets, of the slower of two processes of one core each. 'at once to "
-    "sum': the step that sends all at once, to computing and sending one after the other. 'in "
-    "buckets to longer': the step in buckets, to the longer of the two and the last bucket (goal: "
-    f"{GOAL})."
+    "Medians, quartiles in brackets, of the slower of two processes of one core each; 'of the "
+    "processor': what all threads of the process computed meanwhile. Ratios of a step: 'to "
+    "longer', to the longer of computing and sending, and sending the last bucket (goal of the "
+    f"step in buckets: {GOAL}); 'to core', to the same, where what sending takes of the processor "
+    "adds to computing, which it shares the core with; 'to at once', to the engine's step that "
+    "sends all at once."
 )
 
 
@@ -38,24 +43,17 @@ def show(result: dict[str, Any]) -> None:
             tables.text(f"{row['engine']}, {row['way']} fails: {row['error']}")
 
 
-def show_link(link: str, results: Sequence[dict[str, Any]]) -> None:
-    """Prints the table of steps over a link."""
-    names = list(results[0]["ms"])
-    ratios = ("at_once_to_sum", "in_buckets_to_longer", "in_buckets_to_at_once")
-    tables.numbers(
-        ("engine", *(f"{name}, ms" for name in names), *(r.replace("_", " ") for r in ratios)),
-        [
-            (
-                row["engine"],
-                *("{median:.0f} ({low:.0f}-{high:.0f})".format(**row["ms"][n]) for n in names),
-                *("{median:.2f} ({low:.2f}-{high:.2f})".format(**row[ratio]) for ratio in ratios),
-            )
-            for row in results
-        ],
-        title=f"over {link}, {sizes.in_words(results[0]['bytes'])} of gradients in "
-        f"{results[0]['buckets']} buckets",
-        num_names=1,
-    )
+def show_link(results: Sequence[dict[str, Any]]) -> None:
+    """Prints a table for each link."""
+    for link, same in itertools.groupby(results, lambda result: result["link"]):
+        rows = list(same)
+        tables.numbers(
+            ("engine", "", "ms", "of the processor", *_RATIOS.values()),
+            [cells for row in rows for cells in _link_cells(row)],
+            title=f"over {link}, {sizes.in_words(rows[0]['bytes'])} of gradients in "
+            f"{rows[0]['buckets']} buckets",
+            num_names=2,
+        )
     tables.text(LINK_NOTE)
 
 
@@ -90,6 +88,26 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if "to_by_hand" not in row:
         return [rates, *fractions, ""]
     return [rates, *fractions, "{median:.2f} ({low:.2f}-{high:.2f})".format(**row["to_by_hand"])]
+
+
+def _link_cells(row: dict[str, Any]) -> Iterator[list[str]]:
+    """Yields a line for each thing that was measured of an engine."""
+    for name, own in row["ms"].items():
+        spent = f"{row['cpu_ms'][name]['median']:.0f}"
+        ratios = row["steps"].get(name)
+        cells = [_ratio(ratios[to]) for to in _RATIOS] if ratios else [""] * len(_RATIOS)
+        yield [
+            row["engine"],
+            name,
+            "{median:.0f} ({low:.0f}-{high:.0f})".format(**own),
+            spent,
+            *cells,
+        ]
+
+
+def _ratio(own: Mapping[str, Any]) -> str:
+    cell = "{median:.2f} ({low:.2f}-{high:.2f})".format(**own)
+    return f"{cell}, goal {'met' if own['met'] else 'missed'}" if "goal" in own else cell
 
 
 def _fraction(own: Mapping[str, Any]) -> str:
