@@ -72,6 +72,23 @@ def test_smoke_measures_every_contender(model: str, tmp_path: Path) -> None:
     assert "do not compute the same" not in done.stdout
 
 
+@pytest.mark.long
+def test_smoke_measures_evaluations_and_predictions(tmp_path: Path) -> None:
+    done = run(
+        tmp_path, "step", "--smoke", "--models", "mlp", "--what", "evaluate", "predict",
+        "--json", "step.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "step.json").read_text())["results"]
+    assert [(r["what"], r["replicas"]) for r in results] == [
+        (what, replicas) for replicas in (1, 2) for what in ("evaluate", "predict")
+    ]
+    for result in results:
+        losses = [own["first_loss"] for own in result["contenders"].values()]
+        assert losses == pytest.approx(losses[:1] * len(losses), rel=1e-3)
+        assert ("by hand" in result["contenders"]) == (result["replicas"] == 1)
+
+
 def test_profile_compares_the_two_graphs(tmp_path: Path) -> None:
     done = run(tmp_path, "step", "--smoke", "--models", "mlp", "--replicas", "1", "--profile")
     assert done.returncode == 0, done.stderr
