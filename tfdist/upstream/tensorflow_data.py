@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops import prefetch_op
 
 #: `tf.data.experimental.ExternalStatePolicy.FAIL`, as operations take it.
 _FAIL_IF_STATEFUL = 2
@@ -17,6 +18,11 @@ def is_reshuffled(dataset: tf.data.Dataset) -> bool:
     """
     again = getattr(dataset, "_reshuffle_each_iteration", False)
     return again is not False or any(map(is_reshuffled, dataset._inputs()))
+
+
+def is_prefetched(dataset: tf.data.Dataset) -> bool:
+    """Tells whether a data set is what `prefetch` returned: `prefetch_op._PrefetchDataset`."""
+    return isinstance(dataset, prefetch_op._PrefetchDataset)
 
 
 def iterator_state(iterator: Any) -> tf.Tensor | None:
