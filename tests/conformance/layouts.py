@@ -69,7 +69,10 @@ LAYOUTS = {
         Layout("sharded parameters over processes", 3),
     ],
     "pipeline over processes": [Layout("pipeline over processes", 2, num_devices=2)],
-    "horovod in buckets": [Layout("horovod in buckets", 2, via="mpirun")],
+    "horovod in buckets": [
+        Layout("horovod in buckets", 2, via="mpirun"),
+        Layout("horovod in buckets", 3),
+    ],
     "multi_worker in buckets": [Layout("multi_worker in buckets", 2)],
     "channel_split over processes": [Layout("channel_split over processes", 2, num_devices=2)],
     "parameter_server": [Layout("parameter_server", 1, via="")],

@@ -54,7 +54,7 @@ THREE = ("central_storage", "towers")
 #: those of the cases are traced for each replica; here they are not.
 FEW: dict[str, tuple[str, ...]] = {
     "mirrored traced once": ("uneven-batches", "embedding-clipped"),
-    "horovod in buckets": ("embedding-clipped",),
+    "horovod in buckets": ("embedding-clipped", "rows-that-mix"),
     "multi_worker in buckets": ("batch-norm",),
     "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
     "channel_split": ("accumulate-clipped",),

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.precision import Scaling
 from tfdist.step import compiled_loss, total_loss
-from tfdist.step.forward_state import Changes, ForwardState, nothing_like
+from tfdist.step.forward_state import Changes, ForwardState, nothing_like, same_as
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
 from tfdist.step.summed import gradients_and
@@ -64,10 +64,14 @@ class Contribution(NamedTuple):
             counts: Whether this one's does.
             zero: The number, int32.
         """
-        gradients, state, metrics = self.gradients, self.state.crossing(), self.metrics.crossing()
+        gradients = {}
+        # Buckets follow the order in which operations make the gradients: one for all replicas.
+        for i, gradient in self.gradients.items():
+            # Other zeros each: TensorFlow makes one of two sums of the same, and Horovod waits.
+            nothing = functools.partial(nothing_like, zero=zero * (i + 1))
+            gradients[i] = each_piece(same_as if counts else nothing, gradient)
+        state, metrics = self.state.crossing(), self.metrics.crossing()
         if not counts:
-            nothing = functools.partial(nothing_like, zero=zero)
-            gradients = {i: each_piece(nothing, g) for i, g in gradients.items()}
             state, metrics = state.nothing(zero), metrics.nothing(zero)
         return self._replace(gradients=gradients, state=state, metrics=metrics)
 

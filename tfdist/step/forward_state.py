@@ -165,6 +165,12 @@ def nothing_like(value: Any, zero: int | tf.Tensor) -> Any:
         return tf.fill(tf.shape(value), tf.cast(zero, value.dtype))
 
 
+def same_as(value: Any) -> Any:
+    """Returns a dense tensor or `tf.IndexedSlices` as it is, by an operation beside it."""
+    with tf.device(value.device):
+        return tf.identity(value)
+
+
 def offset(seed: keras.Variable, microbatch: int | tf.Tensor) -> tf.Tensor:
     """What a microbatch adds to a seed's state, `[seed, count]`, to draw numbers of its own."""
     number = tf.cast(microbatch, seed.dtype)
