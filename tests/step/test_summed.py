@@ -6,6 +6,7 @@ import importlib.util
 from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -130,5 +131,43 @@ def _of_horovod() -> Any:
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
 def test_nor_does_one_of_horovod() -> None:
     with WorkerPool(_of_horovod) as pool:
-        assert pool.ask(1e-6) == [[[1, 2, 3, 4, 5, 6]]] * 2
+        assert pool.ask(1e-6) == [[[1]]] * 2  # each its own alone
         assert pool.ask("all") == [[[6]]] * 2
+
+
+def _sums_of_buckets() -> Any:
+    """In a worker: sums the same gradients again and again; how many results there were."""
+    strategy = strategies.create("horovod", bucket_mb=1e-6)
+    assert not strategy.buckets_wait
+    random = np.random.default_rng(strategy.rank)
+    gradients = {
+        i: tf.constant(random.random(n, np.float32)) for i, n in enumerate(range(1000, 20_000, 500))
+    }
+
+    @tf.function(autograph=False)
+    def sums() -> Any:
+        # They are there at other times in every call.
+        late = {i: tf.reduce_mean(tf.random.uniform([1 + i * 9999])) for i in gradients}
+        sent = {i: g + tf.math.maximum(0.0, -late[i]) for i, g in gradients.items()}
+        return gradients_and(strategy, sent, {})[0]
+
+    def ask(num_calls: int) -> int:
+        results = [b"".join(g.numpy().tobytes() for g in sums().values()) for _ in range(num_calls)]
+        return len(set(results))
+
+    return ask
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
+def test_buckets_that_cross_as_they_come_are_equal_to_the_bit() -> None:
+    # Of two ranks they would be whatever is laid together.
+    with WorkerPool(_sums_of_buckets, num_workers=3) as pool:
+        assert pool.ask(40) == [1, 1, 1]
+    told = {"HOROVOD_DISABLE_GROUP_FUSION": "0"}
+    with WorkerPool(_waits, num_workers=1, environ=told) as pool:
+        assert pool.ask() == [True]
+
+
+def _waits() -> Any:
+    return lambda: strategies.create("horovod").buckets_wait

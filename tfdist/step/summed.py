@@ -34,8 +34,8 @@ def gradients_and(
     places = buckets.in_order(gradients, strategy.bucket_bytes)
     # Lists, since `tf.nest` would put the keys of a dictionary into an order of its own.
     *first, last = [[sent[i] for i in bucket] for bucket in places]
-    *summed, (of_last, rest) = buckets.one_by_one(
-        functools.partial(all_reduced, strategy), [*first, (last, rest)]
+    *summed, (of_last, rest) = buckets.each(
+        functools.partial(all_reduced, strategy), [*first, (last, rest)], strategy.buckets_wait
     )
     totals = buckets.by_place(places, [*summed, of_last])
     return {i: tf.cast(total, gradients[i].dtype) for i, total in totals.items()}, rest

@@ -59,6 +59,8 @@ class Strategy(OneWorker):
     wire_dtype: tf.DType | None = None
     #: Bytes of gradients that cross together, at most; "auto": by how many there are; None: all.
     bucket_bytes: int | str | None = None
+    #: Whether each of them waits until the one before it has crossed.
+    buckets_wait = False
     #: What this strategy cannot compute to the numbers of one device, and why.
     inexact: Mapping[str, str] = MappingProxyType({})
 

@@ -29,7 +29,8 @@ class Horovod(SeveralWorkers):
     """Synchronous replicas, one in each process that `mpirun` or `horovodrun` started.
 
     Tensor fusion and cycle time stay with Horovod's own variables (`HOROVOD_FUSION_THRESHOLD`,
-    `HOROVOD_CYCLE_TIME`).
+    `HOROVOD_CYCLE_TIME`), except that groups of tensors cross apart, in no order
+    (`HOROVOD_DISABLE_GROUP_FUSION`): buckets are such groups.
 
     Args:
         devices: The device of this process; None: the GPU of its rank on this host, or the CPU.
@@ -65,6 +66,7 @@ class Horovod(SeveralWorkers):
     def enter(self) -> None:
         """Starts Horovod, and takes from it which of how many processes this one is."""
         self._hvd = started()
+        self.buckets_wait = not _groups_cross_alone()
         self.num_workers, self.rank = self._hvd.size(), self._hvd.rank()
 
     def enter_with_devices(self) -> None:
@@ -110,6 +112,10 @@ class Horovod(SeveralWorkers):
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
+#: Horovod's variable that keeps it from laying groups of tensors into one exchange, which it does
+#: by chance of when they come.
+_CROSS_ALONE = "HOROVOD_DISABLE_GROUP_FUSION"
+
 #: Where the other ranks give signs of life; MPI tells nothing.
 _others: dict[int, str] = {}
 
@@ -143,9 +149,11 @@ def started() -> Any:
         MissingError: Horovod is not installed.
         ClusterError: A launcher started other processes than Horovod joined, or ranks are missing.
     """
+    hvd, told = installed(), cluster.started_together()
+    if not hvd.is_initialized():  # that looks at its variables then, and never again
+        os.environ.setdefault(_CROSS_ALONE, "1")
     # Several processes of a host wait for each other: a wait that spins starves who computes.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    hvd, told = installed(), cluster.started_together()
     # Gloo would abort this process, where the watchdog names who is missing.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(2 * int(start_up.SECONDS)))
     if told:
@@ -163,6 +171,12 @@ def started() -> Any:
     place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
     cluster.use(cluster.Cluster(source, *place))
     return hvd
+
+
+def _groups_cross_alone() -> bool:
+    """Whether each grouped operation is an exchange of its own; of a Horovod that is started."""
+    told = os.environ.get(_CROSS_ALONE, "")
+    return told.isdigit() and int(told) > 0
 
 
 def own_gpus(local_rank: int, local_size: int) -> int:

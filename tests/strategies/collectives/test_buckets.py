@@ -49,12 +49,14 @@ def test_by_itself_it_sends_an_eighth_at_a_time() -> None:
     assert buckets.in_order({}, "auto") == [[]]
 
 
-def test_a_bucket_waits_for_the_one_before() -> None:
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_bucket_waits_for_the_one_before_where_it_has_to(wait: bool) -> None:
     @tf.function(autograph=False)
     def sums() -> list:
-        return buckets.one_by_one(
+        return buckets.each(
             lambda bucket: [tf.identity(t, name="sum") for t in bucket],
             [[tf.zeros([1]), tf.zeros([1])], [tf.zeros([2])], [tf.zeros([3])]],
+            wait,
         )
 
     graph = sums.get_concrete_function().graph
@@ -63,4 +65,5 @@ def test_a_bucket_waits_for_the_one_before() -> None:
         for operation in graph.get_operations()
         if operation.name.startswith("sum")
     }
-    assert waits == {"sum": [], "sum_1": [], "sum_2": ["sum", "sum_1"], "sum_3": ["sum_2"]}
+    before = {"sum_2": ["sum", "sum_1"], "sum_3": ["sum_2"]} if wait else {}
+    assert waits == {"sum": [], "sum_1": [], "sum_2": [], "sum_3": []} | before

@@ -51,19 +51,19 @@ def in_order(gradients: Mapping[int, Any], num_bytes: int | str | None) -> list[
     return buckets
 
 
-def one_by_one(reduce: Callable[[T], S], buckets: Iterable[T]) -> list[S]:
-    """Applies `reduce` to buckets, to each when the one before has crossed.
-
-    Horovod lays what waits at the same time into one exchange, by chance of when it came, and sums
-    of three ranks or more depend on where a number lies in it: waiting keeps runs equal to the bit.
+def each(reduce: Callable[[T], S], buckets: Iterable[T], wait: bool) -> list[S]:
+    """Applies `reduce` to buckets, each in an exchange of its own.
 
     Args:
         reduce: Sums a structure of tensors over the replicas.
         buckets: Such structures.
+        wait: Whether to each when the one before has crossed, where what is there at the same time
+            would be laid into one exchange, by chance of when it came: sums of three ranks or more
+            depend on where a number lies in it, and waiting keeps runs equal to the bit.
     """
     results: list[S] = []
     for bucket in buckets:
-        before = tf.nest.flatten(results[-1:], expand_composites=True)
+        before = tf.nest.flatten(results[-1:], expand_composites=True) if wait else []
         with tf.control_dependencies(before):
             results.append(reduce(bucket))
     return results

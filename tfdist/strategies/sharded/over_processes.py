@@ -25,9 +25,6 @@ from tfdist.strategies.sharded.division import OverProcesses
 from tfdist.strategies.sharded.parts import Parts, check_is_whole
 from tfdist.upstream.keras_variables import GradientParts, VariableOfParts, is_in_parts
 
-#: Bytes of gradients that cross together: half of the buffer in which Horovod lays them.
-_BUCKET = 64 << 20
-
 
 class ShardedOverProcesses(Parts, Horovod):
     """Synchronous replicas, one a process, each the owner of a part of the state.
@@ -56,7 +53,7 @@ class ShardedOverProcesses(Parts, Horovod):
         # Before any exchange: those of `Horovod.__init__`, too, let rank 0 finish first.
         self._leading = leading.of_process(started())
         super().__init__(devices)
-        self.bucket_bytes = _BUCKET
+        self.bucket_bytes = "auto"  # parts are summed while the backward pass goes on
         self.divide_over([f"rank {i}" for i in range(self.num_workers)], shard, smallest, offload)
 
     def division_of(self, variable: keras.Variable) -> OverProcesses:
@@ -91,7 +88,8 @@ class ShardedOverProcesses(Parts, Horovod):
                 check_is_whole(variables[place])
         order = buckets.in_order({p: gradients[p] for p in places}, self.bucket_bytes)
         flat = [[tf.reshape(gradients[place], [-1]) for place in bucket] for bucket in order]
-        sums = buckets.one_by_one(functools.partial(by_dtype, self._scattered), flat)
+        scatter = functools.partial(by_dtype, self._scattered)
+        sums = buckets.each(scatter, flat, self.buckets_wait)
         totals = buckets.by_place(order, sums)
         for place, total in totals.items():
             total.set_shape(variables[place].parts[0].shape)
