@@ -31,6 +31,7 @@ PROFILE = Profile(seconds=0.1, gradient_bytes=1e8)
         ("central_storage", 8, 4, 1, None),
         ("sharded", 4, 1, 1, 0.15 + 6e-4),
         ("sharded_optimizer", 4, 1, 1, 0.225 + 9e-4),
+        ("sharded_parameters", 4, 1, 1, 0.225 + 9e-4),
     ],
 )
 def test_exchange_by_hand(

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.precision import Scaling
-from tfdist.step import compiled_loss, total_loss
+from tfdist.step import compiled_loss, joins, total_loss
 from tfdist.step.forward_state import Changes, ForwardState, nothing_like, same_as
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
@@ -24,7 +24,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_losses import loss_tracker
 from tfdist.upstream.keras_model import takes_training
-from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces, source_of
+from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces
 
 
 class Contribution(NamedTuple):
@@ -122,18 +122,19 @@ def forward_backward(
     """Returns the gradients of a share's part of the loss, and all else that it adds."""
     with state.scope(replica) as scope, replica:
         with tf.GradientTape() as tape:
-            tape.watch(list(scope.joined.values()))
+            scope.joins.tape = tape
             batch, y_pred = _outputs(model, state, replica, share, scope, training=True)
             loss = total_loss.of_share(
                 model, replica, batch, y_pred, scope.losses, state.aggregations, training=True
             )
             scaled = scaling.scale(loss)
-        # A layer may have assigned to a weight: then the gradient is that of the new value.
-        assigned = [scope.get_current_value(v) for v in trainable]
-        sources = [
-            source_of(v) if new is None else new for v, new in zip(trainable, assigned, strict=True)
-        ]
-        gradients = enumerate(strategy.gradients(tape, scaled, sources))
+        sources = [scope.source(v) for v in trainable]
+        with scope.joins.gradients():
+            found = strategy.gradients(tape, scaled, sources)
+        gradients = enumerate(
+            joins.total(g, v) if isinstance(g, list) else g
+            for g, v in zip(found, trainable, strict=True)
+        )
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     connected = {i: shaped(g, trainable[i]) for i, g in gradients if g is not None}
     indices = {}

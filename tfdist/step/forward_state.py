@@ -90,9 +90,7 @@ class ForwardState:
             use_global_generator(self._generator)  # the replica may be traced in another thread
         seeds = [(v, v + offset(v, replica.microbatch)) for v in self._seeds + self._global_seeds]
         metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in goes_on]
-        scope = Scope(seeds + metrics, collect_losses=True)
-        scope.join(self._state)
-        return scope
+        return Scope(seeds + metrics, collect_losses=True)
 
     @contextmanager
     def counting(self, scope: Scope, replica: Replica) -> Iterator[None]:
@@ -182,8 +180,8 @@ def _assigned(
 ) -> Iterator[tuple[int, keras.Variable, Any]]:
     """Yields place, variable and new value of those that have one in a scope."""
     for place, variable in enumerate(variables):
-        new = scope.get_current_value(variable)
-        if new is not None and new is not scope.joined.get(id(variable)):
+        new = scope.assigned(variable)
+        if new is not None:
             yield place, variable, new
 
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import keras
 
 from tfdist.step import batch_norm
+from tfdist.step.joins import told_of_calls
 from tfdist.step.recomputed_layers import computed_again
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import moments_taken_by
@@ -32,6 +33,7 @@ def keras_on_shares(
     """
     with ExitStack() as stack:
         stack.enter_context(losses_of_one_device())
+        stack.enter_context(told_of_calls(model))
         stack.enter_context(computed_again(model, recompute, sync_batch_norm))
         for layer in batch_norm.layers_of(model):
             whole = sync_batch_norm or layer.synchronized

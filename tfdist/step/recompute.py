@@ -39,6 +39,10 @@ class _Found(dict):
         self.first = dict(values)
         self.read: dict[int, Any] = {}
 
+    def add(self, key: int, value: Any) -> None:
+        """Notes a value that was there at first, and has been asked for."""
+        self.first[key] = self.read[key] = self[key] = value
+
     def get(self, key: int, default: Any = None) -> Any:
         """Returns a value, and notes it."""
         value = super().get(key, default)
@@ -98,7 +102,7 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
         masks, there = [mask_of(leaf) for leaf in given], surroundings()
         before, num_before = _Found(outer.state_mapping), _num_operations()
         with tf.GradientTape() as watching:
-            first = _called(function, args, options, before, outer.collect_losses)
+            first = _called(function, args, options, before, outer)
         values = before.first
         for variable, _ in first.updates:
             _check(function, not variable.trainable, f"assigns to {variable.path!r}")
@@ -118,7 +122,7 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
             own_args, own_options = keras.tree.pack_sequence_as((args, options), leaves)
             found = _Found(values | dict(zip(from_scope, left, strict=True)))
             with there():
-                made = _called(function, own_args, own_options, found, outer.collect_losses)
+                made = _called(function, own_args, own_options, found, outer)
             return made.differentiable()
 
         outputs = _with_gradient(again, first.differentiable(), sources, watching)
@@ -132,22 +136,42 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class _Aside(keras.StatelessScope):
+    """Keeps aside what one call assigns; finds what is joined for the first time in it outside.
+
+    Args:
+        found: What it finds.
+        outer: The scope around it.
+    """
+
+    def __init__(self, found: _Found, outer: keras.StatelessScope) -> None:
+        super().__init__(collect_losses=outer.collect_losses, initialize_variables=False)
+        self.state_mapping, self._outer = found, outer
+        self.updates: dict[int, tuple[keras.Variable, Any]] = {}
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        super().add_update(update)
+        self.updates[id(update[0])] = (update[0], dict.get(self.state_mapping, id(update[0])))
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        value = super().get_current_value(variable)
+        return self.whole(variable) if value is None else value
+
+    def whole(self, variable: keras.Variable) -> Any:
+        """Returns what a variable that is kept in parts is together, as of `Scope`."""
+        whole = getattr(self._outer, "whole", lambda _: None)(variable)
+        if whole is not None:
+            self.state_mapping.add(id(variable), whole)
+        return whole
+
+
 def _called(
-    function: Callable[..., Any], args: Any, options: Any, found: _Found, collect_losses: bool
+    function: Callable[..., Any], args: Any, options: Any, found: _Found, outer: Any
 ) -> _Made:
     """Calls a function in a scope of its own."""
-    updates: dict[int, tuple[keras.Variable, Any]] = {}
-
-    class Aside(keras.StatelessScope):
-        def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-            super().add_update(update)
-            updates[id(update[0])] = (update[0], dict.get(self.state_mapping, id(update[0])))
-
-    scope = Aside(collect_losses=collect_losses, initialize_variables=False)
-    scope.state_mapping = found
-    with scope:
+    with _Aside(found, outer) as scope:
         outputs = function(*args, **options)
-    return _Made(outputs, list(scope.losses), list(updates.values()))
+    return _Made(outputs, list(scope.losses), list(scope.updates.values()))
 
 
 def _with_gradient(

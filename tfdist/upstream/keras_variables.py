@@ -41,8 +41,10 @@ class Division(Protocol):
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns the parts whose owners are in this process."""
 
-    def join(self, parts: Sequence[tf.Variable], shape: tf.TensorShape) -> tf.Tensor:
-        """Returns the whole, of that shape, of which this process has parts."""
+    def join(
+        self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
+    ) -> tf.Tensor:
+        """Returns the whole, of that shape and dtype, of which this process has parts."""
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums of numbers over the processes that have other parts."""
@@ -113,7 +115,7 @@ class VariableOfParts(keras.Variable):
         if self.is_whole:
             return super().value
         value = value_in_scope(self)
-        return self._maybe_autocast(self.joined() if value is None else value)
+        return self._maybe_autocast(self.joined(self.dtype) if value is None else value)
 
     @property
     def handle(self) -> Any:
@@ -127,9 +129,14 @@ class VariableOfParts(keras.Variable):
         number = _part()
         return super().shape if number is None else self.parts[number].shape
 
-    def joined(self) -> tf.Tensor:
-        """Returns all elements, in the variable's shape, from the parts."""
-        return self.division.join(self.parts, super().shape)
+    def joined(self, dtype: Any = None) -> tf.Tensor:
+        """Returns all elements, in the variable's shape, from the parts.
+
+        Args:
+            dtype: In which they cross; None: the variable's own.
+        """
+        own = self.parts[0].dtype if dtype is None else tf.as_dtype(dtype)
+        return self.division.join(self.parts, super().shape, own)
 
     def cut(self, value: Any) -> list[tf.Tensor]:
         """Returns what has the variable's shape as parts."""
@@ -204,6 +211,11 @@ def divide(
 def is_in_parts(variable: keras.Variable) -> bool:
     """Tells whether a variable is kept in parts alone."""
     return isinstance(variable, VariableOfParts) and not variable.is_whole
+
+
+def is_joined_to_read(variable: keras.Variable) -> bool:
+    """Tells whether a variable is kept in parts alone, which forward passes do not read as such."""
+    return is_in_parts(variable) and not variable.division.reads_parts
 
 
 def is_elsewhere(variable: keras.Variable) -> bool:

@@ -1,13 +1,14 @@
-"""Graphs that TensorFlow traces and does not let go."""
+"""Graphs that TensorFlow traces: one whose operations take other inputs, or is not let go."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 from tensorflow.python.framework.func_graph import dismantle_func_graph
 from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
@@ -25,6 +26,27 @@ def free_with(function: Any, graphs: Sequence[tf.Graph]) -> None:
         graphs: Those that are traced for it; may grow later.
     """
     weakref.finalize(function, _dismantle, graphs).atexit = False
+
+
+def without_tapes() -> AbstractContextManager[None]:
+    """Returns a context in which no tape records: `record.stop_recording`.
+
+    A tape's own `stop_recording` is of that tape alone; there may be others that nobody here knows.
+    """
+    return record.stop_recording()
+
+
+def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:
+    """Lets an operation take another tensor of the same graph: `Operation._update_input`.
+
+    Args:
+        operation: That is traced already.
+        old: What it takes, perhaps several times.
+        new: Of the same shape and dtype; does not depend on the operation.
+    """
+    for place, taken in enumerate(operation.inputs):
+        if taken is old:
+            operation._update_input(place, new)
 
 
 def _dismantle(graphs: Sequence[Any]) -> None:

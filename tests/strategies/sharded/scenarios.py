@@ -10,12 +10,17 @@ import numpy as np
 
 import tfdist
 from tests.processes import chief_callbacks
+from tests.support.case import compiled
 from tests.support.training import FIT, X, build
 from tfdist.errors import ClusterError
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.collectives import traffic
 from tfdist.strategies.sharded.held import by_device
 from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
+
+#: Rows for `wide`.
+WIDE = np.ones((4, 64), "float32")
 
 #: Of `Trainer.fit`, resumed: an epoch by somebody else, one here, one elsewhere.
 EPOCHS = (1, 2, 3)
@@ -29,6 +34,7 @@ def run(folder: str) -> dict[str, Any]:
         "callbacks": chief_callbacks.writes_and_restores(strategy),
         "alone": rank_0_works_alone(strategy, Path(folder, "model.keras")),
         "told": rank_1_reads_alone(strategy),
+        "sent": [sent(strategy, precision) for precision in ("float32", "mixed_float16")],
         "held": strategy.gather([sum(by_device(resumed.model.optimizer.variables).values())]),
     }
     if tfdist.is_chief():  # the others have nothing left to do
@@ -65,6 +71,21 @@ def rank_0_works_alone(strategy: Strategy, path: Path) -> np.ndarray:
     tfdist.barrier()
     weights = np.concatenate([weight.ravel() for weight in trainer.model.get_weights()])
     return strategy.gather(weights)
+
+
+def sent(strategy: Strategy, precision: str) -> float:
+    """Trains a step; returns the bytes that this process sent."""
+    trainer = Trainer(wide, strategy, precision=precision)
+    with traffic.counted(strategy.num_workers) as counted:
+        trainer.fit(WIDE, WIDE, batch_size=len(WIDE), verbose=0)
+    return counted.num_bytes()
+
+
+def wide() -> keras.Model:
+    """A network of three layers of 4,096 weights each."""
+    keras.utils.set_random_seed(1)
+    dense = [keras.layers.Dense(64, "tanh", use_bias=False) for _ in range(3)]
+    return compiled(keras.Sequential([keras.Input((64,)), *dense]), keras.optimizers.SGD(0.1))
 
 
 def rank_1_reads_alone(strategy: Strategy) -> str:

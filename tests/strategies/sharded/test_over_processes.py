@@ -70,6 +70,16 @@ def test_another_rank_may_not(found: dict[str, Any]) -> None:
     assert "do it on all ranks, or on rank 0 alone" in found["told"]
 
 
+def test_weights_cross_layer_by_layer_and_in_the_format_of_the_layers(found: Any) -> None:
+    half = 4096 / 2  # what a process sends of a layer's elements to join them, or to sum them
+    whole, mixed = found["sent"]
+    summed = 3 * 4 * half
+    joined = 3 + 1  # the way back needs not the first layer's weights, and still has the last's
+    metrics_at_most = 200
+    assert 0 <= whole - (summed + joined * 4 * half) < metrics_at_most
+    assert 0 <= mixed - (summed + joined * 2 * half) < metrics_at_most
+
+
 def test_callbacks_of_rank_0_read_and_restore(found: dict[str, Any]) -> None:
     told = found["callbacks"]
     assert told["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]

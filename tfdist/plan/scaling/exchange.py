@@ -79,6 +79,11 @@ def sharded_optimizer(num_bytes: float, num_workers: int, wires: Wires) -> float
     return 1.5 * ring(num_bytes, num_workers, wires)
 
 
+def sharded_parameters(num_bytes: float, num_workers: int, wires: Wires) -> float:
+    """Weights joined twice, and sums scattered, each half of a ring."""
+    return 1.5 * ring(num_bytes, num_workers, wires)
+
+
 def central_storage(num_bytes: float, num_workers: int, wires: Wires) -> float | None:
     """All gradients to one device of the host, and the weights from there; None: several hosts."""
     if num_workers > wires.per_host:
@@ -94,9 +99,10 @@ EXCHANGES: dict[str, Callable[[float, int, Wires], float | None]] = {
     "central_storage": central_storage,
     "sharded": sharded,
     "sharded_optimizer": sharded_optimizer,
+    "sharded_parameters": sharded_parameters,
 }
 #: Those that send float32, whatever gradients are computed in.
-_AS_THEY_ARE = ("sharded", "sharded_optimizer")
+_AS_THEY_ARE = ("sharded", "sharded_optimizer", "sharded_parameters")
 
 
 class Step(NamedTuple):

@@ -31,9 +31,12 @@ class AlongAxis:
         """Returns all slices."""
         return tf.split(whole, self.sizes, self.axis)
 
-    def join(self, parts: Sequence[tf.Variable], shape: tf.TensorShape) -> tf.Tensor:
+    def join(
+        self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
+    ) -> tf.Tensor:
         """Returns the whole, on the device that asks."""
-        return tf.ensure_shape(tf.concat([part.read_value() for part in parts], self.axis), shape)
+        whole = tf.concat([part.read_value() for part in parts], self.axis)
+        return tf.cast(tf.ensure_shape(whole, shape), dtype)
 
     def agreed(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the value: no other process has a part."""

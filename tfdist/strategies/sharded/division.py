@@ -33,9 +33,15 @@ class OverDevices:
         num_elements = whole.shape.num_elements()
         return tf.split(tf.reshape(whole, [-1]), sizes(num_elements, self._num_devices))
 
-    def join(self, parts: Sequence[tf.Variable], shape: tf.TensorShape) -> tf.Tensor:
+    def join(
+        self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
+    ) -> tf.Tensor:
         """Returns the whole, on the device that asks."""
-        return tf.reshape(tf.concat([part.read_value() for part in parts], 0), shape)
+        sent = []
+        for part in parts:
+            with tf.device(part.device):
+                sent.append(tf.cast(part.read_value(), dtype))
+        return tf.reshape(tf.concat(sent, 0), shape)
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the numbers: no other process has a part."""
@@ -80,17 +86,19 @@ class OverProcesses:
         """Returns the part of this process, a vector."""
         return [tf.reshape(whole, [-1])[self._begin : self._end]]
 
-    def join(self, parts: Sequence[tf.Variable], shape: tf.TensorShape) -> tf.Tensor:
+    def join(
+        self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
+    ) -> tf.Tensor:
         """Returns the whole; in the graph of somebody else's function when that runs."""
         (part,), leading, number = parts, self._leading, self._number
         if leading.all_take_part:
-            whole = leading.joined(number, part)
+            whole = leading.joined(number, tf.cast(part, dtype))
         elif tf.executing_eagerly():
             whole = leading.read(number, part)
         else:
             whole = tf.py_function(lambda: leading.read(number, part), [], part.dtype)
         whole.set_shape([self._size])
-        return tf.reshape(whole, shape)
+        return tf.cast(tf.reshape(whole, shape), dtype)
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums of numbers over the processes."""

@@ -10,6 +10,7 @@ the same variable themselves, and take part until rank 0 has come there, too.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import enum
 import functools
@@ -54,6 +55,8 @@ class Leading:
         self._numbers = itertools.count()
         self._variables: weakref.WeakValueDictionary[int, VariableOfParts]
         self._variables = weakref.WeakValueDictionary()
+        self._joins: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[int]]
+        self._joins = weakref.WeakKeyDictionary()
         self.has_failed = False
         self._has_any, self._depth = False, 0
         # Whether rank 0 waits where this process has not come yet.
@@ -114,7 +117,7 @@ class Leading:
         """Returns all elements of a variable; called by all processes, also in a graph."""
         own = tf.identity(part)
         sent = tf.bitcast(own, tf.uint16) if own.dtype == tf.bfloat16 else own
-        name = f"tfdist_join_{number}"
+        name = f"tfdist_join_{number}_{self._num_before(number)}"
         whole = self._hvd.allgather(sent, name=name, ignore_name_scope=True)
         traffic.note("all-gather", [whole])
         if not tf.executing_eagerly():
@@ -123,6 +126,14 @@ class Leading:
             with tf.device("CPU:0"):
                 self._num_joined.assign_add(tf.size(whole, tf.int64))
         return tf.bitcast(whole, own.dtype) if own.dtype == tf.bfloat16 else whole
+
+    def _num_before(self, number: int) -> int:
+        """Counts the joins of a variable in the graph that is traced, which may run at a time."""
+        if tf.executing_eagerly():
+            return 0
+        joins = self._joins.setdefault(tf.compat.v1.get_default_graph(), collections.Counter())
+        joins[number] += 1
+        return joins[number]
 
     def of_first(self, value: tf.Tensor) -> tf.Tensor:
         """Returns what rank 0 calls this with; all processes do, outside of any graph."""
