@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError
+from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, UnsupportedModelError
 from tfdist.model_setup import mismatch
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
@@ -61,14 +62,18 @@ def for_training(model: keras.Model, strategy: Strategy, element_spec: Any) -> N
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
         DataError: The data do not fit the loss or the metrics.
+        OutOfMemoryError: The optimizer's state does not fit the device.
     """
     weights(model, strategy, element_spec)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     try:
         with strategy.scope():
             if not model.optimizer.built:
-                keras_optimizers.build_as_fit_does(model)
+                with strategy.making_state(model):
+                    keras_optimizers.build_as_fit_does(model)
             keras_model.build_for_training(model, (x, y, sample_weight))
+    except tf.errors.ResourceExhaustedError as error:
+        raise OutOfMemoryError(mismatch.out_of_memory(error)) from error
     except Exception as error:
         raise DataError(mismatch.describe(model, element_spec, error)) from error
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import keras
+import tensorflow as tf
 
 from tfdist import precision
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, OutOfMemoryError
+from tfdist.model_setup import mismatch
 from tfdist.model_setup.rebuild import compile_like, rebuild
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
@@ -36,12 +38,16 @@ def create(
     Raises:
         ConfigurationError: A precision for a model that is already built, or no model.
         UnsupportedModelError: A model that cannot be rebuilt from its configuration.
+        OutOfMemoryError: Its weights do not fit the device.
     """
-    if strategy.num_replicas == 1:
-        return _create(source, strategy, policy, loss_scale)
-    # What XLA compiles cannot exchange: forward and backward pass may have to.
-    with keras_model.xla_on_demand():
-        model = _create(source, strategy, policy, loss_scale)
+    try:
+        if strategy.num_replicas == 1:
+            return _create(source, strategy, policy, loss_scale)
+        # What XLA compiles cannot exchange: forward and backward pass may have to.
+        with keras_model.xla_on_demand():
+            model = _create(source, strategy, policy, loss_scale)
+    except tf.errors.ResourceExhaustedError as error:
+        raise OutOfMemoryError(mismatch.out_of_memory(error)) from error
     keras_model.take_xla_on_demand(model)
     return model
 

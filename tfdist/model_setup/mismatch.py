@@ -23,11 +23,11 @@ def describe(model: keras.Model, element_spec: Any, error: Exception) -> str:
 
 
 def out_of_memory(error: Exception) -> str:
-    """Says in two lines that a step finds no room, and what needs less."""
+    """Says in two lines that a training finds no room, and what needs less."""
     return (
         f"out of memory: {cause(error)}\n"
         "Take a smaller --batch-size, --accumulate 2 (the same numbers in two rounds), more "
-        "devices, or --precision mixed_bfloat16."
+        "devices, --precision mixed_bfloat16, or, where weights fill it, --strategy sharded."
     )
 
 

@@ -10,7 +10,7 @@ inside one `tf.function` (`compile`). What a process does with others, if it has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -166,6 +166,14 @@ class Strategy(OneWorker):
         Raises:
             UnsupportedModelError: The strategy cannot compute such a model.
         """
+
+    def making_state(self, model: keras.Model) -> AbstractContextManager[None]:
+        """Returns a context in which the state of a model's optimizer is made, in `scope`.
+
+        The weights are there, but not yet those of rank 0.
+        """
+        del model
+        return nullcontext()
 
     def place_of(self, variable: keras.Variable, index: int) -> str:
         """Returns the device on which a replica of this process has a variable's gradient."""

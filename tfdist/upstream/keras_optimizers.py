@@ -49,6 +49,23 @@ def build_as_fit_does(model: keras.Model) -> None:
 
 
 @contextmanager
+def told_of_slots(function: Callable[[keras.Variable, keras.Variable], None]) -> Iterator[None]:
+    """Calls `function(slot, weight)` for each variable that an optimizer makes about a weight.
+
+    At once, before it makes the next; most of Keras's make them all in one call of `build`.
+    """
+    plain = keras.optimizers.Optimizer.add_variable_from_reference
+
+    def made(optimizer: Any, reference_variable: Any, *args: Any, **options: Any) -> Any:
+        slot = plain(optimizer, reference_variable, *args, **options)
+        function(slot, reference_variable)
+        return slot
+
+    with replaced(keras.optimizers.Optimizer, "add_variable_from_reference", made):
+        yield
+
+
+@contextmanager
 def optimizers_of_one_device() -> Iterator[None]:
     """Lets a Keras optimizer change one copy of the variables, by gradients already summed.
 

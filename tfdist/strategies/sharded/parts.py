@@ -7,7 +7,8 @@ what is not (a table of embeddings, matrices of Muon) stays whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -18,7 +19,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.sharded import plan
 from tfdist.upstream import keras_variables
 from tfdist.upstream.keras_callbacks import swap_by_assignment
-from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
+from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, told_of_slots
 from tfdist.upstream.keras_variables import Division, VariableOfParts
 
 
@@ -80,6 +81,23 @@ class Parts(Strategy):
             )
             each = ", ".join(f"{owner} {num / 1e6:,.1f} MB" for owner, num in held.items())
             self._placed["weights and optimizer state"] = each
+
+    @contextmanager
+    def making_state(self, model: keras.Model) -> Iterator[None]:
+        """Divides what an optimizer keeps as soon as it is made, so that it never is whole.
+
+        On every rank it begins with the same numbers, which do not come from weights.
+        """
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        planned = plan.plan(model, [optimizer], self._owners, self._smallest)
+        cut = {id(weight) for weight in planned.cut}
+
+        def divide(slot: keras.Variable, weight: keras.Variable) -> None:
+            if id(weight) in cut and slot.shape == weight.shape:
+                self._divide(slot, keep_whole=False)
+
+        with told_of_slots(divide):
+            yield
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         super().prepare(model, optimizers)
