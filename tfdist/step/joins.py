@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -132,7 +132,7 @@ def total(gradients: list[Any], variable: VariableOfParts) -> Any:
 def told_of_calls(model: keras.Model) -> AbstractContextManager[None]:
     """Returns a context in which the scopes of replicas know what layers are called with."""
     if not any(map(is_joined_to_read, model.variables)):
-        return ExitStack()
+        return nullcontext()
     return operations_called_through(_entering)
 
 

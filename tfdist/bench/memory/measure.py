@@ -8,11 +8,11 @@ them together, and variables tell of each.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from tfdist.bench.memory import network
 from tfdist.launcher.worker_pool import WorkerPool
 
 _SHARDED = ("optimizer", "gradients", "parameters")
@@ -52,8 +52,7 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
 )
 _COUNTED: Mapping[str, str] = MappingProxyType({"TF_CPU_ALLOCATOR_USE_BFC": "1"})
 _SECONDS = 900.0
-_ROWS, _STEPS = 8, 3
-_MULTIPLE = 64
+_STEPS = 3
 
 
 def held(contender: str, weights: int, layers: int, devices: int) -> dict[str, Any]:
@@ -99,8 +98,9 @@ def expected(contender: str, parameters: int, devices: int) -> dict[str, int]:
     As ZeRO counts them (Rajbhandari et al. 2020, sections 3 and 7): its weights that the optimizer
     changes are 4 more where each device reads a copy of its own. It sends (n - 1) / n of all
     weights or gradients twice, as an all-reduce does, where sums are scattered and weights joined
-    once; a third time where sums are whole on all (1). Joined once more for the way back, which is
-    not done here, ZeRO 3 would send as much.
+    once; a third time where sums are whole on all (1), or weights are joined again for the way
+    back (3), all but the first and the last layer's. Of these, and of gradients that have not
+    left, a replica has those of a layer or two at a time: they are left out.
 
     Args:
         contender: Out of `CONTENDERS`.
@@ -108,8 +108,8 @@ def expected(contender: str, parameters: int, devices: int) -> dict[str, int]:
         devices: Replicas.
 
     Returns:
-        Of all devices together: `expected_rest`, and with a gradient a replica, and the weights
-        that a replica joins for it, `expected_step`. Of each process: `expected_sent` in a step.
+        Of all devices together: `expected_rest`, and with the gradients of a replica, or their
+        parts, `expected_step`. Of each process: `expected_sent` in a step, at most.
     """
     chosen = CONTENDERS[contender]
     copies = 12 * devices
@@ -117,12 +117,13 @@ def expected(contender: str, parameters: int, devices: int) -> dict[str, int]:
         copies, devices = 12, 1
     if chosen.shard:
         copies = 12 if chosen.shard == "parameters" else 4 * devices + 12
-    joined = 4 * devices if chosen.shard == "parameters" else 0
-    times = 3 if chosen.shard == "optimizer" else 2
+    in_parts = chosen.shard in ("gradients", "parameters")
+    gradients = 4 if in_parts else 4 * devices
+    times = 3 if chosen.shard in ("optimizer", "parameters") else 2
     sent = times * 4 * (devices - 1) / devices if chosen.in_processes else 0
     return {
         "expected_rest": copies * parameters,
-        "expected_step": (copies + joined + 4 * devices) * parameters,
+        "expected_step": (copies + gradients) * parameters,
         "expected_sent": round(sent * parameters),
     }
 
@@ -140,11 +141,9 @@ def _prepare(contender: str, devices: int) -> Callable[[int, int], dict[str, Any
     strategy = strategies.create(chosen.strategy, devices, **chosen.options)
 
     def told(weights: int, layers: int) -> dict[str, Any]:
-        # Halves of odd sizes lie in chunks of wholes, which the allocator counts and does not cut.
-        width = _MULTIPLE * max(1, round(math.sqrt(weights / layers) / _MULTIPLE))
-        trainer = Trainer(functools.partial(_network, width, layers), strategy)
-        x = tf.ones([_ROWS, width])
-        data = tf.data.Dataset.from_tensors((x, x)).repeat()
+        width = network.width(weights, layers)
+        trainer = Trainer(functools.partial(network.network, width, layers), strategy)
+        data = network.batches(width)
         with traffic.counted(strategy.num_workers) as sent:
             trainer.fit(data, steps_per_epoch=1, verbose=0)
             before = sent.num_bytes()
@@ -161,13 +160,3 @@ def _prepare(contender: str, devices: int) -> Callable[[int, int], dict[str, Any
         }
 
     return told
-
-
-def _network(width: int, layers: int) -> Any:
-    import keras
-
-    keras.utils.set_random_seed(1)
-    dense = [keras.layers.Dense(width, "tanh", use_bias=False) for _ in range(layers)]
-    model = keras.Sequential([keras.Input((width,)), *dense])
-    model.compile(keras.optimizers.Adam(1e-3), "mse")
-    return model
