@@ -41,10 +41,8 @@ class Division(Protocol):
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns the parts whose owners are in this process."""
 
-    def join(
-        self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
-    ) -> tf.Tensor:
-        """Returns the whole, of that shape and dtype, of which this process has parts."""
+    def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
+        """Returns the whole, of that shape and dtype, of what this process has for its parts."""
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums of numbers over the processes that have other parts."""
@@ -115,7 +113,11 @@ class VariableOfParts(keras.Variable):
         if self.is_whole:
             return super().value
         value = value_in_scope(self)
-        return self._maybe_autocast(self.joined(self.dtype) if value is None else value)
+        if value is None:
+            value = self.joined(self.dtype)
+            if tf.executing_eagerly():  # may be handed to a tape as what stands for the weight
+                value._tfdist_weight = self
+        return self._maybe_autocast(value)
 
     @property
     def handle(self) -> Any:
@@ -216,6 +218,12 @@ def is_in_parts(variable: keras.Variable) -> bool:
 def is_joined_to_read(variable: keras.Variable) -> bool:
     """Tells whether a variable is kept in parts alone, which forward passes do not read as such."""
     return is_in_parts(variable) and not variable.division.reads_parts
+
+
+def in_parts_alone(source: Any) -> VariableOfParts | None:
+    """Returns the weight in parts alone that something is, or is the value of; None: of none."""
+    weight = getattr(source, "_tfdist_weight", source)
+    return weight if isinstance(weight, VariableOfParts) and not weight.is_whole else None
 
 
 def is_elsewhere(variable: keras.Variable) -> bool:

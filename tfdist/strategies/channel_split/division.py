@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -31,11 +32,9 @@ class AlongAxis:
         """Returns all slices."""
         return tf.split(whole, self.sizes, self.axis)
 
-    def join(
-        self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
-    ) -> tf.Tensor:
+    def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
         """Returns the whole, on the device that asks."""
-        whole = tf.concat([part.read_value() for part in parts], self.axis)
+        whole = tf.concat([tf.convert_to_tensor(part) for part in parts], self.axis)
         return tf.cast(tf.ensure_shape(whole, shape), dtype)
 
     def agreed(self, value: tf.Tensor) -> tf.Tensor:

@@ -29,6 +29,7 @@ from tfdist.upstream import keras_model, keras_variables
 from tfdist.upstream.keras_callbacks import swap_by_assignment
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
 from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
+from tfdist.upstream.tensorflow_tapes import know_parts
 
 #: Where a model is made, and what is no weight stays: no device has to hold all of it.
 _HOST = "CPU:0"
@@ -69,6 +70,7 @@ class ChannelSplitOfProcess(Strategy):
         self._layouts = weakref.WeakKeyDictionary()
         self._rows = {"split": "told when the shapes of the data are known"}
         swap_by_assignment()
+        know_parts()
 
     @property
     def num_replicas(self) -> int:

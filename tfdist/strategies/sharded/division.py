@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,14 +34,12 @@ class OverDevices:
         num_elements = whole.shape.num_elements()
         return tf.split(tf.reshape(whole, [-1]), sizes(num_elements, self._num_devices))
 
-    def join(
-        self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
-    ) -> tf.Tensor:
+    def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
         """Returns the whole, on the device that asks."""
         sent = []
         for part in parts:
             with tf.device(part.device):
-                sent.append(tf.cast(part.read_value(), dtype))
+                sent.append(tf.cast(tf.convert_to_tensor(part), dtype))
         return tf.reshape(tf.concat(sent, 0), shape)
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:

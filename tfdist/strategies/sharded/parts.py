@@ -21,6 +21,7 @@ from tfdist.upstream import keras_variables
 from tfdist.upstream.keras_callbacks import swap_by_assignment
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, told_of_slots
 from tfdist.upstream.keras_variables import Division, VariableOfParts
+from tfdist.upstream.tensorflow_tapes import know_parts
 
 
 class Parts(Strategy):
@@ -58,6 +59,7 @@ class Parts(Strategy):
         self._owners, self._smallest = list(owners), max(smallest, len(owners))
         self._placed: dict[str, str] = {}
         swap_by_assignment()
+        know_parts()
 
     def division_of(self, variable: keras.Variable) -> Division:
         """Returns how a variable is divided among the owners."""
