@@ -70,7 +70,7 @@ class Feed:
         self.may_end = not endless and (self._size is None or self._steps_per_epoch is not None)
         self.num_batches = self._steps_per_epoch or self._size
         if training and self.batch_size is not None and not self.own_rows:
-            check_batch_size(self.batch_size, strategy.num_replicas)
+            check_batch_size(self.batch_size, strategy)
         self.whole_batches = False
         self._strategy = strategy
         self._iterator: Iterator[Any] | None = None
@@ -207,14 +207,15 @@ class Feed:
         keras_data.end_epoch(self._adapter)
 
 
-def check_batch_size(batch_size: int, num_replicas: int) -> None:
-    """Checks that a global batch has work for every replica.
+def check_batch_size(batch_size: int, strategy: Strategy) -> None:
+    """Checks that a global batch has work for every replica of a strategy.
 
     Raises:
         DataError: It has fewer rows than there are replicas.
     """
-    if batch_size < num_replicas:
+    if batch_size < strategy.num_replicas:
+        shares, cure = strategy.shares_are
         raise DataError(
-            f"A global batch of {batch_size} rows leaves some of {num_replicas} replicas "
-            f"without work: use batch_size={num_replicas} or more, or fewer devices."
+            f"A global batch of {batch_size} rows leaves some of {strategy.num_replicas} {shares} "
+            f"without work: use batch_size={strategy.num_replicas} or more, or fewer {cure}."
         )

@@ -47,7 +47,7 @@ class Feeds:
         is_dataset = isinstance(x, tf.data.Dataset)
         self.batch_size = None if is_dataset else max(batch_sizes.values(), default=None)
         _check(batch_sizes, options.get("steps_per_epoch"))
-        check_batch_size(min(batch_sizes.values()), strategy.num_replicas)
+        check_batch_size(min(batch_sizes.values()), strategy)
         make = _batched_anew(strategy, x, options)
         by_size = {size: make(size) for size in batch_sizes.values()}
         self._feeds = {epoch: by_size[batch_sizes[epoch]] for epoch in sorted(batch_sizes)}

@@ -43,7 +43,7 @@ def make_strategy(config: TrainConfig) -> Strategy:
     strategy = strategies.create(config.strategy, config.devices, **options)
     if config.deterministic:
         determinism.check(strategy)
-    check_batch_size(config.batch_size, strategy.num_replicas)  # data sets do not tell theirs
+    check_batch_size(config.batch_size, strategy)  # data sets do not tell theirs
     return strategy
 
 

@@ -61,6 +61,8 @@ class Strategy(OneWorker):
     bucket_bytes: int | str | None = None
     #: Whether each of them waits until the one before it has crossed.
     buckets_wait = False
+    #: What computes a share of a batch, and of what there have to be fewer for fewer shares.
+    shares_are = ("replicas", "devices")
     #: What this strategy cannot compute to the numbers of one device, and why.
     inexact: Mapping[str, str] = MappingProxyType({})
 

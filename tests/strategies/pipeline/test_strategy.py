@@ -12,7 +12,7 @@ from keras import layers
 import tfdist
 from tests.support.case import compiled
 from tests.support.training import X, Y, assert_same_weights
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, DataError
 from tfdist.strategies import create
 from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.strategy import Pipeline
@@ -99,6 +99,11 @@ def test_stages_by_the_memory_that_they_hold(order: str, num_rows: int, last: st
     num = 3 if last == "kept_2" else 2
     weights, kept = 3 * 4 * (64 * 64 + 64), 4 * 64 * num_rows * (4 if order == "gpipe" else 2)
     assert f", {num * (weights + kept) / 1e6:,.1f} MB, on" in said["stage 0"]
+
+
+def test_a_batch_of_fewer_rows_than_micro_batches() -> None:
+    with pytest.raises(DataError, match=r"some of 4 micro-batches .* or fewer micro_batches"):
+        tfdist.Trainer(build, strategy=Pipeline(2)).fit(X, Y, batch_size=3)
 
 
 def test_numbers_that_do_not_go_together() -> None:

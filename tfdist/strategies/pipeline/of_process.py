@@ -55,6 +55,7 @@ class PipelineOfProcess(Strategy):
     name = "pipeline"
     default_cpus = 2
     has_local_variables = False
+    shares_are = ("micro-batches", "micro_batches")
 
     def __init__(
         self,
