@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist.strategies.read_by_host import read_by_host
 from tfdist.upstream.tensorflow import computes_in_one_order
 
 
@@ -28,21 +29,10 @@ def after(tensors: Sequence[tf.Tensor | None]) -> tf.Tensor:
     edge. What the host reads out of a tensor is there only when the GPU has come that far.
     """
     known = [tensor for tensor in tensors if tensor is not None]
-    with tf.control_dependencies([_read(t) if _runs_ahead(t.device) else t for t in known]):
+    with tf.control_dependencies([read_by_host(t) if _runs_ahead(t.device) else t for t in known]):
         return now()
 
 
 def _runs_ahead(device: str) -> bool:
     """Whether the graph goes on before the device has computed what it was told to."""
     return tf.DeviceSpec.from_string(device).device_type == "GPU"
-
-
-def _read(tensor: tf.Tensor) -> tf.Operation:
-    """Has the host read the first number of a tensor."""
-    with tf.device(tensor.device):
-        first = tf.reshape(tensor, [-1])[:1]
-    host = tf.DeviceSpec.from_string(tensor.device).replace(device_type="CPU", device_index=0)
-    with tf.device(host):
-        # Of a copy that nobody uses the graph optimizer leaves a control edge; an assertion's data
-        # it copies, since it may have to print them.
-        return tf.raw_ops.Assert(condition=True, data=[first])

@@ -25,6 +25,7 @@ import tensorflow as tf
 from tfdist import cluster
 from tfdist.errors import ClusterError
 from tfdist.strategies.collectives import traffic
+from tfdist.strategies.read_by_host import read_by_host
 from tfdist.upstream.keras_variables import VariableOfParts
 
 
@@ -65,8 +66,6 @@ class Leading:
     def number(self) -> int:
         """Returns the number of one variable more; all processes divide them in one order."""
         if not self._has_any:
-            with tf.device("CPU:0"):
-                self._num_joined = tf.Variable(0, dtype=tf.int64, trainable=False)
             # After Horovod's own, so that it is called before that.
             atexit.register(self._wait_at_exit)
             cluster.on_end(self.meet)
@@ -121,10 +120,9 @@ class Leading:
         whole = self._hvd.allgather(sent, name=name, ignore_name_scope=True)
         traffic.note("all-gather", [whole])
         if not tf.executing_eagerly():
-            # Where only one process's rows count, the graphs of the others do not use the elements.
-            # What changes a variable is left in them, with what it is computed from.
-            with tf.device("CPU:0"):
-                self._num_joined.assign_add(tf.size(whole, tf.int64))
+            # Where only one process's rows count, the graphs of the others do not use the elements,
+            # and would not join.
+            read_by_host(whole)
         return tf.bitcast(whole, own.dtype) if own.dtype == tf.bfloat16 else whole
 
     def _num_before(self, number: int) -> int:

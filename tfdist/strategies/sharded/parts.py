@@ -7,6 +7,7 @@ what is not (a table of embeddings, matrices of Muon) stays whole.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -116,6 +117,7 @@ class Parts(Strategy):
             refuse_elsewhere(optimizer, keras_variables.ELSEWHERE)
         if self.copies_weights:
             self.take_over(model.variables)
+        gc.collect()  # what was whole may hang on cycles, which Python breaks up when it likes
 
     def _cut(self, weight: keras.Variable, slots: list[keras.Variable]) -> None:
         """Gives each owner its part of a weight's state."""
