@@ -32,7 +32,7 @@ def show(result: dict[str, Any]) -> None:
         if "error" in own:
             tables.text(f"{name} fails: {own['error']}")
     losses = [own["first_loss"] for own in result["contenders"].values() if "error" not in own]
-    if losses and max(losses) - min(losses) > _SAME_LOSS * max(losses):
+    if losses and max(losses) - min(losses) > _SAME_LOSS * max(map(abs, losses)):
         tables.text(f"The contenders do not compute the same: losses {losses}.")
 
 

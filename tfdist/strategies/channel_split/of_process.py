@@ -7,6 +7,7 @@ from one device is where a layer's channels are computed.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,7 @@ class ChannelSplitOfProcess(Strategy):
                 _cut(cut[id(variable)], self.devices)
             elif keras.backend.is_float_dtype(variable.dtype):  # seeds and counters are the host's
                 self._put(variable)
+        gc.collect()  # what was whole may hang on cycles, which Python breaks up when it likes
         return cut
 
     def _put(self, variable: keras.Variable) -> None:
