@@ -44,14 +44,7 @@ def on_one_device(model: keras.Model, exchange: Exchange | None = None) -> Loop:
             mean_loss.update_state(loss)
             accuracy.update_state(y, logits)
 
-    def run(iterator: Iterator[Any], num_steps: int) -> float:
-        mean_loss.reset_state()
-        accuracy.reset_state()
-        train(iterator, tf.constant(num_steps))
-        float(accuracy.result())
-        return float(mean_loss.result())
-
-    return run
+    return _telling(train, mean_loss, accuracy)
 
 
 def mirrored(model: keras.Model, strategy: tf.distribute.Strategy, batch_size: int) -> Loop:
@@ -109,14 +102,7 @@ def evaluating(model: keras.Model) -> Loop:
             mean_loss.update_state(loss_of(y, logits))
             accuracy.update_state(y, logits)
 
-    def run(iterator: Iterator[Any], num_steps: int) -> float:
-        mean_loss.reset_state()
-        accuracy.reset_state()
-        evaluate(iterator, tf.constant(num_steps))
-        float(accuracy.result())
-        return float(mean_loss.result())
-
-    return run
+    return _telling(evaluate, mean_loss, accuracy)
 
 
 def predicting(model: keras.Model) -> Loop:
@@ -129,5 +115,22 @@ def predicting(model: keras.Model) -> Loop:
     def run(iterator: Iterator[Any], num_steps: int) -> float:
         batches = (next(iterator) for _ in range(num_steps))
         return float(np.concatenate([outputs_of(x).numpy() for x, _ in batches]).mean())
+
+    return run
+
+
+def _telling(
+    loop: Callable[[Iterator[Any], tf.Tensor], None],
+    mean_loss: keras.metrics.Metric,
+    accuracy: keras.metrics.Metric,
+) -> Loop:
+    """Returns a loop of the graph with metrics that begin anew, and are read after it."""
+
+    def run(iterator: Iterator[Any], num_steps: int) -> float:
+        mean_loss.reset_state()
+        accuracy.reset_state()
+        loop(iterator, tf.constant(num_steps))
+        float(accuracy.result())
+        return float(mean_loss.result())
 
     return run
