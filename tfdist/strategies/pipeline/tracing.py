@@ -38,6 +38,7 @@ class Tracing:
     ) -> None:
         self._stages, self._devices, self._order = stages, devices, order
         self._micro_batch = micro_batch
+        self._graph = _graph()
         self._inside: set[int] = set()
         # By micro-batch and id of a tensor, which is kept, so that no other gets the id.
         self._made_in: dict[tuple[int, int], tuple[int, tf.Tensor]] = {}
@@ -50,6 +51,8 @@ class Tracing:
         number = self._micro_batch()
         stage = self._stages.get(operation)
         if stage is None or number is None or number in self._inside:
+            return plain(operation, *args, **kwargs)
+        if _graph() is not self._graph:  # of a probe, which is no micro-batch
             return plain(operation, *args, **kwargs)
         args, kwargs = keras.tree.map_structure(
             lambda leaf: self._entering(number, stage, leaf), (args, kwargs)
@@ -149,3 +152,7 @@ def _placed(device: str, after: Sequence[tf.Tensor]) -> Iterator[None]:
     beside_none = tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True)
     with beside_none, tf.device(device), tf.control_dependencies(after):
         yield
+
+
+def _graph() -> tf.Graph | None:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -1,0 +1,36 @@
+"""Which calls of a layer are those of a micro-batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.tracing import Tracing
+
+
+def test_a_probe_beside_the_step_is_no_micro_batch() -> None:
+    """What a model adds is one tensor to both: let into a stage in one graph, it is not there."""
+    layer, added = keras.layers.Add(), tf.ones([2])
+    places: list[str] = []
+
+    def computed(tracing: Tracing, x: Any) -> Any:
+        total = tracing.call(lambda operation, x: operation(x), layer, [x, added])
+        places.append(total.device)
+        return total
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tf.Tensor:
+        order = Order("gpipe", 2, 1)
+        tracing = Tracing({layer: 1}, ["CPU:0", "CPU:1"], order, lambda: 0)
+        first = computed(tracing, x)
+        with tf.init_scope():
+            probe = tf.function(lambda x: computed(tracing, x), autograph=False)
+            assert float(tf.reduce_sum(probe(tf.zeros([2])))) == 2.0
+        assert order.before_forward(1, 1)[0] is first
+        return computed(tracing, x)
+
+    assert float(tf.reduce_sum(step(tf.zeros([2])))) == 2.0
+    assert [place[-5:] for place in places] == ["CPU:1", "", "CPU:1"]
