@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 from rich.console import Console
@@ -38,7 +39,7 @@ def _arguments() -> argparse.Namespace:
         "--write",
         type=Path,
         metavar="FILE",
-        help="put the table into this file, where what is not asked stays",
+        help="put each answer, as it comes, into the table of this file, where the rest stays",
     )
     return parser.parse_args()
 
@@ -62,12 +63,27 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     ]
 
 
+def _with_answers(text: str, answers: table.Verdicts) -> str:
+    """Returns the text of a README with answers in its tables."""
+    for name, asked in TABLES.items():
+        if own := {question: v for question, v in answers.items() if question.case in asked}:
+            own = standing.joined(text, name, ENGINES, own)
+            text = table.replaced(text, name, table.markdown(own))
+    return text
+
+
 def main() -> int:
     """Prints the table; returns 1 where tfdist is wrong."""
     arguments = _arguments()
-    progress = Console(stderr=True)
+    progress, one_writes = Console(stderr=True), threading.Lock()
+    before = arguments.write.read_text("utf-8") if arguments.write else ""
+    answers: dict[Question, Verdict] = {}
 
     def report(question: Question, verdict: Verdict) -> None:
+        if arguments.write:  # at once: who ends the command keeps what has been answered
+            with one_writes:
+                answers[question] = verdict
+                arguments.write.write_text(_with_answers(before, answers), "utf-8")
         progress.print(
             f"{question.case} {question.engine} {question.num_replicas}: {verdict.status}",
             *verdict.details[:2],
@@ -78,17 +94,12 @@ def main() -> int:
     verdicts = ask_all(_questions(arguments), arguments.jobs, report)
     if arguments.json:
         print(json.dumps(table.records(verdicts), indent=1))
-    for name, asked in TABLES.items():
+    for asked in TABLES.values():
         own = {question: v for question, v in verdicts.items() if question.case in asked}
         if own and not arguments.json:
             Console().print(table.terminal(own)) if not arguments.markdown else print(
                 table.markdown(own)
             )
-        if own and arguments.write:
-            text = arguments.write.read_text("utf-8")
-            own = standing.joined(text, name, ENGINES, own)
-            written = table.replaced(text, name, table.markdown(own))
-            arguments.write.write_text(written, "utf-8")
     ours = [v for question, v in verdicts.items() if question.engine not in (KERAS, KERAS_EVEN)]
     return int(any(verdict.status not in ("exact", "refused") for verdict in ours))
 

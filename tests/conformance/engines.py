@@ -72,9 +72,13 @@ _PROGRAMS_BY_STAGES = {
     "text-generative-transformer",
     "large-batch-growing-batches",
 }
+#: Programs in which plain Keras trains what a Trainer keeps in parts.
+_PROGRAMS_IN_PARTS = {"guides-batch-by-hand", "guides-fit-of-the-model"}
 DECLINED = {
     "pipeline": _BY_STAGES | _PROGRAMS_BY_STAGES,
     "pipeline over processes": _BY_STAGES,
+    "channel_split": _PROGRAMS_IN_PARTS,
+    "sharded parameters": _PROGRAMS_IN_PARTS,
 }
 
 
