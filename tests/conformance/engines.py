@@ -72,13 +72,15 @@ _PROGRAMS_BY_STAGES = {
     "text-generative-transformer",
     "large-batch-growing-batches",
 }
-#: Programs in which plain Keras trains what a Trainer keeps in parts.
+#: Programs in which plain Keras trains what a Trainer keeps in parts; and of a table, of which it
+#: would have gradients of rows, that a layer of one's own holds.
 _PROGRAMS_IN_PARTS = {"guides-batch-by-hand", "guides-fit-of-the-model"}
+_TABLES_IN_PARTS = {"vision-shifted-windows"}
 DECLINED = {
     "pipeline": _BY_STAGES | _PROGRAMS_BY_STAGES,
     "pipeline over processes": _BY_STAGES,
     "channel_split": _PROGRAMS_IN_PARTS,
-    "sharded parameters": _PROGRAMS_IN_PARTS,
+    "sharded parameters": _PROGRAMS_IN_PARTS | _TABLES_IN_PARTS,
 }
 
 

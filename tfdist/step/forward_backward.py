@@ -138,9 +138,11 @@ def forward_backward(
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     connected = {i: shaped(g, trainable[i]) for i, g in gradients if g is not None}
     indices = {}
-    for i, gradient in connected.items() if replica.num_microbatches > 1 else ():
-        slices = pieces(gradient)
-        if isinstance(slices[0], tf.IndexedSlices) and state.aggregations.lookups.are_alike(i):
+    for i, gradient in connected.items():
+        if not isinstance(pieces(gradient)[0], tf.IndexedSlices):
+            continue
+        strategy.check_table(trainable[i])
+        if replica.num_microbatches > 1 and state.aggregations.lookups.are_alike(i):
             connected[i] = each_piece(lambda own: own.values, gradient)
             indices[i] = each_piece(lambda own: own.indices, gradient)
     return Contribution(connected, *state.changes(scope, replica), indices)

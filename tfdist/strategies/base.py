@@ -246,6 +246,13 @@ class Strategy(OneWorker):
         del op
         return tensors
 
+    def check_table(self, table: keras.Variable) -> None:
+        """Checks that what has gradients of rows can be trained.
+
+        Raises:
+            UnsupportedModelError: It cannot.
+        """
+
     def sum_in_parts(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:

@@ -147,16 +147,19 @@ def test_an_optimizer_that_cannot_be_made_again_trains_all_the_same() -> None:
     trainer.fit(**FIT)
 
 
-def test_what_cannot_be_divided_is_said() -> None:
+@pytest.mark.parametrize("entries", ["of its rows", "the same"])
+def test_what_cannot_be_divided_is_said(entries: str) -> None:
     with pytest.raises(ConfigurationError, match="expected one of optimizer, gradients"):
         Sharded(2, shard="all")
 
     class Rows(layers.Layer):
         def build(self, shape: tuple[int, ...]) -> None:
-            self.table = self.add_weight(shape=(40, 3))
+            self.table = self.add_weight(shape=(3, 3))
 
         def call(self, inputs: tf.Tensor) -> tf.Tensor:
-            return tf.reduce_sum(tf.gather(self.table, inputs), 1)
+            if entries == "the same":
+                return tf.gather(self.table, [0, 1, 2])[0] + tf.cast(inputs, "float32")
+            return tf.reduce_sum(tf.gather(self.table, inputs % 3), 1)
 
     def make() -> keras.Model:
         model = keras.Sequential([keras.Input((3,), dtype="int32"), Rows()])

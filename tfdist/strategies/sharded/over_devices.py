@@ -12,7 +12,7 @@ from tfdist.strategies import copies
 from tfdist.strategies.base import ReplicaFn
 from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.strategies.sharded.division import OverDevices
-from tfdist.strategies.sharded.parts import Parts, check_is_whole
+from tfdist.strategies.sharded.parts import Parts
 from tfdist.strategies.towers import Towers
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
@@ -92,8 +92,8 @@ class ShardedOverDevices(Parts, Towers):
         for place, gradient in gradients.items() if self.shard != "optimizer" else ():
             variable = variables[place]
             if isinstance(gradient, tf.IndexedSlices):
-                check_is_whole(variable)
-            elif isinstance(variable, VariableOfParts):
+                continue
+            if isinstance(variable, VariableOfParts):
                 pieces = zip(variable.cut(gradient), self.devices, strict=True)
                 own[place] = GradientParts(_sent(piece, device) for piece, device in pieces)
             elif hasattr(variable, _HOME):

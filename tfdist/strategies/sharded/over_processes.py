@@ -22,7 +22,7 @@ from tfdist.strategies.collectives.fusion import by_dtype
 from tfdist.strategies.horovod import Horovod, started
 from tfdist.strategies.sharded import leading
 from tfdist.strategies.sharded.division import OverProcesses
-from tfdist.strategies.sharded.parts import Parts, check_is_whole
+from tfdist.strategies.sharded.parts import Parts
 from tfdist.upstream.keras_variables import GradientParts, VariableOfParts, is_in_parts
 
 
@@ -83,9 +83,6 @@ class ShardedOverProcesses(Parts, Horovod):
         if self.shard == "optimizer":
             return {}
         places = [p for p in gradients if isinstance(variables[p], VariableOfParts)]
-        for place in places:
-            if isinstance(gradients[place], tf.IndexedSlices):
-                check_is_whole(variables[place])
         order = buckets.in_order({p: gradients[p] for p in places}, self.bucket_bytes)
         flat = [[tf.reshape(gradients[place], [-1]) for place in bucket] for bucket in order]
         scatter = functools.partial(by_dtype, self._scattered)

@@ -146,6 +146,14 @@ class Parts(Strategy):
             if isinstance(variable, VariableOfParts):  # it could be cut before
                 keras_variables.unite(variable, self.devices[0])
 
+    def check_table(self, table: keras.Variable) -> None:
+        if self.shard != "optimizer" and isinstance(table, VariableOfParts):
+            raise UnsupportedModelError(
+                f"{table.path!r} is a table that no Embedding holds, and its gradients of rows "
+                "cannot be cut: use keras.layers.Embedding, strategy 'towers', or "
+                f"Sharded(smallest=N) with more than its {table.shape.num_elements()} elements."
+            )
+
     def take_over(self, variables: Sequence[keras.Variable]) -> None:
         for weight in variables if self.copies_weights else ():
             if isinstance(weight, VariableOfParts) and weight.is_whole:
@@ -155,17 +163,3 @@ class Parts(Strategy):
         for weight in variables if self.copies_weights else ():
             if isinstance(weight, VariableOfParts) and weight.is_whole:
                 weight.value.assign(weight.joined())
-
-
-def check_is_whole(table: keras.Variable) -> None:
-    """Checks that a weight with gradients of rows is not cut.
-
-    Raises:
-        UnsupportedModelError: It is.
-    """
-    if isinstance(table, VariableOfParts):
-        raise UnsupportedModelError(
-            f"{table.path!r} is a table that no Embedding holds, and its gradients of rows cannot "
-            "be cut: use keras.layers.Embedding, strategy 'towers', or Sharded(smallest=N) with "
-            f"more than its {table.shape.num_elements()} elements."
-        )
