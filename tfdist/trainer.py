@@ -27,7 +27,7 @@ from tfdist.loops.training import Training
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
-from tfdist.step import recomputed_layers
+from tfdist.step.recompute.layers import prepare as prepare_to_recompute
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_data
@@ -112,7 +112,7 @@ class Trainer:
                 "sync_batch_norm takes the moments of the global batch, which accumulate="
                 f"{accumulate} never holds at once: leave one of the two out."
             )
-        recomputed_layers.prepare(recompute)
+        prepare_to_recompute(recompute)
         self.strategy = strategy = strategies.create(strategy, devices)
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.recompute = recompute

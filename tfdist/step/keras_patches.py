@@ -14,7 +14,7 @@ import keras
 
 from tfdist.step import batch_norm
 from tfdist.step.joins import told_of_calls
-from tfdist.step.recomputed_layers import computed_again
+from tfdist.step.recompute.layers import computed_again
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import moments_taken_by
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import keras
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.step.recompute import recomputed
+from tfdist.step.recompute.call import recomputed
 from tfdist.upstream import keras_remat
 from tfdist.upstream.keras_model import flatten_layers, is_functional
 
