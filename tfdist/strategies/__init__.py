@@ -31,7 +31,7 @@ _BUCKET_MB = Option(
     Literal["all", "auto"] | PositiveFloat,
     "megabytes of gradients that cross together, while the backward pass goes on; auto: by how "
     "many there are; all: at once",
-    "all",
+    "auto",
 )
 _PARAMETER_DEVICE = Option(str, "who holds the variables", "CPU:0")
 

@@ -50,7 +50,7 @@ class Horovod(SeveralWorkers):
         self,
         devices: int | str | Sequence[str] | None = None,
         compression: str = "none",
-        bucket_mb: float | str = "all",
+        bucket_mb: float | str = "auto",
     ) -> None:
         STRATEGIES["horovod"].check(compression=compression)
         if compression == "bf16":

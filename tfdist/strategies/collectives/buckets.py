@@ -35,11 +35,12 @@ def in_order(gradients: Mapping[int, Any], num_bytes: int | str | None) -> list[
     Returns:
         The places in each bucket, the same on every replica; one bucket at least.
     """
-    if num_bytes is None:
+    total = sum(map(_size, gradients.values()))
+    most = _fitting(total) if isinstance(num_bytes, str) else num_bytes
+    if most is None or total <= most:
         return [sorted(gradients, reverse=True)]
     places = _by_readiness(gradients)
     sizes = [_size(gradients[i]) for i in places]
-    most = num_bytes if isinstance(num_bytes, int) else _fitting(sum(sizes))
     buckets: list[list[int]] = [[]]
     held = 0
     for place, size in zip(places, sizes, strict=True):

@@ -49,7 +49,7 @@ class MultiWorker(SeveralWorkers, TFDistribute):
         self,
         devices: int | str | Sequence[str] | None = None,
         communication: str = "auto",
-        bucket_mb: float | str = "all",
+        bucket_mb: float | str = "auto",
         compression: str = "none",
     ) -> None:
         STRATEGIES["multi_worker"].check(compression=compression)
