@@ -23,17 +23,17 @@ class _Stream:
     """A device: first come, first served."""
 
     def __init__(self) -> None:
-        self._turn, self._last, self._now = threading.Condition(), 0, 0
+        self._lock, self._free_at = threading.Lock(), 0.0
 
     def hold(self, seconds: float) -> None:
-        """Waits for its turn, and then for a time."""
-        with self._turn:
-            mine, self._last = self._last, self._last + 1
-            self._turn.wait_for(lambda: self._now == mine)
-        time.sleep(seconds)
-        with self._turn:
-            self._now += 1
-            self._turn.notify_all()
+        """Waits for all that came before, and then for a time.
+
+        What was there in time begins when the device is free, and not when its thread wakes up.
+        """
+        with self._lock:
+            self._free_at = max(self._free_at, time.perf_counter()) + seconds
+            mine = self._free_at
+        time.sleep(max(0.0, mine - time.perf_counter()))
 
 
 _streams: dict[str, _Stream] = collections.defaultdict(_Stream)
