@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="of the network; Adam keeps two more numbers for each",
     )
-    parser.add_argument("--layers", type=PositiveInt, default=10, metavar="N", help="of equal size")
+    parser.add_argument("--layers", type=PositiveInt, default=24, metavar="N", help="of equal size")
     parser.add_argument("--devices", type=PositiveInt, default=2, metavar="N", help="replicas")
     parser.add_argument(
         "--limit",

@@ -16,6 +16,7 @@ from tfdist.bench.memory import network
 from tfdist.launcher.worker_pool import WorkerPool
 
 _SHARDED = ("optimizer", "gradients", "parameters")
+_DIVIDED = ("channel_split", "pipeline")
 
 
 class Contender(NamedTuple):
@@ -28,7 +29,7 @@ class Contender(NamedTuple):
     """
 
     strategy: str
-    options: Mapping[str, str]
+    options: Mapping[str, Any]
     in_processes: bool = False
 
     @property
@@ -42,7 +43,11 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
         "one_device": Contender("one_device", {}),
         "mirrored": Contender("mirrored", {}),
         "channel_split": Contender("channel_split", {}),
+        "pipeline": Contender("pipeline", {"micro_batches": 4}),
         **{f"sharded {what}": Contender("sharded", {"shard": what}) for what in _SHARDED},
+        "sharded optimizer, offloaded": Contender(
+            "sharded", {"shard": "optimizer", "offload": "optimizer"}
+        ),
         "horovod": Contender("horovod", {}, True),
         **{
             f"sharded {what}, processes": Contender("sharded", {"shard": what}, True)
@@ -113,7 +118,7 @@ def expected(contender: str, parameters: int, devices: int) -> dict[str, int]:
     """
     chosen = CONTENDERS[contender]
     copies = 12 * devices
-    if chosen.strategy == "channel_split":  # each number, and its gradient, is on one device alone
+    if chosen.strategy in _DIVIDED:  # each number, and its gradient, is on one device alone
         copies, devices = 12, 1
     if chosen.shard:
         copies = 12 if chosen.shard == "parameters" else 4 * devices + 12
