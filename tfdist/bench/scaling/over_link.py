@@ -48,7 +48,7 @@ ENGINES = {
     "PyTorch, Gloo": Engine("link_torch", "-", _COPIES + _PARTS),
 }
 #: Eight layers alike, of 8 million weights together: their gradients are there one by one.
-NETWORK = Workload("mlp", {"units": (1024,) * 8}, (1024,), "float32", 256, 4)
+NETWORK = Workload("mlp", {"units": (1024,) * 8}, (1024,), "float32", 1024, 4)
 _SMALL = 32
 
 
