@@ -1,8 +1,10 @@
 """`python -m tests.plan.links`: the scaling plan beside real processes over links of known rates.
 
-Two hosts are network namespaces, joined by a wire that `tc` slows down to one rate after another.
-What an exchange takes beside its links is measured once, on the wire as it is; what it takes on the
-slowed wire is planned from that by `tfdist.plan.scaling`, and measured. It needs root.
+Hosts are network namespaces, each with a process and a wire that `tc` slows down to one rate after
+another. What an exchange takes beside its links, and what a step adds to it, is measured once, by
+as many processes on wires as they are; what computing takes, beside each step, by as many that
+compute at a time and exchange nothing. What sums and steps take on slowed wires is planned from
+that by `tfdist.plan.scaling`, and measured. It needs root.
 """
 
 from __future__ import annotations
@@ -15,30 +17,34 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tests.plan.links_worker import SIZES
 from tests.support import ROOT
-from tfdist.bench.two_hosts import HOSTS, NotAllowedError, TwoHosts, two_hosts
+from tfdist.bench.hosts import Hosts, NotAllowedError, make_hosts
 from tfdist.console import sizes, table_files
-from tfdist.plan.scaling.exchange import PAYLOAD, Link, Profile, Wires, ring
+from tfdist.plan.scaling.exchange import PAYLOAD, Link, Profile, Wires, ring, step
 
-RATES = ("1Gb", "400Mb", "200Mb", "100Mb")
+PROCESSES = (2, 3, 4)
+RATES = ("1Gb", "400Mb", "100Mb")
 _HEADER = ("processes", "link", "what", "planned ms", "measured ms", "ratio")
+_FREE = Link(1e12, 0.0)
 
 
 def main() -> int:
     """Measures, and prints and writes the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.plan.links", description=__doc__)
-    parser.add_argument("--per-host", type=int, default=1, help="processes of a host")
+    parser.add_argument("--processes", nargs="+", type=int, default=list(PROCESSES))
     parser.add_argument("--rates", nargs="+", default=list(RATES))
     parser.add_argument("--table", type=Path, help="FILE.md or FILE.csv")
     chosen = parser.parse_args()
+    rows: list[list[str]] = []
     try:
-        with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
-            rows = compare(hosts, chosen.per_host, chosen.rates)
+        for number in chosen.processes:
+            with tempfile.TemporaryDirectory() as folder, make_hosts(Path(folder), number) as hosts:
+                rows += compare(hosts, chosen.rates)
     except NotAllowedError as error:
         print(f"no hosts can be made here: {error}", file=sys.stderr)
         return 1
@@ -49,13 +55,9 @@ def main() -> int:
     return 0
 
 
-def compare(hosts: TwoHosts, per_host: int, rates: Sequence[str]) -> list[list[str]]:
-    """Returns a row for each rate and each thing that is measured."""
-    num_workers = per_host * len(HOSTS)
-    places = [host for host in HOSTS for _ in range(per_host)]
-    addresses = ",".join(
-        f"{hosts.addresses[host]}:{5000 + rank}" for rank, host in enumerate(places)
-    )
+def compare(hosts: Hosts, rates: Sequence[str]) -> list[list[str]]:
+    """Returns a row for each rate and each thing that is measured, by a process on each host."""
+    addresses = ",".join(f"{a}:{5000 + i}" for i, a in enumerate(hosts.addresses.values()))
     command = [sys.executable, "-m", "tests.plan.links_worker"]
     env = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryFile("w+") as errors:
@@ -64,55 +66,60 @@ def compare(hosts: TwoHosts, per_host: int, rates: Sequence[str]) -> list[list[s
                 host, [*command, str(rank), addresses], env,
                 stdin=subprocess.PIPE, stderr=errors, cwd=ROOT,
             )
-            for rank, host in enumerate(places)
+            for rank, host in enumerate(hosts.addresses)
         ]  # fmt: skip
         try:
             free = _ask(workers)
+            profile = _profile(len(workers), free)
+            alone = _Plan(len(workers), profile, _FREE).seconds(free["compute"], free["bytes"])
+            adds = max(0.0, free["step"] - alone)
             rows = []
             for rate in rates:
-                hosts.slow(sizes.bytes_per_second(rate))
-                rows += _rows(num_workers, rate, free, _ask(workers))
+                hosts.network.slow(sizes.bytes_per_second(rate))
+                link = Link(PAYLOAD * sizes.bytes_per_second(rate), 0.0)
+                plan = _Plan(len(workers), profile, link)
+                rows += _rows(rate, plan, adds, _ask(workers))
         except json.JSONDecodeError:
             errors.seek(0)
             raise SystemExit(errors.read()[-2000:]) from None
     return rows
 
 
-def _rows(num_workers: int, rate: str, free: Any, slow: Any) -> list[list[str]]:
-    """What is planned for a rate, from what was measured without one, beside what was measured."""
-    wires = Wires(Link(PAYLOAD * sizes.bytes_per_second(rate), 0.0), Link(1e12, 0.0))
+def _profile(num_workers: int, free: Any) -> Profile:
+    """What exchanges take beside their links, from what was measured on wires as they are."""
+    moved = [ring(size, num_workers, Wires(Link(1.0, 0.0), _FREE)) for size in SIZES]
+    # A straight line through what sums of each size take, each as near as the others for its size:
+    # seconds a byte of the software, and a part that is the same for all.
+    per_byte, alone = np.polyfit(moved, free["sums"], 1, w=1 / np.array(free["sums"]))
+    rate = 1 / max(float(per_byte), 1e-12)
+    return Profile(0.0, free["bytes"], max(0.0, float(alone)), rate)
 
-    def moved(num_bytes: float, own: Wires) -> float:
-        return ring(num_bytes, num_workers, own)
 
-    each = Wires(Link(1.0, 0.0), Link(1.0, 0.0))
-    # A straight line through what sums of each size take: seconds a byte of the software, and a
-    # part that is the same for all.
-    per_byte, alone = np.polyfit([moved(size, each) for size in SIZES], free["sums"], 1)
-    profile = Profile(0.0, 0.0, max(0.0, float(alone)), 1 / max(float(per_byte), 1e-12))
-    link = wires.outer._replace(rate=min(wires.outer.rate, profile.exchange_rate))
-    limited = wires._replace(outer=link)
+class _Plan(NamedTuple):
+    """What so many workers on links of a rate are planned to take."""
 
-    def planned(num_bytes: float) -> float:
-        return profile.exchange_seconds + moved(num_bytes, limited)
+    num_workers: int
+    profile: Profile
+    link: Link
 
+    def seconds(self, computing: float, num_bytes: float) -> float:
+        """Returns what a step takes that computes so long and then sums so many bytes."""
+        whole = self.profile._replace(seconds=computing, gradient_bytes=num_bytes)
+        found = step("ring", whole, self.num_workers, Wires(self.link, _FREE))
+        assert found is not None
+        return found.seconds
+
+
+def _rows(rate: str, plan: _Plan, adds: float, slow: Any) -> list[list[str]]:
+    """What is planned for a rate beside what was measured; `adds`: a step to its exchange."""
     found = [
-        (f"sum of {sizes.in_words(size)}", planned(size), seconds)
+        (f"sum of {sizes.in_words(size)}", plan.seconds(0.0, size), seconds)
         for size, seconds in zip(SIZES, slow["sums"], strict=True)
     ]
-    longer = planned(free["bytes"]) - (
-        profile.exchange_seconds + free["bytes"] * moved(1.0, each) / profile.exchange_rate
-    )
-    found.append(("training step", free["step"] + longer, slow["step"]))
+    whole = plan.seconds(slow["compute"] + adds, plan.profile.gradient_bytes)
+    found.append(("training step", whole, slow["step"]))
     return [
-        [
-            str(num_workers),
-            rate,
-            what,
-            f"{1e3 * a:.0f}",
-            f"{1e3 * b:.0f}",
-            f"{a / b:.2f}",
-        ]
+        [str(plan.num_workers), rate, what, f"{1e3 * a:.0f}", f"{1e3 * b:.0f}", f"{a / b:.2f}"]
         for what, a, b in found
     ]
 
@@ -128,7 +135,8 @@ def _ask(workers: Sequence[subprocess.Popen[str]]) -> Any:
         assert worker.stdout is not None
         answers.append(json.loads(worker.stdout.readline()))
     sums = np.max([answer["sums"] for answer in answers], 0).tolist()
-    return answers[0] | {"sums": sums, "step": max(answer["step"] for answer in answers)}
+    slowest = {key: max(answer[key] for answer in answers) for key in ("compute", "step")}
+    return answers[0] | slowest | {"sums": sums}
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from tfdist import cluster, strategies
 from tfdist.strategies.collectives.bandwidth import measure
 
 #: Bytes of the sums that are timed.
-SIZES = (250_000, 1_000_000, 4_000_000)
-#: A network of 1.1 million weights, next to no arithmetic.
-UNITS, FEATURES, ROWS, STEPS = 1024, 64, 16, 8
+SIZES = (1_000_000, 4_000_000, 16_000_000)
+#: A network of 1.1 million weights; rows of each worker, and steps that are timed.
+UNITS, FEATURES, ROWS, STEPS = 1024, 64, 64, 16
 
 
 def build() -> keras.Model:
@@ -48,23 +48,39 @@ class Clock(keras.callbacks.Callback):
         self.ends.append(time.perf_counter())
 
 
-def main(rank: int, addresses: list[str]) -> None:
-    """Joins the others and measures as often as it is told to."""
-    cluster.use(cluster.discover(workers=addresses, rank=rank))
-    joined = tfdist.Trainer(build, strategy=strategies.create("multi_worker", 1), steps_per_call=1)
-    rows = ROWS * len(addresses)
-    data = tf.data.Dataset.from_tensors((np.ones((rows, FEATURES), "float32"), np.ones((rows, 1))))
-    clock = Clock()
+class Steps:
+    """Steps of a trainer, on so many rows each, over all workers that it has."""
 
-    def step() -> float:
-        joined.fit(data.repeat(), steps_per_epoch=STEPS, verbose=0, callbacks=[clock])
+    def __init__(self, strategy: strategies.Strategy, num_rows: int) -> None:
+        self.trainer = tfdist.Trainer(build, strategy=strategy, steps_per_call=1)
+        batch = np.ones((num_rows, FEATURES), "float32"), np.ones((num_rows, 1))
+        self._data = tf.data.Dataset.from_tensors(batch).repeat()
+
+    def seconds(self, num_steps: int = STEPS) -> float:
+        """Returns what a step takes, the median of so many."""
+        clock = Clock()
+        self.trainer.fit(self._data, steps_per_epoch=num_steps, verbose=0, callbacks=[clock])
         return float(np.median(np.diff(clock.ends)))
 
-    step()
-    weights = sum(int(np.prod(w.shape)) for w in joined.model.trainable_variables)
+
+def main(rank: int, addresses: list[str]) -> None:
+    """Joins the others and measures as often as it is told to."""
+    me = cluster.discover(workers=addresses, rank=rank)
+    cluster.use(me)
+    joined = Steps(strategies.create("multi_worker", 1), ROWS * len(addresses))
+    joined.seconds()
+    cluster.leave()
+    alone = Steps(strategies.create("one_device", 1), ROWS)
+    alone.seconds()
+    cluster.use(me)
+    weights = joined.trainer.model.trainable_variables
+    num_bytes = 4 * sum(int(np.prod(w.shape)) for w in weights)
     for _ in sys.stdin:
-        sums = [measure(joined.strategy, size, repeats=7)[0] for size in SIZES]
-        print(json.dumps({"sums": sums, "step": step(), "bytes": 4 * weights}), flush=True)
+        strategy = joined.trainer.strategy
+        sums = [measure(strategy, size, repeats=7)[0] for size in SIZES]
+        # The sum above has all begin at a time; many steps, so that they go on at a time too.
+        found = {"sums": sums, "compute": alone.seconds(4 * STEPS), "step": joined.seconds()}
+        print(json.dumps(found | {"bytes": num_bytes}), flush=True)
 
 
 if __name__ == "__main__":

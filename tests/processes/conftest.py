@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.bench.two_hosts import NotAllowedError, TwoHosts
-from tfdist.bench.two_hosts import two_hosts as make
+from tfdist.bench.hosts import Hosts, NotAllowedError, make_hosts
 
 
 @pytest.fixture
-def two_hosts(tmp_path: Path) -> Iterator[TwoHosts]:
+def two_hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Two hosts with nothing but a wire between them; skips where the machine forbids them."""
     try:
-        with make(tmp_path) as hosts:
+        with make_hosts(tmp_path) as hosts:
             yield hosts
     except NotAllowedError as error:
         pytest.skip(f"no network namespaces here: {error}")

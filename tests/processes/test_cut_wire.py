@@ -15,14 +15,14 @@ import pytest
 from tests.processes.test_two_hosts import AS_ROOT, MPIRUN, needs_horovod, needs_mpi
 from tests.support import ROOT
 from tests.support.waiting import wait_for
-from tfdist.bench.two_hosts import TwoHosts
+from tfdist.bench.hosts import Hosts
 from tfdist.watchdog.exit import EXIT_CODE
 
 START_SECONDS, END_SECONDS = 240.0, 60.0
 TRAIN = [sys.executable, "-m", "tfdist.train", "--smoke"]
 
 
-def by_flags(hosts: TwoHosts, *command: str) -> list[subprocess.Popen[str]]:
+def by_flags(hosts: Hosts, *command: str) -> list[subprocess.Popen[str]]:
     """Starts a worker on each host, which takes the addresses from its flags."""
     workers = ",".join(f"{address}:2222" for address in hosts.addresses.values())
     flags = ["--strategy", "multi_worker", "--workers", workers]
@@ -34,7 +34,7 @@ def by_flags(hosts: TwoHosts, *command: str) -> list[subprocess.Popen[str]]:
 
 @pytest.mark.long  # they train there until the wire is cut
 def test_multi_worker_trains_there_with_addresses_from_flags(
-    two_hosts: TwoHosts, tmp_path: Path
+    two_hosts: Hosts, tmp_path: Path
 ) -> None:
     folder = ["--data-dir", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
     processes = by_flags(two_hosts, *TRAIN, *folder)
@@ -47,7 +47,7 @@ def test_multi_worker_trains_there_with_addresses_from_flags(
 @pytest.mark.long
 @needs_horovod
 @needs_mpi
-def test_horovod_trains_there_with_hosts_from_mpirun(two_hosts: TwoHosts, tmp_path: Path) -> None:
+def test_horovod_trains_there_with_hosts_from_mpirun(two_hosts: Hosts, tmp_path: Path) -> None:
     folder = ["--data-dir", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
     command = [*MPIRUN, *TRAIN, "--strategy", "horovod", *folder]
     done = two_hosts.run("a", command, env=AS_ROOT, cwd=ROOT, seconds=START_SECONDS)
@@ -55,7 +55,7 @@ def test_horovod_trains_there_with_hosts_from_mpirun(two_hosts: TwoHosts, tmp_pa
     assert (tmp_path / "run" / "model.keras").exists()
 
 
-def test_both_sides_of_a_cut_wire_say_so_and_end(two_hosts: TwoHosts) -> None:
+def test_both_sides_of_a_cut_wire_say_so_and_end(two_hosts: Hosts) -> None:
     addresses = [f"{address}:2222" for address in two_hosts.addresses.values()]
     processes = [
         two_hosts.start(
@@ -87,7 +87,7 @@ def test_both_sides_of_a_cut_wire_say_so_and_end(two_hosts: TwoHosts) -> None:
     ],
 )
 def test_both_ranks_of_horovod_say_so_and_end(
-    launcher: list[str], two_hosts: TwoHosts, tmp_path: Path
+    launcher: list[str], two_hosts: Hosts, tmp_path: Path
 ) -> None:
     outputs = {host: tmp_path / f"output-{host}" for host in two_hosts.addresses}
     # Each into a file: what the rank beyond the wire says does not reach the launcher. Of its end
@@ -104,8 +104,8 @@ def test_both_ranks_of_horovod_say_so_and_end(
         assert "no sign of life" in path.read_text()
 
 
-def _trains(hosts: TwoHosts, host: str) -> bool:
-    for pid in hosts.running(host):
+def _trains(hosts: Hosts, host: str) -> bool:
+    for pid in hosts.network.running(host):
         with contextlib.suppress(psutil.Error):  # it has just ended
             if "tests.processes.faulty" in psutil.Process(pid).cmdline():
                 return True

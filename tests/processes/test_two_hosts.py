@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.support import ROOT
-from tfdist.bench.two_hosts import TwoHosts
+from tfdist.bench.hosts import Hosts
 
 #: Open MPI would bind both ranks to the first core, which these hosts share. What it starts must
 #: live for a moment: mpirun 5.0.11 waits for ever, one time in 75, where `hostname` ended at once.
@@ -24,7 +24,7 @@ needs_mpi = pytest.mark.skipif(
 )
 
 
-def connect(hosts: TwoHosts, host: str, address: str, port: int) -> str:
+def connect(hosts: Hosts, host: str, address: str, port: int) -> str:
     """What comes of connecting to an address from a host."""
     program = (
         "import socket\n"
@@ -37,7 +37,7 @@ def connect(hosts: TwoHosts, host: str, address: str, port: int) -> str:
     return hosts.run(host, [sys.executable, "-c", program], seconds=30).stdout.strip()
 
 
-def test_hosts_share_the_wire_and_nothing_else(two_hosts: TwoHosts) -> None:
+def test_hosts_share_the_wire_and_nothing_else(two_hosts: Hosts) -> None:
     program = (
         "import socket\n"
         "server = socket.create_server(('', 5000))\n"
@@ -58,12 +58,12 @@ def test_hosts_share_the_wire_and_nothing_else(two_hosts: TwoHosts) -> None:
     assert server.wait(30) < 0
 
 
-def test_memory_is_each_hosts_own(two_hosts: TwoHosts) -> None:
+def test_memory_is_each_hosts_own(two_hosts: Hosts) -> None:
     assert two_hosts.run("a", ["touch", "/dev/shm/mark"]).returncode == 0
     assert two_hosts.run("b", ["ls", "/dev/shm"]).stdout == ""
 
 
-def test_ssh_leaves_the_callers_variables_behind(two_hosts: TwoHosts) -> None:
+def test_ssh_leaves_the_callers_variables_behind(two_hosts: Hosts) -> None:
     asked = ["ssh", "-x", "-o", "StrictHostKeyChecking=no", "b", "echo", "$(hostname)$MARK"]
     assert two_hosts.run("a", asked, env={"MARK": "!"}).stdout == "b\n"
 
@@ -76,7 +76,7 @@ def test_ssh_leaves_the_callers_variables_behind(two_hosts: TwoHosts) -> None:
         (["horovodrun", "--gloo", "-np", "2", "-H", "a:1,b:1"], "Gloo"),
     ],
 )
-def test_horovod_sums_over_both(launcher: list[str], controller: str, two_hosts: TwoHosts) -> None:
+def test_horovod_sums_over_both(launcher: list[str], controller: str, two_hosts: Hosts) -> None:
     command = [*launcher, sys.executable, str(ROOT / "tests/processes/horovod_sum.py")]
     done = two_hosts.run("a", command, env=AS_ROOT, cwd=ROOT)
     for rank, host in enumerate("ab"):

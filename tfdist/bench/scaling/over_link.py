@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from tfdist.bench.hosts import Hosts, NotAllowedError, make_hosts
 from tfdist.bench.interleave import take_turns
 from tfdist.bench.scaling import link_answers as answers
 from tfdist.bench.scaling.link_ratios import judged
 from tfdist.bench.step.workloads import Workload
-from tfdist.bench.two_hosts import HOSTS, NotAllowedError, TwoHosts, two_hosts
 from tfdist.console import sizes
 from tfdist.errors import DeviceError, LaunchError
 
@@ -72,14 +72,14 @@ def measured(
     batch_size = _SMALL if smoke else NETWORK.batch_size
     link = links[0]
     try:
-        with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
+        with tempfile.TemporaryDirectory() as folder, make_hosts(Path(folder)) as hosts:
             results = []
             for engine in engines:
-                hosts.slow(*rates[links[0]])
+                hosts.network.slow(*rates[links[0]])
                 with _started(hosts, ENGINES[engine], batch_size) as workers:
                     facts = {"engine": engine} | json.loads(workers.lines()[0])
                     for link in links:
-                        hosts.slow(*rates[link])
+                        hosts.network.slow(*rates[link])
                         results.append({"link": link} | _measured(workers, facts, rounds))
     except NotAllowedError as error:
         raise DeviceError(
@@ -138,15 +138,15 @@ class _Workers:
 
 
 @contextlib.contextmanager
-def _started(hosts: TwoHosts, engine: Engine, batch_size: int) -> Iterator[_Workers]:
+def _started(hosts: Hosts, engine: Engine, batch_size: int) -> Iterator[_Workers]:
     """Starts a worker on each host, one after the other: rank 0 is there for the others to find."""
-    places = ",".join(f"{hosts.addresses[host]}:{5000 + i}" for i, host in enumerate(HOSTS))
+    places = ",".join(f"{a}:{5000 + i}" for i, a in enumerate(hosts.addresses.values()))
     command = [sys.executable, "-m", f"tfdist.bench.scaling.{engine.module}", engine.strategy]
     env = {"PYTHONPATH": ":".join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryFile("w+") as errors:
         workers = _Workers(errors)
         try:
-            for rank, host in enumerate(HOSTS):
+            for rank, host in enumerate(hosts.addresses):
                 pipes = {"stdin": subprocess.PIPE, "stderr": errors}
                 own = [str(rank), places, str(batch_size)]
                 process = hosts.start(host, [*command, *own], env, **pipes)

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: that they go with whoever made them."""
+"""Hosts on one machine: that they go with whoever made them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 _MAKES = """
 import pathlib, sys
-from tfdist.bench.two_hosts import NotAllowedError, two_hosts
+from tfdist.bench.hosts import NotAllowedError, make_hosts
 
 try:
-    with two_hosts(pathlib.Path(sys.argv[1])) as hosts:
+    with make_hosts(pathlib.Path(sys.argv[1])) as hosts:
         process = hosts.start("a", ["sleep", "600"])
         print("made", flush=True)
         process.wait()
