@@ -9,11 +9,12 @@ import pytest
 
 from tfdist.console import sizes
 from tfdist.plan import __main__ as plan
-from tfdist.plan.memory import liveness, transfers
+from tfdist.plan.memory import liveness, schedule, transfers
 from tfdist.plan.memory.allocator import Allocator
 from tfdist.plan.memory.check import GOAL
 from tfdist.plan.memory.devices import Planner
-from tfdist.plan.memory.liveness import Operation
+from tfdist.plan.memory.liveness import Kept
+from tfdist.plan.memory.operations import Operation
 from tfdist.plan.memory.trace import trace
 from tfdist.plan.network import Network
 
@@ -52,9 +53,10 @@ def test_tensors_live_until_they_are_read_for_the_last_time() -> None:
         "last": Operation("Relu", [("kept", 0)], [], [size], overwrites=True),
         "both": Operation("MatMul", [("over", 0), ("last", 0)], ["last"], [4]),
     }
-    found = liveness.peak(operations, liveness.order(operations))
+    moments = list(schedule.one_by_one(schedule.order(operations)))
+    found = liveness.peak(operations, moments)
     assert found == (2 * size + 256, "both")  # over and last, and the result
-    held = liveness.peak(operations, liveness.order(operations), [size, size])
+    held = liveness.peak(operations, moments, [Kept(size), Kept(size)])
     assert held.num_bytes == 4 * size + 256
 
 
@@ -67,11 +69,36 @@ def test_devices_hold_copies_of_what_they_read_of_others() -> None:
         "z": Operation("MatMul", [("x", 0), ("y", 0)], [], [4], device="b"),
     }
     moved = transfers.with_transfers(operations)
-    found = liveness.peaks(moved, liveness.order(moved), {"a": [size], "b": []})
+    moments = schedule.one_by_one(schedule.order(moved))
+    found = liveness.peaks(moved, moments, {"a": [Kept(size)], "b": []})
     assert found["a"].num_bytes == 2 * size
     assert found["b"].num_bytes == 2 * size + 256  # copies of x and weight, and y
     one = transfers.on_one(operations)
-    assert liveness.peak(one, liveness.order(one), [size]).num_bytes == 2 * size + 2 * 256
+    moments = schedule.one_by_one(schedule.order(one))
+    assert liveness.peak(one, moments, [Kept(size)]).num_bytes == 2 * size + 2 * 256
+
+
+def test_threads_hold_what_they_compute_at_a_time() -> None:
+    size = 256 * KB
+    operations = {
+        "x": Operation("Conv2D", [], [], [size]),
+        "input": Operation("Conv2DBackpropInput", [("x", 0)], [], [size], work=2.0),
+        "filter": Operation(
+            "Conv2DBackpropFilter", [("x", 0)], [], [4], workspaces=[size], work=2.0
+        ),
+        "next": Operation("MaxPoolGrad", [("input", 0)], [], [size], workspaces=[size, size]),
+    }
+    in_order = schedule.order(operations)
+    alone = liveness.peak(operations, schedule.moments(operations, in_order, 0))
+    assert alone == (4 * size, "next")
+    # The filter's gradient takes as long as the input's, for which what comes next has waited.
+    both = liveness.peak(operations, schedule.moments(operations, in_order, 2))
+    assert both == (6 * size + 256, "next")
+
+
+def test_random_numbers_leave_room_behind() -> None:
+    kept = liveness.peak({}, [], [Kept(256 * KB, drawn=True)])
+    assert kept.num_bytes == 256 * KB
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,14 +82,17 @@ def _row(name: str, optimizer: str, precision: str, strategy: str) -> list[str]:
 
 def _planned(network: Network, batch: int, strategy: str) -> int:
     """Bytes of a step: of all devices together, which have one memory where they are measured."""
+    import tensorflow as tf
+
     from tfdist.plan.memory.devices import Planner
     from tfdist.plan.memory.over_devices import OverDevices
     from tfdist.plan.memory.trace import trace
 
     chosen = over_flags.chosen([strategy.partition(" ")[0]]).get(strategy)
+    cpus = 0 if tf.config.list_physical_devices("GPU") else len(os.sched_getaffinity(0))
     if chosen is None:
-        return Planner(trace(network), 1).on(strategy, batch)[0].total
-    over = OverDevices(network, chosen.strategy, _NUM_DEVICES, chosen.options)
+        return Planner(trace(network, cpus), 1).on(strategy, batch)[0].total
+    over = OverDevices(network, chosen.strategy, _NUM_DEVICES, chosen.options, cpus)
     return over.together(batch)
 
 

@@ -83,11 +83,11 @@ def run(
 
     from tfdist.plan.memory import over_devices, report
     from tfdist.plan.memory.devices import Planner
-    from tfdist.plan.memory.trace import trace
+    from tfdist.plan.memory.trace import NOTHING, trace
 
     if over:
         over_devices.make_devices(devices)
-    traced = trace(chosen)
+    traced = trace(chosen) if set(names) & set(REPLICAS) else NOTHING
     laid = {
         name: over_devices.OverDevices(chosen, one.strategy, devices, one.options)
         for name, one in over.items()

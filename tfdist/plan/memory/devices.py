@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tfdist.plan.memory import liveness
+from tfdist.plan.memory import liveness, schedule
 from tfdist.plan.memory.held import Held
+from tfdist.plan.memory.liveness import Kept
 from tfdist.plan.memory.over_devices import OverDevices
 from tfdist.plan.memory.trace import Traced
 
@@ -37,8 +38,9 @@ class Planner:
     ) -> None:
         self._traced, self._num_devices, self._num_servers = traced, num_devices, num_servers
         self._over, self._order = over, traced.rows.order()
-        self._weights, self._gradients = sum(traced.weights), sum(traced.trainable)
-        self._optimizer = sum(traced.optimizer)
+        self._weights = sum(one.num_bytes for one in traced.weights)
+        self._gradients = sum(traced.trainable)
+        self._optimizer = sum(one.num_bytes for one in traced.optimizer)
         self._peaks: dict[tuple[int, bool], int] = {}
 
     def share(self, batch: int) -> int:
@@ -86,10 +88,14 @@ class Planner:
     def _peak(self, num_rows: int, whole: bool) -> int:
         """The peak of a step; of one that changes nothing, without the optimizer's variables."""
         if (num_rows, whole) not in self._peaks:
-            held = self._traced.weights + (self._traced.optimizer if whole else [])
-            operations = self._traced.rows.operations(num_rows)
+            traced = self._traced
+            held = traced.weights + (traced.optimizer if whole else [])
+            if traced.cpus:  # the data are in the same memory
+                held = [Kept(num_rows * size) for size in traced.example] + held
+            operations = traced.rows.operations(num_rows)
             names = self._order if whole else self._before_update(self._order)
-            self._peaks[num_rows, whole] = liveness.peak(operations, names, held).num_bytes
+            moments = schedule.moments(operations, names, traced.cpus)
+            self._peaks[num_rows, whole] = liveness.peak(operations, moments, held).num_bytes
         return self._peaks[num_rows, whole]
 
     def _before_update(self, names: list[str]) -> list[str]:

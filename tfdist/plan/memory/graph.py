@@ -8,32 +8,10 @@ from types import MappingProxyType
 
 import tensorflow as tf
 
-from tfdist.plan.memory.liveness import Operation, Output
+from tfdist.plan.memory import cpu_kernels, kinds
+from tfdist.plan.memory.operations import Operation, Output
 from tfdist.upstream.tensorflow_functions import function_called
 
-#: What hands its input on as it is, or with another shape.
-_SHARES = {
-    "Bitcast", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Snapshot",
-    "Squeeze", "StopGradient",
-}  # fmt: skip
-#: What works number by number, and writes over an input that nobody else reads.
-_OVERWRITES = {
-    "Abs", "Add", "AddN", "AddV2", "BiasAdd", "ClipByValue", "Cos", "Div", "DivNoNan", "Elu",
-    "EluGrad", "Erf", "Exp", "Expm1", "FusedBatchNormGradV3", "FusedBatchNormV3", "Inv",
-    "LeakyRelu", "LeakyReluGrad", "Log", "Log1p", "LogSoftmax", "Maximum", "Minimum",
-    "Mul", "MulNoNan", "Neg",
-    "Pow", "RealDiv", "Reciprocal", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "Rsqrt", "RsqrtGrad",
-    "Select", "SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softmax",
-    "Softplus", "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh",
-    "TanhGrad", "Xdivy", "Xlogy",
-}  # fmt: skip
-#: What reads of a tensor no more than its shape, which Grappler knows: it drops the edge.
-_ONLY_SHAPE = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
-#: What lies elsewhere: variables count for themselves, and constants are small.
-_ELSEWHERE = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
-_CALLS = {"PartitionedCall": "f", "StatefulPartitionedCall": "f"}
-_BRANCHES = {"If", "StatelessIf"}
-_LOOPS = {"While", "StatelessWhile"}
 _NOWHERE: Mapping[Output, str] = MappingProxyType({})
 
 
@@ -43,7 +21,7 @@ def body_of_loop(graph: tf.Graph) -> tf.Graph:
     Raises:
         LookupError: There is none.
     """
-    loops = (op for op in graph.get_operations() if op.type in _LOOPS)
+    loops = (op for op in graph.get_operations() if op.type in kinds.LOOPS)
     return function_called(graph, next(loops).get_attr("body").name)
 
 
@@ -56,7 +34,7 @@ def homes_in_loop(graph: tf.Graph) -> dict[Output, str]:
     Returns:
         By the input of the loop's body that stands for the variable.
     """
-    loop = next(op for op in graph.get_operations() if op.type in _LOOPS)
+    loop = next(op for op in graph.get_operations() if op.type in kinds.LOOPS)
     captured = {_name(inside): outside.device for outside, inside in graph.captures}
     pairs = zip(body_of_loop(graph).inputs, loop.inputs, strict=True)
     return {
@@ -66,16 +44,19 @@ def homes_in_loop(graph: tf.Graph) -> dict[Output, str]:
     }
 
 
-def operations(graph: tf.Graph, homes: Mapping[Output, str] = _NOWHERE) -> dict[str, Operation]:
+def operations(
+    graph: tf.Graph, homes: Mapping[Output, str] = _NOWHERE, cpus: int = 0
+) -> dict[str, Operation]:
     """Returns the operations of a graph by name, and those of the functions that it calls.
 
     Args:
         graph: Of a function.
         homes: The devices of variables, as of `homes_in_loop`: what reads or assigns is there.
+        cpus: Threads of a CPU, whose kernels take workspaces; 0: of another device.
     """
-    found: dict[str, Operation] = {}
-    _write_out(graph, "", {}, found, homes, "")
-    return found
+    writer = _Writer(homes, cpus)
+    writer.write_out(graph, "", {}, "")
+    return writer.found
 
 
 def short(device: str) -> str:
@@ -84,52 +65,93 @@ def short(device: str) -> str:
     return f"{parsed.device_type}:{parsed.device_index or 0}" if parsed.device_type else ""
 
 
-def _write_out(
-    graph: tf.Graph,
-    prefix: str,
-    outputs: dict[Output, Output],
-    found: dict[str, Operation],
-    homes: Mapping[Output, str],
-    around: str,
-) -> None:
-    """Adds the operations of a graph.
+class _Writer:
+    """Writes out the operations of graphs and of what these call.
 
     Args:
-        graph: Of a function.
-        prefix: Of their names, because a function may be called twice.
-        outputs: Who makes what is read in this graph, where that is another than is written there.
-        found: Takes them.
         homes: Of variables.
-        around: The device of who calls the function, which is that of what names none.
+        cpus: As of `operations`.
+
+    Attributes:
+        found: The operations.
     """
-    live = _live(graph)
-    for op in graph.get_operations():
-        if op.name not in live:
-            continue
-        inputs = [outputs.get(read, (prefix + read[0], read[1])) for read in map(_name, op.inputs)]
-        after = [prefix + other.name for other in op.control_inputs]
-        home = next((homes[read] for read in inputs if read in homes), "")
-        device = home or short(op.device) or around
-        if op.type in _CALLS or op.type in _BRANCHES:
-            attribute = _CALLS.get(op.type, "then_branch")  # what a step does; else: it is left out
-            called = function_called(graph, op.get_attr(attribute).name)
-            inner = f"{prefix}{op.name}/"
-            given = inputs[1:] if op.type in _BRANCHES else inputs
-            inside = {_name(to): come for to, come in zip(called.inputs, given, strict=True)}
-            _write_out(called, inner, inside, found, homes, device)
-            for number, made in enumerate(called.outputs):
-                key = _name(made)
-                outputs[op.name, number] = inside.get(key, (inner + key[0], key[1]))
-            # Whoever waits for the call waits for all that it does.
-            own = [name for name in found if name.startswith(inner)]
-            found[prefix + op.name] = Operation("NoOp", [], [*own, *after], [], device=device)
-            continue
-        if op.type in _ONLY_SHAPE and all(t.shape.is_fully_defined() for t in op.inputs):
+
+    def __init__(self, homes: Mapping[Output, str], cpus: int) -> None:
+        self._homes, self._cpus = homes, cpus
+        self.found: dict[str, Operation] = {}
+
+    def write_out(
+        self, graph: tf.Graph, prefix: str, outputs: dict[Output, Output], around: str
+    ) -> None:
+        """Adds the operations of a graph.
+
+        Args:
+            graph: Of a function.
+            prefix: Of their names, because a function may be called twice.
+            outputs: Who makes what is read in this graph, where that is another than is written
+                there.
+            around: The device of who calls the function, which is that of what names none.
+        """
+        live = _live(graph)
+        for op in graph.get_operations():
+            if op.name not in live:
+                continue
+            reads = map(_name, op.inputs)
+            inputs = [outputs.get(read, (prefix + read[0], read[1])) for read in reads]
+            after = [prefix + other.name for other in op.control_inputs]
+            home = next((self._homes[read] for read in inputs if read in self._homes), "")
+            device = home or short(op.device) or around
+            if op.type in kinds.CALLS or op.type in kinds.BRANCHES:
+                inner = f"{prefix}{op.name}/"
+                given = inputs[1:] if op.type in kinds.BRANCHES else inputs
+                self._call(graph, op, inner, given, outputs, device)
+                # Whoever waits for the call waits for all that it does.
+                own = [name for name in self.found if name.startswith(inner)]
+                waits = Operation("NoOp", [], [*own, *after], [], device=device)
+                self.found[prefix + op.name] = waits
+            else:
+                self.found[prefix + op.name] = self._one(op, inputs, after, device)
+
+    def _call(
+        self,
+        graph: tf.Graph,
+        op: tf.Operation,
+        inner: str,
+        given: list[Output],
+        outputs: dict[Output, Output],
+        device: str,
+    ) -> None:
+        """Adds what an operation calls, and says who makes its outputs."""
+        # Of a branch, what a step does; the other is that it is left out.
+        attribute = kinds.CALLS.get(op.type, "then_branch")
+        called = function_called(graph, op.get_attr(attribute).name)
+        inside = {_name(to): come for to, come in zip(called.inputs, given, strict=True)}
+        self.write_out(called, inner, inside, device)
+        for number, made in enumerate(called.outputs):
+            key = _name(made)
+            outputs[op.name, number] = inside.get(key, (inner + key[0], key[1]))
+
+    def _one(
+        self, op: tf.Operation, inputs: list[Output], after: list[str], device: str
+    ) -> Operation:
+        """An operation that calls nothing."""
+        known = all(t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs))
+        if op.type in kinds.ONLY_SHAPE and known:
             inputs = []
-        found[prefix + op.name] = Operation(
-            op.type, inputs, after, list(map(_size, op.outputs)), op.type in _SHARES,
-            op.type in _OVERWRITES, op.type in _ELSEWHERE, device,
+        one = Operation(
+            op.type, inputs, after, list(map(_size, op.outputs)), op.type in kinds.SHARES,
+            op.type in kinds.OVERWRITES, op.type in kinds.ELSEWHERE, device,
         )  # fmt: skip
+        if not self._cpus or not known:
+            return one
+        if kept := cpu_kernels.places_kept(op):
+            return one._replace(sizes=[*one.sizes, kept])
+        pooled = self.found.get(inputs[1][0]) if op.type == "MaxPoolGrad" else None
+        if pooled is not None and len(pooled.sizes) > 1:
+            one = one._replace(inputs=[*inputs, (inputs[1][0], 1)])
+        return one._replace(
+            workspaces=cpu_kernels.workspaces(op, self._cpus), work=cpu_kernels.work(op)
+        )
 
 
 def _live(graph: tf.Graph) -> set[str]:

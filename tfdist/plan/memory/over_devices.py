@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import keras
 
 from tfdist import devices, strategies
-from tfdist.plan.memory import graph, liveness, transfers
+from tfdist.plan.memory import graph, liveness, schedule, transfers
 from tfdist.plan.memory.held import Held
+from tfdist.plan.memory.liveness import Kept
 from tfdist.plan.memory.trace import Rows, check_alike, once
 from tfdist.plan.network import Network
 from tfdist.strategies.sharded.held import copies_of, tensors_of
@@ -61,6 +62,7 @@ class OverDevices:
         strategy: A name.
         num_devices: Stages, parts or replicas.
         options: Of the strategy.
+        cpus: As of `graph.operations`: `together` is asked then.
 
     Attributes:
         unit: Rows of which a batch is a multiple here: one for each micro-batch or replica.
@@ -76,13 +78,15 @@ class OverDevices:
         strategy: str,
         num_devices: int,
         options: Mapping[str, Any] = MappingProxyType({}),
+        cpus: int = 0,
     ) -> None:
         self._name, self._devices = strategy, make_devices(num_devices)
+        self._cpus, self._example = cpus, [array.nbytes for array in network.batch(1)]
         model, few = self._traced(network, _FEW, options)
         _, more = self._traced(network, _MORE, options)
         check_alike(network, few, more)
         self._rows = Rows(few, more, (_FEW * self.unit, _MORE * self.unit))
-        self._order = liveness.order(transfers.with_transfers(few))
+        self._order = schedule.order(transfers.with_transfers(few))
         self._variables = {device: _variables(model, device) for device in self._devices}
         if strategy == "sharded":  # each has a replica, with gradients of all weights
             whole = [num_bytes(weight) for weight in model.trainable_variables]
@@ -97,8 +101,12 @@ class OverDevices:
         num_rows = self.unit * math.ceil(batch / self.unit)
         if num_rows not in self._found:
             operations = transfers.with_transfers(self._rows.operations(num_rows))
-            held = {device: own.weights + own.optimizer for device, own in self._variables.items()}
-            peaks = liveness.peaks(operations, self._order, {_HOST: [], **held})
+            held = {
+                device: list(map(Kept, own.weights + own.optimizer))
+                for device, own in self._variables.items()
+            }
+            moments = schedule.one_by_one(self._order)
+            peaks = liveness.peaks(operations, moments, {_HOST: [], **held})
             self._found[num_rows] = [
                 self._held(number, device, peaks[device].num_bytes)
                 for number, device in enumerate(self._devices, 1)
@@ -112,13 +120,15 @@ class OverDevices:
         """
         num_rows = self.unit * math.ceil(batch / self.unit)
         operations = transfers.on_one(self._rows.operations(num_rows))
-        in_order = liveness.order(transfers.on_one(self._rows.few))
-        return liveness.peak(operations, in_order, self._content).num_bytes
+        in_order = schedule.order(transfers.on_one(self._rows.few))
+        data = [num_rows * size for size in self._example] if self._cpus else []
+        moments = schedule.moments(operations, in_order, self._cpus)
+        return liveness.peak(operations, moments, map(Kept, data + self._content)).num_bytes
 
     def _traced(self, network: Network, times: int, options: Mapping[str, Any]) -> Any:
         strategy = strategies.create(self._name, self._devices, **options)
         self.unit = strategy.num_replicas
-        model, operations = once(network, times * self.unit, strategy)
+        model, operations = once(network, times * self.unit, strategy, self._cpus)
         # Where nobody says, TensorFlow takes the first device that it has.
         return model, {
             name: one if one.device else one._replace(device=self._devices[0])

@@ -18,8 +18,9 @@ from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.feed import Feed
 from tfdist.loops.step_options import StepOptions
 from tfdist.model_setup import create
-from tfdist.plan.memory import graph, liveness, transfers
-from tfdist.plan.memory.liveness import Operation
+from tfdist.plan.memory import graph, schedule, transfers
+from tfdist.plan.memory.liveness import Kept
+from tfdist.plan.memory.operations import Operation
 from tfdist.plan.network import Network
 from tfdist.strategies.base import Strategy
 from tfdist.upstream.keras_optimizers import optimizers_of
@@ -49,51 +50,72 @@ class Rows(NamedTuple):
         found = {}
         for (name, few), more in zip(self.few.items(), self.more.values(), strict=True):
             pairs = zip(few.sizes, more.sizes, strict=True)
-            sizes = [round(a + (b - a) * steps) for a, b in pairs]
-            found[name] = few._replace(sizes=sizes)
+            found[name] = few._replace(
+                sizes=[round(a + (b - a) * steps) for a, b in pairs],
+                workspaces=[
+                    round(a + (b - a) * steps)
+                    for a, b in zip(few.workspaces, more.workspaces, strict=True)
+                ],
+                work=few.work + (more.work - few.work) * steps,
+            )
         return found
 
     def order(self) -> list[str]:
         """Returns the operations' names in the order in which they are computed."""
-        return liveness.order(self.few)
+        return schedule.order(self.few)
 
 
 class Traced(NamedTuple):
     """A step on one device.
 
     Attributes:
-        weights: Bytes of each variable of the model.
+        weights: The variables of the model.
         trainable: Bytes of each of those that have a gradient.
-        optimizer: Bytes of each variable that the optimizer keeps.
+        optimizer: What the optimizer keeps.
         rows: Its operations.
+        cpus: As of `trace`.
+        example: Bytes of each part of an example, and of its label.
     """
 
-    weights: list[int]
+    weights: list[Kept]
     trainable: list[int]
-    optimizer: list[int]
+    optimizer: list[Kept]
     rows: Rows
+    cpus: int
+    example: list[int]
 
 
-def trace(network: Network) -> Traced:
+#: The step of nothing, where nobody asks for what one device holds.
+NOTHING = Traced([], [], [], Rows({}, {}), 0, [])
+
+
+def trace(network: Network, cpus: int = 0) -> Traced:
     """Traces the step that `Trainer.fit` makes on one device.
+
+    Args:
+        network: What is trained.
+        cpus: As of `graph.operations`.
 
     Raises:
         UnsupportedModelError: Batches of two sizes make different graphs.
     """
-    model, few = once(network, _FEW, Strategy(1))
-    _, more = once(network, _MORE, Strategy(1))
+    model, few = once(network, _FEW, Strategy(1), cpus)
+    _, more = once(network, _MORE, Strategy(1), cpus)
     check_alike(network, few, more)
     kept = [variable for one in optimizers_of(model) for variable in one.variables]
     return Traced(
-        _sizes(model.variables),
-        _sizes(model.trainable_variables),
-        _sizes(kept),
+        # Vectors begin as zeros or ones.
+        [Kept(_size(v), len(v.shape) > 1) for v in model.variables],
+        list(map(_size, model.trainable_variables)),
+        [Kept(_size(v)) for v in kept],
         Rows(transfers.on_one(few), transfers.on_one(more)),
+        cpus,
+        [array.nbytes for array in network.batch(1)],
     )
 
 
 def once(
-    network: Network, num_rows: int, strategy: Strategy
+    network: Network, num_rows: int, strategy: Strategy, cpus: int = 0
 ) -> tuple[keras.Model, dict[str, Operation]]:
     """Returns the model in the strategy's scope, and the operations of its step on some rows."""
     model = create.create(network.build, strategy, network.precision)
@@ -111,7 +133,7 @@ def once(
     batches = iter(strategy.distribute(data))
     graph_of = compiled[-1].get_concrete_function(batches, tf.constant(1)).graph
     homes = graph.homes_in_loop(graph_of)
-    return model, graph.operations(graph.body_of_loop(graph_of), homes)
+    return model, graph.operations(graph.body_of_loop(graph_of), homes, cpus)
 
 
 def check_alike(network: Network, few: dict[str, Operation], more: dict[str, Operation]) -> None:
@@ -128,5 +150,5 @@ def check_alike(network: Network, few: dict[str, Operation], more: dict[str, Ope
         )
 
 
-def _sizes(variables: list[keras.Variable]) -> list[int]:
-    return [int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size for v in variables]
+def _size(variable: keras.Variable) -> int:
+    return int(np.prod(variable.shape)) * int(tf.as_dtype(variable.dtype).size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfdist.plan.memory.liveness import Operation, Output
+from tfdist.plan.memory.operations import Operation, Output
 
 
 def with_transfers(operations: Mapping[str, Operation]) -> dict[str, Operation]:
