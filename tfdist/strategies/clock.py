@@ -33,6 +33,18 @@ def after(tensors: Sequence[tf.Tensor | None]) -> tf.Tensor:
         return now()
 
 
+def read_first(tensors: Sequence[tf.Tensor | None], after: tf.Tensor) -> Sequence[tf.Tensor]:
+    """Returns what a loop has to wait for before it goes on from tensors.
+
+    Args:
+        tensors: That devices compute.
+        after: The time of that. The next step may take all threads before it is read, unless the
+            loop waits for it, too; where a GPU computes the graph is to go on meanwhile.
+    """
+    known = [tensor for tensor in tensors if tensor is not None]
+    return known if any(_runs_ahead(tensor.device) for tensor in known) else [after]
+
+
 def _runs_ahead(device: str) -> bool:
     """Whether the graph goes on before the device has computed what it was told to."""
     return tf.DeviceSpec.from_string(device).device_type == "GPU"

@@ -83,12 +83,14 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
             def make_step() -> tuple[Made, tf.Tensor]:
                 element = batch
                 if end is not End.WITHOUT_ROWS:
-                    element = receive(batch.get_value() if end else batch)
+                    taken = batch.get_value() if end else batch
+                    element = receive(_from_then_on(ready_at, taken))
                 done = step(element.num_rows, element.shares)
                 # Data that were ready before the last step was done kept nobody waiting.
                 waited = made.seconds_waited + tf.maximum(ready_at - last_done_at, 0)
-                with tf.control_dependencies(_leaves(done)):
-                    return _after(made, element, waited), clock.after(_leaves(done))
+                done_at = clock.after(_leaves(done))
+                with tf.control_dependencies(clock.read_first(_leaves(done), done_at)):
+                    return _after(made, element, waited), done_at
 
             if end is None:
                 return *make_step(), has_batch
@@ -99,7 +101,9 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
             take,
             (_nothing(), clock.now(), tf.constant(True)),
         )
-        return made, step.logs()
+        # Of what a step changes the graph does not know everything: see `step.one_trace`.
+        with tf.control_dependencies([made.num_steps]):
+            return made, step.logs()
 
     function = tf.function(run, reduce_retracing=True, autograph=False)
     free_with(function, graphs)
@@ -117,6 +121,22 @@ def _next(iterator: Any, end: End | None) -> tuple[Any, tf.Tensor, tf.Tensor]:
         has_batch = tf.constant(True)
     with tf.control_dependencies([arrived]):
         return batch, has_batch, clock.now()
+
+
+def _from_then_on(ready_at: tf.Tensor, batch: Any) -> Any:
+    """Returns a batch that is there when the clock has been read.
+
+    Otherwise the step may take all threads first, and its own time would seem to have been a wait.
+    """
+
+    def same(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        with tf.device(leaf.device):
+            return tf.identity(leaf)
+
+    with tf.control_dependencies([ready_at]):
+        return tf.nest.map_structure(same, batch, expand_composites=True)
 
 
 def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Run:
