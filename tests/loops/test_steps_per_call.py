@@ -52,6 +52,17 @@ def test_calls_grow_to_the_time_they_should_last(model: keras.Model, clock: list
     assert found[-1] == pytest.approx(fitting, abs=1)
 
 
+def test_the_next_pass_begins_at_the_pace_of_the_last(
+    model: keras.Model, clock: list[float]
+) -> None:
+    noted: list[int] = []
+    pacing = StepsPerCall("auto", model, [], note=noted.append)
+    calls(pacing, clock, 0.001, 4)
+    pacing.end_pass()
+    pacing = StepsPerCall("auto", model, [], known=noted[-1])
+    assert calls(pacing, clock, 0.002, 2) == [noted[-1], int(TARGET_SECONDS / 0.002)]
+
+
 def test_slow_steps_go_one_by_one(model: keras.Model, clock: list[float]) -> None:
     assert calls(StepsPerCall("auto", model, []), clock, 10 * TARGET_SECONDS, 4) == [1] * 4
 

@@ -5,8 +5,9 @@ A call of the inner loop makes several steps. After each call all workers agree 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from tfdist.loops.callback_roles import may_change_model
 from tfdist.loops.compiled_functions import CompiledFunctions, StepsFn
 from tfdist.loops.feed import Feed
 from tfdist.loops.observers import Call, KerasCallbacks, Loop, Observer, TakingOver, WatchdogMark
+from tfdist.loops.paces import Paces
 from tfdist.loops.steps_per_call import StepsPerCall, wants_every_batch
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
@@ -33,6 +35,7 @@ class OuterLoop:
         functions: The model's compiled functions.
         watchdog: Hears of every call.
         steps_per_call: As the trainer's.
+        paces: Steps per call of the passes that were made.
     """
 
     model: keras.Model
@@ -40,10 +43,23 @@ class OuterLoop:
     functions: CompiledFunctions
     watchdog: Watchdog
     steps_per_call: int | str
+    paces: Paces = field(default_factory=Paces)
 
-    def per_call(self, loop: Loop, callbacks: keras.callbacks.CallbackList) -> StepsPerCall:
-        """Returns what chooses the number of steps of the calls of a loop."""
-        return StepsPerCall(self.steps_per_call, self.model, callbacks.callbacks, loop)
+    def per_call(
+        self, loop: Loop, callbacks: keras.callbacks.CallbackList, feed: Feed
+    ) -> StepsPerCall:
+        """Returns what chooses the number of steps of the calls of a loop; asked by all workers.
+
+        Args:
+            loop: Which of Keras's.
+            callbacks: Of the loop.
+            feed: Of which it makes passes.
+        """
+        # The rank 0's, as after every call: workers may differ in which data are the same objects.
+        known = int(self.strategy.gather([self.paces.known(loop, feed)])[0, 0])
+        note = functools.partial(self.paces.note, loop, feed)
+        options = self.steps_per_call, self.model, callbacks.callbacks, loop
+        return StepsPerCall(*options, known=known, note=note)
 
     def observers(
         self,
@@ -131,6 +147,7 @@ def run(
             raise interrupts.stop(pending)
         per_call.num_steps, stopped = int(told[0, 0]), bool(told[:, 1].any())
     feed.end_epoch(step, exhausted, stopped)
+    per_call.end_pass()
     return logs
 
 

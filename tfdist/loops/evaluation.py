@@ -19,7 +19,7 @@ def run(outer: OuterLoop, feed: Feed, callbacks: keras.callbacks.CallbackList) -
         callbacks: Hear of it as in `keras.Model.evaluate`; may set `stop_evaluating`.
     """
     model = outer.model
-    per_call = outer.per_call("test", callbacks)
+    per_call = outer.per_call("test", callbacks, feed)
     steps = outer.functions.evaluate(feed)
     model.stop_evaluating = False
     callbacks.on_test_begin()

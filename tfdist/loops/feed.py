@@ -37,12 +37,15 @@ class Feed:
         may_end: Whether the data may end before as many batches as are asked for.
         own_rows: Whether each worker brings its own rows of the global batches.
         whole_batches: Whether every replica is to have whole batches; set before the first epoch.
+        source: The data, as they were given.
+        are_arrays: Whether they are in memory.
 
     Raises:
         DataError: No data, or training batches of fewer rows than there are replicas.
     """
 
     def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
+        self.source = x
         if callable(x) and not isinstance(x, tf.data.Dataset):
             x = x(strategy.input_context())
             self.own_rows = True
@@ -64,6 +67,7 @@ class Feed:
                 "of a tf.distribute.InputContext that returns a batched tf.data.Dataset."
             ) from error
         self.batch_size = self._adapter.batch_size
+        self.are_arrays = keras_data.are_arrays(self._adapter)
         self._steps_per_epoch = limits.steps_per_epoch(options.get("steps_per_epoch"))
         self._size = self._num_batches_of_all(strategy)
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY

@@ -33,7 +33,7 @@ def run(outer: OuterLoop, feed: Feed, callbacks: keras.callbacks.CallbackList) -
     callbacks.on_predict_begin()
     outer.model.stop_predicting = False
     observers = outer.observers("predict", callbacks, "a prediction")
-    per_call = outer.per_call("predict", callbacks)
+    per_call = outer.per_call("predict", callbacks, feed)
     epoch.run(some_batches, feed, per_call, outer.strategy, observers)
     callbacks.on_predict_end()
     return keras_data.as_arrays(_end_to_end(outputs))

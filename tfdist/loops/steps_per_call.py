@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +25,8 @@ class StepsPerCall:
         model: Whose `steps_per_execution`, if above 1, counts as Keras means it.
         callbacks: Of this call.
         loop: Whose batches they may want: `"train"`, `"test"` or `"predict"`.
+        known: Steps of a call that are known to last about as long; 0: none are.
+        note: Is told, at the end of each pass over the data, those that were found.
 
     Attributes:
         num_steps: Of the next call.
@@ -41,6 +43,8 @@ class StepsPerCall:
         model: keras.Model,
         callbacks: Sequence[keras.callbacks.Callback],
         loop: str = "train",
+        known: int = 0,
+        note: Callable[[int], None] | None = None,
     ) -> None:
         if steps_per_call != "auto" and not (
             isinstance(steps_per_call, int) and steps_per_call >= 1
@@ -56,9 +60,11 @@ class StepsPerCall:
         if fixed is None and any(wants_every_batch(c, loop) for c in callbacks):
             fixed = 1
         self._adapts = fixed is None
-        self.num_steps = fixed or 1
+        self.num_steps = fixed or known or 1
+        self._note = note
         self._began = 0.0
-        self._num_calls = 0
+        # The first call compiles, and tells nothing.
+        self._tells = known > 0
 
     def begin_call(self) -> None:
         """Starts the clock."""
@@ -67,11 +73,16 @@ class StepsPerCall:
     def end_call(self, made: int) -> float:
         """Stops the clock and sets the next call's number of steps; returns the seconds."""
         seconds = time.perf_counter() - self._began
-        self._num_calls += 1
-        if self._adapts and self._num_calls > 1 and made:  # the first call compiles
+        if self._adapts and self._tells and made:
             fitting = int(TARGET_SECONDS * made / max(seconds, 1e-6))
             self.num_steps = max(1, min(fitting, 8 * self.num_steps))
+        self._tells = True
         return seconds
+
+    def end_pass(self) -> None:
+        """Notes what was found in a pass over the data."""
+        if self._adapts and self._tells and self._note:
+            self._note(self.num_steps)
 
     def last_step(self, first: int, made: int) -> int:
         """Returns the number of a call's last step, from 0, as callbacks are told it.

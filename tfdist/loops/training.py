@@ -59,8 +59,8 @@ class Training:
             tell: Called with the first data, once it is known how the model is computed.
         """
         outer, model = self._outer, self._outer.model
-        per_call = outer.per_call("train", callbacks)
         feed = feeds.of_epoch(epochs[0])
+        per_call = outer.per_call("train", callbacks, feed)
         outer.functions.train(feed)  # what cannot be trained is said before anything begins
         if tell:
             tell(feed)
