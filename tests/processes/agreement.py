@@ -133,6 +133,40 @@ def predicts_every_row(strategy: Strategy) -> float:
     return float(strategy.gather([differences.max()]).max())
 
 
+class OfEveryKind(keras.Sequential):
+    """Predicts numbers that are no float32, strings, ragged and sparse ones."""
+
+    def predict_step(self, data: Any) -> Any:
+        outputs = self(keras.utils.unpack_x_y_sample_weight(data)[0], training=False)
+        return {
+            "half": tf.cast(outputs, tf.float16),
+            "positive": outputs > 0,
+            "ragged": tf.ragged.boolean_mask(outputs, outputs > 0),
+            "sparse": tf.sparse.from_dense(tf.nn.relu(outputs)),
+            "text": tf.strings.as_string(outputs),
+        }
+
+
+def predicts_every_kind(strategy: Strategy) -> np.ndarray:
+    """Ones, where outputs of a kind are what the model itself predicts, to the bit."""
+
+    def build_model() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        return OfEveryKind([keras.Input(X.shape[1:]), keras.layers.Dense(2)])
+
+    trainer = Trainer(build_model, strategy)
+    found = trainer.predict(X, batch_size=1, verbose=0)
+    wanted = trainer.model.predict(X, batch_size=1, verbose=0)
+    ragged, sparse = found.pop("ragged"), found.pop("sparse")
+    same = [
+        ragged.to_list() == wanted.pop("ragged").to_list(),
+        np.array_equal(tf.sparse.to_dense(sparse), tf.sparse.to_dense(wanted.pop("sparse"))),
+        *(np.array_equal(found[name], wanted[name]) for name in wanted),
+        *(found[name].dtype == wanted[name].dtype for name in wanted),
+    ]
+    return strategy.gather(same)
+
+
 def predicts_own_data(strategy: Strategy) -> float:
     """The largest difference likewise, where each rank brings rows of its own."""
     trainer = Trainer(build, strategy)
@@ -166,6 +200,7 @@ SCENARIOS: list[Callable[[Strategy], Any]] = [
     weights_of_rank_0,
     own_data_of_uneven_length,
     predicts_every_row,
+    predicts_every_kind,
     predicts_own_data,
     plain_in_the_hands_of_all,
     public_names,

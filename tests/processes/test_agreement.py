@@ -73,6 +73,7 @@ def test_own_data_of_uneven_length_are_all_trained_on(outcomes: dict[str, Any]) 
 def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
     assert outcomes["predicts_every_row"] < BOUND
     assert outcomes["predicts_own_data"] < BOUND
+    np.testing.assert_array_equal(outcomes["predicts_every_kind"], np.ones((2, 8)))
 
 
 def test_the_model_of_every_worker_is_a_plain_one(outcomes: dict[str, Any]) -> None:

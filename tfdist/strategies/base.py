@@ -160,6 +160,16 @@ class Strategy(OneWorker):
             return element
         return self.split(element, own_rows=False)
 
+    def received(self, taken: Any, own_rows: bool) -> shares.Element:
+        """Returns an element of a distributed data set, with the rows of its global batch counted.
+
+        Args:
+            taken: From the iterator, by every worker.
+            own_rows: As `distribute` was told.
+        """
+        del own_rows
+        return self.unpack(taken)
+
     def place(self, model: Any) -> None:
         """Decides where the parts of a model are, and puts its weights there; nothing here.
 
@@ -313,11 +323,8 @@ class Strategy(OneWorker):
             whole: As `distribute` was told; then one replica's outputs are those of all rows.
 
         Returns:
-            Its results, which laid end to end are those for all rows of the global batch, in order
-            and on every worker.
-
-        Raises:
-            UnsupportedModelError: They have to cross the workers and are no dense numbers.
+            Its results, which laid end to end are those for the rows that this process has of the
+            global batch, in order.
         """
         if whole:  # called once, so that a state which it moves moves once
             with tf.device(self.devices[0]):

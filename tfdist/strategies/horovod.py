@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster, devices
@@ -83,6 +84,11 @@ class Horovod(SeveralWorkers):
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         sums = fused(functools.partial(by_dtype, self._sum), tensors)
         return sums if op == "SUM" else [total / self.num_workers for total in sums]
+
+    def gather_words(self, words: np.ndarray) -> np.ndarray:
+        with tf.device("CPU:0"):
+            whole = self._hvd.allgather(tf.constant(words), name="tfdist_words")
+        return whole.numpy().reshape(self.num_workers, -1)
 
     def _sum(self, tensors: list) -> list:
         """Sums tensors of one dtype over the processes; slices are laid end to end."""

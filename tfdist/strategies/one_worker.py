@@ -49,6 +49,14 @@ class OneWorker:
         """
         return np.asarray([numbers], np.float64)
 
+    def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
+        """Returns the bytes of all workers, in each of them; called outside of any graph.
+
+        Args:
+            own: uint8, of one dim; as many as each worker likes.
+        """
+        return [own]
+
     def broadcast_text(self, text: str) -> str:
         """Returns the text of rank 0, on every worker; called outside of any graph."""
         return text

@@ -6,6 +6,7 @@ A worker is a process that runs the whole script. How sums cross the workers is 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,6 @@ from tfdist.strategies import inner_loop, shares
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.checksum import checksum
 from tfdist.strategies.collectives import host_values, same_variables
-from tfdist.strategies.collectives.end_to_end import end_to_end
 from tfdist.strategies.row_counts import num_rows
 from tfdist.strategies.stand_in import counted, with_a_row
 from tfdist.watchdog import start_up
@@ -30,8 +30,9 @@ _WIRE_DTYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
 class SeveralWorkers(Strategy):
     """A strategy of workers that all run the script; stands before the one of a single process.
 
-    A subclass sets `num_workers` and `rank`, has an `all_reduce` over all replicas, and calls
-    `start` at the end of its `__init__`. One worker is as if there were no others.
+    A subclass sets `num_workers` and `rank`, has an `all_reduce` over all replicas and a
+    `gather_words`, and calls `start` at the end of its `__init__`. One worker is as if there were
+    no others.
     """
 
     def cross_as(self, compression: str, bucket_mb: float | str) -> None:
@@ -143,12 +144,15 @@ class SeveralWorkers(Strategy):
         if not own_rows or self.num_workers == 1:
             return super().compile(step, eager, may_end, own_rows)
 
-        def receive(taken: Any) -> shares.Element:
-            element = self.unpack(taken)
-            return element._replace(num_rows=host_values.total(self, element.num_rows))
-
         loop = inner_loop.eager if eager else inner_loop.in_graph
+        receive = functools.partial(self.received, own_rows=True)
         return loop(receive, step, inner_loop.End.WITHOUT_ROWS)
+
+    def received(self, taken: Any, own_rows: bool) -> shares.Element:
+        element = super().received(taken, own_rows)
+        if not own_rows or self.num_workers == 1:
+            return element
+        return element._replace(num_rows=host_values.total(self, element.num_rows))
 
     def outputs(
         self, fn: Callable[[shares.Batch], Any], element: shares.Element, whole: bool = False
@@ -157,15 +161,29 @@ class SeveralWorkers(Strategy):
             return super().outputs(fn, element, whole)
 
         def on_replica(i: int) -> Any:
-            number = self.first_replica + i
-            outputs = counted(fn(element.shares[i].rows), element.shares[i].num_rows)
-            return end_to_end(outputs, number, self.num_replicas, self.all_reduce)
+            return counted(fn(element.shares[i].rows), element.shares[i].num_rows)
 
-        return self.local_results(self.run(on_replica))[:1]
+        return self.local_results(self.run(on_replica))
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         own = super().gather(numbers)
         return own if self.num_workers == 1 else host_values.gather(self, own)
+
+    def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
+        if self.num_workers == 1:
+            return super().gather_bytes(own)
+        return host_values.gather_bytes(self, self.gather_words, own)
+
+    def gather_words(self, words: np.ndarray) -> np.ndarray:
+        """Returns numbers of all workers, in each of them; called outside of any graph.
+
+        Args:
+            words: int64, shape `(n,)`, as many on every worker.
+
+        Returns:
+            Shape `(num_workers, n)`, int64.
+        """
+        raise NotImplementedError
 
     def broadcast_text(self, text: str) -> str:
         return text if self.num_workers == 1 else host_values.broadcast_text(self, text)

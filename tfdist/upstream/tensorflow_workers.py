@@ -1,4 +1,4 @@
-"""What joins workers of TensorFlow: how long they wait, on which devices, and sums by key."""
+"""What joins workers of TensorFlow: how long they wait, on which devices, and exchanges by key."""
 
 from __future__ import annotations
 
@@ -80,6 +80,33 @@ def all_reduce_by_key(
     """
     group_key, instance_key = keys
     return collective_ops.all_reduce_v2(
+        tensor,
+        group_size=group_size,
+        group_key=group_key,
+        instance_key=instance_key,
+        communication_hint=communication,
+        ordering_token=token.handle,
+    )
+
+
+def all_gather_by_key(
+    tensor: tf.Tensor,
+    group_size: int,
+    keys: tuple[tf.Tensor, tf.Tensor],
+    communication: str,
+    token: tf.Variable,
+) -> tf.Tensor:
+    """Lays tensors of replicas end to end, by keys of one's own: `collective_ops.all_gather_v2`.
+
+    Args:
+        tensor: As of `all_reduce_by_key`, with an axis 0.
+        group_size: As there.
+        keys: As there.
+        communication: As there.
+        token: As there.
+    """
+    group_key, instance_key = keys
+    return collective_ops.all_gather_v2(
         tensor,
         group_size=group_size,
         group_key=group_key,

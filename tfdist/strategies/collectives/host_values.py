@@ -1,6 +1,6 @@
 """What the workers of a run settle among themselves, by sums over the replicas.
 
-Everything goes through a strategy's `all_reduce`, so that it holds for every way of crossing
+Everything small goes through a strategy's `all_reduce`, so that it holds for every way of crossing
 processes: what one worker says is a sum to which the others add zeros.
 """
 
@@ -18,6 +18,9 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
 from tfdist.upstream.tensorflow import seed_of_process
+
+#: That cross at once of what may be large, and are held several times over on their way.
+_PIECE_BYTES = 16 << 20
 
 
 class Workers(Protocol):
@@ -96,6 +99,30 @@ def gather(workers: Workers, mine: np.ndarray) -> np.ndarray:
     place = np.zeros((workers.num_workers, 1))
     place[workers.rank] = 1.0
     return np.asarray(_adder(workers)(tf.constant(place * mine)))
+
+
+def gather_bytes(
+    workers: Workers, gather_words: Callable[[np.ndarray], np.ndarray], mine: np.ndarray
+) -> list[np.ndarray]:
+    """Returns the bytes of each worker, in each of them, which may have more or fewer.
+
+    Args:
+        workers: Several.
+        gather_words: Returns as many int64 from each of them, a row each.
+        mine: uint8, of one dim.
+    """
+    sizes = workers.gather([mine.size])[:, 0].astype(int)
+    gathered = [np.empty(size, np.uint8) for size in sizes]
+    for begin in range(0, int(sizes.max()), _PIECE_BYTES):
+        end = min(begin + _PIECE_BYTES, int(sizes.max()))
+        piece = np.zeros(-(-(end - begin) // 8) * 8, np.uint8)
+        own = mine[begin:end]
+        piece[: own.size] = own
+        table = gather_words(piece.view(np.int64))
+        for whole, row in zip(gathered, table, strict=True):
+            part = whole[begin:end]
+            part[:] = row.view(np.uint8)[: part.size]
+    return gathered
 
 
 def broadcast_text(workers: Workers, text: str) -> str:

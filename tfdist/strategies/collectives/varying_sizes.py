@@ -1,4 +1,4 @@
-"""Sums over workers of tensors whose size differs from step to step.
+"""Exchanges among workers of tensors whose size differs from step to step.
 
 TensorFlow fixes the size of a collective operation at its first use, and a loop in the graph uses
 one for all its steps: a last batch of fewer rows stops it. Here the size is part of the
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.collectives.end_to_end import padded
-from tfdist.upstream.tensorflow_workers import all_reduce_by_key
+from tfdist.upstream.tensorflow_workers import all_gather_by_key, all_reduce_by_key
 
 #: Beyond the keys that `tf.distribute` gives to groups of devices; it counts from 1.
 _FIRST_GROUP = 1 << 20
@@ -33,7 +33,7 @@ _blocks = itertools.count()
 
 
 class VaryingSizes:
-    """All-reduces on the replicas of a strategy, in a graph.
+    """Sums and gathers on the replicas of a strategy, in a graph.
 
     Args:
         devices: TensorFlow's names of those of this process.
@@ -75,6 +75,25 @@ class VaryingSizes:
             return tf.IndexedSlices(values, indices, tensor.dense_shape)
         total = self._sum(tensor, index)
         return total / self._num_replicas if op == "MEAN" else total
+
+    def gather(self, vector: tf.Tensor, index: int) -> tf.Tensor:
+        """Lays vectors of all replicas end to end, in an order that TensorFlow chooses.
+
+        Args:
+            vector: Of numbers, as many on every replica.
+            index: The replica's number among all.
+
+        Raises:
+            ConfigurationError: As of `reduce`.
+        """
+        size = tf.raw_ops.Size(input=vector)
+        return all_gather_by_key(
+            vector,
+            self._num_replicas,
+            keys(self._next_operation(index), size),
+            self._communication,
+            self._tokens[index],
+        )
 
     def _end_to_end(self, tensors: list[tf.Tensor], index: int) -> list[tf.Tensor]:
         """Lays tensors of all replicas end to end, as sums with zeros in the others' places."""

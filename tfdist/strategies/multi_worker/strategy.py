@@ -6,10 +6,12 @@ own collectives join them over gRPC or NCCL.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
@@ -76,6 +78,28 @@ class MultiWorker(SeveralWorkers, TFDistribute):
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         # TensorFlow sends the last of a list first, and what is packed at the end.
         return super().all_reduce(tensors[::-1], op)[::-1]
+
+    def gather_words(self, words: np.ndarray) -> np.ndarray:
+        # Every replica takes part, with its share of the words behind its number.
+        share = -(-words.size // self.num_local_replicas)
+        parts = np.zeros((self.num_local_replicas, share), np.int64)
+        parts.flat[: words.size] = words
+        numbers = np.arange(len(parts))[:, None] + self.first_replica
+        rows = self._gathered(tf.constant(np.concatenate([numbers, parts], 1))).numpy()
+        rows = rows.reshape(self.num_replicas, 1 + share)
+        in_order = rows[np.argsort(rows[:, 0]), 1:]
+        return in_order.reshape(self.num_workers, -1)[:, : words.size]
+
+    @functools.cached_property
+    def _gathered(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Lays int64 of all replicas end to end, where each process has a row a replica."""
+
+        def gathered(parts: tf.Tensor) -> tf.Tensor:
+            gather, first = self._varying_sizes.gather, self.first_replica
+            return self.local_results(self.run(lambda i: gather(parts[i], first + i)))[0]
+
+        spec = tf.TensorSpec([self.num_local_replicas, None], tf.int64)
+        return tf.function(gathered, input_signature=[spec], autograph=False)
 
     def _exchange(self, context: Any, op: str, packed: list) -> list:
         if tf.executing_eagerly():
