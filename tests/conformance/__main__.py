@@ -48,9 +48,11 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     """Plain Keras is asked for 2 replicas: it can have but one strategy in a process.
 
     Parameter servers have the numbers of one device with one worker. Programs are asked of
-    strategies of one process, for 2 replicas: what they show does not depend on more.
+    strategies of one process, for 2 replicas if those are asked for: what they show does not
+    depend on more.
     """
     asked = set(arguments.replicas)
+    of_programs = [2] if 2 in asked else arguments.replicas
     counts = {e: sorted(asked & {o.num_workers for o in own}) for e, own in LAYOUTS.items()}
     counts |= {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
     cases = TABLES[arguments.table] if arguments.table else ASKED
@@ -59,7 +61,7 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
         for case in arguments.case or cases
         for engine in arguments.strategy or ENGINES
         if case in CASES or engine in STRATEGIES
-        for num_replicas in counts.get(engine, arguments.replicas if case in CASES else [2])
+        for num_replicas in counts.get(engine, arguments.replicas if case in CASES else of_programs)
     ]
 
 

@@ -24,11 +24,11 @@ STRATEGIES = {
     "mirrored traced once": [2, 3],
     "central_storage": [2, 3],
     "towers": [2, 3],
-    "pipeline": [2],
-    "channel_split": [2, 3],
+    "pipeline": [2, 4],
+    "channel_split": [2, 3, 4],
     "sharded optimizer": [2],
     "sharded gradients": [2],
-    "sharded parameters": [2, 3],
+    "sharded parameters": [2, 3, 4],
 }
 
 #: Of strategies that are asked with options: they, by what stands above.
@@ -57,8 +57,7 @@ _BY_STAGES = {
     "subclassed-unbuilt",
     "tied-weights",
 }
-#: Programs that cannot be cut for the same reasons; in the last one batches have 3 rows, fewer
-#: than there are micro-batches.
+#: Programs that cannot be cut for the same reasons.
 _PROGRAMS_BY_STAGES = {
     "generative-normalising-flow",
     "guides-inputs-as-a-list",
@@ -70,7 +69,6 @@ _PROGRAMS_BY_STAGES = {
     "tables-rare-fraud",
     "tables-recommender",
     "text-generative-transformer",
-    "large-batch-growing-batches",
 }
 #: Programs in which plain Keras trains what a Trainer keeps in parts; and of a table, of which it
 #: would have gradients of rows, that a layer of one's own holds.
@@ -84,8 +82,21 @@ DECLINED = {
 }
 
 
-def may_refuse(case: Case, strategy: str) -> bool:
+#: Those that 4 stages answer; other cases have fewer layers.
+_OF_FOUR_STAGES = {
+    "attention",
+    "convolution",
+    "dict-of-inputs",
+    "list-of-inputs",
+    "positions",
+    "positions-accumulate",
+}
+
+
+def may_refuse(case: Case, strategy: str, num_replicas: int = 2) -> bool:
     """Tells whether a strategy may decline a case by an error instead of answering it."""
+    if strategy == "pipeline" and num_replicas > 2 and case.name not in _OF_FOUR_STAGES:
+        return True
     return case.may_refuse or case.name in DECLINED.get(strategy, ())
 
 
@@ -183,9 +194,11 @@ def keras_mirrored(case: Case, num_replicas: int) -> Result:
         return _keras_fit(case, [case], model)[0]
 
 
-def created(strategy: str, num_replicas: int) -> strategies.Strategy:
-    """Returns one of `STRATEGIES`."""
+def created(strategy: str, num_replicas: int, batch_size: int = 4) -> strategies.Strategy:
+    """Returns one of `STRATEGIES`, for global batches of so many rows or more."""
     options = OPTIONS.get(strategy, {})
+    if strategy == "pipeline" and batch_size < 4:  # its micro-batches have a row each
+        options = {"micro_batches": batch_size}
     return strategies.create(strategy.partition(" ")[0], num_replicas, **options)
 
 

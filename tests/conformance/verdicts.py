@@ -87,7 +87,7 @@ def judge(question: Question) -> Verdict:
         else:
             result = engines.tfdist(case, question.engine, num_replicas)
     except Exception as error:
-        may_refuse = engines.may_refuse(case, question.engine)
+        may_refuse = engines.may_refuse(case, question.engine, num_replicas)
         refused = may_refuse and isinstance(error, TfdistError)
         first_line = (str(error).strip() or "no message").splitlines()[0]
         status = "refused" if refused else "crash"

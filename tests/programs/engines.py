@@ -45,7 +45,7 @@ def tfdist(program: Program, strategy: str, num_replicas: int) -> Result:
             program,
             Trainer(
                 program.build() if program.built else program.build,
-                strategy=created(strategy, num_replicas),
+                strategy=created(strategy, num_replicas, program.batch_size),
                 accumulate=program.accumulate,
                 sync_batch_norm=program.sync_batch_norm,
             ),

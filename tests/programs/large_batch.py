@@ -31,7 +31,7 @@ def _growing(runner: Any, arguments: dict[str, Any]) -> keras.callbacks.History:
     return history
 
 
-@program(points(), epochs=5, train=_growing, quick=True)
+@program(points(), batch_size=min(SIZES.values()), epochs=5, train=_growing, quick=True)
 def growing_batches() -> keras.Model:
     """`fit(batch_size={0: 3, 1: 5, 3: 15})`: batches that grow, with a rate that goes by steps."""
     rate = keras.optimizers.schedules.PolynomialDecay(0.3, 12)
