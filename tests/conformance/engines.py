@@ -84,12 +84,37 @@ DECLINED = {
 
 #: Those that 4 stages answer; other cases have fewer layers.
 _OF_FOUR_STAGES = {
+    "adadelta",
+    "adafactor",
+    "adagrad",
+    "adam",
+    "adamax",
+    "all-together",
     "attention",
+    "batch-norm-images",
+    "batch-norm-masked",
     "convolution",
     "dict-of-inputs",
+    "ftrl",
+    "lamb",
+    "lars",
+    "lion",
     "list-of-inputs",
+    "lstm",
+    "masked-mean-with-sample-weight",
+    "masked-pooling",
+    "masked-steps",
+    "masked-sum",
+    "masked-weighted-steps",
+    "multioptimizer",
+    "muon",
+    "nadam",
     "positions",
     "positions-accumulate",
+    "rmsprop",
+    "rows-that-mix",
+    "schedulefreeadamw",
+    "sgd",
 }
 
 
