@@ -5,6 +5,9 @@ again for each of them, and TensorFlow's graph optimizer more than that, since i
 graph. Here it is traced once, as a function that is not inlined, and called on every device with
 that device's copies in the place of the variables that the trace has read. Gradients are taken
 inside, so that no backward function is traced for the calls.
+
+A call takes the handles of all its variables in one tensor. By itself each of them would be several
+operations of the graph around the calls, for each device: most of what is in it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ class NotAloneError(Exception):
 
 class _Traced(NamedTuple):
     function: Any  # a `tf.types.experimental.ConcreteFunction`
-    captured: list[Any]  # variables, and tensors that are the same on every replica
+    together: list[tf.Variable]  # of which it takes the handles as its first argument, if any
+    captured: list[Any]  # other variables, and tensors that are the same on every replica
     is_final: bool  # whether its calls are not to be optimized
 
 
@@ -74,8 +78,9 @@ class OneTrace:
         traced.function.set_external_captures(
             [copies.here(c).handle if isinstance(c, tf.Variable) else c for c in traced.captured]
         )
+        handles = [_handles(traced.together)] if traced.together else []
         with calls_as_traced() if traced.is_final else nullcontext():
-            return traced.function(*arguments)
+            return traced.function(*handles, *arguments)
 
     def _trace(self, arguments: Any) -> _Traced | None:
         # To optimize it once, outside of the step, TensorFlow opens a session on all GPUs of the
@@ -87,13 +92,17 @@ class OneTrace:
                 traced = _function(self._fn).get_concrete_function(*arguments)
                 if not self._is_for_all(traced):
                     return None
-                is_read_only = is_final and not self._writes
-                function = _optimized(traced, arguments) if is_read_only else traced
+                variables = {id(v.handle): v for v in traced.graph.variables}
+                function, together = traced, list[tf.Variable]()
+                if is_final:
+                    together = [v for v in variables.values() if copies.of(v)]
+                    plain = traced.graph.as_graph_def
+                    definition = plain() if self._writes else optimized(traced.graph)
+                    function = _again(traced, definition, together, arguments)
         except Exception:  # whatever it is: a replica that is traced by itself says it better
             return None
-        variables = {id(variable.handle): variable for variable in traced.graph.variables}
         captured = [variables.get(id(tensor), tensor) for tensor in function.captured_inputs]
-        return _Traced(function, captured, is_final)
+        return _Traced(function, together, captured, is_final)
 
     def _is_for_all(self, traced: Any) -> bool:
         """Whether a function is worth a call, and has no state but that of the variables."""
@@ -111,13 +120,20 @@ class OneTrace:
         return not kinds or (self._writes and all(map(_assigns, kinds)))
 
 
-def _optimized(traced: Any, arguments: Any) -> Any:
-    """Returns a function that computes the same, by the graph that the optimizer makes of it.
+def _again(
+    traced: Any, definition: tf.compat.v1.GraphDef, together: list[tf.Variable], arguments: Any
+) -> Any:
+    """Returns a function that computes the same as another by a graph of ours.
 
-    Made here once: otherwise it is made of each call, again.
+    Args:
+        traced: The other.
+        definition: Of the graph, with the names that it has in that function. It may be optimized:
+            otherwise that is done for each call, again.
+        together: Of variables that it has captured; the new function takes their handles in one
+            tensor, before the other arguments, if there are any.
+        arguments: As it was traced for.
     """
     graph = traced.graph
-    definition = optimized(graph)
     names = [tensor.name for tensor in graph.inputs]
     inputs = {name.partition(":")[0] for name in names}
     for place in reversed([i for i, node in enumerate(definition.node) if node.name in inputs]):
@@ -128,19 +144,35 @@ def _optimized(traced: Any, arguments: Any) -> Any:
     results = [tensor.name for tensor in graph.outputs]
     computed = [name for name in results if name not in names]
 
-    def again(*arguments: Any) -> Any:
-        given = tf.nest.flatten(arguments, expand_composites=True)
+    def again(*given: Any) -> Any:
+        handles: dict[int, tf.Tensor] = {}
+        if together:
+            own = tf.raw_ops.Unpack(value=given[0], num=len(together), axis=0)
+            handles = {id(v.handle): one for v, one in zip(together, own, strict=True)}
+        rest = tf.nest.flatten(given[1:] if together else given, expand_composites=True)
         capture = tf.compat.v1.get_default_graph().capture
-        captured = [capture(tensor) for tensor in traced.captured_inputs]
-        values = dict(zip(names, [*_tensors(given), *captured], strict=True))
+        captured = [
+            handles[id(tensor)] if id(tensor) in handles else capture(tensor)
+            for tensor in traced.captured_inputs
+        ]
+        values = dict(zip(names, [*_tensors(rest), *captured], strict=True))
         mapped = {name: v for name, v in values.items() if name.partition(":")[0] in read}
-        found = tf.graph_util.import_graph_def(definition, mapped, computed, name="optimized")
+        found = tf.graph_util.import_graph_def(definition, mapped, computed, name="traced")
         values |= dict(zip(computed, found, strict=True))
+        for tensor in graph.outputs:
+            values[tensor.name].set_shape(tensor.shape)
         return tf.nest.pack_sequence_as(
             traced.structured_outputs, [values[name] for name in results], expand_composites=True
         )
 
-    return _function(again).get_concrete_function(*arguments)
+    handles = [tf.TensorSpec([len(together)], tf.resource)] if together else []
+    return _function(again).get_concrete_function(*handles, *arguments)
+
+
+def _handles(variables: list[tf.Variable]) -> tf.Tensor:
+    """Returns the handles of this replica's copies, outside of the graph that is traced."""
+    with tf.init_scope(), tf.device(None):
+        return tf.raw_ops.Pack(values=[copies.here(v).handle for v in variables], axis=0)
 
 
 def _function(fn: Callable[..., Any]) -> Any:

@@ -101,9 +101,10 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
             take,
             (_nothing(), clock.now(), tf.constant(True)),
         )
-        # Of what a step changes the graph does not know everything: see `step.one_trace`.
+        # Of what a step changes the graph does not know everything: see `step.one_trace`. A metric
+        # may tell its variable itself, which is to be read here, too.
         with tf.control_dependencies([made.num_steps]):
-            return made, step.logs()
+            return made, tf.nest.map_structure(tf.convert_to_tensor, step.logs())
 
     function = tf.function(run, reduce_retracing=True, autograph=False)
     free_with(function, graphs)
