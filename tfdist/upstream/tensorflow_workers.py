@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,15 +78,8 @@ def all_reduce_by_key(
         communication: `"ring"` or `"nccl"`.
         token: Operations on one of these run in the order in which they were traced.
     """
-    group_key, instance_key = keys
-    return collective_ops.all_reduce_v2(
-        tensor,
-        group_size=group_size,
-        group_key=group_key,
-        instance_key=instance_key,
-        communication_hint=communication,
-        ordering_token=token.handle,
-    )
+    exchange = collective_ops.all_reduce_v2
+    return _by_key(exchange, tensor, group_size, keys, communication, token)
 
 
 def all_gather_by_key(
@@ -105,8 +98,20 @@ def all_gather_by_key(
         communication: As there.
         token: As there.
     """
+    exchange = collective_ops.all_gather_v2
+    return _by_key(exchange, tensor, group_size, keys, communication, token)
+
+
+def _by_key(
+    exchange: Callable[..., tf.Tensor],
+    tensor: tf.Tensor,
+    group_size: int,
+    keys: tuple[tf.Tensor, tf.Tensor],
+    communication: str,
+    token: tf.Variable,
+) -> tf.Tensor:
     group_key, instance_key = keys
-    return collective_ops.all_gather_v2(
+    return exchange(
         tensor,
         group_size=group_size,
         group_key=group_key,
