@@ -32,8 +32,8 @@ KINDS: dict[str, int] = {
     "EfficientNetV2B0": 64,
     "ConvNeXtTiny": 64,
     "Xception": 71,
-    "InceptionV3": 107,
-    "InceptionResNetV2": 107,
+    "InceptionV3": 139,
+    "InceptionResNetV2": 139,
     "NASNetMobile": 64,
 }
 
