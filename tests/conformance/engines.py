@@ -224,7 +224,10 @@ def created(strategy: str, num_replicas: int, batch_size: int = 4) -> strategies
     options = OPTIONS.get(strategy, {})
     if strategy == "pipeline" and batch_size < 4:  # its micro-batches have a row each
         options = {"micro_batches": batch_size}
-    return strategies.create(strategy.partition(" ")[0], num_replicas, **options)
+    made = strategies.create(strategy.partition(" ")[0], num_replicas, **options)
+    if strategy.startswith("sharded") and made.bucket_bytes:
+        made.bucket_bytes = 1  # as `OPTIONS` has it for others
+    return made
 
 
 def tfdist(case: Case, strategy: str, num_replicas: int) -> Result:

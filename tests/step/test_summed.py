@@ -131,7 +131,8 @@ def _of_horovod() -> Any:
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
 def test_nor_does_one_of_horovod() -> None:
     with WorkerPool(_of_horovod) as pool:
-        assert pool.ask(1e-6) == [[[1]]] * 2  # each its own alone
+        # Its own, and those that the rate limit lets cross before it: never the one just before.
+        assert pool.ask(1e-6) == [[[1, 2, 3, 5]]] * 2
         assert pool.ask("all") == [[[6]]] * 2
 
 

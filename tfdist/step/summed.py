@@ -35,7 +35,10 @@ def gradients_and(
     # Lists, since `tf.nest` would put the keys of a dictionary into an order of its own.
     *first, last = [[sent[i] for i in bucket] for bucket in places]
     *summed, (of_last, rest) = buckets.each(
-        functools.partial(all_reduced, strategy), [*first, (last, rest)], strategy.buckets_wait
+        functools.partial(all_reduced, strategy),
+        [*first, (last, rest)],
+        strategy.bucket_bytes,
+        strategy.buckets_wait,
     )
     totals = buckets.by_place(places, [*summed, of_last])
     return {i: tf.cast(total, gradients[i].dtype) for i, total in totals.items()}, rest

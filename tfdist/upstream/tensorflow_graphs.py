@@ -1,4 +1,4 @@
-"""Graphs that TensorFlow traces: one whose operations take other inputs, or is not let go."""
+"""Graphs that TensorFlow traces: operations that take or await others, graphs that are let go."""
 
 from __future__ import annotations
 
@@ -47,6 +47,20 @@ def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> N
     for place, taken in enumerate(operation.inputs):
         if taken is old:
             operation._update_input(place, new)
+
+
+def run_after(operations: Sequence[tf.Operation], tensors: Sequence[tf.Tensor]) -> None:
+    """Has operations run when tensors are there: `Operation._add_control_input`.
+
+    Control dependencies are said when an operation is traced; these are, already.
+
+    Args:
+        operations: Of one graph.
+        tensors: Of that graph; none depends on the operations.
+    """
+    there = tf.group(tensors)
+    for operation in operations:
+        operation._add_control_input(there)
 
 
 def _dismantle(graphs: Sequence[Any]) -> None:

@@ -56,6 +56,7 @@ def test_a_bucket_waits_for_the_one_before_where_it_has_to(wait: bool) -> None:
         return buckets.each(
             lambda bucket: [tf.identity(t, name="sum") for t in bucket],
             [[tf.zeros([1]), tf.zeros([1])], [tf.zeros([2])], [tf.zeros([3])]],
+            None,
             wait,
         )
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
+
+from tfdist.strategies.collectives import rate_limit
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -52,12 +54,17 @@ def in_order(gradients: Mapping[int, Any], num_bytes: int | str | None) -> list[
     return buckets
 
 
-def each(reduce: Callable[[T], S], buckets: Iterable[T], wait: bool) -> list[S]:
+def each(
+    reduce: Callable[[T], S], buckets: Sequence[T], num_bytes: int | str | None, wait: bool
+) -> list[S]:
     """Applies `reduce` to buckets, each in an exchange of its own.
+
+    Two of the largest may be on their way: see `rate_limit`.
 
     Args:
         reduce: Sums a structure of tensors over the replicas.
-        buckets: Such structures.
+        buckets: Such structures, in the order of the backward pass.
+        num_bytes: What `in_order` was told.
         wait: Whether to each when the one before has crossed, where what is there at the same time
             would be laid into one exchange, by chance of when it came: sums of three ranks or more
             depend on where a number lies in it, and waiting keeps runs equal to the bit.
@@ -67,6 +74,7 @@ def each(reduce: Callable[[T], S], buckets: Iterable[T], wait: bool) -> list[S]:
         before = tf.nest.flatten(results[-1:], expand_composites=True) if wait else []
         with tf.control_dependencies(before):
             results.append(reduce(bucket))
+    rate_limit.limit(buckets, results, 2 * (num_bytes if isinstance(num_bytes, int) else _MOST))
     return results
 
 

@@ -86,7 +86,7 @@ class ShardedOverProcesses(Parts, Horovod):
         order = buckets.in_order({p: gradients[p] for p in places}, self.bucket_bytes)
         flat = [[tf.reshape(gradients[place], [-1]) for place in bucket] for bucket in order]
         scatter = functools.partial(by_dtype, self._scattered)
-        sums = buckets.each(scatter, flat, self.buckets_wait)
+        sums = buckets.each(scatter, flat, self.bucket_bytes, self.buckets_wait)
         totals = buckets.by_place(order, sums)
         for place, total in totals.items():
             total.set_shape(variables[place].parts[0].shape)
