@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,15 @@ def sizes(size: int, num_owners: int) -> list[int]:
     """Returns how many of so many elements each owner has: what is over goes to the first."""
     small, over = divmod(size, num_owners)
     return [small + (owner < over) for owner in range(num_owners)]
+
+
+def _copied(whole: tf.Tensor, begin: int, end: int) -> tf.Tensor:
+    """Returns so many elements of a tensor: not a view, which would keep all of it in memory.
+
+    Along the first axis TensorFlow gives views, and a variable to which one is assigned keeps it, as
+    does a sum of gradients that is made in it.
+    """
+    return tf.reshape(whole, [1, -1])[0, begin:end]
 
 
 class OverDevices:
@@ -31,8 +41,8 @@ class OverDevices:
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns all parts, which are vectors."""
-        num_elements = whole.shape.num_elements()
-        return tf.split(tf.reshape(whole, [-1]), sizes(num_elements, self._num_devices))
+        ends = itertools.accumulate(sizes(whole.shape.num_elements(), self._num_devices), initial=0)
+        return [_copied(whole, begin, end) for begin, end in itertools.pairwise(ends)]
 
     def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
         """Returns the whole, on the device that asks."""
@@ -83,7 +93,7 @@ class OverProcesses:
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns the part of this process, a vector."""
-        return [tf.reshape(whole, [-1])[self._begin : self._end]]
+        return [_copied(whole, self._begin, self._end)]
 
     def join(
         self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
