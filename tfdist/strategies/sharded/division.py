@@ -21,8 +21,8 @@ def sizes(size: int, num_owners: int) -> list[int]:
 def _copied(whole: tf.Tensor, begin: int, end: int) -> tf.Tensor:
     """Returns so many elements of a tensor: not a view, which would keep all of it in memory.
 
-    Along the first axis TensorFlow gives views, and a variable to which one is assigned keeps it, as
-    does a sum of gradients that is made in it.
+    Along the first axis TensorFlow gives views. A variable keeps one that is assigned to it, and a
+    sum of gradients is made in one.
     """
     return tf.reshape(whole, [1, -1])[0, begin:end]
 
