@@ -22,6 +22,7 @@ from tfdist.strategies.beside_inputs import beside_inputs
 from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.strategies.pipeline import asked, table
 from tfdist.strategies.pipeline.cutting import Cutting
+from tfdist.strategies.pipeline.measured_bubble import MeasuredBubble
 from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.stages import Stages
 from tfdist.strategies.pipeline.tracing import Tracing
@@ -83,6 +84,7 @@ class PipelineOfProcess(Strategy):
             self.devices, _HOST, micro_batches, order, names, balance, balance_rows, plot_stages,
             self.agreed,
         )  # fmt: skip
+        self.measured_bubble = MeasuredBubble(len(self.devices), micro_batches)
         self._threads = ReplicaThreads()
         self._stage_of: weakref.WeakKeyDictionary[keras.Operation, int]
         self._stage_of = weakref.WeakKeyDictionary()
@@ -102,6 +104,9 @@ class PipelineOfProcess(Strategy):
         rows = super().describe()
         del rows["replicas"]
         return rows | table.rows(self.stages, self.devices, self.micro_batches, self.order)
+
+    def summary(self) -> dict[str, str]:
+        return table.waited(self.measured_bubble.share())
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -126,6 +131,7 @@ class PipelineOfProcess(Strategy):
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.place(model)
+        self.measured_bubble.prepare()
         homes = self._homes()
         for optimizer in optimizers:
             for slot, weight in slots_of(optimizer):
@@ -137,7 +143,10 @@ class PipelineOfProcess(Strategy):
         self._tracing = Tracing(self._stage_of, self.devices, order, self._threads.index)
         try:
             with operations_called_through(self._tracing.call):
-                return self._threads.run(fn, [self.devices[-1]] * self.micro_batches, self._add_up)
+                last = [self.devices[-1]] * self.micro_batches
+                results = self._threads.run(fn, last, self._add_up)
+            self.measured_bubble.note(self._tracing.inputs(), order)
+            return results
         finally:
             self._tracing = None  # it holds the tensors of the graph
 

@@ -51,3 +51,8 @@ class Order:
     def has_gone_back(self, stage: int, micro_batch: int, gradients: list[tf.Tensor]) -> None:
         """Notes gradients that a stage computed of a micro-batch."""
         self._backward.setdefault((stage, micro_batch), []).extend(gradients)
+
+    def turns(self) -> dict[tuple[int, int, bool], list[tf.Tensor]]:
+        """Returns what ends each turn: of a stage, of a micro-batch, and whether it is back."""
+        forward = {(*key, False): own for key, own in self._forward.items()}
+        return forward | {(*key, True): own for key, own in self._backward.items()}

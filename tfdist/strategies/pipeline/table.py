@@ -1,4 +1,4 @@
-"""What the start-up table says of a pipeline."""
+"""What the tables at the beginning and at the end of a training say of a pipeline."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def rows(
         "bubble": f"{1 - best / len(devices):.0%} of the devices' time{alike_cost}: {best:.2f} "
         f"times one device at most, of {len(devices)}",
     }
+
+
+def waited(share: float | None) -> dict[str, str]:
+    """Returns a line about the share of the stages' time in which they waited, if it is known."""
+    return {} if share is None else {"bubble": f"{share:.0%} of the devices' time, as measured"}
 
 
 def _by_stage(stages: Stages | None, devices: Sequence[str]) -> dict[str, str]:

@@ -70,6 +70,11 @@ class Tracing:
             self._order.has_gone_forward(stage, number, made)
         return outputs
 
+    def inputs(self) -> list[tf.Tensor]:
+        """Returns what the first micro-batch is, on the devices of the stages that take it."""
+        of_first = ((key, pair) for key, pair in self._entered.items() if key[0] == 0)
+        return [inside for (_, own, _), (inside, _) in of_first if (0, own) not in self._made_in]
+
     def gradients(self, loss: tf.Tensor, sources: Sequence[Any]) -> list[Any]:
         """Returns the gradients of a micro-batch, in the order of the pipeline."""
         number, last = self._micro_batch(), len(self._devices) - 1

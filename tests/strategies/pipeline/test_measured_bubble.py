@@ -1,0 +1,51 @@
+"""The share of their time for which stages wait, as it is told of a training."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+import tensorflow as tf
+
+from tests.support.training import FIT, build
+from tfdist.strategies.pipeline import bubble, measured_bubble, timeline
+from tfdist.strategies.pipeline.measured_bubble import MeasuredBubble
+from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.strategy import Pipeline
+from tfdist.trainer import Trainer
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.25] * 4, [0.2, 0.5, 0.3]])
+def test_of_turns_as_they_are_planned_it_is_what_the_plan_leaves(
+    order: str, shares: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    micro_batches = 8
+    planned = timeline.turns(shares, micro_batches, order)
+    monkeypatch.setattr(measured_bubble, "_when", lambda tensors: tensors[-1])
+    traced: Any = create_autospec(Order, instance=True)
+    traced.turns.return_value = {
+        (own.stage, own.micro_batch, own.back): [tf.constant(own.end, tf.float64)]
+        for own in planned
+    }
+    measured = MeasuredBubble(len(shares), micro_batches)
+    measured.prepare()
+    for _ in range(2):  # steps
+        measured.note([tf.constant(0.0, tf.float64)], traced)
+    best = 1 / max(turn.end for turn in planned)
+    assert measured.share() == pytest.approx(1 - best / len(shares))
+    if order == "gpipe" and len(set(shares)) == 1:
+        assert measured.share() == pytest.approx(1 - bubble.used(len(shares), micro_batches))
+
+
+def test_a_training_tells_it_and_an_evaluation_adds_nothing() -> None:
+    strategy = Pipeline(2, micro_batches=2)
+    trainer = Trainer(build, strategy)
+    assert strategy.summary() == {}
+    trainer.fit(**FIT)
+    told = strategy.summary()
+    assert re.fullmatch(r"\d+% of the devices' time, as measured", told["bubble"])
+    trainer.evaluate(FIT["x"], FIT["y"], verbose=0)
+    assert strategy.summary() == told

@@ -1,0 +1,96 @@
+"""For how much of their time the stages of a training waited: the bubble, as it came out.
+
+A stage computes from when it has what its turn needs, and has ended the turn before, to the end of
+the turn; else it waits. What it shares its cores or its link with makes turns longer, not bubbles.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfdist.strategies.pipeline.order import Order
+
+
+class MeasuredBubble:
+    """Adds up, over the steps of a process, how long its stages computed and how long steps took.
+
+    Args:
+        num_stages: Of the pipeline.
+        num_micro_batches: Of a batch.
+    """
+
+    def __init__(self, num_stages: int, num_micro_batches: int) -> None:
+        self._num_stages, self._num_micro_batches = num_stages, num_micro_batches
+        self._seconds: tf.Variable | None = None
+
+    def prepare(self) -> None:
+        """Makes room for the sums; called outside of any graph."""
+        if self._seconds is None:
+            with tf.device("CPU:0"):
+                self._seconds = tf.Variable(tf.zeros([2], tf.float64), name="computing_and_all")
+
+    def share(self) -> float | None:
+        """Returns the share of the stages' time in which they waited; None: it is not known.
+
+        Only forward and backward passes count, as in `bubble`.
+        """
+        if self._seconds is None:
+            return None
+        computing, total = self._seconds.numpy()
+        return 1 - computing / total if total > 0 else None
+
+    def note(self, inputs: Sequence[tf.Tensor], order: Order) -> None:
+        """Has a step count that is traced, when all of it is there.
+
+        Args:
+            inputs: Of its first micro-batch.
+            order: Of the step; of one that goes only forward, nothing is counted.
+        """
+        turns = order.turns()
+        if self._seconds is None or not any(back for _, _, back in turns):
+            return
+        with tf.device("CPU:0"):
+            begin = _when(inputs)
+            arrivals, ends = self._times(begin, turns)
+            computing = tf.reduce_sum(_lengths(begin, arrivals, ends))
+            total = self._num_stages * (tf.reduce_max(ends) - begin)
+            self._seconds.assign_add([computing, total])
+
+    def _times(
+        self, begin: tf.Tensor, turns: Mapping[tuple[int, int, bool], Sequence[tf.Tensor]]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns when turns had what they need, and when they ended: `[stages, turns of one]`."""
+        arrivals: list[list[tf.Tensor]] = [[] for _ in range(self._num_stages)]
+        ends: list[list[tf.Tensor]] = [[] for _ in range(self._num_stages)]
+        there = [*range(self._num_stages)]
+        for number in range(self._num_micro_batches):
+            before = begin
+            for stage, back in [(i, False) for i in there] + [(i, True) for i in there[::-1]]:
+                tensors = turns.get((stage, number, back))
+                arrivals[stage].append(before)
+                before = _when(tensors) if tensors else before
+                ends[stage].append(before)
+        return tf.stack(arrivals), tf.stack(ends)
+
+
+def _lengths(begin: tf.Tensor, arrivals: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
+    """Returns how long turns took, in the order in which their stage ended them."""
+    by_end = tf.argsort(ends, axis=1, stable=True)
+    arrivals, ends = (tf.gather(times, by_end, batch_dims=1) for times in (arrivals, ends))
+    before = tf.concat([tf.fill([ends.shape[0], 1], begin), ends[:, :-1]], axis=1)
+    return tf.nn.relu(ends - tf.maximum(before, arrivals))
+
+
+def _when(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the time at which a device has computed tensors.
+
+    TensorFlow's own clock is read in the order in which that was traced. Python's is not, and is
+    given what is read out of a tensor, so that it tells of a GPU when that has come so far.
+    """
+    with tf.control_dependencies(tensors), tf.device(tensors[-1].device):
+        there = tf.reshape(tensors[-1], [-1])[:1]
+    told = tf.numpy_function(lambda _: time.monotonic(), [there], tf.float64, stateful=False)
+    return tf.ensure_shape(told, [])
