@@ -49,6 +49,25 @@ def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> N
             operation._update_input(place, new)
 
 
+def in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operation]]:
+    """Returns, by operation, others that it is to wait for when tracing ends: one an effect.
+
+    `AutomaticControlDependencies`: what touches the same resource (a variable, the token of a
+    device's collectives) runs in the order in which it was traced, and so do the operations that
+    have an effect and touch none. Told are more than TensorFlow orders: it lets reads pass.
+    """
+    last: dict[Any, tf.Operation] = {}
+    found = {}
+    for operation in graph.get_operations():
+        touched = {t.ref() for t in operation.inputs if t.dtype == tf.resource}
+        if not touched and operation.op_def is not None and operation.op_def.is_stateful:
+            touched = {None}
+        if touched:
+            found[operation] = [last[own] for own in touched if own in last]
+            last |= dict.fromkeys(touched, operation)
+    return found
+
+
 def run_after(operations: Sequence[tf.Operation], tensors: Sequence[tf.Tensor]) -> None:
     """Has operations run when tensors are there: `Operation._add_control_input`.
 

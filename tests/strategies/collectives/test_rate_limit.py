@@ -93,6 +93,34 @@ def test_what_a_sum_needs_waits_for_no_later_one() -> None:
         assert all(other <= number - 2 for other in waited_for)
 
 
+def test_effects_stay_in_the_order_in_which_they_were_traced() -> None:
+    """Of BatchNorm's sums on the way back: TensorFlow has later collectives wait for them."""
+    weights = [tf.Variable(tf.fill([_SIZE], 1.0 + i)) for i in range(_BUCKETS)]
+    token = tf.Variable(0)
+
+    def next_in_line(tensor: tf.Tensor) -> tf.Tensor:
+        added = tf.raw_ops.AssignAddVariableOp(resource=token.handle, value=1)
+        with tf.control_dependencies([added]):
+            return tf.identity(tensor)
+
+    @tf.custom_gradient
+    def normalised(x: tf.Tensor) -> Any:
+        return next_in_line(x), next_in_line
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> list:
+        with tf.GradientTape() as tape:
+            for weight in weights[::-1]:
+                x = normalised(tf.tanh(x * weight))
+        gradients = tape.gradient(x, weights)
+        sums = [next_in_line(gradient) for gradient in gradients]
+        rate_limit.limit(gradients, sums, 1)
+        return sums
+
+    assert len(step(tf.ones([_SIZE]))) == _BUCKETS
+    assert int(token) == 3 * _BUCKETS
+
+
 @pytest.mark.parametrize(("num_bytes", "is_held"), [(16, True), (None, False), ("auto", False)])
 def test_two_buckets_of_the_size_that_was_chosen_cross_at_a_time(
     num_bytes: Any, is_held: bool

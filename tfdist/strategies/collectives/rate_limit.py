@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow_graphs import run_after
+from tfdist.upstream.tensorflow_graphs import in_order_of_effects, run_after
 
 #: Buckets of which one is made while one crosses.
 _LEAST = 2
@@ -34,36 +34,43 @@ def limit(gradients: Sequence[Any], sums: Sequence[Any], num_bytes: int) -> None
     sizes = [sum(map(_num_bytes, _tensors(bucket))) for bucket in gradients]
     if tf.executing_eagerly() or sum(sizes) <= num_bytes:
         return
+    operations = _Before(tf.compat.v1.get_default_graph())
     crossed: set[tf.Operation] = set()
     for number, bucket in enumerate(gradients):
         last = number - _LEAST
         while last >= 0 and sum(sizes[last + 1 : number + 1]) < num_bytes:
             last -= 1
         if last >= 0:
-            run_after(_first(_needed(bucket, crossed)), _tensors(sums[last]))
-        crossed |= _needed(sums[number], crossed)
+            new = operations.needed(bucket, crossed)
+            run_after(operations.first(new), _tensors(sums[last]))
+        crossed |= operations.needed(sums[number], crossed)
 
 
-def _needed(structure: Any, known: set[tf.Operation]) -> set[tf.Operation]:
-    """Returns the operations that tensors need beyond the known ones, which need no other."""
-    found: set[tf.Operation] = set()
-    left = [tensor.op for tensor in _tensors(structure)]
-    while left:
-        operation = left.pop()
-        if operation not in found and operation not in known:
-            found.add(operation)
-            left += _before(operation)
-    return found
+class _Before:
+    """What operations of a graph wait for."""
 
+    def __init__(self, graph: tf.Graph) -> None:
+        self._in_order = in_order_of_effects(graph)
 
-def _first(operations: set[tf.Operation]) -> list[tf.Operation]:
-    """Returns those for which all others have to wait, constants left out, which hold little."""
-    taking = {operation for operation in operations if _before(operation)}
-    return [operation for operation in taking if taking.isdisjoint(_before(operation))]
+    def needed(self, structure: Any, known: set[tf.Operation]) -> set[tf.Operation]:
+        """Returns the operations that tensors need beyond the known ones, which need no other."""
+        found: set[tf.Operation] = set()
+        left = [tensor.op for tensor in _tensors(structure)]
+        while left:
+            operation = left.pop()
+            if operation not in found and operation not in known:
+                found.add(operation)
+                left += self._of(operation)
+        return found
 
+    def first(self, operations: set[tf.Operation]) -> list[tf.Operation]:
+        """Returns those for which all others have to wait, but for constants, which hold little."""
+        waiting = {operation for operation in operations if self._of(operation)}
+        return [operation for operation in waiting if waiting.isdisjoint(self._of(operation))]
 
-def _before(operation: tf.Operation) -> list[tf.Operation]:
-    return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    def _of(self, operation: tf.Operation) -> list[tf.Operation]:
+        inputs = (tensor.op for tensor in operation.inputs)
+        return [*inputs, *operation.control_inputs, *self._in_order.get(operation, [])]
 
 
 def _tensors(structure: Any) -> list[tf.Tensor]:
