@@ -17,7 +17,7 @@ from tests.conformance.layouts import LAYOUTS, Group
 from tests.programs.programs import PROGRAMS
 
 TIMEOUT_SECONDS = 120.0
-PROGRAM_SECONDS = 900.0  # a network of some hundred layers is traced in minutes
+PROGRAM_SECONDS = 1800.0  # a network of some hundred layers is traced in minutes
 # Processes are forked from one that has imported TensorFlow, which takes seconds, but has not
 # started it, after which it cannot be forked.
 _SERVER = multiprocessing.get_context("forkserver")
