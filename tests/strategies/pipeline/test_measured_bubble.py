@@ -40,6 +40,15 @@ def test_of_turns_as_they_are_planned_it_is_what_the_plan_leaves(
         assert measured.share() == pytest.approx(1 - bubble.used(len(shares), micro_batches))
 
 
+def test_without_an_input_that_tells_when_a_step_begins_nothing_is_told() -> None:
+    traced: Any = create_autospec(Order, instance=True)
+    traced.turns.return_value = {(0, 0, True): [tf.constant(1.0)]}
+    measured = MeasuredBubble(1, 1)
+    measured.prepare()
+    measured.note([], traced)
+    assert measured.share() is None
+
+
 def test_a_training_tells_it_and_an_evaluation_adds_nothing() -> None:
     strategy = Pipeline(2, micro_batches=2)
     trainer = Trainer(build, strategy)

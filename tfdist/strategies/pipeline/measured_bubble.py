@@ -46,11 +46,11 @@ class MeasuredBubble:
         """Has a step count that is traced, when all of it is there.
 
         Args:
-            inputs: Of its first micro-batch.
+            inputs: Of its first micro-batch; without dense ones nothing is counted.
             order: Of the step; of one that goes only forward, nothing is counted.
         """
         turns = order.turns()
-        if self._seconds is None or not any(back for _, _, back in turns):
+        if self._seconds is None or not inputs or not any(back for _, _, back in turns):
             return
         with tf.device("CPU:0"):
             begin = _when(inputs)
