@@ -65,7 +65,11 @@ FEW: dict[str, tuple[str, ...]] = {
     "sharded parameters": ("embedding-clipped",),
     "sharded optimizer over processes": (),
     "sharded gradients over processes": (),
-    "sharded parameters over processes": ("embedding-clipped", "rows-that-mix"),
+    "sharded parameters over processes": (
+        "accumulate-clipped",  # two loops that join the same weights
+        "embedding-clipped",
+        "rows-that-mix",
+    ),
 }
 
 _ASKED = {name for names in FURTHER.values() for name in names}

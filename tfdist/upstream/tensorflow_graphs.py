@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
-from tensorflow.python.framework.func_graph import dismantle_func_graph
+from tensorflow.python.framework.func_graph import FuncGraph, dismantle_func_graph
 from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
@@ -66,6 +66,17 @@ def in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operation
             found[operation] = [last[own] for own in touched if own in last]
             last |= dict.fromkeys(touched, operation)
     return found
+
+
+def outermost_graph() -> tf.Graph:
+    """Returns the graph of the function that is traced, not of a loop or function in it.
+
+    `FuncGraph.outer_graph`: around the outermost is one that is traced by nobody.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(outer := getattr(graph, "outer_graph", None), FuncGraph):
+        graph = outer
+    return graph
 
 
 def run_after(operations: Sequence[tf.Operation], tensors: Sequence[tf.Tensor]) -> None:

@@ -27,6 +27,7 @@ from tfdist.errors import ClusterError
 from tfdist.strategies.collectives import traffic
 from tfdist.strategies.read_by_host import read_by_host
 from tfdist.upstream.keras_variables import VariableOfParts
+from tfdist.upstream.tensorflow_graphs import outermost_graph
 
 
 class _What(enum.IntEnum):
@@ -126,10 +127,13 @@ class Leading:
         return tf.bitcast(whole, own.dtype) if own.dtype == tf.bfloat16 else whole
 
     def _num_before(self, number: int) -> int:
-        """Counts the joins of a variable in the graph that is traced, which may run at a time."""
+        """Counts the joins of a variable in what is traced, which may run at a time.
+
+        With those in other loops: TensorFlow begins one before the loop ahead of it has ended.
+        """
         if tf.executing_eagerly():
             return 0
-        joins = self._joins.setdefault(tf.compat.v1.get_default_graph(), collections.Counter())
+        joins = self._joins.setdefault(outermost_graph(), collections.Counter())
         joins[number] += 1
         return joins[number]
 
