@@ -19,6 +19,7 @@ from tests.support.training import (
     dataset,
     mirrored,
 )
+from tfdist import strategies
 from tfdist.trainer import Trainer
 
 ROWS = len(X)
@@ -116,3 +117,24 @@ def test_predict_returns_ragged_tensors_as_keras_does() -> None:
     found = mirrored(build_model).predict(ragged, batch_size=3, verbose=0)
     assert isinstance(found, tf.RaggedTensor)
     assert found.to_list() == [[2, 4], [6], [], [8, 10], [12]]
+
+
+@pytest.mark.parametrize("name", ["towers", "central_storage", "sharded"])
+def test_a_convolution_in_groups_is_predicted_before_and_after_training(name: str) -> None:
+    """Keras has XLA compile it, which reads no kernel of another device."""
+
+    def grouped() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4, 4, 4))
+        model = keras.Model(inputs, layers.Conv2D(128, 3, groups=4)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    x, y = np.linspace(0, 1, 256, dtype="float32").reshape(4, 4, 4, 4), np.ones((4, 2, 2, 128))
+    trainer, plain = Trainer(grouped, strategies.create(name, 2)), grouped()
+    for _ in range(2):
+        found = trainer.predict(x, batch_size=4, verbose=0)
+        np.testing.assert_allclose(found, plain.predict(x, verbose=0), atol=1e-6)
+        np.testing.assert_allclose(trainer.model(x), plain(x), atol=1e-6)
+        for one in (trainer, plain):
+            one.fit(x, y, batch_size=4, verbose=0)

@@ -26,6 +26,7 @@ from tfdist.step.mean_or_sum import Aggregations
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, Made, Step
+from tfdist.upstream.keras_layers import read_kernels_outside_of_xla
 from tfdist.upstream.keras_model import compile_config
 from tfdist.upstream.keras_optimizers import optimizers_of
 
@@ -53,6 +54,8 @@ class CompiledFunctions:
         self._scalings: list[Scaling] = []
         self._accumulations: list[GradientAccumulation] = []
         self._own_steps = OwnSteps(model, strategy, options)
+        if not strategy.has_local_variables:
+            read_kernels_outside_of_xla()
 
     def train(self, feed: Feed) -> StepsFn:
         """Returns the inner loop of a training, made anew if the model was compiled anew."""

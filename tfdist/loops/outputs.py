@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from tfdist.loops.feed import Feed
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Made
 from tfdist.upstream.keras_model import global_generator, use_global_generator
+from tfdist.upstream.keras_variables import values_of
 
 #: Computes the outputs for up to that many batches of an iterator: what was done, and the outputs
 #: in pieces that laid end to end are in the order of the rows.
@@ -36,6 +39,7 @@ class Outputs:
         self._model, self._strategy = model, strategy
         self._of_one: dict[tuple[bool, bool], Any] = {}
         self._of_many: dict[tuple[bool, bool], Any] = {}
+        self._read: list[weakref.ref[tf.Variable]] = []
 
     @property
     def made(self) -> bool:
@@ -49,6 +53,7 @@ class Outputs:
             feed: Of the batches.
             whole: Whether every replica is given whole batches.
         """
+        self._forget_what_reads_others()
         own = self._own(feed, whole)
         # Of whole batches every worker has all outputs by itself.
         crosses = self._strategy.stops_together and not whole
@@ -61,6 +66,18 @@ class Outputs:
                 return made, outputs_of_workers.of_all(self._strategy, outputs)
 
         return predict
+
+    def _forget_what_reads_others(self) -> None:
+        """Gives up functions of variables that are no longer the model's: cut, moved, or joined.
+
+        A training does so that begins after the first prediction; no function keeps them alive.
+        """
+        own = [value for variable in self._model.variables for value in values_of(variable)]
+        pairs = itertools.zip_longest((known() for known in self._read), own)
+        if any(known is not value for known, value in pairs):
+            self._of_one.clear()
+            self._of_many.clear()
+            self._read = [*map(weakref.ref, own)]
 
     def _own(self, feed: Feed, whole: bool) -> OwnFn:
         """Returns what computes the outputs for this process's shares."""

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
+import tensorflow as tf
+from keras.src import backend
+
+from tfdist.upstream.patching import replace
+
+_plain_conv = backend.nn.conv
 
 
 def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
@@ -41,3 +49,16 @@ def dropout_of(attention: keras.layers.Layer) -> float:
     """Returns the share of attention that is dropped: `MultiHeadAttention._dropout`."""
     grouped = isinstance(attention, keras.layers.GroupQueryAttention)
     return attention.dropout if grouped else attention._dropout
+
+
+def read_kernels_outside_of_xla() -> None:
+    """Has each convolution be handed its kernel's elements, for good: `keras.src.backend.nn.conv`.
+
+    Keras has XLA compile convolutions in groups on CPUs, wherever they are called, and lets it read
+    the kernel: of no other device, where XLA cannot.
+    """
+    replace(backend.nn, "conv", _conv)
+
+
+def _conv(inputs: Any, kernel: Any, *args: Any, **options: Any) -> Any:
+    return _plain_conv(inputs, tf.convert_to_tensor(kernel), *args, **options)
