@@ -39,7 +39,7 @@ class Division(Protocol):
     has_all: bool
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the parts whose owners are in this process."""
+        """Returns the parts whose owners are in this process: copies, which variables may keep."""
 
     def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
         """Returns the whole, of that shape and dtype, of what this process has for its parts."""
@@ -201,9 +201,7 @@ def divide(
     parts = []
     for device, piece in zip(devices, pieces, strict=True):
         with tf.device(device):
-            # A slice shares its buffer, which would keep the whole alive.
-            copied = tf.raw_ops.DeepCopy(x=tf.identity(piece))
-            parts.append(tf.Variable(copied, trainable=whole.trainable, name=variable.name))
+            parts.append(tf.Variable(piece, trainable=whole.trainable, name=variable.name))
         take_for(parts[-1], whole)
     variable.__class__ = VariableOfParts
     variable.parts, variable.division = parts, division

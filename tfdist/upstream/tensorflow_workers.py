@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,58 +60,32 @@ def workers_on(devices: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def all_reduce_by_key(
+#: What replicas can do with tensors, each under keys of one's own.
+_EXCHANGES = {"sum": collective_ops.all_reduce_v2, "lay end to end": collective_ops.all_gather_v2}
+
+
+def exchanged_by_key(
+    operation: str,
     tensor: tf.Tensor,
     group_size: int,
     keys: tuple[tf.Tensor, tf.Tensor],
     communication: str,
     token: tf.Variable,
 ) -> tf.Tensor:
-    """Sums a tensor over replicas, by keys of one's own: `collective_ops.all_reduce_v2`.
+    """Sums tensors of replicas, or lays them end to end: `all_reduce_v2`, `all_gather_v2`.
 
     `tf.distribute` numbers an operation when it is traced, and so has one size for it.
 
     Args:
+        operation: `"sum"` or `"lay end to end"`, that with an axis 0.
         tensor: Of the same size and dtype wherever the keys are the same.
         group_size: How many replicas bring a tensor.
         keys: Of the group and of the operation within it, int32 scalars.
         communication: `"ring"` or `"nccl"`.
         token: Operations on one of these run in the order in which they were traced.
     """
-    exchange = collective_ops.all_reduce_v2
-    return _by_key(exchange, tensor, group_size, keys, communication, token)
-
-
-def all_gather_by_key(
-    tensor: tf.Tensor,
-    group_size: int,
-    keys: tuple[tf.Tensor, tf.Tensor],
-    communication: str,
-    token: tf.Variable,
-) -> tf.Tensor:
-    """Lays tensors of replicas end to end, by keys of one's own: `collective_ops.all_gather_v2`.
-
-    Args:
-        tensor: As of `all_reduce_by_key`, with an axis 0.
-        group_size: As there.
-        keys: As there.
-        communication: As there.
-        token: As there.
-    """
-    exchange = collective_ops.all_gather_v2
-    return _by_key(exchange, tensor, group_size, keys, communication, token)
-
-
-def _by_key(
-    exchange: Callable[..., tf.Tensor],
-    tensor: tf.Tensor,
-    group_size: int,
-    keys: tuple[tf.Tensor, tf.Tensor],
-    communication: str,
-    token: tf.Variable,
-) -> tf.Tensor:
     group_key, instance_key = keys
-    return exchange(
+    return _EXCHANGES[operation](
         tensor,
         group_size=group_size,
         group_key=group_key,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
 
 import keras
 import numpy as np
@@ -16,9 +15,7 @@ import tfdist
 from tests.support.training import FIT, X, assert_close, build
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.strategies.sharded import plan
-from tfdist.strategies.sharded.division import OverDevices, OverProcesses
 from tfdist.strategies.sharded.held import by_device
-from tfdist.strategies.sharded.leading import Leading
 from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
 from tfdist.upstream.keras_variables import VariableOfParts
@@ -90,18 +87,6 @@ def test_what_is_offloaded_is_on_the_host() -> None:
     cut = [v for v in trainer.model.optimizer.variables if isinstance(v, VariableOfParts)]
     assert by_device(cut).keys() == {"CPU:0"}
     assert "host" in trainer.describe()["offloaded"]
-
-
-@pytest.mark.parametrize("rank", [None, 0, 1])
-def test_a_part_does_not_keep_the_whole_in_memory(rank: int | None) -> None:
-    """A view does: in a variable that it is assigned to, and in a sum that is made in it."""
-    whole = tf.ones([16, 16])  # in halves that are aligned
-    over: Any = OverDevices(2)
-    if rank is not None:
-        over = OverProcesses(256, rank, 2, create_autospec(Leading, instance=True), list)
-    parts = over.cut(whole)
-    assert {tuple(part.shape) for part in parts} == {(128,)}
-    assert not any(np.shares_memory(*map(np.from_dlpack, (whole, part))) for part in parts)
 
 
 def test_goes_on_from_another_strategy_and_back(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.copied_slices import copied_slices
+
 
 class AlongAxis:
     """Slices, all of them in this process; see `VariableOfParts`.
@@ -30,7 +32,7 @@ class AlongAxis:
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns all slices."""
-        return tf.split(whole, self.sizes, self.axis)
+        return copied_slices(whole, self.axis, self.sizes)
 
     def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
         """Returns the whole, on the device that asks."""

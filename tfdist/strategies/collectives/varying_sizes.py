@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.collectives.end_to_end import padded
-from tfdist.upstream.tensorflow_workers import all_gather_by_key, all_reduce_by_key
+from tfdist.upstream.tensorflow_workers import exchanged_by_key
 
 #: Beyond the keys that `tf.distribute` gives to groups of devices; it counts from 1.
 _FIRST_GROUP = 1 << 20
@@ -86,14 +86,7 @@ class VaryingSizes:
         Raises:
             ConfigurationError: As of `reduce`.
         """
-        size = tf.raw_ops.Size(input=vector)
-        return all_gather_by_key(
-            vector,
-            self._num_replicas,
-            keys(self._next_operation(index), size),
-            self._communication,
-            self._tokens[index],
-        )
+        return self._exchanged("lay end to end", vector, index)
 
     def _end_to_end(self, tensors: list[tf.Tensor], index: int) -> list[tf.Tensor]:
         """Lays tensors of all replicas end to end, as sums with zeros in the others' places."""
@@ -104,18 +97,22 @@ class VaryingSizes:
         return sums(padded(tensors, index, self._num_replicas, sums))
 
     def _sum(self, tensor: tf.Tensor, index: int) -> tf.Tensor:
+        flat = self._exchanged("sum", tf.reshape(tensor, [-1]), index)
+        return tf.reshape(flat, tf.shape(tensor))
+
+    def _exchanged(self, operation: str, vector: tf.Tensor, index: int) -> tf.Tensor:
         # The operation itself refuses a tensor of more than 2^31 - 1 elements; `tf.size`, where the
         # shape is known, does not. An assertion is no way: it is put in an order with the sums of
         # other replicas, which wait for this one.
-        size = tf.raw_ops.Size(input=tensor)
-        flat = all_reduce_by_key(
-            tf.reshape(tensor, [-1]),
+        size = tf.raw_ops.Size(input=vector)
+        return exchanged_by_key(
+            operation,
+            vector,
             self._num_replicas,
             keys(self._next_operation(index), size),
             self._communication,
             self._tokens[index],
         )
-        return tf.reshape(flat, tf.shape(tensor))
 
     def _next_operation(self, index: int) -> int:
         """The number of a replica's next operation, the same as on the other replicas."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.copied_slices import copied_slice, copied_slices
 from tfdist.strategies.sharded.leading import Leading
 from tfdist.upstream.keras_variables import VariableOfParts
 
@@ -16,15 +16,6 @@ def sizes(size: int, num_owners: int) -> list[int]:
     """Returns how many of so many elements each owner has: what is over goes to the first."""
     small, over = divmod(size, num_owners)
     return [small + (owner < over) for owner in range(num_owners)]
-
-
-def _copied(whole: tf.Tensor, begin: int, end: int) -> tf.Tensor:
-    """Returns so many elements of a tensor: not a view, which would keep all of it in memory.
-
-    Along the first axis TensorFlow gives views. A variable keeps one that is assigned to it, and a
-    sum of gradients is made in one.
-    """
-    return tf.reshape(whole, [1, -1])[0, begin:end]
 
 
 class OverDevices:
@@ -41,8 +32,8 @@ class OverDevices:
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns all parts, which are vectors."""
-        ends = itertools.accumulate(sizes(whole.shape.num_elements(), self._num_devices), initial=0)
-        return [_copied(whole, begin, end) for begin, end in itertools.pairwise(ends)]
+        own = sizes(whole.shape.num_elements(), self._num_devices)
+        return copied_slices(tf.reshape(whole, [-1]), 0, own)
 
     def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
         """Returns the whole, on the device that asks."""
@@ -93,7 +84,7 @@ class OverProcesses:
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns the part of this process, a vector."""
-        return [_copied(whole, self._begin, self._end)]
+        return [copied_slice(tf.reshape(whole, [-1]), 0, self._begin, self._end)]
 
     def join(
         self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType

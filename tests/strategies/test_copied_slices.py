@@ -1,0 +1,46 @@
+"""What variables and sums of gradients may keep: no views of something larger."""
+
+from __future__ import annotations
+
+from unittest.mock import create_autospec
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.channel_split.division import AlongAxis
+from tfdist.strategies.sharded.division import OverDevices, OverProcesses
+from tfdist.strategies.sharded.leading import Leading
+from tfdist.upstream.keras_variables import Division
+
+
+def over_processes(rank: int) -> Division:
+    return OverProcesses(256, rank, 2, create_autospec(Leading, instance=True), list)
+
+
+@pytest.mark.parametrize(
+    ("division", "shape"),
+    [
+        (OverDevices(2), (128,)),
+        (over_processes(0), (128,)),
+        (over_processes(1), (128,)),
+        (AlongAxis(0, [8, 8]), (8, 16)),
+        (AlongAxis(1, [8, 8]), (16, 8)),
+    ],
+)
+def test_a_part_does_not_keep_the_whole_in_memory(
+    division: Division, shape: tuple[int, ...]
+) -> None:
+    """A view does: in a variable that it is assigned to, and in a sum that is made in it."""
+    whole = tf.reshape(tf.range(256.0), [16, 16])  # in halves that are aligned
+    parts = division.cut(whole)
+    assert {tuple(part.shape) for part in parts} == {shape}
+    assert not any(np.shares_memory(*map(np.from_dlpack, (whole, part))) for part in parts)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_slices_are_those_of_tensorflow(axis: int) -> None:
+    whole = tf.reshape(tf.range(64.0), [4, 4, 4])
+    expected = tf.split(whole, [1, 3], axis)
+    for part, own in zip(AlongAxis(axis, [1, 3]).cut(whole), expected, strict=True):
+        np.testing.assert_array_equal(part, own)
