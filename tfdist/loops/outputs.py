@@ -88,7 +88,7 @@ class Outputs:
         if key not in self._of_one:
             self._of_one[key] = tf.function(of_one, reduce_retracing=True, autograph=False)
             counts = self._strategy.stops_together
-            many = functools.partial(_end_to_end, self._of_one[key], counts)
+            many = functools.partial(_outputs_of_many, self._of_one[key], counts)
             self._of_many[key] = tf.function(many, reduce_retracing=True, autograph=False)
         one_by_one = self._one_by_one(self._of_one[key], feed)
         if feed.may_end or feed.own_rows:
@@ -157,7 +157,7 @@ def _fit_in_arrays(pieces: list[Any]) -> bool:
     )
 
 
-def _end_to_end(
+def _outputs_of_many(
     of_one: Any, counts: bool, iterator: Any, num_steps: tf.Tensor
 ) -> tuple[Any, Any, Any, Any]:
     """The rows and checksum of some batches, and their outputs laid end to end in host memory.
