@@ -6,8 +6,9 @@ the turn; else it waits. What it shares its cores or its link with makes turns l
 
 from __future__ import annotations
 
-import time
+import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -87,10 +88,28 @@ def _lengths(begin: tf.Tensor, arrivals: tf.Tensor, ends: tf.Tensor) -> tf.Tenso
 def _when(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the time at which a device has computed tensors.
 
-    TensorFlow's own clock is read in the order in which that was traced. Python's is not, and is
-    given what is read out of a tensor, so that it tells of a GPU when that has come so far.
+    It is told when an element of the last one has come to the host, also from a GPU.
     """
     with tf.control_dependencies(tensors), tf.device(tensors[-1].device):
         there = tf.reshape(tensors[-1], [-1])[:1]
-    told = tf.numpy_function(lambda _: time.monotonic(), [there], tf.float64, stateful=False)
+    clock = _clock(there.dtype)
+    if tf.executing_eagerly():
+        return clock(there)
+    clock.add_to_graph(tf.compat.v1.get_default_graph())
+    (told,) = tf.raw_ops.PartitionedCall(args=[there], Tout=[tf.float64], f=clock)
     return tf.ensure_shape(told, [])
+
+
+@functools.cache
+def _clock(dtype: tf.DType) -> Any:
+    """Returns a function of a vector that tells when this is there.
+
+    Clocks of one graph would be read in the order in which they were traced, each waiting for those
+    before it, as all operations with effects; in a function that is called as one without, not.
+    """
+
+    def now(vector: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([vector[:1]]):
+            return tf.timestamp()
+
+    return tf.function(now, autograph=False).get_concrete_function(tf.TensorSpec([None], dtype))
