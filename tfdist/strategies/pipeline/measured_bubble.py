@@ -12,7 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.clock import now
 from tfdist.strategies.pipeline.order import Order
+from tfdist.upstream.tensorflow import computes_in_one_order
 
 
 class MeasuredBubble:
@@ -92,7 +94,7 @@ def _when(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """
     with tf.control_dependencies(tensors), tf.device(tensors[-1].device):
         there = tf.reshape(tensors[-1], [-1])[:1]
-    clock = _clock(there.dtype)
+    clock = _clock(there.dtype, computes_in_one_order())
     if tf.executing_eagerly():
         return clock(there)
     clock.add_to_graph(tf.compat.v1.get_default_graph())
@@ -101,15 +103,18 @@ def _when(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 @functools.cache
-def _clock(dtype: tf.DType) -> Any:
+def _clock(dtype: tf.DType, in_one_order: bool) -> Any:
     """Returns a function of a vector that tells when this is there.
 
     Clocks of one graph would be read in the order in which they were traced, each waiting for those
     before it, as all operations with effects; in a function that is called as one without, not.
     """
+    del in_one_order  # `now` asks for it: a function that was made is for one answer
 
-    def now(vector: tf.Tensor) -> tf.Tensor:
+    def time_after(vector: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([vector[:1]]):
-            return tf.timestamp()
+            return now()
 
-    return tf.function(now, autograph=False).get_concrete_function(tf.TensorSpec([None], dtype))
+    return tf.function(time_after, autograph=False).get_concrete_function(
+        tf.TensorSpec([None], dtype)
+    )
