@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import time
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -10,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.training import FIT, build
+from tfdist.strategies import clock
 from tfdist.strategies.pipeline import bubble, measured_bubble, timeline
 from tfdist.strategies.pipeline.measured_bubble import MeasuredBubble
 from tfdist.strategies.pipeline.order import Order
@@ -58,3 +61,19 @@ def test_a_training_tells_it_and_an_evaluation_adds_nothing() -> None:
     assert re.fullmatch(r"\d+% of the devices' time, as measured", told["bubble"])
     trainer.evaluate(FIT["x"], FIT["y"], verbose=0)
     assert strategy.summary() == told
+
+
+def test_where_operations_are_deterministic_the_clock_is_one_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (clock, measured_bubble):
+        monkeypatch.setattr(module, "computes_in_one_order", lambda: True)
+    monkeypatch.delattr(tf, "timestamp")  # refused there
+    read = create_autospec(time.monotonic, side_effect=itertools.count(1.0))
+    monkeypatch.setattr(clock.time, "monotonic", read)
+    traced: Any = create_autospec(Order, instance=True)
+    traced.turns.return_value = {(0, 0, True): [tf.constant(1.0)]}
+    measured = MeasuredBubble(1, 1)
+    measured.prepare()
+    tf.function(lambda: measured.note([tf.constant(0.0)], traced))()
+    assert read.call_count == 2  # the begin, and the end of the turn
