@@ -60,6 +60,21 @@ def workers_on(devices: Sequence[str]) -> Iterator[None]:
         yield
 
 
+def ordering_tokens(strategy: tf.distribute.Strategy) -> list[tf.Variable]:
+    """Returns the variables that order the collectives of each device of this process.
+
+    They are `CollectiveReplicaLauncher._ordering_token`, one per device. Collectives that use the
+    same token run in the order in which they were traced. NCCL needs one order for all
+    collectives of a device (`collective_communicator.cc`), so other collectives on these devices
+    have to use the same tokens as the strategy's own.
+
+    Args:
+        strategy: A `MultiWorkerMirroredStrategy`.
+    """
+    launchers = strategy.extended._cross_device_ops._launchers
+    return [launcher._ordering_token for launcher in launchers]
+
+
 #: What replicas can do with tensors, each under keys of one's own.
 _EXCHANGES = {"sum": collective_ops.all_reduce_v2, "lay end to end": collective_ops.all_gather_v2}
 

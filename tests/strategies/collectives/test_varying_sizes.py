@@ -25,6 +25,15 @@ _SIZES = st.one_of(
 )
 
 
+def tokens(places: list[str]) -> list[tf.Variable]:
+    """Returns an ordering token on each of some devices."""
+    made = []
+    for place in places:
+        with tf.device(place):
+            made.append(tf.Variable(0.0, trainable=False))
+    return made
+
+
 def key(operation: int, size: int) -> tuple[int, int]:
     group, instance = keys(operation, tf.constant(size, tf.int32))
     return int(group), int(instance)
@@ -49,7 +58,7 @@ def test_beyond_the_range_is_refused() -> None:
 
 def test_strategy_objects_and_their_replicas_count_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varying_sizes, "_OPERATIONS_A_GROUP", 2)
-    one, other = (VaryingSizes(["CPU:0", "CPU:0"], 0, 2, "ring") for _ in range(2))
+    one, other = (VaryingSizes(tokens(["CPU:0", "CPU:0"]), 0, 2, "ring") for _ in range(2))
     first = [one._next_operation(0) for _ in range(3)]
     second = [other._next_operation(0) for _ in range(3)]
     assert len({*first, *second}) == 6
@@ -64,7 +73,7 @@ def test_sums_of_changing_sizes_over_several_groups(
     """One beyond 2^22 elements, and more than have one group; the second time by another object."""
     monkeypatch.setattr(varying_sizes, "_OPERATIONS_A_GROUP", 2)
     places = [f"/device:{name}" for name in devices.resolve(3, 3)][:num_replicas]
-    sums = VaryingSizes(places, 0, num_replicas, "ring")
+    sums = VaryingSizes(tokens(places), 0, num_replicas, "ring")
     spec = tf.TensorSpec([None])
 
     @tf.function(autograph=False, input_signature=[spec, spec])

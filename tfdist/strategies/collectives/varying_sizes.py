@@ -36,22 +36,23 @@ class VaryingSizes:
     """Sums and gathers on the replicas of a strategy, in a graph.
 
     Args:
-        devices: TensorFlow's names of those of this process.
-        first_replica: The number, among all replicas, of the one on the first device.
+        tokens: One for each replica of this process, on its device. Collectives of a device run
+            in the order in which they were traced if they use the same token; without one they
+            run in any order, or not at all where only another replica's result is used.
+        first_replica: Index, among all replicas, of the first one of this process.
         num_replicas: Over all workers.
         communication: `"ring"` or `"nccl"`.
     """
 
     def __init__(
-        self, devices: Sequence[str], first_replica: int, num_replicas: int, communication: str
+        self,
+        tokens: Sequence[tf.Variable],
+        first_replica: int,
+        num_replicas: int,
+        communication: str,
     ) -> None:
         self._num_replicas, self._communication = num_replicas, communication
-        # What a function's operations on a device have in common: without one they run in any
-        # order, or not at all where only another replica's sum is used.
-        self._tokens: dict[int, tf.Variable] = {}
-        for index, device in enumerate(devices, first_replica):
-            with tf.device(device):
-                self._tokens[index] = tf.Variable(0.0, trainable=False)
+        self._tokens = dict(enumerate(tokens, first_replica))
         # Counted on each replica by itself: all workers build the same graphs in the same order.
         self._counts: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
         self._blocks: list[int] = []

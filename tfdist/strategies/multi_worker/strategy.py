@@ -24,6 +24,7 @@ from tfdist.strategies.collectives.varying_sizes import VaryingSizes
 from tfdist.strategies.multi_worker.join import JOIN_SECONDS, PIECE_BYTES, silent, tf_strategy
 from tfdist.strategies.several_workers import SeveralWorkers
 from tfdist.strategies.tf_distribute import TFDistribute
+from tfdist.upstream.tensorflow_workers import ordering_tokens
 
 
 class MultiWorker(SeveralWorkers, TFDistribute):
@@ -62,7 +63,7 @@ class MultiWorker(SeveralWorkers, TFDistribute):
         self.num_workers, self.rank = self.cluster.size, self.cluster.rank
         super().__init__(names, tf_strategy(tuple(names), self.communication, self.cluster))
         self._varying_sizes = VaryingSizes(
-            self.tf_strategy.extended.worker_devices,
+            ordering_tokens(self.tf_strategy),
             self.first_replica,
             self.num_replicas,
             self.communication,

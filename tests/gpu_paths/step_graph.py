@@ -1,0 +1,165 @@
+"""The graphs of one training step, as traced and as run."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import tfdist
+from tfdist.strategies import Strategy
+from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow_functions import graphs_run_by
+
+#: Rows of the data that `run_steps` trains on by default, and of their global batches: the last
+#: batch is a partial one.
+NUM_ROWS, BATCH_SIZE = 20, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class StepGraphs:
+    """The graphs of the training loop of one `fit`.
+
+    Attributes:
+        traced: The loop as it was traced. Devices are those that the code asked for.
+        by_device: The nodes of the loop after placement and optimization, functions inlined, one
+            list per device.
+    """
+
+    traced: tf.Graph
+    by_device: list[list[tf.compat.v1.NodeDef]]
+
+    def nodes(self) -> Iterator[tf.compat.v1.NodeDef]:
+        """Yields the nodes of the loop as run, on any device."""
+        for nodes in self.by_device:
+            yield from nodes
+
+
+def build_dense(**options: Any) -> Callable[[], keras.Model]:
+    """Returns a function that builds and compiles a network of two layers.
+
+    Args:
+        **options: Of `keras.Model.compile`; a callable for `optimizer` is called.
+    """
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(3, "tanh"), layers.Dense(1)])
+        model.compile(**_compile_options(options))
+        return model
+
+    return build
+
+
+def build_embedding(**options: Any) -> Callable[[], keras.Model]:
+    """As `build_dense`, with an embedding, whose gradient is `tf.IndexedSlices`."""
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.Input((4,), dtype="int32"),
+                layers.Embedding(50, 4),
+                layers.Flatten(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile(**_compile_options(options))
+        return model
+
+    return build
+
+
+def _compile_options(options: dict[str, Any]) -> dict[str, Any]:
+    options = {"optimizer": "sgd", "loss": "mse"} | options
+    return {name: o() if name == "optimizer" and callable(o) else o for name, o in options.items()}
+
+
+def step_graphs(
+    strategy: Strategy,
+    build: Callable[[], keras.Model],
+    data: tf.data.Dataset | None = None,
+    **options: Any,
+) -> StepGraphs:
+    """Trains for one epoch and returns the graphs of the training loop.
+
+    Args:
+        strategy: That trains.
+        build: Builds the compiled model.
+        data: Batches; None: `NUM_ROWS` rows of small numbers with 4 columns.
+        **options: Of `tfdist.Trainer`.
+    """
+    trainer = tfdist.Trainer(build, strategy=strategy, **options)
+    loops: list[Any] = []
+    calls: list[tuple[Any, ...]] = []
+    compile_loop = strategy.compile
+
+    def compile_and_keep(*arguments: Any, **keywords: Any) -> Any:
+        loop = compile_loop(*arguments, **keywords)
+        loops.append(loop)
+
+        def call(*loop_arguments: Any) -> Any:
+            calls.append(loop_arguments)
+            return loop(*loop_arguments)
+
+        return call
+
+    with replaced(strategy, "compile", compile_and_keep):
+        run = graphs_run_by(lambda: trainer.fit(batches() if data is None else data, verbose=0))
+    partitions = [[[*part.node] for part in graph.partition_graphs] for graph in run]
+    of_loop = next(parts for parts in partitions if any(map(_has_loop, parts)))
+    return StepGraphs(loops[0].get_concrete_function(*calls[0]).graph, of_loop)
+
+
+def _has_loop(nodes: list[tf.compat.v1.NodeDef]) -> bool:
+    return any(node.op == "NextIteration" for node in nodes)
+
+
+def batches(dtype: str = "float32") -> tf.data.Dataset:
+    """Returns a finite data set of batches of 4 columns and a label, the last batch smaller."""
+    x = np.random.default_rng(0).integers(0, 9, (NUM_ROWS, 4)).astype(dtype)
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1].astype("float32"))).batch(BATCH_SIZE)
+
+
+class Order:
+    """What runs before what within one iteration of the loop, over all devices.
+
+    Args:
+        graphs: Of the loop.
+    """
+
+    def __init__(self, graphs: StepGraphs) -> None:
+        nodes = list(graphs.nodes())
+        self._nodes = {node.name: node for node in nodes}
+        self._sends: dict[bytes, list[str]] = collections.defaultdict(list)
+        for node in nodes:
+            if node.op in ("_Send", "_HostSend"):
+                self._sends[node.attr["tensor_name"].s].append(node.name)
+
+    def before(self, name: str) -> set[str]:
+        """Returns the names of all nodes that a node waits for within an iteration."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            for before in self._awaited(self._nodes[left.pop()]):
+                if before not in found:
+                    found.add(before)
+                    left.append(before)
+        return found
+
+    def _awaited(self, node: tf.compat.v1.NodeDef) -> list[str]:
+        if node.op == "NextIteration":  # what it takes belongs to the iteration before
+            return []
+        if node.op in ("_Recv", "_HostRecv"):
+            return self._sends[node.attr["tensor_name"].s] + _inputs(node)
+        return _inputs(node)
+
+
+def _inputs(node: tf.compat.v1.NodeDef) -> list[str]:
+    return [taken.lstrip("^").partition(":")[0] for taken in node.input]
