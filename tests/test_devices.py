@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import NUM_CPUS
-from tests.support import ROOT
+from tests.support import ROOT, gpus
 from tfdist import devices
 from tfdist.errors import DeviceError
 
@@ -152,3 +152,33 @@ def test_limit_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each[0].memory_limit for each in limits.values()] == [1000, 1000]
     assert devices.configure() == ["GPU:0", "GPU:1"]
     assert grows == ["0", "1"]  # growth and a limit exclude each other
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 8])
+@pytest.mark.parametrize("visible", [None, "0", "3,1", "1,-1,0", ""])
+def test_all_visible_gpus_are_used(
+    number: int, visible: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = gpus.install(monkeypatch, number, visible)
+    names = [f"GPU:{i}" for i in range(seen)]
+    assert devices.resolve(None, default_cpus=2) == (names or CPUS[:2])
+    if names:
+        assert devices.resolve(1, default_cpus=2) == ["GPU:0"]
+        assert devices.resolve(seen, default_cpus=2) == names
+        assert devices.resolve([names[-1], "CPU:0"], default_cpus=2) == [names[-1], "CPU:0"]
+        with pytest.raises(DeviceError, match=f"this process sees {seen} GPUs"):
+            devices.resolve(seen + 1, default_cpus=2)
+    with pytest.raises(DeviceError, match=f"No device GPU:{seen} here: there are CPU:0"):
+        devices.resolve(f"GPU:{seen}", default_cpus=2)
+
+
+def test_gpus_get_memory_growth_and_the_cpu_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.install(monkeypatch, 4, "2,3")
+    grows: list[str] = []
+    config = devices.tf.config
+    monkeypatch.setattr(
+        config.experimental, "set_memory_growth", lambda gpu, on: grows.append(gpu.name)
+    )
+    monkeypatch.setattr(config, "set_logical_device_configuration", pytest.fail)
+    assert devices.configure(8) == ["GPU:0", "GPU:1"]
+    assert grows == ["/physical_device:GPU:0", "/physical_device:GPU:1"]

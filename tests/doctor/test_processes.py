@@ -5,10 +5,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.support import gpus
 from tfdist.cluster.mpi_library import Mpi
 from tfdist.doctor import processes
 from tfdist.doctor.check import Check
-from tfdist.install_horovod import versions
+from tfdist.install_horovod import cuda, versions
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 
@@ -73,6 +74,21 @@ def test_horovod_tells_its_controllers() -> None:
     found = {check.name: check.value for check in processes._horovod(OPEN_MPI)}
     assert found["Horovod's controllers"] == "MPI, Gloo"
     assert found["Horovod's operations"] == "MPI, Gloo"
+
+
+@pytest.mark.usefixtures("horovod")
+@pytest.mark.parametrize("absent", [[], ["nvcc (the CUDA compiler)"]])
+def test_horovod_without_nccl_on_gpus_names_what_its_build_needs(
+    absent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus.install(monkeypatch, 2, None)
+    monkeypatch.setattr(cuda, "missing", lambda wanted: absent)
+    found = {check.name: check for check in processes._horovod(OPEN_MPI)}
+    check = found["Horovod's operations"]
+    assert check.state == "missing"
+    assert check.cure.startswith("HOROVOD_GPU_OPERATIONS=NCCL ")
+    assert ("needs nvcc (the CUDA compiler) first" in check.cure) == bool(absent)
+    assert ("libnccl-dev" in check.cure) == bool(absent)
 
 
 @pytest.mark.usefixtures("horovod")

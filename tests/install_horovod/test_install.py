@@ -6,7 +6,7 @@ import pytest
 
 from tfdist.cluster.mpi_library import Mpi
 from tfdist.errors import InstallError
-from tfdist.install_horovod import build, install, tools, versions
+from tfdist.install_horovod import build, cuda, install, tools, versions
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 
@@ -24,6 +24,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "wheel", wheel)
     monkeypatch.setattr(tools, "check_compiler", lambda: None)
+    monkeypatch.setattr(cuda, "check", lambda: None)
     monkeypatch.setattr(tools, "choose_mpi", lambda _: OPEN_MPI)
     monkeypatch.setattr(tools, "pip", lambda *_: None)
     monkeypatch.setattr(versions, "tensorflow", lambda: "2.21.0")

@@ -1,16 +1,18 @@
-"""What TensorFlow computes on, and the libraries of CUDA that it loads."""
+"""The devices that TensorFlow sees, and the CUDA libraries that it loads."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from tfdist.doctor import gpu_kernels
 from tfdist.doctor.check import Check
 
-#: The libraries of CUDA 12 that TensorFlow loads by name: what breaks without them is in the name.
+#: The libraries of CUDA 12 that TensorFlow loads by name.
 LIBRARIES = {
     "CUDA driver": "libcuda.so.1",
     "CUDA runtime": "libcudart.so.12",
@@ -28,24 +30,26 @@ _CURE_BUILD = f"pip uninstall -y tensorflow-cpu; {_CURE_LIBRARIES}"
 
 
 def checks() -> list[Check]:
-    """Returns the devices and, where TensorFlow was built for CUDA, its libraries."""
+    """Return lines on the devices and, if TensorFlow was built for CUDA, on its libraries."""
     import tensorflow as tf
 
     build = tf.sysconfig.get_build_info()
-    seen, driven = tf.config.list_physical_devices("GPU"), gpus_of_driver()
+    details = list(map(_details, tf.config.list_physical_devices("GPU")))
+    driven = _visible(gpus_of_driver())
     lines = [
         Check("CPUs", f"{len(tf.config.list_physical_devices('CPU'))} device"),
-        _gpus([_describe(tf, gpu) for gpu in seen], driven, build["is_cuda_build"]),
+        _gpus([f"{gpu['name']} {gpu['device_name']}" for gpu in details], driven, build),
     ]
     if not build["is_cuda_build"]:
         return [*lines, Check("CUDA", "TensorFlow was built without it")]
+    lines += gpu_kernels.checks(details, build.get("cuda_compute_capabilities", []))
     made_for = f"{build.get('cuda_version', '?')} with cuDNN {build.get('cudnn_version', '?')}"
     lines.append(Check("CUDA of TensorFlow", made_for))
     return lines + _libraries(needed=bool(driven))
 
 
 def gpus_of_driver() -> list[str]:
-    """Returns the GPUs that NVIDIA's driver lists; none where there is no driver."""
+    """Return the names of the GPUs that NVIDIA's driver lists; empty without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -57,21 +61,50 @@ def gpus_of_driver() -> list[str]:
     return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
-def _gpus(seen: list[str], driven: list[str], cuda_build: bool) -> Check:
-    """Whether TensorFlow sees the GPUs that the driver does."""
+def _visible(gpus: list[str]) -> list[str]:
+    """Return those of the driver's GPUs that `CUDA_VISIBLE_DEVICES` lets programs see.
+
+    nvidia-smi ignores the variable. CUDA reads it up to the first entry that no GPU has; an entry
+    that is no number names a GPU or a part of one (`GPU-...`, `MIG-...`).
+    """
+    if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return gpus
+    visible = []
+    for entry in (entry.strip() for entry in listed.split(",")):
+        if entry.isdecimal() and int(entry) < len(gpus):
+            visible.append(gpus[int(entry)])
+        elif gpus and entry.startswith(("GPU-", "MIG-")):
+            visible.append(entry)
+        else:
+            break
+    return visible
+
+
+def _gpus(seen: list[str], driven: list[str], build: dict[str, Any]) -> Check:
+    """Check that TensorFlow sees the GPUs that the driver offers to this process."""
     if len(seen) < len(driven):
-        value = f"TensorFlow sees {len(seen)} of the {len(driven)} that the driver lists"
-        return Check("GPUs", value, "wrong", _CURE_LIBRARIES if cuda_build else _CURE_BUILD)
-    return Check("GPUs", ", ".join(seen) or "none: logical CPU devices stand in for them")
+        value = f"TensorFlow sees {len(seen)} of the {len(driven)} that the driver offers"
+        return Check(
+            "GPUs", value, "wrong", _CURE_LIBRARIES if build["is_cuda_build"] else _CURE_BUILD
+        )
+    if seen:
+        return Check("GPUs", ", ".join(seen))
+    if os.environ.get("CUDA_VISIBLE_DEVICES") is not None and gpus_of_driver():
+        value = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} hides all of them"
+        return Check("GPUs", value, "missing", "unset CUDA_VISIBLE_DEVICES")
+    return Check("GPUs", "none: replicas run on logical CPU devices")
 
 
-def _describe(tf: Any, gpu: Any) -> str:
-    details = tf.config.experimental.get_device_details(gpu)
-    return f"{gpu.name.rpartition('physical_device:')[2]} {details.get('device_name', '')}".strip()
+def _details(gpu: Any) -> dict[str, Any]:
+    """Return TensorFlow's description of a GPU, with its name such as `"GPU:0"`."""
+    import tensorflow as tf
+
+    found = tf.config.experimental.get_device_details(gpu)
+    return {"device_name": "", **found, "name": gpu.name.rpartition("physical_device:")[2]}
 
 
 def _libraries(needed: bool) -> list[Check]:
-    """A line for each library; those that are not found share one where no GPU needs them."""
+    """Return a line for each library; without a GPU, the libraries not found share one line."""
     lines = [_library(name, file) for name, file in LIBRARIES.items()]
     absent = [line.name for line in lines if line.state == "wrong"]
     if needed or not absent:
@@ -82,7 +115,7 @@ def _libraries(needed: bool) -> list[Check]:
 
 
 def _library(name: str, file: str) -> Check:
-    """Looks for a library where TensorFlow does: in NVIDIA's wheels, then in the system."""
+    """Search for a library where TensorFlow does: in NVIDIA's wheels, then in the system."""
     name = f"{name} ({file})"
     if where := _in_wheels(file):
         return Check(name, str(where))

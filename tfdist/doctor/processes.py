@@ -11,7 +11,7 @@ from tfdist.cluster import mpi_library
 from tfdist.cluster.rendezvous import over_mpi
 from tfdist.doctor.check import Check
 from tfdist.errors import TfdistError
-from tfdist.install_horovod import versions
+from tfdist.install_horovod import cuda, versions
 
 _INSTALL = f"{Path(sys.executable).name} -m tfdist.install_horovod"
 _CURE_MPI4PY = "for multi_worker under mpirun: pip install mpi4py"
@@ -61,13 +61,15 @@ def _controllers(hvd: Any) -> Check:
 
 
 def _operations(hvd: Any) -> Check:
-    """What carries the tensors; on GPUs anything but NCCL goes through the host's memory."""
+    """Return what carries tensors; on GPUs anything but NCCL goes through the host's memory."""
     built = {"NCCL": hvd.nccl_built(), "MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
     value = ", ".join(name for name in built if built[name])
     import tensorflow as tf
 
     if tf.config.list_physical_devices("GPU") and not hvd.nccl_built():
-        cure = f"HOROVOD_GPU_OPERATIONS=NCCL {_INSTALL} --rebuild"
+        cure = f"HOROVOD_GPU_OPERATIONS=NCCL {_INSTALL}"
+        if absent := cuda.missing({"NCCL"}):
+            cure += f"; that needs {', '.join(absent)} first. {cuda.cure()}"
         return Check("Horovod's operations", f"{value}; no NCCL for the GPUs", "missing", cure)
     return Check("Horovod's operations", value)
 

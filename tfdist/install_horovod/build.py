@@ -15,7 +15,7 @@ import psutil
 from rich.progress import Progress
 
 from tfdist.errors import InstallError
-from tfdist.install_horovod import tools, versions
+from tfdist.install_horovod import cuda, tools, versions
 
 #: A setuptools of the age of Horovod's setup.py; the rest is what that asks for.
 _BUILD_TOOLS = ("setuptools<70", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
@@ -66,6 +66,8 @@ def _environment(own_tools: Path, with_mpi: bool) -> dict[str, str]:
         "HOROVOD_WITHOUT_MXNET": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
+    if toolkit := cuda.home_to_set():
+        environ["HOROVOD_CUDA_HOME"] = str(toolkit)
     environ |= os.environ
     environ["CPATH"] = _joined(headers, environ.get("CPATH"))
     environ["PATH"] = _joined(str(own_tools / "bin"), tools.search_path())

@@ -1,4 +1,4 @@
-"""The order of the installation: what is there already, what was kept, what has to be built."""
+"""Install Horovod: use what is installed already, or a cached wheel, or build one."""
 
 from __future__ import annotations
 
@@ -10,52 +10,63 @@ from pathlib import Path
 
 from tfdist.cluster.mpi_library import Mpi
 from tfdist.errors import InstallError
-from tfdist.install_horovod import build, tools, versions
+from tfdist.install_horovod import build, cuda, tools, versions
+
+#: Variables that CMake, the compilers and Horovod's build read. Beside them: all of Horovod's own.
+_VARIABLES = {
+    "CC", "CFLAGS", "CXX", "CXXFLAGS", "LDFLAGS", "CUDAARCHS", "CUDACXX", "CUDAFLAGS",
+    "CUDAHOSTCXX", "CUDAToolkit_ROOT", "CUDA_BIN_PATH", "CUDA_HOME", "CUDA_PATH", "NCCL_ROOT",
+    "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "ROCM_PATH", "CCL_ROOT", "CCL_CONFIGURATION",
+    "CMAKE_PREFIX_PATH", "CMAKE_INCLUDE_PATH", "CMAKE_LIBRARY_PATH",
+}  # fmt: skip
 
 
 def install(mpi: str = "auto", rebuild: bool = False) -> None:
-    """Installs Horovod into the environment of this Python, building it where no wheel was kept.
+    """Install Horovod into the environment of this Python; build it unless a wheel is cached.
 
     Args:
         mpi: `"system"`: the MPI on PATH; `"pypi"`: Open MPI's wheel, installed into the
-            environment; `"auto"`: the first of the two that there is; `"none"`: Gloo alone.
-        rebuild: Builds although Horovod is installed or its wheel kept.
+            environment; `"auto"`: the first of the two that exists; `"none"`: Gloo alone.
+        rebuild: Build even if Horovod is installed or its wheel is cached.
 
     Raises:
-        InstallError: Something that the build needs is not here, or it failed.
+        InstallError: The host lacks something that the build needs, or the build failed.
     """
     tensorflow = versions.tensorflow()
     if tensorflow is None:
         raise InstallError("Horovod is built against TensorFlow: pip install tensorflow first.")
-    if versions.horovod_fits() and not rebuild:
+    # An installed Horovod does not say for which devices it was built, but the wheel's folder does.
+    if versions.horovod_fits() and not rebuild and not cuda.operations():
         print(f"Horovod {versions.HOROVOD} for TensorFlow {tensorflow} is installed already")
         return
     chosen = tools.choose_mpi(mpi)
-    folder = _kept_in(tensorflow, chosen)
+    folder = _cache_folder(tensorflow, chosen)
     if rebuild or not list(folder.glob("*.whl")):
         tools.check_compiler()
+        cuda.check()
         controllers = f"{chosen} and Gloo" if chosen else "Gloo alone"
         print(
             f"building Horovod {versions.HOROVOD} for TensorFlow {tensorflow} with {controllers}: "
-            "some three minutes on two cores, once",
+            "about three minutes on two cores, once",
             flush=True,
         )
         build.wheel(folder, with_mpi=chosen is not None)
     wheel = str(next(folder.glob("*.whl")))
-    # One that was built for another TensorFlow has the same version, which pip would leave alone.
+    # pip would keep an installed Horovod of the same version, built for another TensorFlow.
     tools.pip("install", "--force-reinstall", "--no-deps", wheel)
-    tools.pip("install", wheel)  # what it needs
-    print(f"Horovod {versions.HOROVOD} is installed; its wheel is kept in {folder}")
+    tools.pip("install", wheel)  # its dependencies
+    print(f"Horovod {versions.HOROVOD} is installed; its wheel is cached in {folder}")
 
 
-def _kept_in(tensorflow: str, mpi: Mpi | None) -> Path:
-    """The folder of the wheel that fits this TensorFlow, Python, MPI and these build variables."""
+def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
+    """Return the cache folder of the wheel for this TensorFlow, Python, MPI and build variables."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     controllers = "gloo"
     settings = sorted(f"{name}={os.environ[name]}" for name in os.environ if _matters(name))
+    settings += cuda.settings()
     if mpi:
         controllers = f"{mpi.kind}-{mpi.version.partition('.')[0]}".lower().replace(" ", "")
-        # A library knows where a system's MPI lies, and finds the environment's in any.
+        # A wheel stores the path of a system's MPI, but finds the environment's MPI in any of them.
         settings += [] if tools.of_environment(mpi) else [str(mpi.compiler)]
     python = f"{sys.implementation.cache_tag}-{platform.machine()}"
     mark = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]
@@ -64,5 +75,5 @@ def _kept_in(tensorflow: str, mpi: Mpi | None) -> Path:
 
 
 def _matters(variable: str) -> bool:
-    """Tells whether a variable of the environment may change what is built."""
-    return variable in ("CXX", "CXXFLAGS", "CUDA_HOME") or variable.startswith("HOROVOD_")
+    """Tell whether an environment variable may change what is built."""
+    return variable in _VARIABLES or variable.startswith("HOROVOD_")
