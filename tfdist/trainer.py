@@ -13,21 +13,19 @@ from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.errors import ConfigurationError
-from tfdist.loops import callback_list, evaluation, interrupts, limits, prediction
-from tfdist.loops.checkpointing import Checkpointing
-from tfdist.loops.compiled_functions import CompiledFunctions
+from tfdist.loops import interrupts, keras_loops
+from tfdist.loops.callbacks import create_callback_list
+from tfdist.loops.checkpointing import CheckpointHooks, Checkpointing
+from tfdist.loops.compiled_functions import CompiledFunctions, StepOptions
+from tfdist.loops.data_handler import BatchSizes, DataHandler, EpochDataHandlers, limited_epochs
 from tfdist.loops.epoch import OuterLoop
-from tfdist.loops.feed import Feed
-from tfdist.loops.feeds import BatchSizes, Feeds
-from tfdist.loops.not_exact import NotExact
-from tfdist.loops.overridden import overrides, through_the_model
-from tfdist.loops.saving import Saving
-from tfdist.loops.step_options import StepOptions
-from tfdist.loops.training import Training
+from tfdist.loops.exactness import ExactnessReport
+from tfdist.loops.keras_loops import Training
+from tfdist.loops.model_overrides import overrides, through_the_model
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
-from tfdist.step.recompute.layers import prepare as prepare_to_recompute
+from tfdist.step.remat import prepare as prepare_to_recompute
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_data
@@ -125,7 +123,9 @@ class Trainer:
         self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
         self._training = Training(self._outer)
         is_rebuilt = isinstance(build_model, keras.Model)
-        self._not_exact = NotExact(self.model, strategy, accumulate, sync_batch_norm, is_rebuilt)
+        self._exactness = ExactnessReport(
+            self.model, strategy, accumulate, sync_batch_norm, is_rebuilt
+        )
         self.stats = self._training.throughput
 
     @_together
@@ -167,20 +167,20 @@ class Trainer:
             (x, y, sample_weight), validation_data = keras_data.train_validation_split(
                 (x, y, sample_weight), validation_split
             )
-        feeds = Feeds(
+        feeds = EpochDataHandlers(
             self.strategy, x, batch_size, training=True,
             y=y, sample_weight=sample_weight, shuffle=shuffle,
             steps_per_epoch=steps_per_epoch, class_weight=class_weight,
         )  # fmt: skip
-        validate, tested = None, list[Feed]()
+        validate, tested = None, list[DataHandler]()
         if validation_data is not None:
             validate = self._validation(
                 validation_data, validation_batch_size or feeds.batch_size, validation_steps, tested
             )
-        epochs = limits.epochs(epochs)
+        epochs = limited_epochs(epochs)
         num_batches = feeds.of_epoch(initial_epoch).num_batches
         callbacks = self._callback_list(callbacks, verbose, epochs, num_batches)
-        tell = self._not_exact.print_once if verbose else None
+        tell = self._exactness.print_once if verbose else None
         span = (initial_epoch, epochs)
         with closing(self._saving(feeds, tested)) as saving:
             self._training.run(feeds, validate, callbacks, span, validation_freq, saving, tell)
@@ -201,12 +201,12 @@ class Trainer:
     ) -> Any:
         """Returns loss and metrics; arguments and result as `keras.Model.evaluate`."""
         build.check_trainable(self.model)
-        feed = Feed(
+        feed = DataHandler(
             self.strategy, x, y=y, sample_weight=sample_weight, batch_size=batch_size,
             steps_per_epoch=steps, shuffle=False,
         )  # fmt: skip
         callbacks = self._callback_list(callbacks, verbose, 1, feed.num_batches, history=False)
-        logs = evaluation.run(self._outer, feed, callbacks)
+        logs = keras_loops.evaluate(self._outer, feed, callbacks)
         return logs if return_dict else keras_data.in_order_of_metrics(self.model, logs)
 
     @_together
@@ -220,9 +220,11 @@ class Trainer:
         callbacks: Any = None,
     ) -> Any:
         """Returns the model's outputs for exactly the rows given, in order, as NumPy arrays."""
-        feed = Feed(self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False)
+        feed = DataHandler(
+            self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False
+        )
         callbacks = self._callback_list(callbacks, verbose, 1, feed.num_batches, history=False)
-        return prediction.run(self._outer, feed, callbacks)
+        return keras_loops.predict(self._outer, feed, callbacks)
 
     def describe(self) -> dict[str, str]:
         """Returns what a start-up table says of this trainer; `fit` then need not say it."""
@@ -231,13 +233,13 @@ class Trainer:
             "precision": self.model.dtype_policy.name,
             "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
             "computed again": self.recompute,
-            "not exact": self._not_exact.told(),
+            "not exact": self._exactness.told(),
         }
 
-    def _saving(self, feeds: Feeds, tested: list[Feed]) -> Saving:
+    def _saving(self, feeds: EpochDataHandlers, tested: list[DataHandler]) -> CheckpointHooks:
         """Returns what saves the `fit` of some data."""
         if self.checkpoints is None:
-            return Saving()
+            return CheckpointHooks()
         self._num_fits += 1
         functions = self._outer.functions
         state = TrainingState(self.model, self.strategy, functions, feeds, tested)
@@ -245,7 +247,7 @@ class Trainer:
         return Checkpointing(settings, self.model, self.strategy, state)
 
     def _validation(
-        self, data: Any, batch_size: int | None, steps: int | None, tested: list[Feed]
+        self, data: Any, batch_size: int | None, steps: int | None, tested: list[DataHandler]
     ) -> Callable[[keras.callbacks.CallbackList], Logs]:
         """Returns what evaluates within a training, each time from the beginning of its data.
 
@@ -261,9 +263,9 @@ class Trainer:
             return lambda callbacks: self.evaluate(
                 x, steps=steps, callbacks=callbacks, return_dict=True, **options
             )
-        feed = Feed(self.strategy, x, steps_per_epoch=steps, shuffle=False, **options)
+        feed = DataHandler(self.strategy, x, steps_per_epoch=steps, shuffle=False, **options)
         tested.append(feed)
-        return functools.partial(evaluation.run, self._outer, feed)
+        return functools.partial(keras_loops.evaluate, self._outer, feed)
 
     def _callback_list(
         self,
@@ -275,7 +277,7 @@ class Trainer:
     ) -> keras.callbacks.CallbackList:
         """Returns Keras's container of callbacks, with a progress line if wanted."""
         progress = ProgressBar(self.stats) if verbose else None
-        return callback_list.create(
+        return create_callback_list(
             callbacks, progress, self.strategy,
             model=self.model, verbose=verbose, epochs=epochs, steps=steps, add_history=history,
         )  # fmt: skip

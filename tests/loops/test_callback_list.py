@@ -10,7 +10,7 @@ import pytest
 from keras import callbacks as kc
 
 from tfdist.callbacks.progress import ProgressBar
-from tfdist.loops import callback_list
+from tfdist.loops.callbacks import create_callback_list
 
 
 class Worker:
@@ -30,7 +30,7 @@ class Writer(kc.Callback):
 
 def create(callbacks: Any, worker: Worker, progress: Any = None) -> kc.CallbackList:
     model = keras.Model()
-    return callback_list.create(callbacks, progress, worker, add_history=True, model=model)
+    return create_callback_list(callbacks, progress, worker, add_history=True, model=model)
 
 
 def names(container: kc.CallbackList) -> list[str]:

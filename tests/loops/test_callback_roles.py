@@ -11,7 +11,7 @@ from keras import callbacks as kc
 from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.metrics_log import MetricsLog
 from tfdist.callbacks.progress import ProgressBar
-from tfdist.loops.callback_roles import is_chief_only, may_change_model
+from tfdist.loops.callbacks import is_chief_only, may_change_model
 
 WRITE = {
     kc.BackupAndRestore,

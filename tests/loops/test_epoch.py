@@ -11,8 +11,8 @@ import pytest
 from tests.support.training import X, Y, build
 from tfdist.errors import DataError, Preempted
 from tfdist.loops import epoch, interrupts
-from tfdist.loops.feed import Feed
-from tfdist.loops.observers import Call, Observer
+from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.epoch import Call, Observer
 from tfdist.loops.steps_per_call import StepsPerCall
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Made
@@ -44,7 +44,7 @@ class Listener(Observer):
     def __init__(self, name: str, heard: list[str]) -> None:
         self.name, self.heard = name, heard
 
-    def begin_epoch(self, feed: Feed) -> None:
+    def begin_epoch(self, feed: DataHandler) -> None:
         self.heard.append(f"{self.name} {feed.num_batches} batches")
 
     def begin_call(self, step: int) -> None:
@@ -69,7 +69,7 @@ def run(
         asked.append(num_steps)
         return Made(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
 
-    feed = Feed(Strategy(), X, y=Y, batch_size=5, **options)
+    feed = DataHandler(Strategy(), X, y=Y, batch_size=5, **options)
     per_call = StepsPerCall(steps_per_call, build(), [])
     assert epoch.run(steps, feed, per_call, strategy, observers) == {"loss": 1.0}
     return asked

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from tests.support.training import FIT, mirrored
-from tfdist.loops.callback_roles import may_change_model
+from tfdist.loops.callbacks import may_change_model
 
 
 class OnBatches(keras.callbacks.Callback):

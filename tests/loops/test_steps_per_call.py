@@ -14,8 +14,8 @@ from tests.support.training import build
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.errors import ConfigurationError
 from tfdist.loops import steps_per_call
+from tfdist.loops.epoch import Throughput
 from tfdist.loops.steps_per_call import TARGET_SECONDS, StepsPerCall, wants_every_batch
-from tfdist.loops.throughput import Throughput
 
 
 @pytest.fixture(scope="module")

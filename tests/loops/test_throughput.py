@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from tfdist.loops.observers import Call
-from tfdist.loops.throughput import Throughput
+from tfdist.loops.epoch import Call, Throughput
 from tfdist.strategies.inner_loop import Made
 
 

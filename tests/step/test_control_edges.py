@@ -13,8 +13,9 @@ from keras import layers
 from tfdist import strategies
 from tfdist.model_setup import build
 from tfdist.precision import Scaling
-from tfdist.step.forward_state import ForwardState
-from tfdist.step.mean_or_sum import Aggregations
+from tfdist.step.lookups import Lookups
+from tfdist.step.reductions import ReductionProbe
+from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
 from tfdist.strategies.shares import Share
 
@@ -35,7 +36,11 @@ def traced_step(
     rows = tf.zeros((4, 2))
     build.for_training(model, strategy, (tf.TensorSpec(rows.shape), tf.TensorSpec(rows.shape)))
     strategy.prepare(model, [model.optimizer])
-    state = ForwardState(model, Aggregations(model, lambda: (rows, rows)))
+
+    def first_batch() -> tuple[tf.Tensor, tf.Tensor]:
+        return rows, rows
+
+    state = ForwardState(model, ReductionProbe(model, first_batch), Lookups(model, first_batch))
     step = TrainStep(model, strategy, state, Scaling(model.optimizer, None))
 
     @tf.function(autograph=False)

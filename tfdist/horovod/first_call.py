@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.model_setup.mismatch import cause
+from tfdist.model_setup.build import cause
 from tfdist.upstream.keras_model import build_for_training, flatten_layers
 
 

@@ -1,31 +1,84 @@
-"""Saves a training as it goes, and lets it go on from what was saved.
+"""What a training tells whoever saves it; here nobody does.
+
+Saves a training as it goes, and lets it go on from what was saved.
 
 Between two steps all workers hold the same state, and have had the same batches. So the chief's is
 that of all: it alone writes, and where a training goes on, what it reads is given to all.
+
+Writes the checkpoints of a training in a thread, and says what became of each write.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.checkpoint import choice
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
-from tfdist.checkpoint.store import Store
-from tfdist.loops.checkpoint_writing import CheckpointWriting, say
-from tfdist.loops.observers import Call
-from tfdist.loops.saving import Progress, Saving
-from tfdist.loops.training_state import TrainingState
+from tfdist.checkpoint.store import Place, Store
+from tfdist.checkpoint.versions import versions
+from tfdist.checkpoint.writer import Writer
+from tfdist.errors import ConfigurationError
+from tfdist.loops.epoch import Call, Observer
+from tfdist.loops.training_state import Progress, TrainingState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_callbacks
 
 
-class Checkpointing(Saving):
+class CheckpointHooks(Observer):
+    """Saves nothing.
+
+    Attributes:
+        progress: Of the training.
+    """
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+
+    def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
+        """Chooses what to go on from, before callbacks hear of anything.
+
+        Args:
+            callbacks: Of this worker.
+            epochs: To be made in all.
+
+        Returns:
+            Whether there is something to go on from; `progress` says how far it is.
+
+        Raises:
+            ConfigurationError: It cannot be gone on from, or there must be none.
+        """
+        del callbacks, epochs
+        return False
+
+    def after_train_begin(self) -> None:
+        """Undoes what callbacks have forgotten and changed as the training began."""
+
+    def after_epoch_begin(self) -> tuple[int, Logs]:
+        """Returns the steps that the epoch which begins has behind it, and the logs after them."""
+        return 0, {}
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Returns a context for an evaluation, of which nothing is saved."""
+        return nullcontext()
+
+    def end_epoch(self, logs: Logs) -> None:
+        """Hears of the end of an epoch, when all callbacks have and `progress` says so."""
+
+    def close(self) -> None:
+        """Waits until what is under way is written."""
+
+
+class Checkpointing(CheckpointHooks):
     """The checkpoints of one training.
 
     Args:
@@ -45,7 +98,7 @@ class Checkpointing(Saving):
         super().__init__()
         self._settings, self._model, self._strategy = settings, model, strategy
         self._state, self._store = state, Store(settings.folder)
-        self._writing = CheckpointWriting(settings, self._store, strategy)
+        self._writing = CheckpointWriter(settings, self._store, strategy)
         self._saved_at = time.monotonic()
         # What the training goes on from, until it is as it was then.
         self._saved: Snapshot | None = None
@@ -153,3 +206,77 @@ class Checkpointing(Saving):
         if (snapshot := self._state.take(self.progress)) is None:
             return None
         return self._writing.job(snapshot, self.progress, self._epochs)
+
+
+#: Which of TensorFlow's operations failed, before what became of it.
+_NODE = re.compile(r"^\{\{.*?\}\} ")
+
+
+class CheckpointWriter:
+    """One write after another.
+
+    Args:
+        settings: Say which checkpoints stay, and what a write that fails does to the training.
+        store: Takes them.
+        strategy: Of the training, for the manifest.
+    """
+
+    def __init__(self, settings: Checkpoints, store: Store, strategy: Strategy) -> None:
+        self._settings, self._store, self._strategy = settings, store, strategy
+        self._writer = Writer()
+
+    def job(self, snapshot: Snapshot, progress: Progress, epochs: int) -> Callable[[], None]:
+        """Returns what writes a state.
+
+        Args:
+            snapshot: The state.
+            progress: Of the training then.
+            epochs: After which the training ends.
+        """
+        packed, place, facts = snapshot.packed(), progress.place, self._facts(progress, epochs)
+        best = Place(*progress.best["place"]) if progress.best else None
+
+        def write() -> None:
+            self._store.write(place, packed, facts)
+            self._store.keep(self._settings.keep, best)
+
+        return write
+
+    def submit(self, job: Callable[[], None] | None) -> None:
+        """Has the thread write, and says what became of the write before.
+
+        Raises:
+            ConfigurationError: It failed, and the training is to stop then.
+        """
+        try:
+            self._writer.wait()
+        except (OSError, tf.errors.OpError) as error:
+            reason = _NODE.sub("", str(error).splitlines()[0])
+            line = f"A checkpoint could not be written in {self._settings.folder}: {reason}"
+            if self._settings.on_error == "stop":
+                raise ConfigurationError(f"{line}. Older ones are whole.") from error
+            say(f"{line}. The training goes on; older ones are whole.")
+        if job is not None:
+            self._writer.submit(job)
+
+    def _facts(self, progress: Progress, epochs: int) -> dict[str, Any]:
+        """What the manifest says of a checkpoint."""
+        strategy = self._strategy
+        return {
+            "step": progress.total,
+            "epoch": progress.epoch,
+            "step of epoch": progress.step,
+            "ended": progress.stopped or progress.epoch >= epochs,
+            "logs": {name: v for name, v in progress.logs.items() if isinstance(v, float)},
+            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "strategy": strategy.name,
+            "replicas": strategy.num_replicas,
+            "workers": strategy.num_workers,
+            "versions": versions(),
+            "configuration": dict(self._settings.configuration),
+        }
+
+
+def say(line: str) -> None:
+    """Prints a line on standard error."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,8 @@
-"""One pass over the data: the loop that training, evaluation and prediction share.
+"""Who hears of the calls of the inner loop: Keras's callbacks, the watchdog, and others.
+
+How fast steps go, and for how long they wait for data.
+
+One pass over the data: the loop that training, evaluation and prediction share.
 
 A call of the inner loop makes several steps. After each call all workers agree whether to go on.
 """
@@ -6,23 +10,162 @@ A call of the inner loop makes several steps. After each call all workers agree 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import keras
 import numpy as np
 
 from tfdist.errors import DataError
 from tfdist.loops import interrupts
-from tfdist.loops.callback_roles import may_change_model
+from tfdist.loops.callbacks import may_change_model
 from tfdist.loops.compiled_functions import CompiledFunctions, StepsFn
-from tfdist.loops.feed import Feed
-from tfdist.loops.observers import Call, KerasCallbacks, Loop, Observer, TakingOver, WatchdogMark
-from tfdist.loops.paces import Paces
-from tfdist.loops.steps_per_call import StepsPerCall, wants_every_batch
+from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.steps_per_call import StepsPerCall, StepsPerCallCache, wants_every_batch
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Logs
+from tfdist.strategies.inner_loop import Logs, Made
 from tfdist.watchdog.watchdog import Watchdog
+
+#: What Keras calls its loops in the names of callbacks' methods.
+Loop = Literal["train", "test", "predict"]
+
+#: The attribute of a model by which a callback stops a loop.
+STOP: dict[Loop, str] = {
+    "train": "stop_training",
+    "test": "stop_evaluating",
+    "predict": "stop_predicting",
+}
+
+
+class Call(NamedTuple):
+    """A call of the inner loop that made one step or more."""
+
+    last_step: int  # in its epoch, from 0
+    made: Made
+    seconds: float
+    logs: Logs  # after that step
+
+
+class Observer:
+    """Hears of the calls of an epoch; what it does not override does nothing."""
+
+    def begin_epoch(self, feed: DataHandler) -> None:
+        """Hears of an epoch and its data, before the first call."""
+
+    def begin_call(self, step: int) -> None:
+        """Hears of a call, and of the step, from 0, with which it begins."""
+
+    def end_call(self, call: Call) -> None:
+        """Hears of what a call did."""
+
+    def most_steps(self) -> int | None:
+        """Returns how many steps the next call may make at most, the same on every worker."""
+        return None
+
+    def interrupted(self) -> None:
+        """Hears, when all have heard of the last call, that the workers stop after it."""
+
+    def wants_to_stop(self) -> bool:
+        """Tells whether the last call is to be that of the epoch; asked when all have heard."""
+        return False
+
+
+class KerasCallbacks(Observer):
+    """Callbacks, which hear of each call as of one batch, its last, and may stop the loop."""
+
+    def __init__(
+        self, loop: Loop, callbacks: keras.callbacks.CallbackList, model: keras.Model
+    ) -> None:
+        self._begin = getattr(callbacks, f"on_{loop}_batch_begin")
+        self._end = getattr(callbacks, f"on_{loop}_batch_end")
+        self._model, self._stop = model, STOP[loop]
+
+    def begin_call(self, step: int) -> None:
+        self._begin(step)
+
+    def end_call(self, call: Call) -> None:
+        self._end(call.last_step, call.logs)
+
+    def wants_to_stop(self) -> bool:
+        return getattr(self._model, self._stop)
+
+
+class CopySync(Observer):
+    """Lets steps go on from what the user's code, the callbacks too, may have made of the model.
+
+    Args:
+        take_over: Does so; it costs something where variables have copies.
+        after_batches: Whether to do so before each call, not only before the first.
+    """
+
+    def __init__(self, take_over: Callable[[], None], after_batches: bool) -> None:
+        self._take_over, self._after_batches = take_over, after_batches
+
+    def begin_epoch(self, feed: DataHandler) -> None:
+        self._wanted = True
+
+    def begin_call(self, step: int) -> None:
+        if self._wanted:
+            self._take_over()
+        self._wanted = self._after_batches
+
+
+class WatchdogMark(Observer):
+    """The watchdog, which every call brings a mark further.
+
+    Args:
+        watchdog: Passes the marks.
+        of: To what the steps belong, as in "step 3 of epoch 1".
+        then: What else has been done by then.
+    """
+
+    def __init__(self, watchdog: Watchdog, of: str, then: str = "") -> None:
+        self._watchdog, self._of, self._then = watchdog, of, then
+
+    def end_call(self, call: Call) -> None:
+        self._watchdog.passed(f"step {call.last_step + 1} of {self._of}{self._then}")
+
+
+class Throughput(Observer):
+    """Throughput of the epoch that runs, for progress lines and logs.
+
+    Attributes:
+        examples_per_second: Rows of global batches, without the first call, which compiles.
+        seconds_per_step: Of the same calls.
+        data_wait_share: BatchPart of the time, 0 to 1, in which the devices waited for data.
+        steps_of_epoch: All of them so far.
+        rows_of_epoch: Of all their global batches.
+        last_call: The last call of all; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.examples_per_second = 0.0
+        self.seconds_per_step = 0.0
+        self.data_wait_share = 0.0
+        self.steps_of_epoch, self.rows_of_epoch = 0, 0
+        self.last_call: Call | None = None
+        self._compiled = False
+        self._seconds, self._rows, self._waited, self._steps = 0.0, 0, 0.0, 0
+
+    def begin_epoch(self, feed: DataHandler) -> None:
+        self.steps_of_epoch, self.rows_of_epoch = 0, 0
+        self._seconds, self._rows, self._waited, self._steps = 0.0, 0, 0.0, 0
+
+    def end_call(self, call: Call) -> None:
+        self.last_call = call
+        self.steps_of_epoch += int(call.made.num_steps)
+        self.rows_of_epoch += int(call.made.num_rows)
+        if not self._compiled:
+            self._compiled = True
+            return
+        self._seconds += call.seconds
+        self._rows += int(call.made.num_rows)
+        self._waited += float(call.made.seconds_waited)
+        self._steps += int(call.made.num_steps)
+        self.seconds_per_step = self._seconds / max(self._steps, 1)
+        self.examples_per_second = self._rows / max(self._seconds, 1e-9)
+        self.data_wait_share = min(1.0, self._waited / max(self._seconds, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -35,7 +178,7 @@ class OuterLoop:
         functions: The model's compiled functions.
         watchdog: Hears of every call.
         steps_per_call: As the trainer's.
-        paces: Steps per call of the passes that were made.
+        cache: Steps per call of the passes that were made.
     """
 
     model: keras.Model
@@ -43,10 +186,10 @@ class OuterLoop:
     functions: CompiledFunctions
     watchdog: Watchdog
     steps_per_call: int | str
-    paces: Paces = field(default_factory=Paces)
+    cache: StepsPerCallCache = field(default_factory=StepsPerCallCache)
 
     def per_call(
-        self, loop: Loop, callbacks: keras.callbacks.CallbackList, feed: Feed
+        self, loop: Loop, callbacks: keras.callbacks.CallbackList, feed: DataHandler
     ) -> StepsPerCall:
         """Returns what chooses the number of steps of the calls of a loop; asked by all workers.
 
@@ -56,8 +199,8 @@ class OuterLoop:
             feed: Of which it makes passes.
         """
         # The rank 0's, as after every call: workers may differ in which data are the same objects.
-        known = int(self.strategy.gather([self.paces.known(loop, feed)])[0, 0])
-        note = functools.partial(self.paces.note, loop, feed)
+        known = int(self.strategy.gather([self.cache.known(loop, feed)])[0, 0])
+        note = functools.partial(self.cache.note, loop, feed)
         options = self.steps_per_call, self.model, callbacks.callbacks, loop
         return StepsPerCall(*options, known=known, note=note)
 
@@ -83,7 +226,7 @@ class OuterLoop:
             *before,
             KerasCallbacks(loop, callbacks, self.model),
             *after,
-            TakingOver(
+            CopySync(
                 self.functions.take_over,
                 any(
                     wants_every_batch(c, loop) and may_change_model(c) for c in callbacks.callbacks
@@ -95,7 +238,7 @@ class OuterLoop:
 
 def run(
     steps: StepsFn,
-    feed: Feed,
+    feed: DataHandler,
     per_call: StepsPerCall,
     strategy: Strategy,
     observers: Sequence[Observer],
@@ -151,7 +294,9 @@ def run(
     return logs
 
 
-def _num_steps(feed: Feed, made: int, per_call: StepsPerCall, observers: Sequence[Observer]) -> int:
+def _num_steps(
+    feed: DataHandler, made: int, per_call: StepsPerCall, observers: Sequence[Observer]
+) -> int:
     """How many steps the next call is to make; none is left: 0."""
     bounds = [observer.most_steps() for observer in observers]
     most = min([per_call.num_steps, *(bound for bound in bounds if bound is not None)])

@@ -8,17 +8,43 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import keras
 
 from tfdist.checkpoint import callback_state, export, variables, waiting_gradients
 from tfdist.checkpoint.snapshot import Snapshot
+from tfdist.checkpoint.store import Place
 from tfdist.loops.compiled_functions import CompiledFunctions
-from tfdist.loops.feed import Feed
-from tfdist.loops.feeds import Feeds
-from tfdist.loops.saving import Progress
+from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
 from tfdist.strategies.base import Strategy
+
+
+@dataclass
+class Progress:
+    """How far a training is.
+
+    Attributes:
+        epoch: Epochs that have ended; the number, from 0, of the one that goes on or comes next.
+        step: Steps made in that epoch.
+        total: Steps made in all epochs.
+        logs: After the last of these steps, or of the last epoch.
+        stopped: Whether a callback has ended the training.
+        best: The best value so far of what `keep_best` names, and where that was.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    total: int = 0
+    logs: dict[str, Any] = field(default_factory=dict)
+    stopped: bool = False
+    best: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """By which a checkpoint is called."""
+        return Place(self.total, self.epoch)
 
 
 class TrainingState:
@@ -40,8 +66,8 @@ class TrainingState:
         model: keras.Model,
         strategy: Strategy,
         functions: CompiledFunctions,
-        feeds: Feeds,
-        tested: Sequence[Feed],
+        feeds: EpochDataHandlers,
+        tested: Sequence[DataHandler],
     ) -> None:
         self._model, self._strategy, self._functions = model, strategy, functions
         self._feeds, self._tested = feeds, tested
@@ -104,6 +130,6 @@ class TrainingState:
         for feed, where in zip(self._all_feeds(), saved.state["data"], strict=False):
             feed.restore(where)
 
-    def _all_feeds(self) -> list[Feed]:
+    def _all_feeds(self) -> list[DataHandler]:
         """Each once, in an order that is always the same."""
         return list(dict.fromkeys([*self._feeds.all(), *self._tested]))

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import precision
 from tfdist.errors import ConfigurationError, OutOfMemoryError
-from tfdist.model_setup import mismatch
+from tfdist.model_setup import build
 from tfdist.model_setup.rebuild import compile_like, rebuild
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
@@ -47,7 +47,7 @@ def create(
         with keras_model.xla_on_demand():
             model = _create(source, strategy, policy, loss_scale)
     except tf.errors.ResourceExhaustedError as error:
-        raise OutOfMemoryError(mismatch.out_of_memory(error)) from error
+        raise OutOfMemoryError(build.out_of_memory(error)) from error
     keras_model.take_xla_on_demand(model)
     return model
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.model_setup.mismatch import cause
+from tfdist.model_setup.build import cause
 from tfdist.upstream import keras_model, keras_optimizers, keras_remat
 
 

@@ -14,7 +14,7 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.config import TrainConfig
 from tfdist.config_groups.optimisation import scales_dynamically
 from tfdist.errors import ConfigurationError, DataError
-from tfdist.loops.feed import check_batch_size
+from tfdist.loops.data_handler import check_batch_size
 from tfdist.precision import LossScale
 from tfdist.run import batches, determinism, extent
 from tfdist.run.rank_duties import in_turns

@@ -11,7 +11,7 @@ from tfdist import data as data_sets
 from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.console import tables
-from tfdist.loops.order import choice
+from tfdist.loops import data_order
 from tfdist.run import extent, resuming
 from tfdist.run.batches import num_rows, num_rows_of_first
 from tfdist.run.recipe import num_steps
@@ -62,7 +62,7 @@ def what_runs(
     if unread:
         rows["of no effect"] = f"{', '.join(unread)}: the recipe does not read them"
     if config.checkpoint_every != "never":
-        rows["a run goes on"] = choice.going_on(data)
+        rows["a run goes on"] = data_order.going_on(data)
     if config.smoke:
         rows["smoke"] = SMOKE
     rows |= extent.description(config)

@@ -32,13 +32,13 @@ def share_moments(
     Returns:
         Mean and variance over the share, one number a channel.
     """
-    replica, of_share = current(), moments(layer, inputs, mask)
+    replica, replica_loss = current(), moments(layer, inputs, mask)
     if replica is None or replica.num_microbatches == 1:
-        return of_share
+        return replica_loss
     moving = (layer.moving_mean, layer.moving_variance)
     return tuple(
         tf.where(replica.num_rows > 0, own, tf.cast(old, own.dtype))
-        for own, old in zip(of_share, moving, strict=True)
+        for own, old in zip(replica_loss, moving, strict=True)
     )
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.step.forward_backward import Contribution, forward
-from tfdist.step.forward_state import ForwardState
-from tfdist.step.keras_patches import keras_on_shares
-from tfdist.step.on_replicas import OnReplicas
-from tfdist.step.packed_shares import Packed
+from tfdist.step.forward_backward import ReplicaOutputs, forward
+from tfdist.step.keras_patches import keras_patched
+from tfdist.step.replica_runner import ReplicaRunner
+from tfdist.step.shared_trace import Packed
+from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
 
@@ -25,7 +25,7 @@ class EvaluateStep:
         model: Built and compiled.
         strategy: Computes the replicas' shares.
         state: Of the model.
-        why_whole: As of `OnReplicas`.
+        full_batch_reason: As of `ReplicaRunner`.
     """
 
     training = False
@@ -35,18 +35,18 @@ class EvaluateStep:
         model: keras.Model,
         strategy: Strategy,
         state: ForwardState,
-        why_whole: str | None = None,
+        full_batch_reason: str | None = None,
     ) -> None:
         self._model, self._strategy, self._state = model, strategy, state
         compute = functools.partial(forward, model, state)
-        self._replicas = OnReplicas(strategy, compute, 1, model.jit_compile, why_whole)
+        self._replicas = ReplicaRunner(strategy, compute, 1, model.jit_compile, full_batch_reason)
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        with keras_on_shares(self._model, sync_batch_norm=False):
+        with keras_patched(self._model, sync_batch_norm=False):
             sums = self._replicas.summed(total_rows, shares)
         return self._strategy.update(self._apply, sums)
 
-    def _apply(self, packed: Contribution | Packed) -> tf.Tensor:
+    def _apply(self, packed: ReplicaOutputs | Packed) -> tf.Tensor:
         """Changes one copy of the variables; returns a tensor that is ready thereafter."""
         sums = self._replicas.unpacked(packed)
         self._state.commit(sums.state)

@@ -3,31 +3,34 @@
 Plain functions of a replica and its rows, in which no variable changes. Whatever they return is a
 sum over the rows, or is the same on every share: so contributions add up, over microbatches and
 over replicas, to what one device computes from the whole batch.
+
+Sums over all replicas of structures of tensors; gradients in the format in which they cross.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdist.precision import Scaling
-from tfdist.step import compiled_loss, joins, total_loss
-from tfdist.step.forward_state import Changes, ForwardState, nothing_like, same_as
+from tfdist.step import parameter_gather
+from tfdist.step.loss import gather_masks_and_logits, replica_loss, track_loss
+from tfdist.step.parameter_gather import Scope
 from tfdist.step.replica import Replica
-from tfdist.step.scope import Scope
-from tfdist.step.summed import gradients_and
+from tfdist.step.state import Changes, ForwardState, nothing_like, same_as
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.collectives import buckets
 from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_losses import loss_tracker
 from tfdist.upstream.keras_model import takes_training
 from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces
 
 
-class Contribution(NamedTuple):
+class ReplicaOutputs(NamedTuple):
     """What a share brings to a step, or the sum of what several bring.
 
     Attributes:
@@ -44,17 +47,17 @@ class Contribution(NamedTuple):
     metrics: Changes
     indices: dict[int, Any] = {}  # noqa: RUF012 - nobody changes it
 
-    def summable(self) -> Contribution:
+    def summable(self) -> ReplicaOutputs:
         """Returns what is to be summed: all but what is the same on every share."""
         state, metrics = (changes._replace(same={}) for changes in (self.state, self.metrics))
         return self._replace(state=state, metrics=metrics, indices={})
 
-    def same(self) -> Contribution:
+    def same(self) -> ReplicaOutputs:
         """Returns the rest, for `with_same`: what is the same on every share."""
         state, metrics = (Changes({}, {}, changes.same) for changes in (self.state, self.metrics))
-        return Contribution({}, state, metrics, self.indices)
+        return ReplicaOutputs({}, state, metrics, self.indices)
 
-    def of_whole(self, counts: bool, zero: int | tf.Tensor) -> Contribution:
+    def of_whole(self, counts: bool, zero: int | tf.Tensor) -> ReplicaOutputs:
         """Returns what a replica brings where each computes the whole batch: all of it, or zeros.
 
         One replica's counts, exactly as it is; the others get it by the exchange, so that no copy
@@ -75,7 +78,7 @@ class Contribution(NamedTuple):
             state, metrics = state.nothing(zero), metrics.nothing(zero)
         return self._replace(gradients=gradients, state=state, metrics=metrics)
 
-    def with_same(self, share: Contribution) -> Contribution:
+    def with_same(self, share: ReplicaOutputs) -> ReplicaOutputs:
         """Returns sums together with what a share had in common with all others."""
         return self._replace(
             state=self.state._replace(same=share.state.same),
@@ -99,15 +102,15 @@ class Contribution(NamedTuple):
 
 def forward(
     model: keras.Model, state: ForwardState, replica: Replica, share: Share
-) -> Contribution:
+) -> ReplicaOutputs:
     """Returns what a share adds to loss and metrics; nothing is trained."""
     with state.scope(replica) as scope, replica:
         batch, y_pred = _outputs(model, state, replica, share, scope, training=False)
-        loss = total_loss.of_share(
-            model, replica, batch, y_pred, scope.losses, state.aggregations, training=False
+        loss = replica_loss(
+            model, replica, batch, y_pred, scope.losses, state.reductions, training=False
         )
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
-    return Contribution({}, *state.changes(scope, replica))
+    return ReplicaOutputs({}, *state.changes(scope, replica))
 
 
 def forward_backward(
@@ -118,21 +121,21 @@ def forward_backward(
     scaling: Scaling,
     replica: Replica,
     share: Share,
-) -> Contribution:
+) -> ReplicaOutputs:
     """Returns the gradients of a share's part of the loss, and all else that it adds."""
     with state.scope(replica) as scope, replica:
         with tf.GradientTape() as tape:
             scope.joins.tape = tape
             batch, y_pred = _outputs(model, state, replica, share, scope, training=True)
-            loss = total_loss.of_share(
-                model, replica, batch, y_pred, scope.losses, state.aggregations, training=True
+            loss = replica_loss(
+                model, replica, batch, y_pred, scope.losses, state.reductions, training=True
             )
             scaled = scaling.scale(loss)
         sources = [scope.source(v) for v in trainable]
         with scope.joins.gradients():
             found = strategy.gradients(tape, scaled, sources)
         gradients = enumerate(
-            joins.total(g, v) if isinstance(g, list) else g
+            parameter_gather.total(g, v) if isinstance(g, list) else g
             for g, v in zip(found, trainable, strict=True)
         )
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
@@ -142,10 +145,10 @@ def forward_backward(
         if not isinstance(pieces(gradient)[0], tf.IndexedSlices):
             continue
         strategy.check_table(trainable[i])
-        if replica.num_microbatches > 1 and state.aggregations.lookups.are_alike(i):
+        if replica.num_microbatches > 1 and state.lookups.are_alike(i):
             connected[i] = each_piece(lambda own: own.values, gradient)
             indices[i] = each_piece(lambda own: own.indices, gradient)
-    return Contribution(connected, *state.changes(scope, replica), indices)
+    return ReplicaOutputs(connected, *state.changes(scope, replica), indices)
 
 
 def shaped(gradient: Any, variable: keras.Variable) -> Any:
@@ -162,8 +165,8 @@ def shaped(gradient: Any, variable: keras.Variable) -> Any:
 
 
 def exchange(
-    strategy: Strategy, share: Contribution, variables: Sequence[keras.Variable] = ()
-) -> Contribution:
+    strategy: Strategy, share: ReplicaOutputs, variables: Sequence[keras.Variable] = ()
+) -> ReplicaOutputs:
     """Adds up the contributions of all replicas; called on a replica.
 
     Args:
@@ -208,13 +211,45 @@ def _update_metrics(
     loss: tf.Tensor,
 ) -> None:
     """Counts this share, or the whole batch for metrics that are no sums over rows."""
-    total_loss.track(loss_tracker(model), loss, replica)
+    track_loss(loss_tracker(model), loss, replica)
     x, y, sample_weight = batch
     if state.sees_whole_batches(replica):
         share_pred = y_pred
         x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
-        compiled_loss.gather_marks(replica, share_pred, y_pred)
+        gather_masks_and_logits(replica, share_pred, y_pred)
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return
     with state.counting(scope, replica):
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def all_reduced(strategy: Strategy, structure: Any) -> Any:
+    """Sums each tensor of a structure over all replicas, in one exchange; called on a replica."""
+    return tf.nest.pack_sequence_as(structure, strategy.all_reduce(tf.nest.flatten(structure)))
+
+
+def gradients_and(
+    strategy: Strategy, gradients: Mapping[int, Any], rest: Any
+) -> tuple[dict[int, Any], Any]:
+    """Sums gradients over all replicas, bucket by bucket, and a structure with the last of them.
+
+    Called on a replica.
+
+    Args:
+        strategy: Of the replicas; says how large buckets are, and in what format they cross.
+        gradients: By place: dense tensors or `tf.IndexedSlices`; the same on every replica.
+        rest: What is to be summed else.
+    """
+    wire = strategy.wire_dtype
+    sent = {i: g if wire is None else tf.cast(g, wire) for i, g in gradients.items()}
+    places = buckets.in_order(gradients, strategy.bucket_bytes)
+    # Lists, since `tf.nest` would put the keys of a dictionary into an order of its own.
+    *first, last = [[sent[i] for i in bucket] for bucket in places]
+    *summed, (of_last, rest) = buckets.each(
+        functools.partial(all_reduced, strategy),
+        [*first, (last, rest)],
+        strategy.bucket_bytes,
+        strategy.buckets_wait,
+    )
+    totals = buckets.by_place(places, [*summed, of_last])
+    return {i: tf.cast(total, gradients[i].dtype) for i, total in totals.items()}, rest

@@ -13,14 +13,14 @@ from contextlib import ExitStack, contextmanager
 import keras
 
 from tfdist.step import batch_norm
-from tfdist.step.joins import told_of_calls
-from tfdist.step.recompute.layers import computed_again
+from tfdist.step.parameter_gather import layer_inputs_noted
+from tfdist.step.remat import computed_again
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import moments_taken_by
 
 
 @contextmanager
-def keras_on_shares(
+def keras_patched(
     model: keras.Model, sync_batch_norm: bool, recompute: str = "none"
 ) -> Iterator[None]:
     """Traces replicas inside; entered outside of them, since they are traced in turns.
@@ -33,7 +33,7 @@ def keras_on_shares(
     """
     with ExitStack() as stack:
         stack.enter_context(losses_of_one_device())
-        stack.enter_context(told_of_calls(model))
+        stack.enter_context(layer_inputs_noted(model))
         stack.enter_context(computed_again(model, recompute, sync_batch_norm))
         for layer in batch_norm.layers_of(model):
             whole = sync_batch_norm or layer.synchronized

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.probes import halves
+from tfdist.step.reductions import halves
 from tfdist.strategies import shares
 from tfdist.upstream.keras_model import takes_training
 from tfdist.upstream.keras_variables import each_piece

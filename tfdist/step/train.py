@@ -14,13 +14,12 @@ import keras
 import tensorflow as tf
 
 from tfdist.precision import Scaling
-from tfdist.step.forward_backward import Contribution, forward_backward
-from tfdist.step.forward_state import ForwardState
-from tfdist.step.gradient_accumulation import GradientAccumulation
-from tfdist.step.keras_patches import keras_on_shares
-from tfdist.step.on_replicas import OnReplicas
-from tfdist.step.one_trace import OneTrace
-from tfdist.step.packed_shares import Packed
+from tfdist.step.accumulation import GradientAccumulation
+from tfdist.step.forward_backward import ReplicaOutputs, forward_backward
+from tfdist.step.keras_patches import keras_patched
+from tfdist.step.replica_runner import ReplicaRunner
+from tfdist.step.shared_trace import Packed, SharedTrace
+from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_optimizers import optimizers_of_one_device
@@ -36,7 +35,7 @@ class TrainStep:
         scaling: Of its loss.
         accumulate: Rounds in which a share is computed.
         sync_batch_norm: Whether BatchNorm takes the moments of the global batch.
-        why_whole: As of `OnReplicas`.
+        full_batch_reason: As of `ReplicaRunner`.
         recompute: Which layers are computed again on the way back, as of `Trainer`.
 
     Attributes:
@@ -54,7 +53,7 @@ class TrainStep:
         scaling: Scaling,
         accumulate: int = 1,
         sync_batch_norm: bool = False,
-        why_whole: str | None = None,
+        full_batch_reason: str | None = None,
         recompute: str = "none",
     ) -> None:
         self._model, self._strategy, self._state, self._scaling = model, strategy, state, scaling
@@ -63,32 +62,32 @@ class TrainStep:
         compute = functools.partial(
             forward_backward, strategy, model, self._trainable, state, scaling
         )
-        self._replicas = OnReplicas(
-            strategy, compute, accumulate, model.jit_compile, why_whole, self._trainable
+        self._replicas = ReplicaRunner(
+            strategy, compute, accumulate, model.jit_compile, full_batch_reason, self._trainable
         )
-        self._one_trace: OneTrace | None = None
+        self._shared_trace: SharedTrace | None = None
         if strategy.one_trace_from is not None and strategy.num_local_replicas > 1:
-            self._one_trace = OneTrace(self._apply, strategy.one_trace_from, writes=True)
+            self._shared_trace = SharedTrace(self._apply, strategy.one_trace_from, writes=True)
         self.accumulation: GradientAccumulation | None = None
         if scaling.optimizer.gradient_accumulation_steps:
             self.accumulation = GradientAccumulation(strategy, scaling, self._trainable)
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        with keras_on_shares(self._model, self._sync_batch_norm, self._recompute):
+        with keras_patched(self._model, self._sync_batch_norm, self._recompute):
             if self.accumulation is None:
                 sums = self._replicas.summed(total_rows, shares)
             else:
                 sums = self.accumulation.summed(self._replicas.local(total_rows, shares))
         return self._strategy.update(self._applied, sums)
 
-    def _applied(self, sums: Contribution | Packed) -> tf.Tensor:
+    def _applied(self, sums: ReplicaOutputs | Packed) -> tf.Tensor:
         """Changes one copy of the variables; returns a tensor that is ready thereafter."""
-        if self._one_trace is None or tf.executing_eagerly():
+        if self._shared_trace is None or tf.executing_eagerly():
             return self._apply(sums)
-        done = self._one_trace(sums)
+        done = self._shared_trace(sums)
         return self._apply(sums) if done is None else done
 
-    def _apply(self, packed: Contribution | Packed) -> tf.Tensor:
+    def _apply(self, packed: ReplicaOutputs | Packed) -> tf.Tensor:
         """Does so in the graph or function that is traced."""
         sums = self._replicas.unpacked(packed)
 
@@ -107,7 +106,7 @@ class TrainStep:
         backward_done = tf.group(*tf.nest.flatten(sums.gradients, expand_composites=True))
         with tf.control_dependencies([backward_done]):
             gradients = sums.gradients_of(self._trainable)
-            gradients = self._state.aggregations.lookups.of_batch(gradients)
+            gradients = self._state.lookups.of_batch(gradients)
             in_order = [gradients.get(i) for i in range(len(self._trainable))]
             anywhere = self._strategy.any_of_parts
             self._scaling.apply(tf.nest.flatten(in_order), commit, anywhere)

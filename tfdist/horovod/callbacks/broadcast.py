@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError
 from tfdist.horovod.first_call import before_first_call, is_built
 from tfdist.horovod.ranks import rank, size, strategy
-from tfdist.step.forward_state import offset
+from tfdist.step.state import offset
 from tfdist.strategies.collectives import same_variables
 from tfdist.upstream.keras_model import seeds_of
 

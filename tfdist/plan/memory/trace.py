@@ -14,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.loops.compiled_functions import CompiledFunctions
-from tfdist.loops.feed import Feed
-from tfdist.loops.step_options import StepOptions
+from tfdist.loops.compiled_functions import CompiledFunctions, StepOptions
+from tfdist.loops.data_handler import DataHandler
 from tfdist.model_setup import create
 from tfdist.plan.memory import graph, schedule, transfers
 from tfdist.plan.memory.liveness import Kept
@@ -120,7 +119,7 @@ def once(
     """Returns the model in the strategy's scope, and the operations of its step on some rows."""
     model = create.create(network.build, strategy, network.precision)
     data = tf.data.Dataset.from_tensors(network.batch(num_rows)).repeat()
-    feed = Feed(strategy, data, training=True, steps_per_epoch=1)
+    feed = DataHandler(strategy, data, training=True, steps_per_epoch=1)
     compiled: list[Any] = []
     plain = strategy.compile
 

@@ -1,0 +1,104 @@
+"""Counts the product files and lines that one `fit` passes through.
+
+    python -m tests.life_of_a_batch --strategy mirrored
+    mpirun -np 2 python -m tests.life_of_a_batch --strategy horovod
+
+A small classifier is trained for two epochs of two steps, on two devices per process (one under
+`horovod`). Every Python function of `tfdist` that runs between the beginning and the end of `fit`
+counts, on every thread. Construction of the `Trainer` and imports do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import keras
+import numpy as np
+
+import tfdist
+
+ROOT = str(Path(tfdist.__file__).parent)
+
+
+def build_model() -> keras.Model:
+    """Returns a compiled classifier with a dense, a normalizing and a random layer."""
+    layers = [
+        keras.Input((8,)),
+        keras.layers.Dense(16, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.1),
+        keras.layers.Dense(3),
+    ]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
+    return model
+
+
+@contextmanager
+def recorded_calls() -> Iterator[set[CodeType]]:
+    """Collects the code of every function of `tfdist` that is called within the block."""
+    called = set[CodeType]()
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            called.add(frame.f_code)
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        yield called
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def of_product(called: set[CodeType]) -> dict[str, set[CodeType]]:
+    """Returns the called functions of `tfdist` by file; module bodies are left out."""
+    by_file = defaultdict(set)
+    for code in called:
+        if code.co_filename.startswith(ROOT) and code.co_name != "<module>":
+            by_file[code.co_filename[len(ROOT) + 1 :]].add(code)
+    return dict(by_file)
+
+
+def train(trainer: tfdist.Trainer) -> Callable[[], Any]:
+    """Returns a function that trains for two epochs of two steps."""
+    numbers = np.random.default_rng(0)
+    x, y = numbers.normal(size=(32, 8)).astype("float32"), np.arange(32) % 3
+    return lambda: trainer.fit(x, y, batch_size=16, epochs=2, verbose=0)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Trains once and prints one line per file, then the totals."""
+    parser = argparse.ArgumentParser(prog="python -m tests.life_of_a_batch", description=__doc__)
+    parser.add_argument("--strategy", default="mirrored")
+    parser.add_argument("--devices", type=int, help="default: 2, and 1 for horovod")
+    options = parser.parse_args(arguments)
+    devices = options.devices or (1 if options.strategy == "horovod" else 2)
+    trainer = tfdist.Trainer(build_model, strategy=options.strategy, devices=devices)
+    fit = train(trainer)
+    with recorded_calls() as called:
+        fit()
+    if not trainer.strategy.is_chief:
+        return
+    in_files = in_functions = 0
+    for name, functions in sorted(of_product(called).items()):
+        size = len(Path(ROOT, name).read_text().splitlines())
+        lines = {line for code in functions for *_, line in code.co_lines() if line}
+        in_files, in_functions = in_files + size, in_functions + len(lines)
+        print(f"{name:56} {size:5} lines, {len(lines):4} in the functions called")
+    num_files = len(of_product(called))
+    print(f"{num_files} files, {in_files} lines, {in_functions} in the functions called")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Shuffled data sets are gone through in the order that plain Keras's `fit` has of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.loops.data_handler import DataHandler
+from tfdist.strategies.base import Strategy
+
+NUM_ROWS, BATCH = 12, 4
+
+
+@keras.saving.register_keras_serializable()
+class Twice(keras.layers.Layer):
+    """No layer of Keras: replicas have to look at a batch."""
+
+    def call(self, x: Any) -> Any:
+        return 2 * x
+
+
+def build() -> keras.Model:
+    model = keras.Sequential([keras.Input((1,)), Twice(), keras.layers.Dense(1)])
+    model.layers[-1].set_weights([np.full((1, 1), 0.1), np.zeros(1)])
+    model.compile(keras.optimizers.SGD(0.02), "mse", steps_per_execution=2)
+    return model
+
+
+def shuffled() -> tf.data.Dataset:
+    def row(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        x = tf.cast(number, tf.float32)[None] / NUM_ROWS
+        return x, tf.sin(9.0 * x)
+
+    return tf.data.Dataset.range(NUM_ROWS).map(row).shuffle(NUM_ROWS, seed=1).batch(BATCH)
+
+
+def train(trainer: Any, model: keras.Model) -> list[list[np.ndarray]]:
+    """Returns the weights after each of several trainings that share their data."""
+    data, other, found = shuffled(), shuffled(), []
+    for options in (
+        {"epochs": 3},
+        {"epochs": 3, "validation_data": data},
+        {"epochs": 2, "steps_per_epoch": NUM_ROWS // BATCH, "validation_data": data},
+        {"epochs": 2, "validation_data": other, "validation_steps": 2},
+        {"epochs": 2, "callbacks": [StopsAt(1)]},
+        {"epochs": 1},
+    ):
+        logs = trainer.fit(data, verbose=0, **options).history
+        found.append([*model.get_weights(), np.ravel(logs.get("val_loss", 0.0))])
+    found.append([np.ravel(trainer.predict(data, verbose=0)) for _ in range(2)])
+    return found
+
+
+class StopsAt(keras.callbacks.Callback):
+    """Ends a training within an epoch."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self._batch = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training = batch >= self._batch
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("one_device", marks=pytest.mark.long), "mirrored"]
+)
+def test_weights_are_those_of_keras(strategy: str) -> None:
+    plain = build()
+    trainer = tfdist.Trainer(build, strategy, 1 if strategy == "one_device" else 2)
+    for wanted, found in zip(train(plain, plain), train(trainer, trainer.model), strict=True):
+        for one, another in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(another, one, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("looks", [(), (0,), (0, 1)])
+def test_a_training_that_goes_on_begins_as_many_passes(looks: tuple[int, ...]) -> None:
+    wanted, data = [], shuffled()
+    for _ in range(4):
+        wanted.append([*data])
+        iter(data)  # as `EpochIterator._enumerate_iterator` does after each epoch
+    state: dict[str, Any] | None = None
+    for number in range(4):  # each epoch by a process of its own
+        feed = DataHandler(Strategy(), shuffled(), training=True)
+        if number in looks:
+            tf.nest.map_structure(np.testing.assert_array_equal, feed.first_batch(), wanted[0][0])
+        if state is not None:
+            feed.restore(state)
+        batches = [Strategy().unpack(element).shares[0].rows for element in feed.begin_epoch()]
+        feed.end_epoch(len(batches), exhausted=False)
+        tf.nest.map_structure(np.testing.assert_array_equal, batches, wanted[number])
+        state = feed.state(0)

@@ -1,0 +1,80 @@
+"""Outputs of several workers come together in the order of the rows, as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.loops.outputs import Own, of_all
+from tfdist.strategies.base import Strategy
+
+#: Of two steps; rank 1 has no rows in the second.
+ROWS = ([2, 1], [1, 0])
+
+KINDS = {
+    "numbers": tf.constant([[-0.0], [float("nan")], [1.5], [2.5]], tf.float16),
+    "flags": tf.constant([True, False, True, False]),
+    "words": tf.constant([["a", ""], ["", "bb"], ["c\0", "c"], ["d", "d"]]),
+    "brain": tf.constant([[1.0], [2.0], [3.0], [4.0]], tf.bfloat16),
+    "ragged": tf.ragged.constant([[1], [], [2, 3], [4]], tf.int64),
+    "sparse": tf.sparse.from_dense([[1, 0], [0, 0], [0, 2], [3, 4]]),
+}
+
+
+class Together(Strategy):
+    """Says what both ranks have said to others of it."""
+
+    def __init__(self, said: list[np.ndarray]) -> None:
+        super().__init__(["CPU:0"])
+        self.said = said
+
+    def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
+        self.said.append(own)
+        return self.said
+
+
+def _rows(value: Any, begin: int, size: int) -> Any:
+    if isinstance(value, tf.SparseTensor):
+        return tf.sparse.slice(value, [begin, 0], [size, 2])
+    return value[begin : begin + size]
+
+
+def _plain(value: Any) -> Any:
+    value = tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else value
+    return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
+
+
+@pytest.mark.parametrize("kinds", [["numbers", "flags", "words", "brain"], [*KINDS]])
+def test_rows_come_in_order_as_they_are(kinds: list[str]) -> None:
+    begins = ([0, 3], [2, 4])
+    said: list[np.ndarray] = []
+    for begin, size in zip(begins, ROWS, strict=True):
+        pieces = [
+            {kind: _rows(KINDS[kind], b, n) for kind in kinds}
+            for b, n in zip(begin, size, strict=True)
+        ]
+        found = of_all(Together(said), Own(pieces, 2))
+    assert len(found) == (1 if "ragged" not in kinds else 4)
+    for kind in kinds:
+        rows = [row for piece in found for row in _plain(piece[kind])]
+        assert str(rows) == str(_plain(KINDS[kind]))
+        assert all(piece[kind].dtype == KINDS[kind].dtype for piece in found)
+
+
+def test_arrays_of_several_steps_are_taken_apart() -> None:
+    said: list[np.ndarray] = []
+    for values, counts in (([0, 1, 3], ROWS[0]), ([2], ROWS[1])):
+        (found,) = of_all(
+            Together(said), Own([(tf.constant(values),)], 2, np.array(counts)[:, None])
+        )
+    keras.tree.map_structure(lambda t: np.testing.assert_array_equal(t, range(4)), found)
+
+
+def test_pieces_of_other_widths_stay_apart() -> None:
+    pieces = [tf.ones([1, 2]), tf.ones([1, 3])]
+    found = of_all(Together([]), Own(pieces, 2))
+    assert [piece.shape for piece in found] == [(1, 2), (1, 3)]

@@ -1,0 +1,24 @@
+"""A pass over the same data begins at the pace of the last one, and none over others does."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tests.support.training import X
+from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.steps_per_call import StepsPerCallCache
+from tfdist.strategies.base import Strategy
+
+
+def test_the_same_data_are_known_again() -> None:
+    cache, strategy = StepsPerCallCache(), Strategy()
+    dataset = tf.data.Dataset.from_tensor_slices(X).batch(2)
+    cache.note("test", DataHandler(strategy, dataset), 7)
+    cache.note("test", DataHandler(strategy, X, batch_size=2), 8)
+    assert cache.known("test", DataHandler(strategy, dataset)) == 7
+    assert cache.known("test", DataHandler(strategy, np.zeros_like(X), batch_size=2)) == 8
+    assert not cache.known("predict", DataHandler(strategy, dataset))
+    assert not cache.known("test", DataHandler(strategy, dataset.take(2)))
+    assert not cache.known("test", DataHandler(strategy, X, batch_size=3))
+    assert not cache.known("test", DataHandler(strategy, ((row[None],) for row in X)))

@@ -1,0 +1,174 @@
+"""Gradients that cross in buckets: the same sums, and none waits for what it does not hold."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.step.test_control_edges import traced_step
+from tfdist import strategies
+from tfdist.errors import ConfigurationError
+from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.step.forward_backward import gradients_and
+from tfdist.strategies.base import Strategy
+
+DEPTH = 3  # layers, of a kernel and a bias each
+
+
+def test_slices_and_all_else_cross_once() -> None:
+    class Counting(Strategy):
+        bucket_bytes = 4 << 10
+        crossed: list[int] = []  # noqa: RUF012 - of this test alone
+
+        def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+            self.crossed.append(len(tensors))
+            return [tf.cast(2 * t.values, t.dtype) if _is_slices(t) else 2 * t for t in tensors]
+
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    gradients = {0: slices, 1: tf.ones([1 << 10]), 2: tf.fill([1 << 10], 2.0)}
+    sums, rest = gradients_and(Counting("CPU:0"), gradients, {"loss": tf.constant(3.0)})
+    assert Counting.crossed == [1, 3]
+    assert list(sums) == [0, 1, 2]
+    assert [float(tf.reduce_max(sums[i])) for i in range(3)] == [2.0, 2.0, 4.0]
+    assert float(rest["loss"]) == 6.0
+
+
+def _is_slices(tensor: Any) -> bool:
+    return isinstance(tensor, tf.IndexedSlices)
+
+
+@pytest.mark.parametrize(("compression", "dtype"), [("fp16", tf.float16), ("bf16", tf.bfloat16)])
+def test_gradients_cross_in_a_format_and_all_else_in_its_own(
+    compression: str, dtype: tf.DType
+) -> None:
+    strategy = strategies.create("multi_worker", 2, compression=compression)
+
+    @tf.function(autograph=False)
+    def sums() -> Any:
+        def on_replica(i: int) -> Any:
+            third = tf.constant([1 / 3]) * (i + 1)
+            return gradients_and(strategy, {0: third}, {"loss": third})
+
+        return strategy.local_results(strategy.run(on_replica))
+
+    third = tf.constant([1 / 3])
+    expected = tf.cast(tf.cast(third, dtype) + tf.cast(2 * third, dtype), tf.float32)
+    for gradients, rest in sums():
+        assert float(gradients[0][0]) == float(expected[0])
+        assert float(rest["loss"][0]) == float(3 * third[0])
+    assert dtype.name in strategy.inexact["compression"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "cure"),
+    [
+        ("horovod", {"compression": "bf16"}, "use compression='fp16'"),
+        ("horovod", {"bucket_mb": 0}, "expected megabytes above 0, 'auto' or 'all'"),
+        ("multi_worker", {"bucket_mb": "none"}, "expected megabytes above 0, 'auto' or 'all'"),
+        ("mirrored", {"bucket_mb": 4}, "leave it out"),
+    ],
+)
+def test_what_does_not_hold_is_refused(name: str, options: Any, cure: str) -> None:
+    with pytest.raises(ConfigurationError, match=cure):
+        strategies.create(name, 1, **options)
+
+
+def gradients_before_each_sum(name: str, num_replicas: int, **options: Any) -> dict[str, list[int]]:
+    """Traces a step; returns, by device, how many gradients each sum waits for, first to last.
+
+    All of its device that an operation depends on counts, by data or by control. Sums of the same
+    gradients count once.
+    """
+    graph = traced_step(name, num_replicas, DEPTH, **options)
+    found: dict[str, list[int]] = {}
+    for operation in graph.get_operations():
+        if operation.type.startswith(("CollectiveReduce", "HorovodGroupedAllreduce")):
+            counts = found.setdefault(operation.device, [])
+            before = [one for one in _all_before(operation) if one.device == operation.device]
+            number = sum(map(_is_gradient_of_variable, before))
+            if counts[-1:] != [number]:
+                counts.append(number)
+    return found
+
+
+def _all_before(operation: tf.Operation) -> set[tf.Operation]:
+    seen, waiting = set(), deque([operation])
+    while waiting:
+        one = waiting.popleft()
+        before = {tensor.op for tensor in one.inputs} | set(one.control_inputs)
+        waiting.extend(before - seen)
+        seen |= before
+    return seen
+
+
+def _is_gradient_of_variable(operation: tf.Operation) -> bool:
+    """Of a dense layer: of its kernel, x^T dy, or of its bias."""
+    return operation.type == "BiasAddGrad" or (
+        operation.type == "MatMul" and operation.get_attr("transpose_a")
+    )
+
+
+def test_no_sum_of_multi_worker_waits_for_gradients_that_it_does_not_hold() -> None:
+    one_each = gradients_before_each_sum("multi_worker", 2, bucket_mb=1e-6)
+    assert len(one_each) == 2  # devices
+    assert all(counts == [1, 2, 3, 4, 5, 6] for counts in one_each.values()), one_each
+    together = gradients_before_each_sum("multi_worker", 2)
+    assert all(counts == [6] for counts in together.values()), together
+
+
+def _of_horovod() -> Any:
+    return lambda bucket_mb: list(
+        gradients_before_each_sum("horovod", 1, bucket_mb=bucket_mb).values()
+    )
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
+def test_nor_does_one_of_horovod() -> None:
+    with WorkerPool(_of_horovod) as pool:
+        # Its own, and those that the rate limit lets cross before it: never the one just before.
+        assert pool.ask(1e-6) == [[[1, 2, 3, 5]]] * 2
+        assert pool.ask("all") == [[[6]]] * 2
+
+
+def _sums_of_buckets() -> Any:
+    """In a worker: sums the same gradients again and again; how many results there were."""
+    strategy = strategies.create("horovod", bucket_mb=1e-6)
+    assert not strategy.buckets_wait
+    random = np.random.default_rng(strategy.rank)
+    gradients = {
+        i: tf.constant(random.random(n, np.float32)) for i, n in enumerate(range(1000, 20_000, 500))
+    }
+
+    @tf.function(autograph=False)
+    def sums() -> Any:
+        # They are there at other times in every call.
+        late = {i: tf.reduce_mean(tf.random.uniform([1 + i * 9999])) for i in gradients}
+        sent = {i: g + tf.math.maximum(0.0, -late[i]) for i, g in gradients.items()}
+        return gradients_and(strategy, sent, {})[0]
+
+    def ask(num_calls: int) -> int:
+        results = [b"".join(g.numpy().tobytes() for g in sums().values()) for _ in range(num_calls)]
+        return len(set(results))
+
+    return ask
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
+def test_buckets_that_cross_as_they_come_are_equal_to_the_bit() -> None:
+    # Of two ranks they would be whatever is laid together.
+    with WorkerPool(_sums_of_buckets, num_workers=3) as pool:
+        assert pool.ask(40) == [1, 1, 1]
+    told = {"HOROVOD_DISABLE_GROUP_FUSION": "0"}
+    with WorkerPool(_waits, num_workers=1, environ=told) as pool:
+        assert pool.ask() == [True]
+
+
+def _waits() -> Any:
+    return lambda: strategies.create("horovod").buckets_wait

@@ -1,0 +1,179 @@
+"""What user code computes from a share is asked how it adds up, on halves of the first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.support.training import X, Y, building
+from tfdist.errors import UnsupportedModelError
+from tfdist.step.reductions import Reduction, ReductionProbe
+
+Value = Callable[[Any], Any]
+
+
+class Adds(layers.Layer):
+    """Adds a loss that is computed from the inputs."""
+
+    def __init__(self, value: Value, in_training: bool = False) -> None:
+        super().__init__()
+        self.value, self.in_training = value, in_training
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training or not self.in_training:
+            self.add_loss(self.value(inputs))
+        return inputs
+
+
+class Counts(layers.Layer):
+    """Keeps a state that is computed from the inputs and the state before."""
+
+    def __init__(self, value: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.value = value
+        self.state = self.add_weight(shape=(), initializer="ones", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.state.assign(self.value(self.state, inputs))
+        return inputs
+
+
+def reductions(*made: layers.Layer, rows: int = len(X), **options: Any) -> ReductionProbe:
+    """Returns the reductions for a network of some layers, and then a dense one."""
+    build_model = building(lambda: [keras.Input((4,)), *made, layers.Dense(1)], **options)
+    model = build_model()
+    model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))  # losses and metrics
+    return ReductionProbe(model, lambda: (tf.constant(X[:rows]), tf.constant(Y[:rows])))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (lambda x: ops.mean(x**2), Reduction.MEAN),
+        (lambda x: ops.sum(x**2), Reduction.SUM),
+        (lambda x: ops.max(ops.ones_like(x)), Reduction.MEAN),  # not of the rows
+        (lambda x: 3.0 * ops.mean(ops.sum(x, -1)), Reduction.MEAN),
+        (lambda x: ops.sum(ops.abs(x)) / 7.0, Reduction.SUM),
+    ],
+)
+def test_added_losses(value: Value, expected: Reduction) -> None:
+    assert reductions(Adds(value)).loss_reductions(1, training=True) == [expected]
+
+
+def test_each_added_loss_is_asked_by_itself() -> None:
+    first, second = Adds(lambda x: ops.mean(x**2)), Adds(lambda x: ops.sum(x**2))
+    assert reductions(first, second).loss_reductions(2, training=True) == [
+        Reduction.MEAN,
+        Reduction.SUM,
+    ]
+
+
+def test_a_loss_that_only_training_adds() -> None:
+    assert reductions(Adds(lambda x: ops.mean(x**2), in_training=True)).loss_reductions(
+        1, True
+    ) == [Reduction.MEAN]
+
+
+def test_noise_is_no_reason_to_refuse() -> None:
+    noisy = layers.GaussianNoise(0.05), Adds(lambda x: ops.sum(x**2), in_training=True)
+    assert reductions(*noisy).loss_reductions(1, training=True) == [Reduction.SUM]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (lambda x: ops.sum(x) ** 2, "add_loss number 0 is neither a mean nor a sum over rows"),
+        (lambda x: ops.std(x), "override compute_loss, which sees the whole batch"),
+        (lambda x: ops.mean(1 + x[:, 0] / 10) * ops.mean(1 + x[:, 1] / 10), "neither a mean nor"),
+        (lambda x: 0.0 * ops.sum(x), "is zero on the first batch"),
+    ],
+)
+def test_added_losses_that_do_not_add_up(value: Value, says: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=says):
+        reductions(Adds(value)).loss_reductions(1, training=True)
+
+
+def test_losses_that_come_and_go() -> None:
+    with pytest.raises(UnsupportedModelError, match="add 2 losses in training, but 1"):
+        reductions(Adds(lambda x: ops.mean(x**2))).loss_reductions(2, training=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (lambda state, x: state + ops.sum(ops.abs(x)), Reduction.SUM),
+        (lambda state, x: 0.9 * state + ops.mean(ops.abs(x)), Reduction.MEAN),
+        (lambda state, x: state + 1.0, Reduction.MEAN),
+        (lambda state, x: state + 1e-5 * ops.mean(ops.abs(x)), Reduction.MEAN),
+    ],
+)
+def test_states_that_layers_update(value: Value, expected: Reduction) -> None:
+    layer = Counts(value)
+    assert reductions(layer).state_reduction(layer.state) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda state, x: ops.maximum(state, 1.0 + ops.sum(x) ** 2),
+        lambda state, x: state + ops.mean(1 + x[:, 0] / 10) * ops.mean(1 + x[:, 1] / 10),
+    ],
+)
+def test_a_state_that_does_not_add_up(value: Callable[[Any, Any], Any]) -> None:
+    layer = Counts(value)
+    with pytest.raises(UnsupportedModelError, match=r"The update of .* neither a mean nor a sum"):
+        reductions(layer).state_reduction(layer.state)
+
+
+def test_probing_changes_nothing() -> None:
+    layer = Counts(lambda state, x: state + ops.sum(ops.abs(x)))
+    reductions(layer).state_reduction(layer.state)
+    assert float(layer.state) == 1.0
+
+
+def test_one_row_tells_nothing() -> None:
+    with pytest.raises(UnsupportedModelError, match="batch of 2 rows or more"):
+        reductions(Adds(lambda x: ops.mean(x**2)), rows=1).loss_reductions(1, training=True)
+
+
+def squared(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean((y_true - y_pred) ** 2, -1)
+
+
+def centred(y_true: Any, y_pred: Any) -> Any:
+    difference = y_true - y_pred
+    return ops.mean((difference - ops.mean(difference)) ** 2, -1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "independent"), [("mse", True), ("huber", True), (squared, True), (centred, False)]
+)
+def test_losses_of_rows_that_move_each_other(loss: Any, independent: bool) -> None:
+    assert reductions(loss=loss).has_independent_rows(0) == independent
+
+
+class OfMaximum(keras.metrics.Metric):
+    """A metric whose state is no sum over rows."""
+
+    def __init__(self) -> None:
+        super().__init__(name="of_maximum")
+        self.largest = self.add_weight(shape=(), initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.largest.assign(ops.maximum(self.largest, ops.max(ops.abs(y_true - y_pred))))
+
+    def result(self) -> Any:
+        return self.largest
+
+
+@pytest.mark.parametrize(
+    ("metric", "whole"), [("mae", False), (squared, False), (centred, True), (OfMaximum, True)]
+)
+def test_metrics_that_need_whole_batches(metric: Any, whole: bool) -> None:
+    made = metric() if isinstance(metric, type) else metric
+    assert bool(reductions(metrics=[made]).full_batch_metrics()) == whole

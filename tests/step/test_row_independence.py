@@ -1,0 +1,91 @@
+"""Whether rows depend on each other is found out on a few of them, and the layer is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tfdist.step.row_independence import full_batch_reason
+
+X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
+
+
+class Applied(layers.Layer):
+    """A layer of one's own that calls a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(name="applied")
+        self.function, self.seed = function, keras.random.SeedGenerator(1)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self.function(inputs, training, self.seed)
+
+
+def model_of(function: Callable[..., Any]) -> keras.Model:
+    own = [layers.Dense(4), Applied(function), layers.BatchNormalization()]
+    return keras.Sequential([keras.Input((4,)), *own, layers.Dropout(0.5), layers.Dense(2)])
+
+
+def reason(model: keras.Model, training: bool, x: Any = X) -> str | None:
+    return full_batch_reason(model, lambda: (tf.nest.map_structure(tf.constant, x),), training)
+
+
+MIXING = {
+    "mean": lambda x, *_: x - ops.mean(x, axis=0),
+    "largest of a batch": lambda x, *_: x / ops.max(ops.abs(x)),
+    "number of rows": lambda x, *_: x / ops.cast(ops.shape(x)[0], "float32"),
+    "order": lambda x, *_: ops.roll(x, 1, axis=0),
+    "only in training": lambda x, training, _: x - ops.mean(x, 0) if training else x,
+}
+ALONE = {
+    "row": lambda x, *_: ops.softmax(x) * 2,
+    "noise": lambda x, _, seed: x + keras.random.normal(ops.shape(x), seed=seed),
+    "noise without a seed": lambda x, *_: x + keras.random.normal(ops.shape(x)),
+    "noise of TensorFlow": lambda x, *_: x + tf.random.normal(tf.shape(x)),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_names_the_layer_that_mixes_rows(name: str) -> None:
+    model = model_of(MIXING[name])
+    assert reason(model, training=True) == "Applied 'applied' mixes the rows of a batch"
+    in_inference = reason(model, training=False)
+    assert (in_inference is None) == (name == "only in training")
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ALONE)
+def test_no_false_alarm(name: str, training: bool) -> None:
+    assert reason(model_of(ALONE[name]), training) is None
+
+
+def test_keras_own_layers_are_known() -> None:
+    def never() -> Any:
+        raise AssertionError("the data were read")
+
+    own = [layers.Dense(4, activation="relu"), layers.BatchNormalization(), layers.Softmax()]
+    model = keras.Sequential([keras.Input((4,)), *own, layers.Dropout(0.5)])
+    assert full_batch_reason(model, never, training=True) is None
+    over_rows = keras.Sequential([keras.Input((4,)), layers.Softmax(axis=0)])
+    assert "Softmax" in str(reason(over_rows, training=True))
+
+
+def test_outputs_of_pairs_and_fixed_numbers_of_rows() -> None:
+    row = keras.Input((4,))
+    pairs = keras.Model(row, ops.matmul(row, ops.transpose(row)), name="pairs")
+    assert reason(pairs, training=True) == "Functional 'pairs' mixes the rows of a batch"
+    fixed = keras.Model(row, ops.reshape(row, (6, 4)))
+    assert "takes no other number of rows" in str(reason(fixed, training=True))
+
+
+def test_parts_of_different_numbers_of_rows() -> None:
+    one, other = keras.Input((4,)), keras.Input((4,))
+    model = keras.Model([one, other], ops.sum(one) + ops.sum(other))
+    found = reason(model, training=True, x=(X, X[:3]))
+    assert found == "the parts of a batch have different numbers of rows: 0/0 has 6, 0/1 has 3"

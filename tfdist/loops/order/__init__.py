@@ -1,1 +1,0 @@
-"""In which order data come, pass after pass, and how they begin at any batch of any pass."""

@@ -1,0 +1,169 @@
+"""A training or test step that a model's class overrides, on a global batch.
+
+The user's own method runs on every replica, in a scope where assignments are kept aside. There
+its tapes give the gradients of the batch, its optimizers change values that are the same on all
+replicas, and its metrics have seen all rows: so whatever it does with them is what one device does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedModelError
+from tfdist.precision import LossScale, Scaling
+from tfdist.step.custom_step.reductions import BatchParts, infer_reductions
+from tfdist.step.custom_step.replica_run import ReplicaRun
+from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
+from tfdist.step.custom_step.trial import flat_logs
+from tfdist.step.forward_backward import all_reduced
+from tfdist.step.keras_patches import keras_patched
+from tfdist.step.replica import Replica
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.shares import Share
+from tfdist.upstream import keras_model, keras_optimizers
+from tfdist.upstream.tensorflow import op_seeds_by
+
+
+def overridden_step(model: keras.Model, training: bool) -> str | None:
+    """Returns the name of the step that a model's class overrides; None: it is Keras's own."""
+    name = "train_step" if training else "test_step"
+    return None if getattr(type(model), name) is getattr(keras.Model, name) else name
+
+
+class CustomStep:
+    """One user's step on a global batch; see `strategies.inner_loop.Step`.
+
+    Args:
+        model: Compiled.
+        known: The variables that the step may change, as a trial has created them.
+        strategy: Computes the replicas' shares.
+        training: Whether it is `train_step`, or `test_step`.
+        first_batch: Returns the first global batch.
+        loss_scale: How the scale of its optimizers moves; None: as they say.
+        sync_batch_norm: Whether BatchNorm takes the moments of the global batch.
+
+    Attributes:
+        variables: Those that the step may change, and what it counts.
+        full_batch_reason: Why every replica computes the full batch; None if each computes its
+            own part of it.
+
+    Raises:
+        UnsupportedModelError: The step cannot be computed over replicas.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        known: Sequence[keras.Variable],
+        strategy: Strategy,
+        training: bool,
+        first_batch: Callable[[], Any],
+        loss_scale: LossScale | None = None,
+        sync_batch_norm: bool = False,
+    ) -> None:
+        self.training, self._model, self._strategy = training, model, strategy
+        self._name = "train_step" if training else "test_step"
+        self._sync_batch_norm = sync_batch_norm
+        if training and not strategy.writes_alone:
+            raise UnsupportedModelError(
+                f"{type(model).__name__}.train_step writes new weights, which asynchronous workers "
+                "would take from each other: use one worker, or another strategy."
+            )
+        self._scalings = {
+            id(optimizer): Scaling(optimizer, loss_scale)
+            for optimizer in keras_optimizers.optimizers_of(model)
+            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        }
+        self._is_tuple = isinstance(batch := first_batch(), tuple) and len(batch) == 1
+        self.variables = [*known, *(scaling.skipped for scaling in self._scalings.values())]
+        parts = BatchParts(model, self.variables, getattr(model, self._name), self._scalings, batch)
+        self._adding_up = infer_reductions(parts, strategy.num_replicas)
+        told = strategy.gather([self._adding_up.digest()])
+        differ = "its parts add up otherwise on another worker" if (told != told[0]).any() else None
+        self.full_batch_reason = self._adding_up.full_batch_reason or differ
+        self._generator = keras_model.ensured_global_generator()
+        self._places: dict[int, int] = {}
+        self._variables: list[keras.Variable] = []
+        names, dtype = self._adding_up.logs, keras.config.floatx()
+        self._logs = {name: keras.Variable(0.0, dtype=dtype, name=name) for name in names}
+
+    def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
+        strategy = self._strategy
+        with ExitStack() as stack:
+            stack.enter_context(keras_patched(self._model, self._sync_batch_norm))
+            stack.enter_context(patched_for_custom_step(self._model))
+            results = strategy.run(lambda i: self._on_replica(i, total_rows, shares[i]))
+        return strategy.update(self._apply, results)
+
+    def _on_replica(self, index: int, total_rows: tf.Tensor, share: Share) -> tuple[dict, dict]:
+        """Returns new values of variables, by place, and logs: the same on all replicas."""
+        keras_model.use_global_generator(self._generator)
+        strategy, is_alone = self._strategy, self._strategy.num_replicas == 1
+        number = strategy.first_replica + index
+        variables = {id(v): v for v in self.variables}
+        old = {key: tf.convert_to_tensor(v) for key, v in variables.items()}
+        before = dict(old)
+        if is_alone or self.full_batch_reason:
+            replica = Replica(0, 1, 1, 0, share.num_rows, share.num_rows, lambda tensors: tensors)
+            run = LocalRun()
+        else:
+            replica = Replica(
+                number, strategy.num_replicas, 1, 0, share.num_rows, total_rows, strategy.all_reduce
+            )
+            keys = [id(v) for m in keras_model.metrics_of(self._model) for v in m.variables]
+            run = ReplicaRun(strategy, replica, self._adding_up, {k: old[k] for k in keys})
+            before |= {key: tf.zeros_like(old[key]) for key in keys}
+        scope = CustomStepScope([(v, before[k]) for k, v in variables.items()], run, self._scalings)
+        rows = (share.rows,) if self._is_tuple else share.rows
+        with scope, replica, op_seeds_by(lambda seed: seed + replica.index):
+            logs = flat_logs(getattr(self._model, self._name)(rows))
+            logs = {name: tf.cast(logs[name], v.dtype) for name, v in self._logs.items()}
+            if isinstance(run, ReplicaRun):
+                news, logs = run.finish(scope, old, logs)
+            else:
+                news = {key: scope.state_mapping[key] for key in scope.assigned}
+        if self.full_batch_reason:
+            news, logs = self._of_first(number, share.num_rows, news, logs)
+        return {self._place(scope.assigned[key]): new for key, new in news.items()}, logs
+
+    def _of_first(
+        self, number: int, rows: tf.Tensor, news: Values, logs: dict
+    ) -> tuple[Values, dict]:
+        """The first replica's values, on all: so that no copy drifts."""
+        floats = [key for key, new in news.items() if new.dtype.is_floating]
+        own = [news[key] for key in floats], logs
+        if number:
+            # Not known to be zeros when it is traced: TensorFlow moves an exchange of constants out
+            # of the loop over the steps, and other replicas wait for it in vain.
+            has_none = rows < 0
+            own = tf.nest.map_structure(lambda v: tf.where(has_none, v, tf.zeros_like(v)), own)
+        values, logs = all_reduced(self._strategy, own)
+        return news | dict(zip(floats, values, strict=True)), logs
+
+    def _place(self, variable: keras.Variable) -> int:
+        """The number of a variable, the same on all replicas."""
+        if id(variable) not in self._places:
+            self._places[id(variable)] = len(self._variables)
+            self._variables.append(variable)
+        return self._places[id(variable)]
+
+    def _apply(self, results: tuple[dict, dict]) -> tf.Tensor:
+        """Changes one copy of the variables; returns a tensor that is ready thereafter."""
+        news, logs = results
+        written = [self._variables[place].assign(new) for place, new in news.items()]
+        written += [self._logs[name].assign(value) for name, value in logs.items()]
+        self._strategy.after_update(self._variables)
+        with tf.control_dependencies(written):
+            return tf.constant(0)
+
+    def logs(self) -> dict[str, tf.Tensor]:
+        """Returns the metrics where the step returns those, else what it returned last."""
+        metrics = self._model.get_metrics_result()
+        if metrics.keys() == self._logs.keys():
+            return metrics
+        return {name: tf.convert_to_tensor(v) for name, v in self._logs.items()}
