@@ -8,7 +8,8 @@ Command:  python -m tfdist.launch --num-workers 2 -- python recipes/multi_worker
           python -m tfdist.launch --num-workers 2 --recipe multi_worker_basics
           TF_CONFIG='{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker",
           "index": 0}}' python recipes/multi_worker_basics.py         # on a; on b with index 1
-Hardware: hosts that reach each other, with the same GPUs each; two processes on one host will do
+Hardware: hosts that reach each other, with the same GPUs each. Processes on one host divide its
+          GPUs and need one each; without GPUs any number will do.
 Result:   0.9083 of the held-out digits after 10 epochs, every figure that of mirrored_basics: 20 s
           for two processes on two cores
 """

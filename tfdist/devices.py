@@ -77,6 +77,29 @@ def limit_memory(megabytes: int) -> None:
         }  # fmt: skip
 
 
+def asked_gpus(devices: int | str | Sequence[str] | None) -> list[int]:
+    """Returns the positions, among the GPUs that this process sees, of those that it may use.
+
+    Args:
+        devices: As for `resolve`. Without names these are all GPUs.
+    """
+    positions = list(range(len(tf.config.get_visible_devices("GPU"))))
+    if devices is None or isinstance(devices, int):
+        return positions
+    names = set(_normalized(devices))
+    return [i for i in positions if f"GPU:{i}" in names]
+
+
+def use_gpus(positions: Sequence[int]) -> None:
+    """Shows this process only some of the GPUs that it sees; call it before TensorFlow starts.
+
+    Args:
+        positions: Among the GPUs that it sees now.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    tf.config.set_visible_devices([gpus[i] for i in positions], "GPU")
+
+
 def available() -> list[str]:
     """Returns the names of the devices to compute on: all GPUs, or else all logical CPUs."""
     return _logical("GPU") or _logical("CPU")
@@ -104,8 +127,7 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
         return _all(default_cpus)
     if isinstance(devices, int):
         return _first(devices)
-    names = [devices] if isinstance(devices, str) else list(devices)
-    names = [name.upper().removeprefix("/").removeprefix("DEVICE:") for name in names]
+    names = _normalized(devices)
     if not names or len(set(names)) < len(names):
         raise DeviceError(f"devices={names}: expected one or more, each once.")
     cpus = [
@@ -119,6 +141,12 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
     if unknown := [name for name in names if name not in known]:
         raise DeviceError(f"No device {', '.join(unknown)} here: there are {', '.join(known)}.")
     return names
+
+
+def _normalized(devices: str | Sequence[str]) -> list[str]:
+    """Returns names such as `/device:gpu:0` in the form `GPU:0`."""
+    names = [devices] if isinstance(devices, str) else list(devices)
+    return [name.upper().removeprefix("/").removeprefix("DEVICE:") for name in names]
 
 
 def _all(default_cpus: int) -> list[str]:

@@ -70,7 +70,9 @@ def _attempt(chosen: Options, restarts: Restarts) -> Failure | None:
         process, streams = mpirun.process(chosen), Streams(only=chosen.via)
         return _run([process], chosen, streams=streams)
     if chosen.num_ps:
-        servers = plan.with_servers(chosen.command, chosen.num_workers, chosen.num_ps)
+        servers = plan.with_servers(
+            chosen.command, chosen.num_workers, chosen.num_ps, chosen.gpus_per_worker
+        )
         return _run(servers, chosen, restarts=restarts)
     return _run_workers(chosen)
 
@@ -115,6 +117,7 @@ def _run_workers(
         interface=interface_towards(slots[0].host) if chosen.on else "",
         gpus_per_worker=chosen.gpus_per_worker,
         places=places,
+        here=chosen.on or plan.LOCAL,
     )
     here = [process for process in made.processes if chosen.on in (None, process.host)]
     if chosen.dry_run:

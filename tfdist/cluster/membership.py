@@ -64,7 +64,12 @@ def discover(
     return Cluster("one process", rank=0, size=1)
 
 
-def exchange_addresses(cluster: Cluster, seconds: float = RENDEZVOUS_SECONDS) -> Cluster:
+def exchange_addresses(
+    cluster: Cluster,
+    seconds: float = RENDEZVOUS_SECONDS,
+    gpus: Sequence[str] = (),
+    share_gpus: bool = False,
+) -> Cluster:
     """Returns the cluster with the address of every worker, after all workers have come together.
 
     Called by every worker of a cluster of workers, before TensorFlow starts its servers; after that
@@ -75,6 +80,9 @@ def exchange_addresses(cluster: Cluster, seconds: float = RENDEZVOUS_SECONDS) ->
     Args:
         cluster: As `discover` returned it.
         seconds: How long to wait for the others.
+        gpus: `cluster.gpus.identifiers` of the GPUs that this worker sees or asks for. Workers that
+            see the same ones divide them.
+        share_gpus: Whether several workers may use one GPU where there are too few.
 
     Raises:
         ClusterError: Workers did not come in time, claim one rank, disagree about the cluster, or
@@ -88,14 +96,14 @@ def exchange_addresses(cluster: Cluster, seconds: float = RENDEZVOUS_SECONDS) ->
             "leave them out, or use --strategy parameter_server."
         )
     if cluster.addresses or cluster.master:
-        found = server.addresses(cluster, seconds)
+        found, own = server.meet(cluster, seconds, gpus, share_gpus)
     elif cluster.size == 1:
-        found = (f"localhost:{free_ports(1)[0]}",)
+        found, own = (f"localhost:{free_ports(1)[0]}",), list(range(len(gpus)))
     else:
-        found = over_mpi.addresses(cluster)
+        found, own = over_mpi.meet(cluster, gpus, share_gpus)
     local_rank, local_size = local_place(found, cluster.rank)
     whole = dataclasses.replace(
-        cluster, addresses=found, local_rank=local_rank, local_size=local_size
+        cluster, addresses=found, local_rank=local_rank, local_size=local_size, gpus=tuple(own)
     )
     _complete.add(whole)
     return whole

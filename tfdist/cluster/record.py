@@ -27,6 +27,7 @@ class Cluster:
         ps: `"host:port"` of each parameter server.
         has_chief: Whether the first address is a task of the type chief, not the first worker.
         master: `"host:port"` where rank 0 waits for the others; empty where there is none.
+        gpus: Positions of the GPUs that this worker uses, among those it sees.
     """
 
     source: str
@@ -39,6 +40,7 @@ class Cluster:
     ps: tuple[str, ...] = ()
     has_chief: bool = False
     master: str = ""
+    gpus: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         last = self.size + len(self.ps)

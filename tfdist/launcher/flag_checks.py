@@ -35,6 +35,11 @@ def check(options: Options) -> None:
             "--num-ps is for processes of this host, and for --print-k8s: elsewhere set TF_CONFIG "
             "of each process."
         )
+    if options.num_ps and options.gpus_per_worker > 1:
+        raise ConfigurationError(
+            f"--gpus-per-worker {options.gpus_per_worker} with --num-ps: a worker of parameter "
+            "servers computes on one GPU. Use --gpus-per-worker 1 and as many workers as GPUs."
+        )
     _check_restarts(options)
     _check_effect(options)
 
@@ -67,12 +72,12 @@ def _check_restarts(options: Options) -> None:
 def _check_effect(options: Options) -> None:
     """Refuses flags that would do nothing."""
     prints = options.print_slurm or options.print_k8s is not None
-    hands_over = options.num_ps > 0 or options.via != "processes"
+    hands_over = options.via != "processes"
     of_no_effect = {
         "--port without --hosts: workers of this host get free ones": (
             options.port != PORT and not options.hosts
         ),
-        "--gpus-per-worker with --num-ps or --via: their workers see all GPUs": (
+        "--gpus-per-worker with --via: its workers divide the GPUs that they see": (
             options.gpus_per_worker and hands_over and not prints
         ),
         "--cpus-per-worker without --print-slurm or --print-k8s": (

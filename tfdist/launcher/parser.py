@@ -57,7 +57,13 @@ def parser() -> argparse.ArgumentParser:
         default="processes",
         help="who starts them: this program (TF_CONFIG and Horovod's Gloo), or another's",
     )
-    add("--gpus-per-worker", type=_natural, default=0, metavar="N", help="GPUs of its own; 0: all")
+    add(
+        "--gpus-per-worker",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="GPUs that each worker sees; 0: all, divided among the workers of a host (0)",
+    )
     add = flags.add_argument_group("Where").add_argument
     add("--hosts", metavar="a:2,b:2", help="hosts and workers; prints what each has to run")
     add("--on", metavar="HOST", help="start the workers of this one of --hosts, here")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tfdist.cluster import gpus
 from tfdist.cluster.ports import free_ports
 from tfdist.errors import ConfigurationError
 
@@ -81,11 +83,31 @@ def slots(hosts: Mapping[str, int]) -> list[Slot]:
     return made
 
 
-def with_servers(command: Sequence[str], num_workers: int, num_ps: int) -> list[Process]:
+def with_servers(
+    command: Sequence[str], num_workers: int, num_ps: int, gpus_per_worker: int = 0
+) -> list[Process]:
     """Returns the processes of a run with parameter servers, on free ports of this host.
 
     One more than workers and servers: the chief, which runs the script for all of them.
+
+    Args:
+        command: What each of them runs.
+        num_workers: Workers, which compute.
+        num_ps: Parameter servers, which hold the variables and use no GPU.
+        gpus_per_worker: GPUs of each worker's own, which neither the chief nor a server sees then;
+            0: all see all, and each worker computes on one of them.
+
+    Raises:
+        ConfigurationError: This host has too few GPUs.
     """
+
+    def visible_gpus(task: str, index: int) -> dict[str, str]:
+        if not gpus_per_worker:
+            return {}
+        if task != "worker":
+            return gpus.NONE_VISIBLE
+        return gpus.assigned(gpus_per_worker, index, os.environ)
+
     ports = iter(free_ports(1 + num_workers + num_ps))
     counts = {"chief": 1, "worker": num_workers, "ps": num_ps}
     tasks = {
@@ -95,7 +117,7 @@ def with_servers(command: Sequence[str], num_workers: int, num_ps: int) -> list[
         Process(
             name="chief" if task == "chief" else f"{task} {index}",
             command=tuple(command),
-            environ=tf_config(tasks, task, index),
+            environ=tf_config(tasks, task, index) | visible_gpus(task, index),
             leads=task == "chief",
             may_return=task == "worker",
         )

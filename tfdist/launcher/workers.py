@@ -6,9 +6,11 @@ Both are told to every worker, because the launcher does not know what its comma
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tfdist.cluster import gpus
 from tfdist.cluster.ports import check_free, free_ports
 from tfdist.launcher import horovod
 from tfdist.launcher.plan import LOCAL, Process, Slot, tf_config
@@ -34,6 +36,7 @@ def plan(
     interface: str = "",
     gpus_per_worker: int = 0,
     places: Sequence[int] = (),
+    here: str = LOCAL,
 ) -> Plan:
     """Returns the workers of a run.
 
@@ -43,8 +46,14 @@ def plan(
         first_port: Where the ports of every host begin: one for the rendezvous, one for each
             worker. None: free ports; all workers are on this host.
         interface: The network interface by which they reach each other; empty: found out.
-        gpus_per_worker: How many GPUs of its host each worker sees; 0: all.
+        gpus_per_worker: How many GPUs of its host each worker sees; 0: all, which the workers of a
+            host divide among themselves.
         places: By rank, whose GPUs on its host a worker has; empty: its number there.
+        here: This host's name among the slots. Its workers get some of the GPUs that this process
+            sees; those of other hosts begin with GPU 0.
+
+    Raises:
+        ConfigurationError: This host has too few GPUs.
     """
     first = slots[0].host
     if first_port is None:
@@ -61,9 +70,11 @@ def plan(
             told |= horovod.environ(slot, first, rendezvous, card)
         if gpus_per_worker:
             place = places[slot.rank] if places else slot.local_rank
-            begin = place * gpus_per_worker
-            visible = map(str, range(begin, begin + gpus_per_worker))
-            told["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+            first_gpus = range((place + 1) * gpus_per_worker)
+            elsewhere = {gpus.VISIBLE: ",".join(map(str, first_gpus))}
+            told |= gpus.assigned(
+                gpus_per_worker, place, os.environ if slot.host == here else elsewhere
+            )
         processes.append(Process(str(slot.rank), tuple(command), told, slot.host))
     return Plan(processes, f"{first}:{rendezvous}")
 

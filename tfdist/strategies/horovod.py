@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist import cluster, devices
 from tfdist.cluster import signs_of_life
+from tfdist.cluster.gpus import PER_WORKER
 from tfdist.cluster.roll_call import roll_call
 from tfdist.errors import ClusterError, ConfigurationError, MissingError
 from tfdist.strategies import STRATEGIES
@@ -192,6 +193,8 @@ def own_gpus(local_rank: int, local_size: int) -> int:
         The number, among those that it sees, of its first.
     """
     gpus = tf.config.get_visible_devices("GPU")
+    if os.environ.get(PER_WORKER):  # the launcher has divided them
+        return 0
     each = max(len(gpus) // max(local_size, 1), 1)
     first = local_rank * each % max(len(gpus), 1)
     try:

@@ -30,15 +30,21 @@ class Heartbeat:
         size: Number of workers.
         broadcast: Gives the text of rank 0 to all.
         hosts: Where the others may find this host.
+        on_gpus: Whether this worker computes on GPUs, whose kernels may take long to compile.
 
     Attributes:
         status: How far this worker is.
     """
 
     def __init__(
-        self, rank: int, size: int, broadcast: Callable[[str], str], hosts: Sequence[str]
+        self,
+        rank: int,
+        size: int,
+        broadcast: Callable[[str], str],
+        hosts: Sequence[str],
+        on_gpus: bool = False,
     ) -> None:
-        self.status = Status(rank)
+        self.status = Status(rank, on_gpus)
         self._node: Monitor | Reporter
         if rank == 0:
             listener, token = _listener(), secrets.token_hex(8)

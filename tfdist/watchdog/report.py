@@ -32,6 +32,7 @@ class Report(BaseModel):
         num_calls: How many calls of `fit`, `evaluate` and `predict` it has begun.
         num_passed: Places that it has passed in the last of them; all workers pass the same ones.
         place: The last of these.
+        compiling: Whether it may still compile kernels for its GPUs, before its first step.
         state: What it is at.
         error: The first line of what it raised.
         idle: Seconds since it passed that place.
@@ -47,6 +48,7 @@ class Report(BaseModel):
     num_calls: int = 0
     num_passed: int = 0
     place: str = "nothing"
+    compiling: bool = False
     state: State = State.UNHEARD
     error: str = ""
     idle: float = math.inf

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import tensorflow as tf
+
 from tfdist.watchdog.deadline import deadline
 from tfdist.watchdog.exit import exit_now
+from tfdist.watchdog.verdict import COMPILE_SECONDS
 
 #: More than TensorFlow's own bound and the roll call's (120 s), which raise an error instead.
 SECONDS = 150.0
+_CHECK_SECONDS = 10.0
 
 
 @contextmanager
 def waiting(rank: int, size: int, silent: Callable[[], list[int]]) -> Iterator[None]:
     """Ends this process where the block, in which all workers meet, takes longer than `SECONDS`.
+
+    On GPUs it may take `COMPILE_SECONDS`, as long as all the others give signs of life: the first
+    exchange compiles kernels.
 
     Args:
         rank: Of this process.
@@ -25,12 +34,23 @@ def waiting(rank: int, size: int, silent: Callable[[], list[int]]) -> Iterator[N
         yield
         return
 
+    finished, began = threading.Event(), time.monotonic()
+
     def give_up() -> None:
-        named = " and ".join(f"rank {other}" for other in silent()) or "a rank that is not known"
+        if tf.config.get_visible_devices("GPU"):
+            while not (missing := silent()) and time.monotonic() < began + COMPILE_SECONDS:
+                if finished.wait(_CHECK_SECONDS):
+                    return
+        else:
+            missing = silent()
+        named = " and ".join(f"rank {other}" for other in missing) or "a rank that is not known"
         exit_now(
-            f"rank {rank} of {size} waited {SECONDS:.0f} s in start-up for {named}: it was "
-            "stopped, or the network to it broke."
+            f"rank {rank} of {size} waited {time.monotonic() - began:.0f} s in start-up for "
+            f"{named}: it was stopped, or the network to it broke."
         )
 
     with deadline(SECONDS, give_up):
-        yield
+        try:
+            yield
+        finally:
+            finished.set()

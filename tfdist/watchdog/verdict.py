@@ -12,6 +12,10 @@ GRACE_SECONDS = 10.0
 #: Longest time without a sign of life; a thread that only reports is never that busy.
 SILENCE_SECONDS = 30.0
 
+#: Longest time for the first steps of a task on GPUs. TensorFlow's wheel has no machine code for
+#: GPUs newer than it: the driver compiles every kernel, which TensorFlow says can take 30 minutes.
+COMPILE_SECONDS = 3600.0
+
 
 def verdict(reports: Sequence[Report], seconds: float) -> str | None:
     """Returns why those at work can only wait, or None while they may still go on.
@@ -74,6 +78,8 @@ def _silent(awaited: Sequence[Report], first: Report, limit: float) -> str | Non
 
 def _stuck(awaited: Sequence[Report], first: Report, seconds: float) -> str | None:
     """Who is alive, but keeps the others waiting; of who is missed, the others judge in time."""
+    if any(r.compiling for r in awaited):
+        seconds = max(seconds, COMPILE_SECONDS)
     if len(awaited) < 2 or min(r.idle for r in awaited) < seconds:
         return None
     if any(r.missed for r in awaited):

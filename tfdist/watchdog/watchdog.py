@@ -98,7 +98,10 @@ def _join(workers: Workers) -> None:
     global _heartbeat
     if _heartbeat is None:
         hosts = own_hosts(cluster.current())
-        _heartbeat = Heartbeat(workers.rank, workers.num_workers, workers.broadcast_text, hosts)
+        on_gpus = bool(tf.config.get_visible_devices("GPU"))
+        _heartbeat = Heartbeat(
+            workers.rank, workers.num_workers, workers.broadcast_text, hosts, on_gpus
+        )
 
 
 def _wait_for_an_explanation(heartbeat: Heartbeat) -> None:

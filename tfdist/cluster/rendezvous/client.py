@@ -12,8 +12,10 @@ from tfdist.errors import ClusterError
 _RETRY_SECONDS = 0.2
 
 
-async def ask(place: str, me: Message, seconds: float) -> tuple[str, ...]:
-    """Tells rank 0 who has come, again while it is not there, and returns the addresses it answers.
+async def ask(place: str, me: Message, seconds: float) -> tuple[tuple[str, ...], list[int]]:
+    """Tells rank 0 who has come, and returns the addresses and the positions of this worker's GPUs.
+
+    Tries again while rank 0 is not there.
 
     Args:
         place: `"host:port"` where rank 0 listens.
@@ -56,8 +58,12 @@ async def _ask_once(place: str, me: Message) -> Message:
     return answer
 
 
-def result(answer: Message) -> tuple[str, ...]:
-    """Returns the addresses, or raises the problem that all were told as a ClusterError."""
+def result(answer: Message) -> tuple[tuple[str, ...], list[int]]:
+    """Returns addresses and positions of GPUs.
+
+    Raises:
+        ClusterError: With the problem that rank 0 told all workers.
+    """
     if answer.get("problem"):
         raise ClusterError(answer["problem"])
-    return tuple(answer["addresses"])
+    return tuple(answer["addresses"]), answer["gpus"]

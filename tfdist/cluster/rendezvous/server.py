@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tfdist.cluster import gpus as gpus_of_workers
 from tfdist.cluster.messages import Message, receive, send
 from tfdist.cluster.ports import check_free, held_ports
 from tfdist.cluster.record import Cluster, split
@@ -25,27 +26,35 @@ from tfdist.errors import ClusterError
 _MESSAGE_SECONDS = 10.0
 
 
-def addresses(cluster: Cluster, seconds: float) -> tuple[str, ...]:
-    """Returns `"host:port"` of every worker when all have come to rank 0.
+def meet(
+    cluster: Cluster, seconds: float, gpus: Sequence[str] = (), share_gpus: bool = False
+) -> tuple[tuple[str, ...], list[int]]:
+    """Returns what `addresses` are, and this worker's GPUs, when all workers have come to rank 0.
 
     Args:
         cluster: Its `addresses` are checked where it has them; else each worker chooses a free port
             on the interface from which it reached `master`.
         seconds: How long to wait for the others.
+        gpus: Identifiers of the GPUs that this worker sees or asks for.
+        share_gpus: Whether several workers may use one GPU; rank 0's counts.
+
+    Returns:
+        `"host:port"` of every worker, by rank, and the positions in `gpus` of those to use.
 
     Raises:
         ClusterError: Workers did not come, claim the same rank, disagree about the cluster, or
-            cannot listen where they are to.
+            cannot listen where they are to; or the GPUs cannot be divided.
     """
     me: Message = {
         "rank": cluster.rank,
         "cluster": [cluster.size, *cluster.addresses],
         "address": cluster.address,
         "problem": "",
+        "gpus": list(gpus),
     }
     place = cluster.addresses[0] if cluster.addresses else cluster.master
     if cluster.rank == 0:
-        return _run(_Host(cluster, place, me, seconds).run())
+        return _run(_Host(cluster, place, me, seconds, share_gpus).run())
     if cluster.addresses:
         try:
             check_free(cluster.address)
@@ -58,21 +67,24 @@ def addresses(cluster: Cluster, seconds: float) -> tuple[str, ...]:
 class _Host:
     """Rank 0, who waits for the others."""
 
-    def __init__(self, cluster: Cluster, place: str, me: Message, seconds: float) -> None:
+    def __init__(
+        self, cluster: Cluster, place: str, me: Message, seconds: float, share_gpus: bool = False
+    ) -> None:
         self._size, self._place, self._me, self._seconds = cluster.size, place, me, seconds
         self._addresses = {0: cluster.address}
-        self._connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._gpus, self._share_gpus = {0: me["gpus"]}, share_gpus
+        self._connections: list[tuple[int, asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._problem = ""
         self._complete = asyncio.Event()
 
-    async def run(self) -> tuple[str, ...]:
+    async def run(self) -> tuple[tuple[str, ...], list[int]]:
         """Waits for all, tells them what came out, and returns it."""
         with held_ports(1) as (port,):
             # Others have reached rank 0 by this name, so it is the one to give them.
             self._addresses[0] = self._addresses[0] or f"{self._place.rpartition(':')[0]}:{port}"
             return await self._run()
 
-    async def _run(self) -> tuple[str, ...]:
+    async def _run(self) -> tuple[tuple[str, ...], list[int]]:
         try:
             server = await asyncio.start_server(self._receive, None, split(self._place)[1])
         except OSError as error:
@@ -95,9 +107,22 @@ class _Host:
             )
         server.close()  # the port is TensorFlow's now
         addresses = tuple(self._addresses.get(rank, "") for rank in range(self._size))
-        answer = {"problem": self._problem, "addresses": addresses}
-        await asyncio.gather(*(_answer(*connection, answer) for connection in self._connections))
-        return result(answer)
+        divided: list[list[int]] = []
+        if not self._problem:
+            try:
+                claims = [self._gpus[rank] for rank in range(self._size)]
+                divided = gpus_of_workers.divide(claims, self._share_gpus)
+            except ClusterError as error:
+                self._problem = str(error)
+
+        def answer(rank: int) -> Message:
+            own = divided[rank] if divided else []
+            return {"problem": self._problem, "addresses": addresses, "gpus": own}
+
+        await asyncio.gather(
+            *(_answer(reader, writer, answer(rank)) for rank, reader, writer in self._connections)
+        )
+        return result(answer(0))
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Takes in what one worker says of itself."""
@@ -108,8 +133,8 @@ class _Host:
         if worker is None or worker.keys() != self._me.keys():
             writer.close()  # a stranger: port scanners come to every open port
             return
-        self._connections.append((reader, writer))
         rank = worker["rank"]
+        self._connections.append((rank, reader, writer))
         if worker["cluster"] != self._me["cluster"]:
             self._problem = (
                 f"Rank {rank} and rank 0 know different clusters: {worker['cluster']} and "
@@ -120,7 +145,7 @@ class _Host:
         elif worker["problem"]:
             self._problem = f"Rank {rank}: {worker['problem']}"
         else:
-            self._addresses[rank] = worker["address"]
+            self._addresses[rank], self._gpus[rank] = worker["address"], worker["gpus"]
         if self._problem or len(self._addresses) == self._size:
             self._complete.set()
 
@@ -144,7 +169,9 @@ async def _answer(
     writer.close()
 
 
-def _run(coroutine: Coroutine[Any, Any, tuple[str, ...]]) -> tuple[str, ...]:
+def _run(
+    coroutine: Coroutine[Any, Any, tuple[tuple[str, ...], list[int]]],
+) -> tuple[tuple[str, ...], list[int]]:
     """Runs it to its end, in a thread where a notebook's own loop has this one."""
     try:
         asyncio.get_running_loop()

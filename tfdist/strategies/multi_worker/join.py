@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster import Cluster, signs_of_life
+from tfdist import cluster
+from tfdist.cluster import Cluster, gpus, signs_of_life
+from tfdist.devices import asked_gpus, resolve, use_gpus
 from tfdist.errors import ClusterError
 from tfdist.upstream.tensorflow import has_started
 from tfdist.upstream.tensorflow_workers import bound_waiting, workers_on
@@ -48,13 +51,7 @@ def tf_strategy(
         nobody = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         with workers_on(devices):
             return tf.distribute.MultiWorkerMirroredStrategy(nobody, options)
-    if has_started():
-        raise ClusterError(
-            "TensorFlow has started in this process, which can no longer join other workers: call "
-            "tfdist.strategies.create('multi_worker') before the first operation (building a model "
-            "is one) and hand the Trainer what it returns; a Trainer that is made first, of the "
-            "function that builds the model, needs no such line."
-        )
+    _check_not_started()
     leader = "chief" if workers.has_chief else "worker"
     bound_waiting(workers.tasks(), leader, JOIN_SECONDS, HEARTBEAT_SECONDS)
     waiting = start_up.waiting(workers.rank, workers.size, functools.partial(silent, workers))
@@ -67,6 +64,55 @@ def tf_strategy(
             f"{JOIN_SECONDS} s: {_first_line(error)}\nStart all of {', '.join(workers.addresses)}, "
             "let each reach the others' ports, and give each a rank of its own."
         ) from error
+
+
+def meet(
+    workers: Cluster, devices: int | str | Sequence[str] | None, communication: str
+) -> tuple[Cluster, list[str]]:
+    """Brings all workers together before TensorFlow starts, and divides the GPUs they share.
+
+    Workers that see the same GPUs, as those of one host do unless their launcher gave each its own,
+    divide them by rank.
+
+    Args:
+        workers: As discovered; with addresses where the launcher told them.
+        devices: As for `tfdist.devices.resolve`: a number counts devices of each worker.
+        communication: With `"ring"` several workers may use one GPU where there are too few.
+
+    Returns:
+        The workers with their addresses, and the names of this worker's devices.
+
+    Raises:
+        ClusterError: Workers are missing or disagree, or there are fewer GPUs than workers.
+        DeviceError: There are no such devices.
+    """
+    if workers.size == 1:
+        return workers, resolve(devices, 1)
+    asked = asked_gpus(devices)
+    names = gpus.identifiers(len(tf.config.get_visible_devices("GPU"))) if asked else []
+    whole = cluster.exchange_addresses(
+        workers,
+        JOIN_SECONDS,
+        gpus=[names[i] for i in asked],
+        share_gpus=communication == "ring",
+    )
+    met_before = whole is workers
+    cluster.use(whole)
+    if not met_before and len(whole.gpus) < len(asked):
+        _check_not_started()
+        use_gpus([asked[i] for i in whole.gpus])
+        devices = devices if isinstance(devices, int) else None
+    return whole, resolve(devices, 1)
+
+
+def _check_not_started() -> None:
+    if has_started():
+        raise ClusterError(
+            "TensorFlow has started in this process, which can no longer join other workers: call "
+            "tfdist.strategies.create('multi_worker') before the first operation (building a model "
+            "is one) and pass what it returns to the Trainer; or create the Trainer first, with "
+            "the function that builds the model."
+        )
 
 
 def silent(workers: Cluster) -> list[int]:

@@ -15,13 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.cluster import Cluster
-from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.collectives.fusion import by_dtype, in_pieces
 from tfdist.strategies.collectives.varying_sizes import VaryingSizes
-from tfdist.strategies.multi_worker.join import JOIN_SECONDS, PIECE_BYTES, silent, tf_strategy
+from tfdist.strategies.multi_worker.join import PIECE_BYTES, meet, silent, tf_strategy
 from tfdist.strategies.several_workers import SeveralWorkers
 from tfdist.strategies.tf_distribute import TFDistribute
 from tfdist.upstream.tensorflow_workers import ordering_tokens
@@ -34,6 +32,7 @@ class MultiWorker(SeveralWorkers, TFDistribute):
 
     Args:
         devices: Of this worker, as `tfdist.devices.resolve` takes them; as many on every worker.
+            Workers that see the same GPUs divide them by rank.
         communication: How sums cross the workers: `"ring"` (gRPC, for CPUs), `"nccl"` (GPUs) or
             `"auto"` (NCCL where the devices are GPUs).
         bucket_mb: As of `SeveralWorkers.cross_as`.
@@ -57,9 +56,9 @@ class MultiWorker(SeveralWorkers, TFDistribute):
     ) -> None:
         STRATEGIES["multi_worker"].check(compression=compression)
         self.cross_as(compression, bucket_mb)
-        names = resolve(devices, self.default_cpus)
+        STRATEGIES["multi_worker"].check(communication=communication)
+        self.cluster, names = meet(cluster.current(), devices, communication)
         self.communication = _resolve(communication, names)
-        self.cluster = _with_addresses(cluster.current())
         self.num_workers, self.rank = self.cluster.size, self.cluster.rank
         super().__init__(names, tf_strategy(tuple(names), self.communication, self.cluster))
         self._varying_sizes = VaryingSizes(
@@ -125,17 +124,8 @@ def _has_size(tensor: Any) -> bool:
     return not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()
 
 
-def _with_addresses(workers: Cluster) -> Cluster:
-    """Completes the cluster before TensorFlow starts: who is missing or double is told to all."""
-    if workers.size > 1:
-        workers = cluster.exchange_addresses(workers, seconds=JOIN_SECONDS)
-        cluster.use(workers)
-    return workers
-
-
 def _resolve(communication: str, devices: Sequence[str]) -> str:
     """Checks the communication against the devices and returns the one that is meant."""
-    STRATEGIES["multi_worker"].check(communication=communication)
     on_gpus = all(name.startswith("GPU") for name in devices)
     if communication == "nccl" and not on_gpus:
         raise ConfigurationError(

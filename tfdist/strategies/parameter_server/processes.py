@@ -6,6 +6,7 @@ lost to it. So the connection is kept, and every strategy object of the process 
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, gpus
 from tfdist.cluster.membership import RENDEZVOUS_SECONDS
 from tfdist.cluster.ports import check_free, free_ports
 from tfdist.cluster.record import split
@@ -93,10 +94,7 @@ def serve(cluster: Cluster) -> None:
         ClusterError: No chief came, or another process listens at this one's address.
     """
     check_free(cluster.address)
-    options = tf.compat.v1.ConfigProto(
-        device_count={"GPU": 1 if cluster.task == "worker" else 0},
-        gpu_options=tf.compat.v1.GPUOptions(allow_growth=True),
-    )
+    options = server_options(cluster, len(tf.config.get_visible_devices("GPU")))
     server = tf.distribute.Server(cluster.tasks(), cluster.task, cluster.index, "grpc", options)
     (chief,) = cluster.tasks()["chief"]
     _wait_for([chief])
@@ -109,6 +107,27 @@ def serve(cluster: Cluster) -> None:
             break
         time.sleep(1.0)
     del server  # held until here
+
+
+def server_options(cluster: Cluster, num_gpus: int) -> tf.compat.v1.ConfigProto:
+    """Returns the configuration of a worker's or parameter server's TensorFlow server.
+
+    A worker computes on one GPU. Workers of one host take different ones, as far as there are
+    enough; servers take none.
+
+    Args:
+        cluster: As this process sees it.
+        num_gpus: GPUs that this process sees.
+    """
+    if cluster.task != "worker" or not num_gpus:
+        return tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    hosts = [split(address)[0] for address in cluster.tasks()["worker"]]
+    place = hosts[: cluster.index].count(hosts[cluster.index])
+    own = 0 if os.environ.get(gpus.PER_WORKER) else place % num_gpus
+    return tf.compat.v1.ConfigProto(
+        device_count={"GPU": 1},
+        gpu_options=tf.compat.v1.GPUOptions(allow_growth=True, visible_device_list=str(own)),
+    )
 
 
 def _noted(*numbers: signal.Signals) -> list[int]:

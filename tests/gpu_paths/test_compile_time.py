@@ -1,0 +1,74 @@
+"""Compiling kernels for a new GPU is not taken for a hang."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+from tfdist.watchdog import start_up
+from tfdist.watchdog.report import Report, State
+from tfdist.watchdog.status import Status
+from tfdist.watchdog.verdict import COMPILE_SECONDS, verdict
+
+LIMIT = 300.0
+
+
+def reports(idle: float, compiling: bool) -> list[Report]:
+    """Two workers that have been in their first step for so long."""
+    return [
+        Report(
+            rank=rank, num_calls=1, num_passed=1 - rank, place="the start of fit",
+            state=State.AT_WORK, idle=idle, silent=0, compiling=compiling,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+
+
+def test_the_first_step_on_gpus_may_take_half_an_hour() -> None:
+    assert verdict(reports(1800.0, compiling=True), LIMIT) is None
+    assert "has held up the others" in str(verdict(reports(1800.0, compiling=False), LIMIT))
+    assert "has held up the others" in str(verdict(reports(COMPILE_SECONDS, True), LIMIT))
+
+
+@pytest.mark.parametrize("on_gpus", [True, False])
+def test_a_worker_compiles_until_the_first_steps_of_a_task_are_done(on_gpus: bool) -> None:
+    status = Status(0, on_gpus)
+
+    def compiling(task: str) -> list[bool]:
+        status.enter(task, LIMIT)
+        before = status.report().compiling
+        status.passed("step 1")
+        after = status.report().compiling
+        status.leave(State.OUTSIDE)
+        return [before, after, status.report().compiling]
+
+    assert compiling("fit") == [on_gpus, False, False]
+    assert compiling("fit") == [False, False, False]
+    assert compiling("predict") == [on_gpus, False, False]
+
+
+@pytest.mark.parametrize(("num_gpus", "silent", "ends"), [(0, [], 1), (1, [], 0), (1, [3], 1)])
+def test_start_up_on_gpus_ends_only_for_a_silent_rank(
+    num_gpus: int, silent: list[int], ends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[str] = []
+    checked = threading.Event()
+
+    def exit_now(reason: str) -> None:
+        reasons.append(reason)
+        checked.set()
+
+    def look() -> list[int]:
+        if num_gpus and not silent:
+            checked.set()
+        return silent
+
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [object()] * num_gpus)
+    monkeypatch.setattr(start_up, "exit_now", exit_now)
+    monkeypatch.setattr(start_up, "SECONDS", 0.01)
+    with start_up.waiting(0, 4, look):
+        assert checked.wait(30.0)
+    assert len(reasons) == ends
+    assert all(("rank 3" in reason) == bool(silent) for reason in reasons)
