@@ -2,14 +2,19 @@
 #   make train                        two mirrored replicas on the digits (ARGS="--epochs 2" adds flags)
 #   make train EXTRAS=gpu             with TensorFlow's CUDA packages
 #   make horovod                      Horovod, built for the TensorFlow in .venv: needs a C++ compiler
-#   make test                         lint and the test suite (ARGS="-k config" adds pytest flags);
-#                                     HOROVOD= leaves Horovod out
+#
+# Tests, from the fastest to the most thorough (tests/selection.py says which test is in which):
+#   make quick                        tests without TensorFlow and ten cases under mirrored: 2 minutes
+#   make test                         lint and the tests that every change has to pass: 10 minutes
+#   make check                        lint and every test with two replicas or processes: 40 minutes
+#   make check-rest                   what make check runs and make test does not
 #   make conformance                  every case of tests/conformance under every strategy and every
-#                                     number of replicas and processes, and all of tests/programs;
-#                                     make test asks those cases of a further number that
-#                                     tests/conformance/selection.py names, and the quick programs
-#   make long                         every test, also the long forms of what make test asks in short
-#   make lint                         ruff, mypy, import contract
+#                                     number of replicas and processes, and all of tests/programs
+#   make long                         every test
+#   ARGS="-k config" adds flags of pytest, HOROVOD= leaves Horovod out. The number of test
+#   processes follows the cores and the memory of the machine; ARGS="-n 4" sets it.
+#
+#   make lint                         ruff, mypy, import contract, private names
 #   make docs                         the site, into build/docs, from manuals, pages and docstrings
 #   make notebooks                    runs the notebooks in full, and stores their outputs
 PYTHON ?= python3
@@ -18,21 +23,32 @@ ARGS ?=
 HOROVOD ?= horovod
 BIN := .venv/bin
 
-.PHONY: train horovod test conformance long lint docs notebooks format clean
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
+
+.PHONY: train horovod quick test check check-rest conformance long lint docs notebooks format clean
 
 train: .venv/installed$(addprefix -,$(EXTRAS))
 	$(BIN)/python -m tfdist.train --strategy mirrored $(ARGS)
 
 horovod: .venv/installed-horovod
 
+quick: .venv/installed-dev
+	$(PYTEST) -m quick tests $(ARGS)
+
 test: lint $(HOROVOD)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(PYTEST) -m "not check and not long" $(ARGS)
+
+check: lint $(HOROVOD)
+	$(PYTEST) $(ARGS)
+
+check-rest: .venv/installed-dev $(HOROVOD)
+	$(PYTEST) -m "check and not long" $(ARGS)
 
 conformance: .venv/installed-dev $(HOROVOD)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "" tests/conformance tests/programs $(ARGS)
+	$(PYTEST) -m "" tests/conformance tests/programs $(ARGS)
 
 long: lint $(HOROVOD)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "" $(ARGS)
+	$(PYTEST) -m "" $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

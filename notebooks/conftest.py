@@ -1,4 +1,4 @@
-"""Which notebooks `make test` runs as notebooks; `make long` runs all.
+"""Which notebooks `make check` runs as notebooks; `make long` runs all.
 
 The cells of most run in `tests/test_notebooks.py` without a kernel, which is quicker.
 """

@@ -1,20 +1,29 @@
-"""The tests, laid out as the packages they test."""
+"""The tests, laid out like the packages they test."""
 
 from __future__ import annotations
 
-import gc
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
 
-# Before TensorFlow starts: only its errors are of interest in a test's output.
+# Set before TensorFlow is imported: a test's output shows TensorFlow's errors only.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
+#: Logical CPU devices of a test process, which is the largest number of replicas in one process.
 NUM_CPUS = 4
 
 
 def start_tensorflow() -> None:
-    """Cuts the CPU into logical devices, which has to come before TensorFlow's first operation."""
-    import keras  # noqa: F401 - imported here so that it is frozen below
+    """Splits the CPU into logical devices and starts TensorFlow with them.
+
+    TensorFlow refuses to change its logical devices after the first operation, so this runs before
+    any test does.
+    """
     import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
@@ -22,6 +31,37 @@ def start_tensorflow() -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_CPUS)]
     )
-    tf.config.list_logical_devices()  # starts it, so that no test can make more for the others
-    # Collecting garbage walks all that TensorFlow and Keras imported, a quarter second each time.
-    gc.freeze()
+    tf.config.list_logical_devices()
+
+
+def start_tensorflow_when_imported() -> None:
+    """Calls `start_tensorflow` right after the first `import tensorflow` of this process.
+
+    A test file that needs no TensorFlow then does not wait for it.
+    """
+    if "tensorflow" in sys.modules:
+        start_tensorflow()
+    else:
+        sys.meta_path.insert(0, _StartsTensorFlow())
+
+
+class _StartsTensorFlow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and loads TensorFlow as Python would, and starts it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        start_tensorflow()

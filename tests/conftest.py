@@ -1,24 +1,103 @@
-"""What every test needs: CPU devices for replicas to be on, and this environment's programs."""
+"""Set-up of every test process: logical CPU devices, selection of tests, no process left behind."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+import uuid
 from pathlib import Path
 
+import psutil
+import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import start_tensorflow
+from tests import selection, start_tensorflow_when_imported
 
-# mpirun and horovodrun may be the environment's own, which need not be activated.
+# mpirun and horovodrun may be in the virtual environment, which need not be activated.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-# What a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
+# A shell starts background jobs with Ctrl-C ignored, which every process of a test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-start_tensorflow()
+start_tensorflow_when_imported()
 
-# A busy machine fails no test, and the same tests pass every time: what is tried follows from each.
+# Examples are derived from each test, so that every run tries the same ones. A busy machine must
+# not fail a test, so there is no deadline.
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+#: Every process that a test starts inherits this variable, by which it is found at the end.
+_RUN = "TFDIST_TEST_RUN"
+_OWNS_RUN = pytest.StashKey[bool]()
+_LEFT = pytest.StashKey[list[str]]()
+#: Memory for one test process and the three or four small processes that it may start.
+_GIB_PER_PROCESS = 4.0
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns the number of test processes for `-n auto`: one per core, as far as memory allows."""
+    by_memory = int(psutil.virtual_memory().available / 2**30 / _GIB_PER_PROCESS)
+    return max(1, min(len(os.sched_getaffinity(0)), by_memory))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The test processes of xdist, and a pytest that a test starts, belong to the run around them.
+    config.stash[_OWNS_RUN] = _RUN not in os.environ
+    os.environ.setdefault(_RUN, uuid.uuid4().hex)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out, unread, the files in which `-m quick` would select nothing."""
+    if config.option.markexpr == "quick" and collection_path.suffix == ".py":
+        return None if selection.may_be_quick(collection_path) else True
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest applies -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if (mark := selection.mark_of(item)) is not None:
+            item.add_marker(mark)
+
+
+def pytest_collection_finish() -> None:
+    if "tensorflow" in sys.modules:
+        import keras  # noqa: F401
+
+        # A garbage collection walks all that TensorFlow and Keras imported: 0.25 s each time.
+        gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)  # after xdist has stopped its workers
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the run if a process that a test started is still alive."""
+    if not session.config.stash[_OWNS_RUN]:
+        return
+    left = [process for process in psutil.process_iter(["cmdline"]) if _is_of_this_run(process)]
+    _, left = psutil.wait_procs(left, timeout=10)
+    session.config.stash[_LEFT] = [f"{p.pid}: {' '.join(p.info['cmdline'])[:200]}" for p in left]
+    for process in left:
+        process.kill()
+    if left and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if left := config.stash.get(_LEFT, []):
+        terminalreporter.section("processes that a test left behind", red=True)
+        terminalreporter.write_line("\n".join(left))
+
+
+def _is_of_this_run(process: psutil.Process) -> bool:
+    own = psutil.Process()
+    try:
+        of_run = process.environ().get(_RUN) == os.environ[_RUN]
+        # Python's own helpers, such as its resource tracker, end with this process.
+        helper = any("from multiprocessing" in argument for argument in process.cmdline())
+        return of_run and not helper and process != own and process not in own.parents()
+    except psutil.Error:  # ended meanwhile, or belongs to another user
+        return False

@@ -22,7 +22,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-#: Run in kernels by `make test`; or of processes of its own, of which a kernel is the smaller part.
+#: Run in kernels by `make check`, or mostly in processes of their own.
 IN_KERNELS = ("01", "06", "07")
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.conformance import results, selection
+from tests.conformance import engines, results, selection
 from tests.conformance.cases import CASES
 from tests.conformance.engines import References
+from tests.conformance.layouts import LAYOUTS
 
 
 @pytest.fixture(params=CASES)
@@ -47,8 +48,10 @@ def test_rows_lost_in_evaluation_are_seen(name: str, answers: References) -> Non
     assert _far_off(answers.half_evaluated, answers, name, "evaluation")
 
 
-def test_the_table_of_further_numbers_has_cases_only() -> None:
-    assert not {name for names in selection.FURTHER.values() for name in names} - CASES.keys()
+def test_selection_names_cases_and_strategies() -> None:
+    tables = (selection.FURTHER, selection.FEW, selection.GATE, selection.GATE_FURTHER)
+    assert not {name for table in tables for names in table.values() for name in names} - {*CASES}
+    assert not {*selection.FEW, *selection.GATE} - {*engines.STRATEGIES, *LAYOUTS}
 
 
 def _far_off(

@@ -42,7 +42,7 @@ class Program(Case):
         train: what the program does with a model or a Trainer.
         only_fit: whether neither evaluation nor predictions are asked for.
         built: whether the Trainer gets the model itself, rather than what builds it.
-        quick: whether `make test` asks it; the others are left to `make conformance`.
+        quick: whether `make check` runs it; the others are left to `make conformance`.
     """
 
     batch_size: int = 5

@@ -9,7 +9,7 @@ from tests.programs import engines
 from tests.programs.programs import PROGRAMS
 from tfdist.errors import TfdistError
 
-# make test asks the quick ones; make conformance all.
+# make check runs the quick ones, make conformance all.
 QUESTIONS = [
     pytest.param(name, marks=[] if program.quick else [pytest.mark.long])
     for name, program in PROGRAMS.items()

@@ -1,0 +1,132 @@
+"""Which tests `make quick`, `make test` and `make check` run, and what each group costs.
+
+A test has one of four registers:
+
+* quick: needs no TensorFlow, or is one of ten cases of the contract under `mirrored`.
+* test: the rest of the gate. A test that no table here names belongs to it.
+* check: shows what a cheaper test shows already, in more combinations; or builds the
+  documentation, runs notebooks, or needs minutes.
+* long: further numbers of replicas and processes, and long forms; marked where the test is.
+
+`make quick` runs the first, `make test` the first two, `make check` the first three and
+`make long` all. Keys are folders (with a final slash), files or functions below `tests/` or the
+root; the most specific key decides. Values are prices in CPU seconds, of an otherwise idle core.
+`tests/conformance/selection.py` selects the cases of the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+#: Tests that need no TensorFlow in their own process, and no minutes.
+QUICK: dict[str, float] = {
+    "tests/cluster/": 2,
+    "tests/console/": 1,
+    "tests/doctor/test_command.py": 1,
+    "tests/doctor/test_host.py": 0.1,
+    "tests/doctor/test_processes.py": 0.3,
+    "tests/doctor/test_versions.py": 0.1,
+    "tests/install_horovod/": 1,
+    "tests/launcher/test_manifests.py": 0.3,
+    "tests/launcher/test_mpi_output.py": 0.8,
+    "tests/launcher/test_output.py": 0.7,
+    "tests/launcher/test_plan.py": 6,
+    "tests/launcher/test_restarts.py": 2.5,
+    "tests/launcher/test_worker_pool.py": 4,
+    "tests/pipelines/console/test_parallel_tasks.py": 2,
+    "tests/pipelines/reading/test_division.py": 1,
+    "tests/pipelines/test_commands.py": 1,
+    "tests/plan/test_scaling.py": 1,
+    "tests/run/test_catalogue.py": 0.1,
+    "tests/run/test_flags.py": 5,
+    "tests/strategies/channel_split/test_rules.py": 0.1,
+    "tests/strategies/pipeline/test_bubble.py": 0.1,
+    "tests/strategies/pipeline/test_cut.py": 0.1,
+    "tests/strategies/test_declaration.py": 1,
+    "tests/test_config.py": 2.2,
+    "tests/test_cures.py": 0.1,
+    "tests/test_import.py": 1.7,
+    "tests/test_init.py": 0.1,
+    "tests/test_launch.py": 10,
+    "tests/test_notebooks.py": 0.1,
+    "tests/watchdog/": 0.5,
+}
+
+#: Parts of `make test` within folders and files that other tables name.
+TEST: dict[str, float] = {
+    "tests/processes/test_one_worker.py": 15,
+    "tests/processes/test_watchdog.py": 5.4,
+}
+
+#: What `make test` leaves to `make check`.
+CHECK: dict[str, float] = {
+    "notebooks/": 60,
+    "tests/bench/": 60,
+    "tests/conformance/test_suite.py": 250,
+    "tests/docs/": 60,
+    "tests/examples/": 30,
+    "tests/faults/": 10,
+    "tests/loops/order/test_begin_anywhere.py::test_places_to_go_on_from": 17.6,
+    "tests/own_steps/test_models.py": 60,
+    "tests/pipelines/pack/test_pack.py::test_interrupt_keeps_what_is_finished": 16.8,
+    "tests/plan/test_memory.py": 40,
+    "tests/processes/": 270,
+    "tests/programs/": 150,
+    "tests/recipes/": 100,
+    "tests/strategies/parameter_server/test_strategy.py::test_additions_are_one_operation": 17.7,
+    "tests/strategies/test_strategies.py::test_every_way_gives_the_same_numbers": 11.3,
+    "tests/test_cures_work.py::test_workers_join_before_tensorflow_starts": 13,
+    "tests/test_devices.py::test_cure_of_a_model_that_started_tensorflow": 10,
+    "tests/test_devices.py::test_logical_devices_are_made_in_a_fresh_process": 13,
+    "tests/test_notebooks.py::test_cells_run": 43,
+    "tests/test_properties.py": 26,
+    "tests/test_readme.py": 10,
+    "tests/test_wheel.py": 10,
+    "tests/tune/": 30,
+    "tests/verify/": 30,
+}
+
+_REGISTERS = {
+    **dict.fromkeys(QUICK, "quick"),
+    **dict.fromkeys(TEST, "test"),
+    **dict.fromkeys(CHECK, "check"),
+}
+_MARKED_IN_PLACE = ("quick", "check", "long")
+
+
+def mark_of(item: pytest.Item) -> pytest.MarkDecorator | None:
+    """Returns the mark that the tables give to a test, unless it carries one already."""
+    if any(item.get_closest_marker(name) for name in _MARKED_IN_PLACE):
+        return None
+    for place in _places(item.nodeid):
+        if (register := _REGISTERS.get(place)) is not None:
+            return None if register == "test" else getattr(pytest.mark, register)
+    return None
+
+
+def may_be_quick(file: Path) -> bool:
+    """Tells whether a file may hold a quick test, as far as its path shows."""
+    path = file.relative_to(ROOT).as_posix()
+    if file.name == "conftest.py" or path == _QUICK_CASES:
+        return True
+    return any(key.partition("::")[0] == path or path.startswith(key) for key in QUICK)
+
+
+#: Its quick cases are marked by `tests/conformance/selection.py`.
+_QUICK_CASES = "tests/conformance/test_conformance.py"
+
+
+def _places(nodeid: str) -> Iterator[str]:
+    """Yields a test's id, its function, its file and its folders, from the inside out."""
+    yield nodeid
+    function = nodeid.partition("[")[0]
+    yield function
+    file = function.partition("::")[0]
+    yield file
+    for folder in Path(file).parents:
+        yield f"{folder.as_posix()}/"
