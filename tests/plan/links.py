@@ -25,7 +25,7 @@ from tests.plan.links_worker import SIZES
 from tests.support import ROOT
 from tfdist.bench.hosts import Hosts, NotAllowedError, make_hosts
 from tfdist.console import sizes, table_files
-from tfdist.plan.scaling.exchange import PAYLOAD, Link, Profile, Wires, ring, step
+from tfdist.plan.exchange import PAYLOAD, Link, Profile, Wires, ring, step
 
 PROCESSES = (2, 3, 4)
 RATES = ("1Gb", "400Mb", "100Mb")

@@ -1,4 +1,4 @@
-"""The scaling plan: by hand where it can be counted, and as the command says it."""
+"""The scaling plan: formulas checked by hand, and the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tfdist.console import durations
 from tfdist.plan import __main__ as plan
-from tfdist.plan.scaling.exchange import EXCHANGES, PAYLOAD, Link, Profile, Wires, step
+from tfdist.plan.exchange import EXCHANGES, PAYLOAD, Link, Profile, Wires, step
 
 OUTER, INNER = Link(1e9, 1e-4), Link(1e10, 1e-5)
 PROFILE = Profile(seconds=0.1, gradient_bytes=1e8)
@@ -24,7 +24,7 @@ PROFILE = Profile(seconds=0.1, gradient_bytes=1e8)
         ("ring", 4, 4, 1, 0.015 + 6e-5),  # all on one host
         ("parameter_server", 4, 1, 1, 2 * (0.4 + 1e-4)),
         ("parameter_server", 4, 1, 2, 2 * (0.2 + 1e-4)),
-        ("parameter_server", 2, 1, 8, 2 * (0.1 + 1e-4)),  # a worker's own link
+        ("parameter_server", 2, 1, 8, 2 * (0.1 + 1e-4)),  # the worker's own link limits
         ("hierarchical", 8, 4, 1, 2 * (0.03 + 1e-5) + 0.1 + 2e-4),
         ("hierarchical", 4, 4, 1, 2 * (0.03 + 1e-5)),
         ("central_storage", 4, 4, 1, 2 * (0.04 + 1e-5)),
@@ -42,7 +42,7 @@ def test_exchange_by_hand(
     assert found == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_step_hides_what_overlaps_and_sends_less() -> None:
+def test_step_overlaps_and_compresses() -> None:
     wires = Wires(OUTER._replace(latency=0.0), INNER)
     after = step("ring", PROFILE, 2, wires)
     assert after == pytest.approx((0.2, 0.5, 0.1))
@@ -50,7 +50,7 @@ def test_step_hides_what_overlaps_and_sends_less() -> None:
     assert hidden == pytest.approx((0.15, 2 / 3, 0.1))
     small = step("ring", PROFILE, 2, wires, compression=2)
     assert small == pytest.approx((0.15, 2 / 3, 0.05))
-    whole = step("sharded", PROFILE, 2, wires, compression=2)  # float32 crosses
+    whole = step("sharded", PROFILE, 2, wires, compression=2)  # sends float32
     assert whole == after
     slow = step("ring", PROFILE._replace(exchange_seconds=0.02, exchange_rate=5e8), 2, wires)
     assert slow == pytest.approx((0.32, 0.3125, 0.22))
@@ -63,7 +63,7 @@ def test_command_writes_table_and_chart(tmp_path: Path, capsys: pytest.CaptureFi
     line = "scaling --workers 1..256 --bandwidth 25Gb --latency 20us --strategy all"
     files = ["--profile", str(profile), "--table", str(table), "--chart", str(tmp_path / "a.png")]
     assert plan.main([*line.split(), *files]) == 0, capsys.readouterr().err
-    assert "every worker has as many examples" in " ".join(capsys.readouterr().out.split())
+    assert "Every worker has a batch of 32" in " ".join(capsys.readouterr().out.split())
     header, first, *_, last = csv.reader(table.read_text().splitlines())
     assert [first[0], last[0]] == ["1", "256"]
     ring = 1e3 * (0.1 + 2 * 255 / 256 * 1e8 / (PAYLOAD * 25e9 / 8) + 2 * 255 * 20e-6)
@@ -77,16 +77,21 @@ def test_command_writes_table_and_chart(tmp_path: Path, capsys: pytest.CaptureFi
         (["--workers", "0..4"], "--workers 0..4: expected 1..256"),
         (["--latency", "20"], "'20': expected a time like 20us"),
         (["--bandwidth", "25"], "'25': expected the rate of a link"),
-        (["--strategy", "pipeline"], "--strategy pipeline: not planned over workers, for between"),
+        (["--strategy", "pipeline"], "--strategy pipeline is not planned over workers: its stages"),
         (["--strategy", "rign"], "Did you mean ring?"),
-        (["--profile", "none.json"], "--profile none.json: expected a file like that of"),
+        (
+            ["--profile", "none.json"],
+            "--profile none.json: expected a file that --save-profile wrote",
+        ),
     ],
 )
-def test_what_is_no_plan(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_refused(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert plan.main(["scaling", *flags]) == 1
     assert says in capsys.readouterr().err
 
 
-def test_short_times() -> None:
+def test_latencies_are_parsed() -> None:
     assert durations.short_seconds("20us") == pytest.approx(20e-6)
     assert durations.short_seconds("1.5 ms") == pytest.approx(1.5e-3)

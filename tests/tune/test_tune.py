@@ -1,4 +1,4 @@
-"""The search by hand, probes as processes, and the range test on the digits."""
+"""The batch-size search, its trials as processes, and the range test on the digits."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from tfdist.tune import __main__ as tune
-from tfdist.tune import batch_size, probe, search
-from tfdist.tune.probe import Outcome
+from tfdist.tune import batch_size
+from tfdist.tune.batch_size import Outcome
 
 
 @pytest.mark.parametrize(("room", "most"), [(0, 64), (8, 64), (9, 64), (1000, 4096), (5000, 4096)])
-def test_largest_is_near_in_few_tries(room: int, most: int) -> None:
+def test_largest_is_found_in_few_tries(room: int, most: int) -> None:
     tried = []
 
     def fits(number: int) -> bool:
         tried.append(number)
         return number <= room
 
-    found = search.largest(fits, 8, most)
+    found = batch_size.largest(fits, 8, most)
     assert found <= min(room, most)
     if room >= 8:
         assert found >= 0.95 * min(room, most) - 1
@@ -28,7 +28,7 @@ def test_largest_is_near_in_few_tries(room: int, most: int) -> None:
 
 
 def test_margin_is_a_tenth() -> None:
-    assert [search.with_margin(n) for n in (1, 8, 9, 100, 1000)] == [1, 7, 8, 88, 896]
+    assert [batch_size.with_margin(n) for n in (1, 8, 9, 100, 1000)] == [1, 7, 8, 88, 896]
 
 
 @pytest.mark.parametrize(
@@ -41,20 +41,20 @@ def test_margin_is_a_tenth() -> None:
         ("import time; time.sleep(600)", (False, False)),
     ],
 )
-def test_what_a_process_died_of(
+def test_outcome_of_a_process(
     program: str, expected: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "python"
     (tmp_path / "program.py").write_text(program)
     script.write_text(f"#!/bin/sh\nexec {sys.executable} -S {tmp_path / 'program.py'}\n")
     script.chmod(0o755)
-    monkeypatch.setattr(probe.sys, "executable", str(script))
+    monkeypatch.setattr(batch_size.sys, "executable", str(script))
     seconds = 1 if "sleep" in program else 60
-    outcome = probe.probe(8, [], None, 1, seconds)
-    assert (outcome.fits, outcome.is_memory) == expected
+    outcome = batch_size.try_batch(8, [], None, 1, seconds)
+    assert (outcome.fits, outcome.out_of_memory) == expected
 
 
-def test_command_tells_what_to_take(
+def test_command_recommends_a_batch_size(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[tuple[object, ...]] = []
@@ -63,16 +63,16 @@ def test_command_tells_what_to_take(
         seen.append(rest)
         return Outcome(batch <= 100, batch > 100, "")
 
-    monkeypatch.setattr(batch_size, "probe", tried)
+    monkeypatch.setattr(batch_size, "try_batch", tried)
     assert tune.main(["batch-size", "--memory", "500", "--", "--recipe", "digits"]) == 0
     assert "--batch-size 8" in capsys.readouterr().out
     assert seen[0] == (["--recipe", "digits"], 500, 3, 600)
-    monkeypatch.setattr(batch_size, "probe", lambda *_: Outcome(False, False, "no such recipe"))
+    monkeypatch.setattr(batch_size, "try_batch", lambda *_: Outcome(False, False, "no such recipe"))
     assert tune.main(["batch-size"]) == 1
-    assert "fails with a batch of 8: no such recipe" in capsys.readouterr().err
+    assert "training with a batch of 8 fails: no such recipe" in capsys.readouterr().err
 
 
-def test_range_test_leaves_table_and_chart(
+def test_range_test_writes_table_and_chart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, chart = tmp_path / "lr.csv", tmp_path / "lr.png"
@@ -97,5 +97,5 @@ def test_batch_of_the_digits_under_a_limit(
     line = ["batch-size", "--memory", "24", "--from", "64", "--", *training]
     assert tune.main(line) == 0
     out = capsys.readouterr().out
-    assert "no room" in out
+    assert "out of memory" in out
     assert "--batch-size" in out

@@ -1,4 +1,4 @@
-"""The verify command: it passes what is right, and says where and by how much the rest is wrong."""
+"""The verify command passes right strategies, and reports how far off wrong ones are."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tfdist.strategies import copies
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.verify import report
 from tfdist.verify.__main__ import main
+from tfdist.verify.report import Verdict
 from tfdist.verify.results import Difference
 from tfdist.verify.trial import judge
-from tfdist.verify.verdict import Verdict
 
 SECONDS = 240
 
 
 class ByCount(Mirrored):
-    """Takes the mean of the replicas' sums, as if all had as many rows: the usual mistake."""
+    """Averages the replicas' sums as if all had the same number of rows: the usual mistake."""
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         return super().all_reduce(tensors, "MEAN")
 
 
 class Drifting(Mirrored):
-    """Lets the copy of one replica go its own way, too little to be seen in the numbers."""
+    """Changes the weights of one replica by too little to exceed the tolerance."""
 
     weight: Any = None
 
@@ -71,7 +71,7 @@ def test_right_strategy_passes(num_replicas: int) -> None:
         assert number in whats
 
 
-def test_wrong_strategy_fails_and_says_where(
+def test_wrong_strategy_fails_and_reports_where(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(
@@ -81,17 +81,19 @@ def test_wrong_strategy_fails_and_says_where(
     told = capsys.readouterr().out
     assert told.startswith("FAIL wrong, 2 replicas\n")
     assert "on rank 0" in told
-    assert "times what is tolerated" in told
+    assert "times the tolerance" in told
 
 
-def test_copies_that_part_fail() -> None:
+def test_diverging_copies_fail() -> None:
     verdict = judge(Drifting(2))
     assert verdict.apart == [0]
     assert not verdict.off
-    assert "not rank 0's to the bit on rank 0" in report.as_text("drifting", verdict)
+    assert "not bitwise identical to those of rank 0, on rank 0" in report.as_text(
+        "drifting", verdict
+    )
 
 
-def test_json_has_every_number_and_no_infinity(
+def test_json_has_all_values_and_no_infinity(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--strategy", "towers", "--json"]) == 0
@@ -104,7 +106,7 @@ def test_json_has_every_number_and_no_infinity(
     assert told["strategies"]["s"]["differences"][0]["size"] is None
 
 
-def test_what_promises_other_numbers_is_not_judged() -> None:
+def test_inexact_strategy_is_refused() -> None:
     strategy = strategies.create("one_device")
     strategy.inexact = {"rounding": "it is coarse"}
     with pytest.raises(ConfigurationError, match=r"rounding: it is coarse.*--devices 1"):
@@ -136,15 +138,15 @@ def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_worker_among_others_starts_none(tmp_path: Path) -> None:
+def test_worker_of_a_job_starts_no_workers(tmp_path: Path) -> None:
     tasks = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     done = run(tmp_path, "--strategy", "horovod", "--num-workers", "2", TF_CONFIG=json.dumps(tasks))
     assert done.returncode == 1
-    assert "one of 2 processes already" in done.stderr
+    assert "already one of 2 processes" in done.stderr
 
 
 @pytest.mark.processes
-def test_starts_workers_and_all_of_them_compare(tmp_path: Path) -> None:
+def test_starts_workers_which_all_compare(tmp_path: Path) -> None:
     done = run(tmp_path, "--strategy", "multi_worker", "--num-workers", "2", "--json")
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)["strategies"]["multi_worker"]
@@ -155,4 +157,4 @@ def test_starts_workers_and_all_of_them_compare(tmp_path: Path) -> None:
 def test_time_is_bounded(tmp_path: Path) -> None:
     done = run(tmp_path, "--strategy", "multi_worker", "--num-workers", "2", "--timeout", "1")
     assert done.returncode == 1
-    assert "gave no answer within 1 s" in done.stderr
+    assert "did not finish within 1 s" in done.stderr

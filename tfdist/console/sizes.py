@@ -1,45 +1,54 @@
-"""Amounts of memory and rates of links as people write them: `24GB`, `80GiB`, `25Gb`."""
+"""Parses and prints sizes of memory and rates of links: `24GB`, `80GiB`, `25Gb`."""
 
 from __future__ import annotations
 
 import re
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from tfdist.errors import ConfigurationError
 
-_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i|[kKMGT]?)(B|b|bit)?(?:/s|ps)?")
+_BYTE_SIZE = TypeAdapter(ByteSize)
+#: Prefixes of rates. pydantic's ByteSize ignores case, but `Gb` and `GB` differ by a factor of 8.
+_PREFIXES = {
+    "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i|[kKMGT]?)(B|b|bit)(?:/s|ps)?")
 
 
 def num_bytes(text: str) -> int:
-    """Returns the bytes of a size such as `24GB` (10^9), `80GiB` (2^30) or `512MB`.
+    """Returns the bytes of a size such as `24GB` (10^9 bytes each), `80GiB` (2^30) or `512MB`.
 
     Raises:
-        ConfigurationError: It is of another form, or in bits.
+        ConfigurationError: The text has another form, or is in bits.
     """
-    found = _FORM.fullmatch(text.strip())
-    if found is None or found[3] not in ("B", None) or (found[2] and found[3] is None):
-        raise ConfigurationError(f"{text!r}: expected a size like 24GB, 80GiB or 512MB.")
-    return round(float(found[1]) * (_DECIMAL | _BINARY)[found[2]])
+    try:
+        # pydantic rounds bits and ignores case, so that `24Gb` would be 24 GB.
+        if not text.strip().endswith(("b", "bit")):
+            return _BYTE_SIZE.validate_python(text.strip())
+    except ValidationError:
+        pass
+    raise ConfigurationError(f"{text!r}: expected a size like 24GB, 80GiB or 512MB.")
 
 
 def bytes_per_second(text: str) -> float:
-    """Returns the bytes a second of a link, `25Gb` in bits a second as links are sold, or `3GB`.
+    """Returns the bytes per second of a link: `25Gb` is in bits, as links are sold, `3GB` in bytes.
 
     Raises:
-        ConfigurationError: It is of another form, or does not say whether bits or bytes.
+        ConfigurationError: The text has another form, or gives neither bits nor bytes.
     """
-    found = _FORM.fullmatch(text.strip())
-    if found is None or found[3] is None or float(found[1]) == 0:
+    found = _RATE.fullmatch(text.strip())
+    if found is None or float(found[1]) == 0:
         raise ConfigurationError(
-            f"{text!r}: expected the rate of a link like 25Gb (bits a second) or 3GB (bytes)."
+            f"{text!r}: expected the rate of a link like 25Gb (bits per second) or 3GB (bytes)."
         )
-    each = 1 if found[3] == "B" else 1 / 8
-    return float(found[1]) * (_DECIMAL | _BINARY)[found[2]] * each
+    unit = 1 if found[3] == "B" else 1 / 8
+    return float(found[1]) * _PREFIXES[found[2]] * unit
 
 
 def in_words(number: float) -> str:
-    """Returns bytes as people write them: `16 MB`, `1.44 GB`."""
+    """Returns a number of bytes with a unit and three digits: `16 MB`, `1.44 GB`."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= factor:
             return f"{number / factor:.3g} {unit}"

@@ -1,1 +1,1 @@
-"""`python -m tfdist.plan`: what a training will take, before anything is spent on it."""
+"""`python -m tfdist.plan`: predicts the memory and the scaling of a training before it starts."""

@@ -1,4 +1,4 @@
-"""`python -m tfdist.plan NAME`: what a training will take, one subcommand each."""
+"""`python -m tfdist.plan NAME`: predicts memory or scaling, one subcommand each."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Sequence
 
 from tfdist.console import command
 
-#: Subcommands: the module that adds its flags (`add_arguments`) and runs it (`run`). These import
-#: no TensorFlow until they run.
-COMMANDS = {
-    "memory": "tfdist.plan.memory.command",
-    "scaling": "tfdist.plan.scaling.command",
-    "memory-check": "tfdist.plan.memory.check_command",
-}
+#: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
+#: does not import TensorFlow.
+COMMANDS = {"memory": "tfdist.plan.memory", "scaling": "tfdist.plan.scaling"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a subcommand and returns the exit code: 0, 1 for an error, 130 for an interrupt."""
+    """Runs a subcommand and returns the exit code: 0, 1 after an error, 130 after an interrupt."""
     return command.run(
         lambda: command.run_one_of(
-            COMMANDS, "python -m tfdist.plan", "What a training will take.", arguments
+            COMMANDS,
+            "python -m tfdist.plan",
+            "Predicts the memory and the scaling of a training before it starts.",
+            arguments,
         )
     )
 

@@ -1,4 +1,4 @@
-"""What is planned: a network of `tfdist.models`, its optimizer, and noise to train it on."""
+"""The network that is planned or benchmarked, and its flags. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
 
 from tfdist import models
 from tfdist.config import TrainConfig
@@ -15,10 +18,14 @@ from tfdist.errors import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-#: What the networks that read tokens or write images are trained on, beside those of classifiers.
+#: Networks of `tfdist.models` that are not image classifiers.
 _OTHERS = ("autoencoder", "gpt", "unet")
-#: Of `tfdist.models` those whose graph has no loop: in one live as many tensors as it has rounds.
-KNOWN = (*models.IMAGE_CLASSIFIERS, *_OTHERS)
+#: Networks of `tfdist.models` without loops. The number of live tensors in a loop depends on how
+#: often it runs, which a graph does not say.
+SUPPORTED = (*models.IMAGE_CLASSIFIERS, *_OTHERS)
+#: Default input shape and number of classes: GPT-2's, and ImageNet's for all others.
+_DEFAULTS: dict[str, tuple[tuple[int, ...], int]] = {"gpt": ((1024,), 50257)}
+_IMAGENET = ((224, 224, 3), 1000)
 
 
 @dataclass(frozen=True)
@@ -26,16 +33,15 @@ class Network:
     """A network and how it is trained.
 
     Attributes:
-        model: One of `tfdist.models`.
-        input_shape: Of an example: height, width, channels; of gpt the number of tokens.
-        num_classes: Of labels; of gpt the size of the vocabulary.
-        optimizer: As of `python -m tfdist.train`.
-        precision: As there.
-        settings: Arguments of the model by name.
+        model: A name out of `SUPPORTED`.
+        input_shape: Shape of one example: (height, width, channels); for gpt (tokens,).
+        num_classes: Number of classes; for gpt the size of the vocabulary.
+        optimizer: A value of `--optimizer` of `python -m tfdist.train`.
+        precision: A value of its `--precision`.
+        settings: Keyword arguments of the model's builder.
 
     Raises:
-        ConfigurationError: The model has loops, in which tensors of unknown number live; or there
-            is none of this name.
+        ConfigurationError: `model` is unknown or contains loops.
     """
 
     model: str
@@ -46,10 +52,10 @@ class Network:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.model not in KNOWN:
+        if self.model not in SUPPORTED:
             raise ConfigurationError(
-                f"--model {self.model}: its memory is not planned; expected one of "
-                f"{', '.join(KNOWN)}."
+                f"--model {self.model} is not supported: its graph contains loops, or there is no "
+                f"such model. Use one of {', '.join(SUPPORTED)}."
             )
 
     def build(self) -> keras.Model:
@@ -72,10 +78,73 @@ class Network:
         return model
 
     def batch(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns examples and labels, all zero: what they are does not change what they take."""
+        """Returns `num_rows` examples and labels, all zero: values do not affect the plan."""
         shape = (num_rows, *self.input_shape)
         x = np.zeros(shape, "int32" if self.model == "gpt" else "float32")
         if self.model == "autoencoder":
             return x, x
         labels = {"gpt": shape, "unet": shape[:3]}.get(self.model, (num_rows,))
         return x, np.zeros(labels, "int64")
+
+
+def tiny() -> Network:
+    """Returns a network that trains within a second, for smoke runs."""
+    return Network("mlp", (64,), 10)
+
+
+def choices(name: str) -> list[str]:
+    """Returns the values that a flag of `python -m tfdist.train` accepts."""
+    return list(TrainConfig.model_fields[name].annotation.__args__)  # type: ignore[union-attr]
+
+
+def add_arguments(parser: ArgumentParser, precision: bool = True) -> None:
+    """Adds the flags that describe a network; `precision` includes `--precision`."""
+    parser.add_argument(
+        "--model", choices=list(SUPPORTED), default="resnet50", help="network to train"
+    )
+    parser.add_argument(
+        "--set", action="append", metavar="NAME=VALUE", help="argument of the network's builder"
+    )
+    parser.add_argument(
+        "--input", metavar="N,N,N",
+        help="shape of an example, or the number of tokens of gpt (default: 224,224,3 or 1024)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--classes", type=PositiveInt, metavar="N",
+        help="number of classes, or of gpt's tokens (default: 1000 or 50257)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--optimizer", choices=choices("optimizer"), default="adam", help="optimizer"
+    )
+    if precision:
+        parser.add_argument(
+            "--precision", choices=choices("precision"), default="float32", help="number format"
+        )
+
+
+def from_flags(
+    model: str,
+    set: list[str] | None,
+    input: str | None,
+    classes: int | None,
+    optimizer: str,
+    precision: str = "float32",
+) -> Network:
+    """Returns the network that the flags of `add_arguments` describe.
+
+    Raises:
+        ConfigurationError: A flag has a malformed value.
+    """
+    shape, default_classes = _DEFAULTS.get(model, _IMAGENET)
+    if input is not None:
+        try:
+            shape = tuple(int(part) for part in input.split(","))
+        except ValueError:
+            raise ConfigurationError(f"--input {input}: expected numbers like 224,224,3.") from None
+    settings: dict[str, Any] = {}
+    for word in set or ():
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
+        settings[name] = yaml.safe_load(text)
+    return Network(model, shape, classes or default_classes, optimizer, precision, settings)

@@ -1,4 +1,4 @@
-"""`python -m tfdist.tune NAME`: finds what fits, and what trains, by trying; a subcommand each."""
+"""`python -m tfdist.tune NAME`: finds a batch size or a learning rate, one subcommand each."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 from tfdist.console import command
 
-#: Subcommands: the module that adds its flags (`add_arguments`) and runs it (`run`). These import
-#: no TensorFlow until they run.
+#: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
+#: does not import TensorFlow.
 COMMANDS = {"batch-size": "tfdist.tune.batch_size", "lr": "tfdist.tune.learning_rate"}
 
 _PROGRAM = "python -m tfdist.tune"
 _DESCRIPTION = (
-    "Finds a batch size or a learning rate. What stands behind -- are flags of python -m "
-    "tfdist.train: they say what is trained."
+    "Finds a batch size or a learning rate by trying. The flags after -- are those of python -m "
+    "tfdist.train and describe the training."
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a subcommand and returns the exit code: 0, 1 for an error, 130 for an interrupt."""
+    """Runs a subcommand and returns the exit code: 0, 1 after an error, 130 after an interrupt."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     end = words.index("--") if "--" in words else len(words)
     own, training = words[:end], words[end + 1 :]

@@ -1,4 +1,4 @@
-"""The flags of `python -m tfdist.tune lr`, and what it does."""
+"""`python -m tfdist.tune lr`: the learning-rate range test. Importing it imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from tfdist.console import table_files, tables
 from tfdist.errors import ConfigurationError
 
-DESCRIPTION = "the loss while the learning rate rises: where it falls fastest, and where it breaks"
+DESCRIPTION = "the loss while the learning rate rises: where it falls fastest, where it diverges"
 _SMOKE_STEPS = 8
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
     parser.add_argument(
-        "--from", type=PositiveFloat, default=1e-6, metavar="X", dest="low", help="the first rate"
+        "--from", type=PositiveFloat, default=1e-6, metavar="X", dest="low", help="first rate"
     )
-    parser.add_argument("--to", type=PositiveFloat, default=10.0, metavar="X", help="the last")
-    parser.add_argument("--steps", type=PositiveInt, default=100, metavar="N", help="between them")
-    parser.add_argument("--chart", metavar="FILE.png", help="where to draw the losses")
-    parser.add_argument("--table", metavar="FILE", help="where to write them, .csv or .md")
-    parser.add_argument("--smoke", action="store_true", help="few steps, to see that it works")
+    parser.add_argument("--to", type=PositiveFloat, default=10.0, metavar="X", help="last rate")
+    parser.add_argument("--steps", type=PositiveInt, default=100, metavar="N", help="steps")
+    parser.add_argument("--chart", metavar="FILE.png", help="draw the losses")
+    parser.add_argument("--table", metavar="FILE", help="write the losses to this .csv or .md file")
+    parser.add_argument("--smoke", action="store_true", help="run few steps, to see that it works")
 
 
 def run(
@@ -36,26 +36,26 @@ def run(
     smoke: bool,
     training: Sequence[str],
 ) -> None:
-    """Trains while the rate rises, and prints what to take; the arguments are the flags.
+    """Trains with a rising rate and prints a recommendation; the arguments are the flags' values.
 
     Raises:
-        ConfigurationError: Rates that do not rise, or a flag of the training that does not fit.
+        ConfigurationError: The last rate is not larger than the first, or a flag of the training
+            does not fit.
     """
     if low >= to:
-        raise ConfigurationError(f"--from {low:g} --to {to:g}: expected the second to be larger.")
+        raise ConfigurationError(f"--from {low:g} --to {to:g}: --to must be larger than --from.")
     table_files.check(chart, ".png")
     table_files.check(table, ".csv", ".md")
     from tfdist.run import flags
 
     config = flags.parse("python -m tfdist.train", "", list(training))
 
-    from tfdist.tune import range_report, range_test
+    from tfdist.tune import lr_range
 
-    found = range_test.run(config, low, to, _SMOKE_STEPS if smoke else steps)
-    advice = range_test.advice(found)
-    tables.facts(advice.items())
+    found = lr_range.run(config, low, to, _SMOKE_STEPS if smoke else steps)
+    tables.facts(lr_range.recommendation(found).items())
     if table:
         rows = [(f"{rate:.3g}", f"{loss:.5g}", f"{mean:.5g}") for rate, loss, mean in found]
         table_files.write(Path(table), ("learning rate", "loss", "smoothed"), rows)
     if chart:
-        range_report.draw(found, Path(chart))
+        lr_range.draw(found, Path(chart))

@@ -11,7 +11,6 @@ from tensorflow.python.eager.context import context, global_seed
 from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import resource_variable_ops
-from tensorflow.python.util import _pywrap_util_port
 
 from tfdist.upstream.patching import replaced
 
@@ -38,14 +37,6 @@ def has_started() -> bool:
     There is no public way to ask that does not start TensorFlow.
     """
     return bool(context()._initialized)
-
-
-def uses_onednn() -> bool:
-    """Tells whether a CPU's kernels are oneDNN's: `_pywrap_util_port.IsMklEnabled`.
-
-    TensorFlow decides by the CPU and by `TF_ENABLE_ONEDNN_OPTS`, and says it in its log alone.
-    """
-    return bool(_pywrap_util_port.IsMklEnabled())
 
 
 @contextmanager

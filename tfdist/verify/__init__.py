@@ -1,1 +1,1 @@
-"""`python -m tfdist.verify`: trains a small network and compares it with plain Keras's."""
+"""`python -m tfdist.verify`: compares a small training under a strategy with plain Keras."""

@@ -1,4 +1,4 @@
-"""`python -m tfdist.verify`: whether a strategy gives the numbers of one device on this machine."""
+"""`python -m tfdist.verify`: checks that a strategy matches one device on this machine."""
 
 from __future__ import annotations
 
@@ -19,56 +19,67 @@ from tfdist.run import flags, settings
 from tfdist.strategies import STRATEGIES
 from tfdist.verify import report
 from tfdist.verify.attempt import attempt
-from tfdist.verify.verdict import Verdict
+from tfdist.verify.report import Verdict
 
 ALL = "all"
-_DESCRIPTION = "Trains a small network under a strategy and compares it with plain Keras's."
+_DESCRIPTION = "Trains a small network under a strategy and compares it with plain Keras."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0 where all passed, else 1; 130: interrupted."""
+    """Returns the exit code: 0 if all strategies passed, 1 otherwise, 130 after an interrupt."""
     return command.run(lambda: int(not _verify(_parse(arguments))))
 
 
 def _parse(arguments: Sequence[str] | None) -> Namespace:
     parser = command.parser("python -m tfdist.verify", _DESCRIPTION)
     parser.add_argument(
-        "--strategy", choices=[*STRATEGIES, ALL], default=ALL, help="which; left out: all, in turns"
+        "--strategy",
+        choices=[*STRATEGIES, ALL],
+        default=ALL,
+        help="strategy to check (default: all, one after the other)",
     )
     parser.add_argument(
         "--num-workers",
         type=PositiveInt,
         metavar="N",
-        help="start that many processes; left out: this one, or those that mpirun or srun started",
+        help="number of processes to start (default: this one, or those of mpirun or srun)",
     )
     parser.add_argument(
-        "--devices", type=PositiveInt, metavar="N", help="of each process; left out: the strategy's"
+        "--devices",
+        type=PositiveInt,
+        metavar="N",
+        help="devices of each process (default: the strategy's)",
     )
-    options = parser.add_argument_group("Options of strategies")
+    options = parser.add_argument_group("Options of the strategies")
     for name, field in StrategyOptions.model_fields.items():
         flags.add_flag(options, name, field)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--timeout", type=PositiveInt, default=300, metavar="SECONDS", help="for each strategy"
+        "--timeout",
+        type=PositiveInt,
+        default=300,
+        metavar="SECONDS",
+        help="time limit for each strategy",
     )
     chosen = command.parse(parser, arguments)
     if cluster.discover().size > 1 and (chosen.num_workers or chosen.strategy == ALL):
         raise ConfigurationError(
-            f"this is one of {cluster.discover().size} processes already: name one --strategy, "
-            "and leave --num-workers out."
+            f"this is already one of {cluster.discover().size} processes. Choose one --strategy "
+            "and do not give --num-workers."
         )
     if chosen.strategy == ALL and _options(chosen):
         raise ConfigurationError(
-            f"{', '.join(_options(chosen))}: options are of one strategy; name it with --strategy."
+            f"{', '.join(_options(chosen))}: options belong to one strategy. Choose it with "
+            "--strategy."
         )
     return chosen
 
 
 def _options(chosen: Namespace) -> dict[str, Any]:
-    """Returns the strategy's options that are given.
+    """Returns the strategy's options on the command line.
 
     Raises:
-        ConfigurationError: A value that does not fit.
+        ConfigurationError: An option has a value that does not fit.
     """
     given = {
         name: Setting(chosen[name], flags.flag(name))
@@ -80,7 +91,7 @@ def _options(chosen: Namespace) -> dict[str, Any]:
 
 
 def _verify(chosen: Namespace) -> bool:
-    """Makes the trials, prints what came of them, and tells whether nothing is wrong."""
+    """Runs the trials, prints their results, and returns whether all passed."""
     outcomes: dict[str, Verdict | TfdistError] = {}
     for name in STRATEGIES if chosen.strategy == ALL else [chosen.strategy]:
         outcomes[name] = outcome = _outcome(name, chosen)
@@ -94,7 +105,7 @@ def _verify(chosen: Namespace) -> bool:
 
 
 def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:
-    """Makes a trial, in this process or in others."""
+    """Runs a trial, in this process or in new ones."""
     from tfdist.launcher.notebook import notebook_launch
 
     devices = chosen.devices or (1 if STRATEGIES[name].asynchronous else None)
@@ -105,12 +116,12 @@ def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:
     if not STRATEGIES[name].across_processes:
         if chosen.strategy != ALL and num_workers > 1:
             return ConfigurationError(
-                f"strategy {name!r} is of one process: leave --num-workers out, or give --devices."
+                f"strategy {name!r} runs in one process: use --devices instead of --num-workers."
             )
         num_workers = 1
     try:
-        make = functools.partial(attempt, name, devices, chosen.timeout, **options)
-        return notebook_launch(make, num_workers)
+        trial = functools.partial(attempt, name, devices, chosen.timeout, **options)
+        return notebook_launch(trial, num_workers)
     except TfdistError as error:
         return error
 

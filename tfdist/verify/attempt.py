@@ -1,4 +1,4 @@
-"""A trial in a process of its own, in bounded time. Imports TensorFlow only then."""
+"""A trial with a time limit. Imports TensorFlow only when it runs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import Any
 
 from tfdist import strategies
 from tfdist.errors import TfdistError
-from tfdist.verify.verdict import Verdict
+from tfdist.verify.report import Verdict
 from tfdist.watchdog.deadline import deadline
 
 
 def attempt(
     name: str, devices: int | None, seconds: float, **options: Any
 ) -> Verdict | TfdistError:
-    """Makes a trial, or ends the process after so many seconds.
+    """Runs a trial, and exits the process if it takes longer than `seconds`.
 
     Args:
-        name: Of a strategy.
-        devices: Of this process.
-        seconds: That it may take.
-        **options: Of the strategy.
+        name: Name of the strategy.
+        devices: Devices of this process.
+        seconds: Time limit.
+        **options: Options of the strategy.
 
     Returns:
-        The verdict; or what stood in its way, which several workers shall not all print.
+        The verdict, or the error that prevented the trial: returned, so that only one of several
+        workers prints it.
     """
-    with _within(seconds, name):
+    with _time_limit(seconds, name):
         try:
             strategy = strategies.create(name, devices, **options)
             from tfdist.verify.trial import judge
@@ -39,18 +40,18 @@ def attempt(
 
 
 @contextmanager
-def _within(seconds: float, name: str) -> Iterator[None]:
-    """Ends this process where the block takes longer: no exception ends a wait for other workers.
+def _time_limit(seconds: float, name: str) -> Iterator[None]:
+    """Exits this process if the block takes too long: no exception ends a wait for other workers.
 
     Args:
-        seconds: How long it may take.
-        name: Of what is tried, for the message.
+        seconds: Time limit.
+        name: Name of the strategy, for the message.
     """
 
     def give_up() -> None:
         message = (
-            f"error: {name} gave no answer within {seconds} s: see that every worker runs and "
-            "reaches the others, or give more --timeout."
+            f"error: {name} did not finish within {seconds} s. Check that every worker runs and "
+            "reaches the others, or increase --timeout."
         )
         print(message, file=sys.stderr, flush=True)
         os._exit(1)

@@ -1,28 +1,55 @@
-"""Verdicts, in words for people or as JSON for programs."""
+"""The verdict of a trial, as text and as JSON. Imports no TensorFlow."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tfdist.errors import MissingError, TfdistError
-from tfdist.verify.results import BOUND
-from tfdist.verify.verdict import Verdict
+from tfdist.verify.results import BOUND, Difference
 
-#: By strategy; an error where the trial could not be made.
+
+class Verdict(NamedTuple):
+    """The result of a trial; the same on every worker.
+
+    Attributes:
+        strategy: Name of the strategy.
+        num_workers: Number of processes.
+        num_replicas: Number of replicas in all processes.
+        differences: Differences of the worker that is furthest off, as rank 0 sees them, largest
+            first.
+        off: Ranks that differ from plain Keras by more than the tolerance.
+        apart: Ranks with a copy of the weights that is not bitwise identical to rank 0's.
+    """
+
+    strategy: str
+    num_workers: int
+    num_replicas: int
+    differences: list[Difference]
+    off: list[int]
+    apart: list[int]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the strategy matches one device."""
+        return not self.off and not self.apart
+
+
+#: Verdicts by strategy, or the error that prevented the trial.
 Outcomes = Mapping[str, Verdict | TfdistError]
 
 _MOST_LINES = 5
 
 
 def healthy(outcome: Verdict | TfdistError) -> bool:
-    """Tells whether nothing is wrong: what is not installed has not failed."""
+    """Tells whether a strategy passed, or could not run because a package is not installed."""
     return outcome.passed if isinstance(outcome, Verdict) else isinstance(outcome, MissingError)
 
 
 def as_text(name: str, outcome: Verdict | TfdistError) -> str:
-    """Returns `PASS`, `FAIL` or `NONE`, and what was found."""
+    """Returns `PASS`, `FAIL` or `NONE` with the reason."""
     if isinstance(outcome, TfdistError):
         return f"{'NONE' if healthy(outcome) else 'FAIL'} {name}: {outcome}"
     worst = outcome.differences[0]
@@ -31,27 +58,29 @@ def as_text(name: str, outcome: Verdict | TfdistError) -> str:
         head += f" in {outcome.num_workers} processes"
     if outcome.passed:
         return (
-            f"PASS {head}: plain Keras's numbers on one device, to {worst.size:.1e} "
-            f"({worst.what}; {BOUND:.0e} is tolerated)"
+            f"PASS {head}: matches plain Keras on one device; largest difference {worst.size:.1e} "
+            f"({worst.what}; tolerance {BOUND:.0e})"
         )
     lines = [f"FAIL {head}"]
     if outcome.off:
-        lines.append(f"not plain Keras's numbers on one device, on {_ranks(outcome.off)}:")
+        lines.append(f"differs from plain Keras on one device, on {_ranks(outcome.off)}:")
         lines += [str(d) for d in outcome.differences[:_MOST_LINES] if d.times > 1.0]
     if outcome.apart:
-        lines.append(f"weights are not rank 0's to the bit on {_ranks(outcome.apart)}")
+        lines.append(
+            f"weights are not bitwise identical to those of rank 0, on {_ranks(outcome.apart)}"
+        )
     return "\n     ".join(lines)
 
 
 def as_json(outcomes: Outcomes) -> str:
-    """Returns `{"passed": ..., "strategies": {name: ...}}`; a difference without end is null."""
-    strategies = {name: _plain(outcome) for name, outcome in outcomes.items()}
+    """Returns `{"passed": ..., "strategies": {name: ...}}`; an infinite difference is null."""
+    strategies = {name: _as_dict(outcome) for name, outcome in outcomes.items()}
     return json.dumps(
         {"passed": all(map(healthy, outcomes.values())), "strategies": strategies}, indent=2
     )
 
 
-def _plain(outcome: Verdict | TfdistError) -> dict:
+def _as_dict(outcome: Verdict | TfdistError) -> dict:
     if isinstance(outcome, TfdistError):
         return {"passed": None if healthy(outcome) else False, "error": str(outcome)}
     numbers = [
@@ -65,8 +94,8 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _count(number: int, of: str) -> str:
-    return f"{number} {of}{'s' if number > 1 else ''}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def _ranks(ranks: list[int]) -> str:

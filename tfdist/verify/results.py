@@ -1,4 +1,4 @@
-"""What a training run leaves behind, and how two of them compare. Imports no TensorFlow."""
+"""The results of a training, and how two of them differ. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 if TYPE_CHECKING:
     import keras
 
-#: The difference that rounding may make, absolute and relative.
+#: Tolerance for rounding, absolute and relative.
 BOUND = 4e-5
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a training run left behind: everything that a strategy has to get right."""
+    """The results of a training: everything that a strategy has to get right."""
 
     weights: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]
@@ -27,12 +27,12 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One number of a result, beside the reference's.
+    """The difference between a value of a result and the reference's.
 
     Attributes:
-        what: Which number.
-        size: By how much it is off; infinite where there is no such number.
-        times: How many times the tolerated difference that is.
+        what: Name of the value.
+        size: Largest absolute difference; infinite if the value is missing.
+        times: The difference as a multiple of the tolerance.
     """
 
     what: str
@@ -40,14 +40,13 @@ class Difference:
     times: float
 
     def __str__(self) -> str:
-        return f"{self.what}: off by {self.size:.2g}, {self.times:.3g} times what is tolerated"
+        return f"{self.what}: off by {self.size:.2g}, {self.times:.3g} times the tolerance"
 
 
 def differences(result: Result, reference: Result, tolerance: float = 1.0) -> list[Difference]:
-    """Returns by how much each number of a result is off, the worst first.
+    """Returns the difference of each value of a result, the largest first.
 
-    Numbers may be off by `BOUND * (1 + |reference|)`, times the tolerance. Counts of steps may not
-    be off.
+    The tolerance is `tolerance * BOUND * (1 + |reference|)`. Step counts must be equal.
     """
     found = []
     for field in ("weights", "optimizer", "history", "evaluation"):
@@ -65,7 +64,7 @@ def _difference(what: str, found: Any, wanted: Any, tolerance: float) -> Differe
     if found is None or wanted is None or np.shape(found) != np.shape(wanted):
         return Difference(f"{what}: {np.shape(found)} for {np.shape(wanted)}", np.inf, np.inf)
     a, b = np.asarray(found, "float64"), np.asarray(wanted, "float64")
-    # A NaN is right where the reference has one, and infinitely wrong anywhere else.
+    # A NaN is right where the reference has one, and infinitely wrong elsewhere.
     error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
     error = np.nan_to_num(error, nan=np.inf)
     times = error / (tolerance * BOUND * (1.0 + np.abs(np.nan_to_num(b))))
@@ -73,13 +72,13 @@ def _difference(what: str, found: Any, wanted: Any, tolerance: float) -> Differe
 
 
 def collect(model: keras.Model, history: keras.callbacks.History, evaluation: dict) -> Result:
-    """Reads a trained model and its logs."""
-    # Keras numbers the names of layers through a process: the position tells weights apart.
+    """Returns the result of a trained model and its logs."""
+    # Keras numbers layers over the whole process, so the position identifies a weight.
     weights = {f"{i} {w.name}": np.asarray(w) for i, w in enumerate(model.weights)}
     optimizer = {
         f"variable {i}": np.asarray(v)
         for i, v in enumerate(model.optimizer.variables)
-        # Gradients wait for the K-th batch on their replicas, see `step.gradient_accumulation`.
+        # Replicas accumulate gradients themselves: see `step.gradient_accumulation`.
         if not v.name.endswith("gradient_accumulator")
     }
     return Result(
@@ -92,5 +91,5 @@ def collect(model: keras.Model, history: keras.callbacks.History, evaluation: di
 
 
 def _numbers(values: Any) -> Any:
-    """A metric's value, or those of all epochs: a number or, of each class, a list of them."""
+    """Returns a metric's values, one per epoch, each a number or a list by class."""
     return np.asarray(values, "float64").tolist()

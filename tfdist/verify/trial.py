@@ -1,8 +1,8 @@
 """The trial: a small network, trained under a strategy and by plain Keras on one device.
 
-It has what a strategy most easily gets wrong: batches that the replicas share unevenly, a last one
-that leaves some without rows, BatchNorm over the global batch, clipping, and momentum, which
-carries every error on.
+It contains what a strategy most easily gets wrong: uneven per-replica batches, a partial batch that
+leaves some replicas without rows, BatchNorm over the global batch, clipping, and momentum, which
+propagates every error.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from tfdist.errors import ConfigurationError
 from tfdist.strategies import copies
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer
+from tfdist.verify.report import Verdict
 from tfdist.verify.results import Result, collect, differences
-from tfdist.verify.verdict import Verdict
 
 _FEATURES, _CLASSES, _EPOCHS = 8, 3, 3
-#: So many that both kernels have 1024 numbers, from which on strategies keep parts of them.
+#: Large enough for both kernels to have 1024 elements, from which strategies shard them.
 _UNITS = 352
 
-#: In the place of infinity, which makes NaNs of the sums that workers exchange.
+#: Replaces infinity, which would turn sums over workers into NaN.
 _INFINITE = 1e30
 
 
 def judge(strategy: Strategy) -> Verdict:
-    """Makes a trial; every worker makes it.
+    """Runs a trial; every worker has to call this.
 
     Args:
-        strategy: New in this process.
+        strategy: A strategy that has not been used in this process.
 
     Raises:
-        ConfigurationError: The strategy promises no equal numbers.
+        ConfigurationError: The strategy does not promise the numbers of one device.
     """
     if strategy.inexact:
         why = "; ".join(f"{name}: {why}" for name, why in strategy.inexact.items())
         raise ConfigurationError(
-            f"strategy {strategy.name!r} as asked for promises other numbers than one device "
-            f"({why}): verify it with --devices 1."
+            f"strategy {strategy.name!r} does not promise the numbers of one device in this "
+            f"configuration ({why}). Verify it with --devices 1."
         )
-    # It rounds products by the shape of the whole, which differs between a batch and its shares.
+    # TensorFloat-32 rounds by the shape of the batch, which differs between replicas and the whole.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     trainer = Trainer(_build, strategy, sync_batch_norm=True)
     found, fingerprint = _train(trainer, trainer.model, strategy.num_replicas)
@@ -63,7 +63,7 @@ def judge(strategy: Strategy) -> Verdict:
 
 
 def _build() -> keras.Model:
-    """Returns the compiled network, always with the same weights."""
+    """Returns the compiled network; its initial weights are always the same."""
     keras.utils.set_random_seed(1)
     layers = keras.layers
     model = keras.Sequential(
@@ -85,10 +85,10 @@ def _build() -> keras.Model:
 def _train(
     trainer: Trainer | keras.Model, model: keras.Model, num_replicas: int
 ) -> tuple[Result, float]:
-    """Trains and evaluates: two batches that no number of replicas divides, and one of few rows.
+    """Trains and evaluates on two batches that the replicas share unevenly, and a small one.
 
     Returns:
-        What came of it, and the fingerprint of the weights that were trained.
+        The result, and a fingerprint of the trained weights.
     """
     random, batch_size = np.random.default_rng(0), 6 * num_replicas + 1
     rows = 2 * batch_size + max(1, num_replicas // 2)
@@ -96,12 +96,12 @@ def _train(
     y = random.integers(0, _CLASSES, rows)
     fit: dict[str, Any] = {"batch_size": batch_size, "verbose": 0}
     history = trainer.fit(x, y, epochs=_EPOCHS, shuffle=False, **fit)
-    fingerprint = _fingerprint(model)  # an evaluation begins with copies made equal
+    fingerprint = _fingerprint(model)  # an evaluation first makes copies equal
     return collect(model, history, trainer.evaluate(x, y, return_dict=True, **fit)), fingerprint
 
 
 def _fingerprint(model: keras.Model) -> float:
-    """A number that tells weights apart to the bit; -1 where copies in this process differ."""
+    """Returns a checksum of the weights; -1 if copies in this process differ."""
     of_devices = [[w.value, *copies.of(w.value).values()] for w in model.weights]
     prints = {
         zlib.crc32(b"".join(w.numpy().tobytes() for w in weights))

@@ -10,7 +10,7 @@ from jsonargparse.typing import PositiveInt
 
 from tfdist.bench import outputs
 from tfdist.config_groups.run import default_data_dir
-from tfdist.plan import flags
+from tfdist.plan import network as networks
 
 DESCRIPTION = "speed, memory and accuracy by number format"
 _PRECISIONS = ["float32", "mixed_float16", "mixed_bfloat16"]
@@ -18,9 +18,9 @@ _PRECISIONS = ["float32", "mixed_float16", "mixed_bfloat16"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
-    flags.add_network(parser, precision=False)
+    networks.add_arguments(parser, precision=False)
     parser.add_argument(
-        "--precisions", nargs="+", choices=flags.words_of("precision"), default=_PRECISIONS,
+        "--precisions", nargs="+", choices=networks.choices("precision"), default=_PRECISIONS,
         help="which",
     )  # fmt: skip
     parser.add_argument("--batch", type=PositiveInt, default=32, metavar="N", help="of a step")
@@ -56,7 +56,7 @@ def run(
         LaunchError: A training fails.
     """
     output = outputs.Outputs(json, table, chart)
-    chosen = flags.tiny() if smoke else flags.network(**network)
+    chosen = networks.tiny() if smoke else networks.from_flags(**network)
     from tfdist.bench.precision import measure, report
 
     if smoke:

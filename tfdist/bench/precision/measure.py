@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfdist.plan import real_steps
+from tfdist.plan import step_profile
 from tfdist.plan.network import Network
 from tfdist.run import flags, from_config, recipe
 
@@ -18,7 +18,7 @@ def of(network: Network, precision: str, batch: int, num_steps: int) -> dict[str
     Raises:
         LaunchError: It fails.
     """
-    with real_steps.pool() as pool:
+    with step_profile.pool() as pool:
         one = dataclasses.replace(network, precision=precision)
         (sample,) = pool.ask(one, batch, "one_device", 1, num_steps)
     return {

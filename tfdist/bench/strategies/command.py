@@ -8,14 +8,14 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.bench import outputs
-from tfdist.plan import flags
+from tfdist.plan import network as networks
 
 DESCRIPTION = "one network under every strategy there is here: speed, and where the time goes"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
-    flags.add_network(parser)
+    networks.add_arguments(parser)
     parser.add_argument(
         "--batch", type=PositiveInt, default=32, metavar="N", help="of each replica"
     )
@@ -47,7 +47,7 @@ def run(
         LaunchError: One device does not train already.
     """
     output = outputs.Outputs(json, table, chart)
-    chosen = flags.tiny() if smoke else flags.network(**network)
+    chosen = networks.tiny() if smoke else networks.from_flags(**network)
     from tfdist.bench.strategies import measure, report
 
     if smoke:

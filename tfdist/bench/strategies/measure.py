@@ -10,9 +10,9 @@ from tfdist.bench.interleave import spread, take_turns
 from tfdist.errors import LaunchError
 from tfdist.install_horovod import versions
 from tfdist.launcher.worker_pool import WorkerPool
-from tfdist.plan import real_steps
+from tfdist.plan import step_profile
 from tfdist.plan.network import Network
-from tfdist.plan.real_steps import Sample
+from tfdist.plan.step_profile import Sample
 from tfdist.strategies import STRATEGIES
 
 ALONE = "one_device"
@@ -81,10 +81,10 @@ def all_strategies(
 
 def _case(name: str, in_processes: bool, replicas: int) -> Case:
     if name == ALONE:
-        return Case(real_steps.pool(), 1, 1)
+        return Case(step_profile.pool(), 1, 1)
     if in_processes:
-        return Case(real_steps.pool(replicas, "processes"), 1, replicas)
-    return Case(real_steps.pool(), replicas, replicas)
+        return Case(step_profile.pool(replicas, "processes"), 1, replicas)
+    return Case(step_profile.pool(), replicas, replicas)
 
 
 def _asking(

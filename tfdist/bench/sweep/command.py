@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.bench import outputs
-from tfdist.plan import flags
+from tfdist.plan import network as networks
 
 DESCRIPTION = "throughput and memory over the batch, on the CPU and on a GPU where there is one"
 _BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
@@ -17,7 +17,7 @@ _BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
-    flags.add_network(parser)
+    networks.add_arguments(parser)
     parser.add_argument(
         "--batches", nargs="+", type=PositiveInt, default=_BATCHES, metavar="N", help="rising"
     )
@@ -48,7 +48,7 @@ def run(
         LaunchError: Not even the smallest batch trains.
     """
     output = outputs.Outputs(json, table, chart)
-    chosen = flags.tiny() if smoke else flags.network(**network)
+    chosen = networks.tiny() if smoke else networks.from_flags(**network)
     from tfdist.bench.sweep import measure, report
 
     if smoke:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import LaunchError
-from tfdist.plan import real_steps
+from tfdist.plan import step_profile
 from tfdist.plan.network import Network
 
 #: Of the highest throughput: what a batch reaches that saturates the device.
@@ -42,7 +42,7 @@ def _kind(
     network: Network, batches: Sequence[int], num_steps: int, environ: dict[str, str]
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    with real_steps.pool(environ=environ) as pool:
+    with step_profile.pool(environ=environ) as pool:
         for batch in batches:
             try:
                 (sample,) = pool.ask(network, batch, "one_device", 1, num_steps)

@@ -1,4 +1,4 @@
-"""How long gradients take to cross, by strategy: the alpha-beta model. Imports no TensorFlow.
+"""The time to exchange gradients, by strategy: the alpha-beta model. Imports no TensorFlow.
 
 Sources: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations
 in MPICH" (latency and bytes a link); Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce
@@ -11,35 +11,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-#: The part of an Ethernet link's rate that is left for what TCP carries: of 1538 bytes that a frame
-#: takes with its gap, 1448, where frames are not larger than usual.
+#: The part of an Ethernet link's rate that TCP's payload gets: 1448 of the 1538 bytes that a frame
+#: of the usual size takes, including the gap after it.
 PAYLOAD = 1448 / 1538
 
 
 class Link(NamedTuple):
-    """A link in one direction; both may be used at once.
+    """A link, which carries its rate in both directions at once.
 
     Attributes:
-        rate: Bytes a second, of what is carried.
-        latency: Seconds until the first of them is there.
+        rate: Bytes of payload per second.
+        latency: Seconds until the first byte arrives.
     """
 
     rate: float
     latency: float
 
     def seconds(self, num_bytes: float, num_messages: int) -> float:
-        """Returns how long messages take one behind the other."""
+        """Returns the time of `num_messages` consecutive messages with `num_bytes` in total."""
         return num_bytes / self.rate + num_messages * self.latency
 
 
 class Wires(NamedTuple):
-    """What joins the workers.
+    """The network between the workers.
 
     Attributes:
-        outer: Between hosts.
-        inner: Between the devices of a host.
-        per_host: Devices of a host; 1: all are joined by the outer link.
-        num_servers: Parameter servers, each on a link of its own.
+        outer: The link of each host.
+        inner: The link between the devices of a host.
+        per_host: Devices per host; with 1, every device uses the outer link.
+        num_servers: Number of parameter servers, each with a link of its own.
     """
 
     outer: Link
@@ -49,20 +49,20 @@ class Wires(NamedTuple):
 
 
 def ring(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """Ring all-reduce: 2(n-1) messages of the n-th part each, over the slowest link."""
+    """Ring all-reduce: 2(n-1) messages with 1/n of the bytes each, over the slowest link."""
     n = num_workers
     link = wires.inner if n <= wires.per_host else wires.outer
     return link.seconds(2 * (n - 1) / n * num_bytes, 2 * (n - 1))
 
 
 def parameter_server(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """Every worker fetches the weights and sends gradients; the servers' links are shared."""
+    """Every worker fetches weights and sends gradients; workers share the servers' links."""
     a_link = max(1.0, num_workers / wires.num_servers) * num_bytes
     return 2 * wires.outer.seconds(a_link, 1)
 
 
 def hierarchical(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """Sums within each host, a ring of one device of each, and copies within each host."""
+    """A sum within each host, a ring of one device per host, and copies within each host."""
     inside = min(num_workers, wires.per_host)
     hosts = -(-num_workers // inside)
     within = 2 * wires.inner.seconds((inside - 1) * num_bytes, 1) if inside > 1 else 0.0
@@ -70,28 +70,29 @@ def hierarchical(num_bytes: float, num_workers: int, wires: Wires) -> float:
 
 
 def sharded(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """Sums scattered and weights joined, each half of a ring (Rajbhandari et al. 2020, 7.2)."""
+    """Reduce-scatter and all-gather, each half a ring (Rajbhandari et al. 2020, section 7.2)."""
     return ring(num_bytes, num_workers, wires)
 
 
 def sharded_optimizer(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """Sums that all have whole, by a ring, and weights joined by half of one more."""
+    """An all-reduce of the gradients, and an all-gather of the weights."""
     return 1.5 * ring(num_bytes, num_workers, wires)
 
 
 def sharded_parameters(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """Weights joined twice, and sums scattered, each half of a ring."""
+    """Two all-gathers of the weights and a reduce-scatter, each half a ring."""
     return 1.5 * ring(num_bytes, num_workers, wires)
 
 
 def central_storage(num_bytes: float, num_workers: int, wires: Wires) -> float | None:
-    """All gradients to one device of the host, and the weights from there; None: several hosts."""
+    """Gradients to one device of the host, and weights back; None for several hosts."""
     if num_workers > wires.per_host:
         return None
     return 2 * wires.inner.seconds(num_workers * num_bytes, 1)
 
 
-#: By name: takes bytes of a gradient, workers and wires; returns seconds, None where there is none.
+#: By name: functions of the bytes of the gradients, the number of workers and the wires that return
+#: seconds, or None where the exchange does not exist.
 EXCHANGES: dict[str, Callable[[float, int, Wires], float | None]] = {
     "parameter_server": parameter_server,
     "ring": ring,
@@ -101,17 +102,17 @@ EXCHANGES: dict[str, Callable[[float, int, Wires], float | None]] = {
     "sharded_optimizer": sharded_optimizer,
     "sharded_parameters": sharded_parameters,
 }
-#: Those that send float32, whatever gradients are computed in.
-_AS_THEY_ARE = ("sharded", "sharded_optimizer", "sharded_parameters")
+#: Exchanges that send float32, whatever the number format of the gradients.
+_UNCOMPRESSED = ("sharded", "sharded_optimizer", "sharded_parameters")
 
 
 class Step(NamedTuple):
     """A step of several workers.
 
     Attributes:
-        seconds: It takes.
-        efficiency: The part of them that one worker alone would take.
-        exchange: Seconds in which gradients cross, also those hidden behind the backward pass.
+        seconds: Duration of the step.
+        efficiency: Duration of the same step on a single worker, as a fraction of `seconds`.
+        exchange: Communication time, including the part that overlaps with the backward pass.
     """
 
     seconds: float
@@ -120,13 +121,13 @@ class Step(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What a worker does in a step, measured or given.
+    """What a worker does in a step.
 
     Attributes:
-        seconds: Computing its share.
-        gradient_bytes: Of all trainable weights.
-        exchange_seconds: That an exchange takes beside what its links do, however small.
-        exchange_rate: Bytes a second that the software moves where no link limits it; 0: no limit.
+        seconds: Compute time of its batch.
+        gradient_bytes: Bytes of the gradients of all trainable weights.
+        exchange_seconds: Fixed software overhead of an exchange.
+        exchange_rate: Bytes per second that the software moves at most; 0 for no limit.
     """
 
     seconds: float
@@ -135,7 +136,7 @@ class Profile(NamedTuple):
     exchange_rate: float = 0.0
 
 
-#: The part of a step's computation that is the backward pass: twice the forward pass's work.
+#: The backward pass's part of the compute time: it has twice the work of the forward pass.
 _BACKWARD = 2 / 3
 
 
@@ -147,25 +148,25 @@ def step(
     overlap: float = 0.0,
     compression: float = 1.0,
 ) -> Step | None:
-    """Returns the step of so many workers, each with a share of the same size; None: there is none.
+    """Returns the step of several workers with equal batches; None where it does not exist.
 
     Args:
-        strategy: One of `EXCHANGES`.
-        profile: Of one worker.
-        num_workers: From 1 on.
-        wires: That join them.
-        overlap: The part of the backward pass behind which an exchange hides; 0: it comes after it.
-        compression: By which gradients are smaller on their way; not of what is sharded.
+        strategy: A name out of `EXCHANGES`.
+        profile: The profile of one worker.
+        num_workers: Number of workers, from 1.
+        wires: The network between them.
+        overlap: Part of the backward pass that overlaps with the exchange, from 0 to 1.
+        compression: Factor by which the gradients are compressed; ignored for sharded strategies.
     """
     if num_workers == 1:
         return Step(profile.seconds, 1.0, 0.0)
-    if profile.exchange_rate:  # what a link carries at most, the software has to move too
+    if profile.exchange_rate:  # the software limits fast links
         outer, inner = (
             link._replace(rate=min(link.rate, profile.exchange_rate))
             for link in (wires.outer, wires.inner)
         )
         wires = wires._replace(outer=outer, inner=inner)
-    sent = profile.gradient_bytes / (1.0 if strategy in _AS_THEY_ARE else compression)
+    sent = profile.gradient_bytes / (1.0 if strategy in _UNCOMPRESSED else compression)
     crossing = EXCHANGES[strategy](sent, num_workers, wires)
     if crossing is None:
         return None

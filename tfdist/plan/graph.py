@@ -1,0 +1,274 @@
+"""The operations of a traced function, with calls and branches inlined, for `liveness`."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdist.upstream.tensorflow_functions import function_called
+
+#: Operations that return their first input unchanged or with another shape.
+_ALIASES = {
+    "Bitcast", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Snapshot",
+    "Squeeze", "StopGradient",
+}  # fmt: skip
+#: Element-wise operations, which write their result over an input that has no other reader.
+_IN_PLACE = {
+    "Abs", "Add", "AddN", "AddV2", "BiasAdd", "ClipByValue", "Cos", "Div", "DivNoNan", "Elu",
+    "EluGrad", "Erf", "Exp", "Expm1", "FusedBatchNormGradV3", "FusedBatchNormV3", "Inv",
+    "LeakyRelu", "LeakyReluGrad", "Log", "Log1p", "LogSoftmax", "Maximum", "Minimum",
+    "Mul", "MulNoNan", "Neg",
+    "Pow", "RealDiv", "Reciprocal", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "Rsqrt", "RsqrtGrad",
+    "Select", "SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softmax",
+    "Softplus", "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh",
+    "TanhGrad", "Xdivy", "Xlogy",
+}  # fmt: skip
+#: Operations that read only the shape of their input. Grappler knows it and drops the edge.
+_SHAPE_ONLY = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
+#: Operations whose outputs are not counted: variables are counted separately, constants are small.
+_UNCOUNTED = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
+#: The attribute that names the function of a call, and the branch of a conditional that is planned.
+_CALLS = {"PartitionedCall": "f", "StatefulPartitionedCall": "f"}
+_BRANCHES = {"If", "StatelessIf"}
+_LOOPS = {"While", "StatelessWhile"}
+
+#: An output of an operation: the operation's name and the output's index.
+Output = tuple[str, int]
+_NO_VARIABLES: Mapping[Output, str] = MappingProxyType({})
+
+
+class Operation(NamedTuple):
+    """An operation of a graph.
+
+    Attributes:
+        kind: Its type, such as `Conv2D`.
+        inputs: The outputs that it reads.
+        after: Names of the operations that it waits for without reading their outputs.
+        sizes: Bytes of each of its outputs.
+        alias: Whether its first output is its first input, as for `Reshape`.
+        in_place: Whether it may overwrite an input of the same size.
+        uncounted: Whether its outputs are counted elsewhere, as those of variables are.
+        device: Where it runs; empty where there is only one device.
+    """
+
+    kind: str
+    inputs: Sequence[Output]
+    after: Sequence[str]
+    sizes: Sequence[int]
+    alias: bool = False
+    in_place: bool = False
+    uncounted: bool = False
+    device: str = ""
+
+
+def loop_body(graph: tf.Graph) -> tf.Graph:
+    """Returns the body of the first loop of a graph.
+
+    Raises:
+        StopIteration: The graph has no loop.
+    """
+    loop = next(op for op in graph.get_operations() if op.type in _LOOPS)
+    return function_called(graph, loop.get_attr("body").name)
+
+
+def variable_devices(graph: tf.Graph) -> dict[Output, str]:
+    """Returns the device of each variable that the first loop of a function's graph uses.
+
+    Args:
+        graph: The function's graph.
+
+    Returns:
+        Devices by the input of the loop's body that stands for the variable.
+    """
+    loop = next(op for op in graph.get_operations() if op.type in _LOOPS)
+    captured = {_output(inside): outside.device for outside, inside in graph.captures}
+    pairs = zip(loop_body(graph).inputs, loop.inputs, strict=True)
+    return {
+        _output(inside): short_name(captured[_output(given)])
+        for inside, given in pairs
+        if given.dtype == tf.resource and _output(given) in captured
+    }
+
+
+def operations(
+    graph: tf.Graph, variables: Mapping[Output, str] = _NO_VARIABLES
+) -> dict[str, Operation]:
+    """Returns the operations of a graph and of the functions that it calls, by name.
+
+    Args:
+        graph: The graph of a function.
+        variables: The devices of variables, as `variable_devices` returns them: operations that
+            read or assign a variable run there.
+    """
+    inliner = _Inliner(variables)
+    inliner.inline(graph, "", {}, "")
+    return inliner.found
+
+
+def short_name(device: str) -> str:
+    """Returns a device's name as `CPU:0`, or an empty string for an unspecified device."""
+    parsed = tf.DeviceSpec.from_string(device)
+    return f"{parsed.device_type}:{parsed.device_index or 0}" if parsed.device_type else ""
+
+
+def execution_order(operations: Mapping[str, Operation]) -> list[str]:
+    """Returns the names in the order in which TensorFlow's executor starts the operations.
+
+    It starts whatever has all its inputs, first come, first served
+    (`tensorflow/core/common_runtime/executor.cc`).
+    """
+    readers: dict[str, list[str]] = {name: [] for name in operations}
+    missing: dict[str, int] = {}
+    for name, operation in operations.items():
+        # dict.fromkeys, not a set: the order of a set differs from process to process.
+        makers = [maker for maker, _ in operation.inputs] + list(operation.after)
+        needed = [maker for maker in dict.fromkeys(makers) if maker in operations]
+        missing[name] = len(needed)
+        for maker in needed:
+            readers[maker].append(name)
+    ready = deque(name for name, number in missing.items() if number == 0)
+    started = []
+    while ready:
+        started.append(ready.popleft())
+        for reader in readers[started[-1]]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                ready.append(reader)
+    return started
+
+
+def with_transfers(operations: Mapping[str, Operation]) -> dict[str, Operation]:
+    """Adds a copy of each tensor on every other device that reads it.
+
+    As TensorFlow partitions a graph (`tensorflow/core/graph/graph_partition.cc`): a tensor is sent
+    as soon as it exists, once to each device, and the copy lives until its last reader is done.
+    """
+    found: dict[str, Operation] = {}
+    for name, operation in operations.items():
+        inputs = []
+        for read in operation.inputs:
+            maker = operations.get(read[0])
+            if maker is None or maker.device == operation.device:
+                inputs.append(read)
+                continue
+            copy = f"{read[0]}:{read[1]} on {operation.device}"
+            if copy not in found:
+                size = maker.sizes[read[1]]
+                found[copy] = Operation("Receive", [read], [], [size], device=operation.device)
+            inputs.append((copy, 0))
+        found[name] = operation._replace(inputs=inputs)
+    return found
+
+
+def on_one_device(operations: Mapping[str, Operation]) -> dict[str, Operation]:
+    """Returns the operations without their devices, so that nothing is copied between them."""
+    return {name: operation._replace(device="") for name, operation in operations.items()}
+
+
+class _Inliner:
+    """Collects the operations of a graph and of the functions that it calls.
+
+    Args:
+        variables: The devices of variables.
+
+    Attributes:
+        found: The operations by name.
+    """
+
+    def __init__(self, variables: Mapping[Output, str]) -> None:
+        self._variables = variables
+        self.found: dict[str, Operation] = {}
+
+    def inline(
+        self, graph: tf.Graph, prefix: str, outputs: dict[Output, Output], caller_device: str
+    ) -> None:
+        """Adds the operations of a graph.
+
+        Args:
+            graph: The graph of a function.
+            prefix: Prefix of the operations' names, since a function may be called twice.
+            outputs: Replacements for outputs that are read in this graph: the arguments of the
+                function, and the results of inlined calls.
+            caller_device: The device of operations that specify none.
+        """
+        needed = _needed(graph)
+        for op in graph.get_operations():
+            if op.name not in needed:
+                continue
+            reads = map(_output, op.inputs)
+            inputs = [outputs.get(read, (prefix + read[0], read[1])) for read in reads]
+            after = [prefix + other.name for other in op.control_inputs]
+            of_variable = (self._variables[read] for read in inputs if read in self._variables)
+            device = next(of_variable, "") or short_name(op.device) or caller_device
+            if op.type in _CALLS or op.type in _BRANCHES:
+                inner = f"{prefix}{op.name}/"
+                arguments = inputs[1:] if op.type in _BRANCHES else inputs
+                self._inline_call(graph, op, inner, arguments, outputs, device)
+                # Whatever waits for the call waits for everything inside it.
+                inside = [name for name in self.found if name.startswith(inner)]
+                end = Operation("NoOp", [], [*inside, *after], [], device=device)
+                self.found[prefix + op.name] = end
+            else:
+                self.found[prefix + op.name] = _operation(op, inputs, after, device)
+
+    def _inline_call(
+        self,
+        graph: tf.Graph,
+        op: tf.Operation,
+        inner: str,
+        arguments: list[Output],
+        outputs: dict[Output, Output],
+        device: str,
+    ) -> None:
+        """Adds the operations of the called function, and maps the call's outputs to them."""
+        # Of a conditional, the branch that updates weights: the other one skips the step.
+        attribute = _CALLS.get(op.type, "then_branch")
+        called = function_called(graph, op.get_attr(attribute).name)
+        inside = {_output(to): given for to, given in zip(called.inputs, arguments, strict=True)}
+        self.inline(called, inner, inside, device)
+        for number, result in enumerate(called.outputs):
+            key = _output(result)
+            outputs[op.name, number] = inside.get(key, (inner + key[0], key[1]))
+
+
+def _operation(op: tf.Operation, inputs: list[Output], after: list[str], device: str) -> Operation:
+    static = all(t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs))
+    if op.type in _SHAPE_ONLY and static:
+        inputs = []
+    return Operation(
+        op.type, inputs, after, list(map(_size, op.outputs)), op.type in _ALIASES,
+        op.type in _IN_PLACE, op.type in _UNCOUNTED, device,
+    )  # fmt: skip
+
+
+def _needed(graph: tf.Graph) -> set[str]:
+    """Returns the names of operations that are returned, have effects, or are read by these.
+
+    TensorFlow drops all others before it computes (`PruneFunctionBody`, declared in
+    `tensorflow/core/common_runtime/function_def_utils.h`): mostly gradients of the inputs.
+    """
+    found: set[str] = set()
+    pending = [tensor.op for tensor in graph.outputs]
+    pending += [op for op in graph.get_operations() if op.op_def.is_stateful]
+    while pending:
+        op = pending.pop()
+        if op.name not in found:
+            found.add(op.name)
+            pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    return found
+
+
+def _output(tensor: tf.Tensor) -> Output:
+    return tensor.op.name, tensor.value_index
+
+
+def _size(tensor: tf.Tensor) -> int:
+    """Returns the bytes of a tensor; 0 for a handle and for a tensor of unknown shape."""
+    if tensor.dtype in (tf.resource, tf.variant, tf.string) or not tensor.shape.is_fully_defined():
+        return 0
+    return math.prod(tensor.shape.as_list()) * tensor.dtype.size

@@ -1,0 +1,182 @@
+"""`python -m tfdist.plan memory`: what a training step holds on each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from tfdist.console import sizes, table_files, tables
+from tfdist.errors import ConfigurationError
+from tfdist.plan import network as networks
+
+if TYPE_CHECKING:
+    from tfdist.plan.devices import Planner
+    from tfdist.plan.network import Network
+
+DESCRIPTION = "memory of a training step on each device, and the largest batch that fits"
+
+#: Strategies whose replicas each compute what one device does, on their part of the batch.
+REPLICATED = [
+    "one_device", "mirrored", "multi_worker", "horovod", "central_storage", "towers",
+    "parameter_server",
+]  # fmt: skip
+#: Strategies that split one model over the devices.
+SPLIT = ["pipeline", "channel_split", "sharded"]
+SHARDS = ["optimizer", "gradients", "parameters"]
+#: What TensorFlow leaves of a GPU newer than Ampere to CUDA and its libraries (`MinSystemMemory` in
+#: `tensorflow/core/common_runtime/gpu/gpu_device.cc`).
+_RESERVE = "1800MiB"
+_NOTE = (
+    "At the peak of a step. 'activations' is everything that is neither weights, gradients nor "
+    "optimizer state: tensors of both passes and of the update, rounded up by the allocator. "
+    "Workspaces of GPU kernels are not included."
+)
+
+
+class Layout(NamedTuple):
+    """A strategy that splits a model, with its options."""
+
+    strategy: str
+    options: dict[str, Any]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    networks.add_arguments(parser)
+    parser.add_argument(
+        "--batch", type=PositiveInt, default=256, metavar="N", help="global batch size"
+    )
+    parser.add_argument(
+        "--devices", type=PositiveInt, default=1, metavar="N", help="number of devices"
+    )
+    parser.add_argument(
+        "--servers", type=PositiveInt, default=1, metavar="N", help="number of parameter servers"
+    )
+    parser.add_argument(
+        "--strategy", nargs="+", choices=["all", *REPLICATED, *SPLIT],
+        help="strategies to plan (default: all whose replicas hold the whole model)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--micro-batches", type=PositiveInt, default=4, metavar="N",
+        help="micro-batches of pipeline",
+    )  # fmt: skip
+    parser.add_argument(
+        "--order", choices=["gpipe", "1f1b"], default="gpipe", help="schedule of pipeline"
+    )
+    parser.add_argument(
+        "--shard", nargs="+", choices=SHARDS, default=SHARDS, help="what sharded divides"
+    )
+    parser.add_argument(
+        "--card", metavar="SIZE",
+        help="memory of a device, such as 24GB or 80GiB: adds the largest batch that fits",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reserve", default=_RESERVE, metavar="SIZE",
+        help="part of --card that is not available for tensors",
+    )  # fmt: skip
+    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
+
+
+def run(
+    batch: int,
+    devices: int,
+    servers: int,
+    strategy: Sequence[str] | None,
+    micro_batches: int,
+    order: str,
+    shard: Sequence[str],
+    card: str | None,
+    reserve: str,
+    table: str | None,
+    **network: Any,
+) -> None:
+    """Plans and prints a table; the arguments are the values of the flags.
+
+    Raises:
+        ConfigurationError: A flag has a value that does not fit.
+    """
+    table_files.check(table, ".md", ".csv")
+    capacity = None if card is None else sizes.num_bytes(card) - sizes.num_bytes(reserve)
+    chosen = networks.from_flags(**network)
+    names = list(strategy or [one for one in REPLICATED if devices > 1 or one == "one_device"])
+    if "all" in names:
+        names = [*REPLICATED, *SPLIT]
+    layouts = _layouts(names, micro_batches, order, shard)
+    if layouts and devices < 2:
+        raise ConfigurationError(
+            f"--strategy {next(iter(layouts.values())).strategy} splits a model over several "
+            "devices, but --devices is 1. Use --devices 2 or more."
+        )
+    planners = _planners(chosen, names, layouts, devices, servers)
+    _show(planners, batch, capacity, table)
+
+
+def _layouts(
+    names: Iterable[str], micro_batches: int, order: str, shard: Sequence[str]
+) -> dict[str, Layout]:
+    """Returns the splitting strategies with their options, by the name of their row."""
+    found: dict[str, Layout] = {}
+    for name in names:
+        if name == "sharded":
+            found |= {f"sharded {what}": Layout(name, {"shard": what}) for what in shard}
+        elif name == "pipeline":
+            found[name] = Layout(name, {"micro_batches": micro_batches, "order": order})
+        elif name in SPLIT:
+            found[name] = Layout(name, {})
+    return found
+
+
+def _planners(
+    network: Network,
+    names: Sequence[str],
+    layouts: Mapping[str, Layout],
+    num_devices: int,
+    num_servers: int,
+) -> dict[str, Planner]:
+    """Returns the planner of each row of the table. Traces the network, which starts TensorFlow."""
+    from tfdist.plan import devices
+
+    found: dict[str, Planner] = {}
+    if layouts:
+        devices.make_devices(num_devices)  # before TensorFlow starts
+    if replicated := [name for name in names if name in REPLICATED]:
+        step = devices.ReplicatedStep(network)
+        for name in replicated:
+            found[name] = devices.ReplicaPlanner(step, name, num_devices, num_servers)
+    for name, one in layouts.items():
+        found[name] = devices.SplitPlanner(network, one.strategy, num_devices, one.options)
+    return found
+
+
+def _show(
+    planners: Mapping[str, Planner], batch: int, capacity: int | None, path: str | None
+) -> None:
+    """Prints a row for each strategy and kind of device.
+
+    Args:
+        planners: By the name of the strategy.
+        batch: Global batch size.
+        capacity: Bytes of a device that are available for tensors; None leaves the largest batch
+            out.
+        path: File to write the table to, or None.
+    """
+    header = ["strategy", "device", "weights", "gradients", "optimizer", "activations", "total"]
+    if capacity is not None:
+        header.append("largest batch")
+    rows = []
+    for name, planner in planners.items():
+        largest = "" if capacity is None else str(planner.largest_batch(capacity) or "none")
+        for one in planner.devices(batch):
+            parts = (one.weights, one.gradients, one.optimizer, one.activations, one.total)
+            rows.append([name, one.role, *map(sizes.in_words, parts)])
+            if capacity is not None:
+                rows[-1].append(largest)
+                largest = ""
+    tables.numbers(header, rows, title=f"global batch of {batch}", num_names=2)
+    tables.text(_NOTE)
+    if path:
+        table_files.write(Path(path), header, rows)

@@ -1,0 +1,88 @@
+"""The graph of a network's real training step, for batches of any size.
+
+The step is traced twice, on batches of few rows, and never run. The bytes of each tensor are
+interpolated linearly: the batch is one of its axes, or none. Networks that this machine could never
+train can be planned this way; only their variables have to fit into memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedModelError
+from tfdist.loops.compiled_functions import CompiledFunctions, StepOptions
+from tfdist.loops.data_handler import DataHandler
+from tfdist.model_setup import create
+from tfdist.plan import graph
+from tfdist.plan.graph import Operation
+from tfdist.plan.network import Network
+from tfdist.strategies.base import Strategy
+from tfdist.upstream.patching import replaced
+
+#: Rows per replica or micro-batch of the two traced batches. More than one, since an axis of size
+#: one is broadcast.
+FEW_ROWS, MORE_ROWS = 2, 4
+
+
+class StepGraph(NamedTuple):
+    """The operations of a step, for batches of any size.
+
+    Attributes:
+        few: Operations on a small batch.
+        more: The same operations on a larger one, in the same order.
+        num_rows: Rows of the two batches.
+    """
+
+    few: dict[str, Operation]
+    more: dict[str, Operation]
+    num_rows: tuple[int, int] = (FEW_ROWS, MORE_ROWS)
+
+    def operations(self, num_rows: int) -> dict[str, Operation]:
+        """Returns the operations on a batch of `num_rows`."""
+        few_rows, more_rows = self.num_rows
+        steps = (num_rows - few_rows) / (more_rows - few_rows)
+        found = {}
+        for (name, few), more in zip(self.few.items(), self.more.values(), strict=True):
+            pairs = zip(few.sizes, more.sizes, strict=True)
+            found[name] = few._replace(sizes=[round(a + (b - a) * steps) for a, b in pairs])
+        return found
+
+
+def trace(
+    network: Network, num_rows: int, strategy: Strategy
+) -> tuple[keras.Model, dict[str, Operation]]:
+    """Returns a model in the strategy's scope and the operations of its step on `num_rows` rows."""
+    model = create.create(network.build, strategy, network.precision)
+    data = tf.data.Dataset.from_tensors(network.batch(num_rows)).repeat()
+    feed = DataHandler(strategy, data, training=True, steps_per_epoch=1)
+    compiled: list[Any] = []
+    compile_function = strategy.compile
+
+    def compile_and_keep(*arguments: Any, **options: Any) -> Any:
+        compiled.append(compile_function(*arguments, **options))
+        return compiled[-1]
+
+    with replaced(strategy, "compile", compile_and_keep):
+        CompiledFunctions(model, strategy, StepOptions(precision=network.precision)).train(feed)
+    batches = iter(strategy.distribute(data))
+    whole = compiled[-1].get_concrete_function(batches, tf.constant(1)).graph
+    devices = graph.variable_devices(whole)
+    return model, graph.operations(graph.loop_body(whole), devices)
+
+
+def check_same_operations(
+    network: Network, few: dict[str, Operation], more: dict[str, Operation]
+) -> None:
+    """Checks that the graphs of two batches differ in sizes alone.
+
+    Raises:
+        UnsupportedModelError: They have different operations.
+    """
+    if [one.kind for one in few.values()] != [one.kind for one in more.values()]:
+        raise UnsupportedModelError(
+            f"{network.model}: the graph of its step depends on the batch size, so its memory "
+            "cannot be planned. Measure it with python -m tfdist.tune batch-size."
+        )

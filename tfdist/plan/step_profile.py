@@ -1,0 +1,181 @@
+"""Real training steps, measured in processes of their own: their time, memory and exchange.
+
+On a CPU the environment variable `TF_CPU_ALLOCATOR_USE_BFC` puts TensorFlow's allocator for GPUs in
+the place of malloc, which counts nothing (`tensorflow/core/common_runtime/process_state.cc`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import strategies
+from tfdist.console import files
+from tfdist.errors import ConfigurationError
+from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.plan.exchange import Profile
+from tfdist.plan.network import Network
+from tfdist.run import profile
+from tfdist.trainer import Trainer
+
+#: The environment in which TensorFlow counts the memory of a CPU's tensors.
+COUNT_MEMORY: Mapping[str, str] = MappingProxyType({"TF_CPU_ALLOCATOR_USE_BFC": "1"})
+_TIMEOUT_SECONDS = 1800.0
+#: Steps that `measure` times, after two that compile.
+_NUM_STEPS = 5
+
+
+class Sample(NamedTuple):
+    """What the steps of a process take, without the two first ones, which compile.
+
+    Attributes:
+        seconds: Median time of a step.
+        exchange: Seconds that summing as many bytes as the gradients have takes by itself.
+        data: Seconds of a step in which the devices wait for data.
+        gradient_bytes: Bytes of the gradients of all trainable weights.
+        peak_bytes: The most that all devices of the process have held since its start.
+        device: "CPU", or the name of the GPU.
+    """
+
+    seconds: float
+    exchange: float
+    data: float
+    gradient_bytes: int
+    peak_bytes: int
+    device: str
+
+
+class StepTimes(keras.callbacks.Callback):
+    """Records the time at which each step ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[float] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.ends = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.ends.append(time.perf_counter())
+
+    def seconds(self, skip: int = 0) -> float:
+        """Returns the median time between two ends, without the first `skip` of them."""
+        return statistics.median(b - a for a, b in itertools.pairwise(self.ends[skip:]))
+
+
+def pool(
+    num_workers: int = 1, via: str = "", environ: Mapping[str, str] = MappingProxyType({})
+) -> WorkerPool:
+    """Returns processes that answer questions with a `Sample`.
+
+    A question is `(network, batch, strategy, devices, num_steps)`, and optionally a mapping of the
+    strategy's options.
+
+    Args:
+        num_workers: Processes that train together.
+        via: What starts them.
+        environ: Additional environment variables.
+    """
+    return WorkerPool(
+        prepare, num_workers=num_workers, via=via, environ={**COUNT_MEMORY, **environ},
+        answer_seconds=_TIMEOUT_SECONDS,
+    )  # fmt: skip
+
+
+def prepare() -> Callable[..., Sample]:
+    """Returns the function that a process of the pool answers questions with."""
+    return _sample
+
+
+def _sample(
+    network: Network,
+    batch: int,
+    strategy: str,
+    devices: int,
+    num_steps: int,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Sample:
+    created = strategies.create(strategy, devices, **options)
+    trainer = Trainer(
+        network.build, strategy=created, precision=network.precision, steps_per_call=1
+    )
+    data, times = tf.data.Dataset.from_tensors(network.batch(batch)).repeat(), StepTimes()
+    # The first two steps compile and create the optimizer's variables.
+    trainer.fit(data, steps_per_epoch=num_steps + 2, verbose=0, callbacks=[times])
+    seconds = times.seconds(skip=1)
+    names = trainer.strategy.devices
+    peak = sum(map(_peak, _allocators(names)))  # before the exchange below, which needs more
+    exchanged = profile.exchange(trainer.strategy, trainer.model)
+    weights = trainer.model.trainable_variables
+    return Sample(
+        seconds,
+        exchanged[0] if exchanged else 0.0,
+        trainer.stats.data_wait_share * seconds,
+        sum(4 * int(w.value.shape.num_elements()) for w in weights),
+        peak,
+        _device_name(names[0]),
+    )
+
+
+def measure(network: Network, batch: int) -> Profile:
+    """Returns the profile of a worker that exchanges nothing, measured in a process of its own.
+
+    Args:
+        network: What is trained.
+        batch: Rows of a step.
+
+    Raises:
+        LaunchError: The training failed.
+    """
+    with pool() as processes:
+        (sample,) = processes.ask(network, batch, "one_device", 1, _NUM_STEPS)
+    return Profile(sample.seconds, sample.gradient_bytes)
+
+
+def read(path: str) -> Profile:
+    """Returns the profile that `write` wrote.
+
+    Raises:
+        ConfigurationError: The file does not exist or has another format.
+    """
+    try:
+        found = Profile(**json.loads(Path(path).read_text("utf-8")))
+        if min(found) >= 0 < found.seconds:
+            return found
+    except (OSError, ValueError, TypeError):
+        pass
+    raise ConfigurationError(
+        f"--profile {path}: expected a file that --save-profile wrote, with the numbers "
+        f"{', '.join(Profile._fields)}."
+    )
+
+
+def write(measured: Profile, path: str) -> None:
+    """Writes a profile as JSON."""
+    with files.replacing(Path(path)) as temporary:
+        temporary.write_text(json.dumps(measured._asdict(), indent=1) + "\n")
+
+
+def _allocators(devices: list[str]) -> list[str]:
+    """Returns the devices with an allocator of their own: logical CPU devices share one."""
+    return [name for name in devices if name.startswith("GPU")] or ["CPU:0"]
+
+
+def _peak(name: str) -> int:
+    return int(tf.config.experimental.get_memory_info(name)["peak"])
+
+
+def _device_name(name: str) -> str:
+    if not name.startswith("GPU"):
+        return "CPU"
+    (gpu, *_) = tf.config.get_visible_devices("GPU")
+    return str(tf.config.experimental.get_device_details(gpu).get("device_name", "GPU"))
