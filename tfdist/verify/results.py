@@ -78,7 +78,7 @@ def collect(model: keras.Model, history: keras.callbacks.History, evaluation: di
     optimizer = {
         f"variable {i}": np.asarray(v)
         for i, v in enumerate(model.optimizer.variables)
-        # Replicas accumulate gradients themselves: see `step.gradient_accumulation`.
+        # Replicas accumulate gradients themselves: see `step.accumulation`.
         if not v.name.endswith("gradient_accumulator")
     }
     return Result(
