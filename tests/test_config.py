@@ -62,9 +62,9 @@ def test_times(time: str, seconds: float) -> None:
 def test_only_one_field_says_how_many_steps() -> None:
     assert TrainConfig(overfit_batches=2).limit_steps is None
     for others in ({"smoke": True}, {"limit_steps": 3}):
-        with pytest.raises(ValidationError, match="says how many steps already: leave one of"):
+        with pytest.raises(ValidationError, match="already limits the steps: remove one of"):
             TrainConfig(overfit_batches=2, **others)
-    with pytest.raises(ValidationError, match="--smoke says how many steps already"):
+    with pytest.raises(ValidationError, match="--smoke already limits the steps"):
         TrainConfig(limit_steps=2, smoke=True)
 
 

@@ -1,27 +1,299 @@
-"""The complete configuration of a training run, as one flat, checked record.
+"""The complete configuration of a training run, as one flat, validated record.
 
-A field is a command-line flag (`batch_size` is `--batch-size`), a key of a YAML file and an
-attribute for recipes. The classes of `config_groups` group the flags in `--help`; `TrainConfig` is
-all of them. What a value may be is said there and here and nowhere else, but for the options that
-strategies declare. This module imports no TensorFlow.
+Each field is a command-line flag (`batch_size` is `--batch-size`), a key of a YAML file, and an
+attribute that recipes read. The base classes group the flags in `--help`. Constraints on values are
+defined only here, except for those of the options that strategies declare. This module does not
+import TensorFlow, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 
-from tfdist.config_groups.optimisation import Optimisation, Precision, scales_dynamically
-from tfdist.config_groups.outcome import Extent, Outcome, Saving
-from tfdist.config_groups.run import Run, Spread
-from tfdist.config_groups.strategy_options import options_of_strategies
+from tfdist.console import durations
+from tfdist.models import MODELS
+from tfdist.strategies import STRATEGIES, options_by_name
+
+if TYPE_CHECKING:
+    ModelName = str
+    StrategyName = str
+else:
+    ModelName = Literal[tuple(MODELS)]
+    StrategyName = Literal[tuple(STRATEGIES)]
+
+#: A time such as `2h`, `1h30m` or `90s`.
+_TIME = r"^(\d+[dhms])+$"
+
+
+def default_data_dir() -> str:
+    """Returns the cache folder for data sets: `$XDG_CACHE_HOME/tfdist`, or `~/.cache/tfdist`."""
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfdist")
+
+
+def seconds_of(time: object) -> object:
+    """Returns the seconds of a time such as `2h`, `1h30m` or `90s`; numbers are returned unchanged.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    if not isinstance(time, str) or time.replace(".", "", 1).isdigit():
+        return time
+    if (seconds := durations.seconds(time.strip())) is None:
+        raise ValueError(f"expected a time like 90s, 30m, 2h or 1h30m, got {time!r}.")
+    return seconds
+
+
+def scales_dynamically(precision: object, loss_scale: object) -> bool:
+    """Returns whether the loss scale is dynamic: requested, or the default for float16."""
+    in_float16 = precision in ("float16", "mixed_float16")
+    return loss_scale == "dynamic" or (loss_scale == "auto" and in_float16)
+
+
+class Run(BaseModel):
+    """What to train and where to put it."""
+
+    recipe: str = Field(
+        "digits", description="what to train: a module of recipes/, ./mine.py, or a dotted name"
+    )
+    model: ModelName | None = Field(
+        None, description="the network, if the recipe lets you choose; default: the recipe's"
+    )
+    set: dict[str, Any] = Field(
+        default_factory=dict,
+        description="a hyperparameter of the recipe or of --model; may be repeated",
+    )
+    data: str | None = Field(
+        None, description="synthetic, small, a folder, or tfds:NAME; default: the recipe's"
+    )
+    run_dir: str | None = Field(
+        None, description="folder for the files of this run; default: a new one under runs/"
+    )
+    data_dir: str = Field(
+        default_factory=default_data_dir, description="cache folder for packed data sets"
+    )
+    seed: NonNegativeInt = Field(
+        0, description="seed of weights, shuffling, augmentation and dropout"
+    )
+    deterministic: bool = Field(
+        False, description="make two runs on one machine bitwise identical; slower"
+    )
+    verbose: Literal["auto"] | Annotated[int, Field(ge=0, le=2)] = Field(
+        "auto", description="0 silent, 1 progress bar, 2 one line per epoch; auto: 1 on a terminal"
+    )
+    smoke: bool = Field(False, description="run three steps of everything, to check that it works")
+
+
+class Spread(BaseModel):
+    """How the work is distributed over devices."""
+
+    strategy: StrategyName = Field(
+        "one_device", description="where computation runs and how gradients are reduced"
+    )
+    devices: Annotated[int, Field(ge=1)] | list[str] | None = Field(
+        None, description="number of devices, or names (GPU:0,GPU:1); default: the strategy's"
+    )
+    memory: Literal["grow"] | PositiveInt = Field(
+        "grow",
+        description="GPU memory: grow allocates as needed, N allows at most N MB; without GPUs, N "
+        "limits all devices of a process together",
+    )
+    workers: list[str] | None = Field(
+        None, description="host:port of each worker, by rank, if no launcher sets them"
+    )
+    rank: NonNegativeInt | None = Field(None, description="rank of this worker in --workers")
+    watchdog_seconds: NonNegativeFloat = Field(
+        300.0, description="silence after which a worker counts as lost; 0: wait forever"
+    )
+    sync_batch_norm: bool = Field(
+        False, description="compute BatchNorm statistics over all replicas"
+    )
+
+
+class Optimisation(BaseModel):
+    """How the model is trained."""
+
+    epochs: PositiveInt = Field(10, description="passes over the training data")
+    batch_size: PositiveInt = Field(
+        64, description="global batch: examples per optimizer step over all replicas"
+    )
+    batch_warmup: list[Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")]] | None = Field(
+        None,
+        description="32:3,64:2 uses batches of 32 for 3 epochs, of 64 for 2, then --batch-size; "
+        "default: none",
+    )
+    accumulate: PositiveInt = Field(
+        1, description="gradient accumulation: rounds in which a global batch is computed"
+    )
+    recompute: str = Field(
+        "none",
+        description="activation checkpointing: layers whose activations are recomputed in the "
+        "backward pass to save memory: none, all, or a regular expression",
+    )
+    learning_rate: PositiveFloat = Field(1e-3, description="the highest learning rate")
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="how to scale the rate with --batch-size over --lr-reference-batch"
+    )
+    lr_reference_batch: PositiveInt | None = Field(
+        None, description="the batch size that --learning-rate is meant for; default: unknown"
+    )
+    lr_rule: Literal["constant", "cosine", "polynomial", "step", "one_cycle"] = Field(
+        "constant", description="learning-rate schedule over all epochs"
+    )
+    lr_decay_epochs: list[PositiveFloat] | None = Field(
+        None, description="30,60,80: epochs at which the step rule lowers the rate; default: none"
+    )
+    lr_decay_factor: float = Field(
+        0.1, gt=0, lt=1, description="step rule: factor from one rate to the next"
+    )
+    lr_power: PositiveFloat = Field(2.0, description="polynomial rule: exponent; 1 is linear")
+    warmup_epochs: NonNegativeFloat = Field(
+        0.0, description="epochs of linear warm-up before the schedule"
+    )
+    warmup_start: NonNegativeFloat = Field(0.0, description="learning rate at the start of warm-up")
+    optimizer: Literal["adam", "lamb", "lars", "sgd"] = Field("adam", description="the optimizer")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd and lars")
+    weight_decay: NonNegativeFloat = Field(
+        0.0, description="decay of all weights except biases and those of normalization layers"
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="fraction of each label that is spread over all classes"
+    )
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="0.999 evaluates and saves moving averages of the weights; default: the "
+        "weights themselves",
+    )
+    early_stopping: Annotated[str, Field(pattern=r"^[^:]+:[1-9]\d*$")] | None = Field(
+        None,
+        description="val_loss:5 stops after 5 epochs without improvement; default: never",
+    )
+    steps_per_call: Literal["auto"] | PositiveInt = Field(
+        "auto", description="optimizer steps per call of the training function"
+    )
+    jit_compile: bool = Field(False, description="compile the step with XLA")
+    run_eagerly: bool = Field(False, description="run without graphs, for debugging; slow")
+
+
+class Precision(BaseModel):
+    """Number formats."""
+
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16"] = Field(
+        "float32", description="dtype of computation and, unless mixed, of the weights"
+    )
+    loss_scale: Literal["auto", "none", "dynamic"] | PositiveFloat = Field(
+        "auto", description="loss scaling; auto: dynamic with float16, none otherwise"
+    )
+    loss_scale_initial: PositiveFloat = Field(32768.0, description="initial dynamic loss scale")
+    loss_scale_growth_interval: PositiveInt = Field(
+        2000, description="finite steps before a dynamic loss scale grows"
+    )
+    loss_scale_growth_factor: float = Field(
+        2.0, gt=1, description="factor by which a dynamic loss scale grows"
+    )
+    loss_scale_backoff_factor: float = Field(
+        0.5, gt=0, lt=1, description="factor applied to the loss scale after a step that overflowed"
+    )
+
+
+class Saving(BaseModel):
+    """How a run is saved and resumed."""
+
+    checkpoint_every: (
+        Literal["epoch", "never"] | PositiveInt | Annotated[str, Field(pattern=_TIME)]
+    ) = Field(
+        "epoch",
+        description="epoch, a number of steps, or a time (10m); a run that is stopped also saves",
+    )
+    keep: PositiveInt = Field(3, description="number of newest checkpoints to keep")
+    keep_best: str | None = Field(
+        None, description="val_loss also keeps the checkpoint of the best epoch; default: none"
+    )
+    resume: str = Field(
+        "never",
+        description="auto: the same command resumes its run; or the path of a checkpoint",
+    )
+    checkpoint_errors: Literal["go_on", "stop"] = Field(
+        "go_on", description="whether training continues if a checkpoint cannot be written"
+    )
+
+
+class Extent(BaseModel):
+    """How much of a run to make."""
+
+    limit_steps: PositiveInt | None = Field(
+        None, description="maximum steps of an epoch and of a validation; default: all"
+    )
+    overfit_batches: PositiveInt | None = Field(
+        None, description="train and validate on the same N batches; default: all data"
+    )
+    max_time: Annotated[PositiveFloat, BeforeValidator(seconds_of)] | None = Field(
+        None, description="90s, 30m, 2h, 1h30m: stop and save after this time; default: no limit"
+    )
+
+
+class Outcome(BaseModel):
+    """Additional results of a run."""
+
+    evaluate: str | None = Field(
+        None,
+        description="evaluate a saved .keras model, or the newest checkpoint of a folder, instead "
+        "of training",
+    )
+    profile: bool = Field(False, description="trace some steps and show where their time goes")
+    logger: list[Literal["tensorboard", "csv", "mlflow", "wandb"]] = Field(
+        ["tensorboard"],
+        description="loggers for the metrics besides metrics.jsonl; several: a,b",
+    )
+    export: list[Literal["saved_model", "onnx", "tflite"]] = Field(
+        [], description="export formats besides model.keras; several: a,b"
+    )
+
+
+def options_of_strategies(groups: Sequence[type[BaseModel]]) -> type[BaseModel]:
+    """Returns a class with a field for each option that a strategy declares, None by default.
+
+    Args:
+        groups: The other groups, whose field names are taken.
+
+    Raises:
+        ValueError: Two declarations of one name differ.
+    """
+    taken = {name for group in groups for name in group.model_fields}
+    fields: dict[str, Any] = {}
+    for name, declared in options_by_name().items():
+        option, *others = declared.values()
+        if name in taken or any(other != option for other in others):
+            raise ValueError(
+                f"{' and '.join(declared)}: another strategy or TrainConfig defines the option "
+                f"{name!r} differently: rename it."
+            )
+        text = f"{' and '.join(declared)}: {option.help}; default: {option.default}"
+        fields[name] = (option.type | None, Field(None, description=text))
+    return create_model("StrategyOptions", __doc__="Options of strategies.", **fields)
+
 
 if TYPE_CHECKING:
 
     class StrategyOptions(BaseModel):
-        """Fields that are known when the table of strategies is."""
+        """Fields that are known once the table of strategies is."""
 
 else:
     StrategyOptions = options_of_strategies(
@@ -39,13 +311,13 @@ class TrainConfig(Outcome, Extent, Saving, Precision, Optimisation, StrategyOpti
     @field_validator("lr_decay_epochs", "batch_warmup", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """`30,60` on a command line is a list."""
+        """Splits `30,60` from a command line into a list."""
         return value.split(",") if isinstance(value, str) else value
 
     @field_validator("devices", "workers", "logger", "export", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
-        """`GPU:0,GPU:1` on a command line is a list of names; `2` is a number."""
+        """Splits `GPU:0,GPU:1` from a command line into names; `2` stays a number."""
         if isinstance(value, str) and not value.strip().lstrip("+-").isdigit():
             return [name.strip() for name in value.split(",")]
         return value
@@ -57,36 +329,37 @@ class TrainConfig(Outcome, Extent, Saving, Precision, Optimisation, StrategyOpti
         "loss_scale_backoff_factor",
     )
     @classmethod
-    def _only_of_a_dynamic_scale(cls, value: float, info: ValidationInfo) -> float:
-        usual = cls.model_fields[str(info.field_name)].default
-        if value != usual and not scales_dynamically(
+    def _requires_dynamic_scale(cls, value: float, info: ValidationInfo) -> float:
+        default = cls.model_fields[str(info.field_name)].default
+        if value != default and not scales_dynamically(
             info.data.get("precision"), info.data.get("loss_scale")
         ):
             raise ValueError(
-                "no effect without a dynamic loss scale: add --loss-scale dynamic, or leave it out."
+                "has no effect without dynamic loss scaling: add --loss-scale dynamic, or remove "
+                "this flag."
             )
         return value
 
     @field_validator("limit_steps", "overfit_batches")
     @classmethod
-    def _only_one_says_how_many(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _conflicts_with_other_limits(cls, value: int | None, info: ValidationInfo) -> int | None:
         for other in ("smoke", "limit_steps"):
             if value is not None and info.data.get(other):
                 flag = f"--{other.replace('_', '-')}"
-                raise ValueError(f"{flag} says how many steps already: leave one of the two out.")
+                raise ValueError(f"{flag} already limits the steps: remove one of the two flags.")
         return value
 
     def strategy_options(self) -> dict[str, Any]:
-        """Those options of strategies that are given, for `tfdist.strategies.create`."""
+        """Returns the strategy options that are set, for `tfdist.strategies.create`."""
         values = {name: getattr(self, name) for name in StrategyOptions.model_fields}
         return {name: value for name, value in values.items() if value is not None}
 
     def to_yaml(self) -> str:
-        """This configuration as a file that `--config` reads."""
+        """Returns this configuration as text that `--config` reads from a file."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
-#: The fields' groups, in the order of `--help`.
+#: The groups of fields, in the order of `--help`.
 GROUPS: tuple[type[BaseModel], ...] = (
     Run,
     Spread,

@@ -171,7 +171,7 @@ def test_print_config_can_be_read_back(
     [
         (["--strategy", "foo"], "'one_device', 'mirrored', 'central_storage', 'towers'"),
         (["--epochs", "none"], "--epochs: expected a valid integer, got 'none'"),
-        (["--loss-scale-initial", "8"], "--loss-scale-initial: no effect without a dynamic loss"),
+        (["--loss-scale-initial", "8"], "--loss-scale-initial: has no effect without dynamic loss"),
         (["--early-stopping", "loss"], "--early-stopping: expected String should match pattern"),
         (["--epochs"], "--epochs: expected one argument"),
         (["--loss-scale", "big"], "--loss-scale: expected 'auto', 'none' or 'dynamic' or a"),
@@ -202,7 +202,7 @@ def test_wrong_command_line(arguments: list[str], says: str) -> None:
         (b"a: [b", ", line 1: no YAML: expected ',' or ']'"),
         (b"a: !b c", ", line 1: no YAML: could not determine a constructor"),
         (b"seed: 1\n\nseed: 2", ", line 3: seed: the second of this name"),
-        (b"loss_scale_growth_factor: 3", ", line 1: loss_scale_growth_factor: no effect without"),
+        (b"loss_scale_growth_factor: 3", ", line 1: loss_scale_growth_factor: has no effect"),
         (b"5", "holds something else; expected lines like 'epochs: 3'"),
         (b"# nothing", "the file is empty"),
         (bytes(range(8)), "this is no text"),

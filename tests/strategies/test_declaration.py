@@ -69,8 +69,8 @@ def test_a_declared_option_is_a_flag() -> None:
     )
     assert done.returncode == 0, done.stderr
     shown = " ".join(done.stdout.split())
-    assert "--num-folds N folded: how often; left out: 2" in shown
-    assert "--fold in|out folded: which way; left out: in" in shown
+    assert "--num-folds N folded: how often; default: 2" in shown
+    assert "--fold in|out folded: which way; default: in" in shown
     assert "parameter_server|multi_worker|horovod|folded" in shown
 
 
@@ -85,7 +85,7 @@ def test_a_name_that_is_taken(change: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
-    assert f"the option '{name}' means something else already" in done.stderr
+    assert f"defines the option '{name}' differently" in done.stderr
 
 
 @pytest.mark.parametrize("name", strategies.STRATEGIES)

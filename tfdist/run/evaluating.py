@@ -7,8 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdist.config import StrategyOptions, TrainConfig
-from tfdist.config_groups.run import Run, Spread
+from tfdist.config import Run, Spread, StrategyOptions, TrainConfig
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, DataError
 

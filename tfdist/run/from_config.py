@@ -11,8 +11,7 @@ import pipelines
 from tfdist import cluster, devices, schedules, strategies
 from tfdist.callbacks.early_stopping import EarlyStopping
 from tfdist.checkpoint.settings import Checkpoints
-from tfdist.config import TrainConfig
-from tfdist.config_groups.optimisation import scales_dynamically
+from tfdist.config import TrainConfig, scales_dynamically
 from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.data_handler import check_batch_size
 from tfdist.precision import LossScale

@@ -8,9 +8,7 @@ from typing import Any
 
 import yaml
 
-from tfdist.config import StrategyOptions, TrainConfig
-from tfdist.config_groups.outcome import Outcome, Saving
-from tfdist.config_groups.run import Spread
+from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.errors import ConfigurationError
 
 #: In a run folder.

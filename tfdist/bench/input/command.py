@@ -8,7 +8,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.config_groups.run import default_data_dir
+from tfdist.config import default_data_dir
 
 DESCRIPTION = "images per second of the input pipeline, beside the limit and other readers"
 

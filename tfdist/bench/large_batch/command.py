@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from tfdist.bench.large_batch.ways import WAYS
-from tfdist.config_groups.run import default_data_dir
+from tfdist.config import default_data_dir
 
 DESCRIPTION = "accuracy on the digits against the batch, with and without scaling and warm-up"
 _BATCHES = [32, 64, 128, 256, 512, 1024]

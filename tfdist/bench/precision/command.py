@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.bench import outputs
-from tfdist.config_groups.run import default_data_dir
+from tfdist.config import default_data_dir
 from tfdist.plan import network as networks
 
 DESCRIPTION = "speed, memory and accuracy by number format"
