@@ -44,7 +44,7 @@ QUICK: dict[str, float] = {
     "tests/plan/test_scaling.py": 1,
     "tests/run/test_catalogue.py": 0.1,
     "tests/run/test_flags.py": 5,
-    "tests/strategies/channel_split/test_rules.py": 0.1,
+    "tests/strategies/tensor_parallel/test_rules.py": 0.1,
     "tests/strategies/pipeline/test_bubble.py": 0.1,
     "tests/strategies/pipeline/test_cut.py": 0.1,
     "tests/strategies/test_declaration.py": 1,

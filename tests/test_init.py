@@ -35,8 +35,8 @@ def answer(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
             "tfdist.launch --hosts a:4,b:4 --config",
         ),
         (
-            ["", "", "2", "2", "sharded", "channel_split", ""],  # has one device a process
-            {"strategy": "channel_split", "devices": 2, "batch_size": 64},
+            ["", "", "2", "2", "sharded", "tensor_parallel", ""],  # has one device a process
+            {"strategy": "tensor_parallel", "devices": 2, "batch_size": 64},
             "tfdist.launch --num-workers 2 --config",
         ),
         (

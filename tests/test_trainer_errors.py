@@ -66,7 +66,7 @@ def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
         ({"accumulate": "2"}, "accumulate='2': expected a number from 1"),
         ({"strategy": None}, "strategy=None: expected a tfdist Strategy or one of the names"),
         ({"strategy": tf.distribute.get_strategy()}, "expected a tfdist Strategy or one of"),
-        ({"strategy": tfdist.strategies.Strategy()}, "devices go to the strategy"),
+        ({"strategy": tfdist.strategies.Strategy()}, "devices= has no effect"),
         ({"strategy": "one_device"}, "computes on one a process, but got CPU:0, CPU:1: name one"),
     ],
 )

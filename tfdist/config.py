@@ -30,7 +30,7 @@ from pydantic import (
 
 from tfdist.console import durations
 from tfdist.models import MODELS
-from tfdist.strategies import STRATEGIES, options_by_name
+from tfdist.strategies import STRATEGIES, current_name, options_by_name
 
 if TYPE_CHECKING:
     ModelName = str
@@ -307,6 +307,12 @@ class TrainConfig(Outcome, Extent, Saving, Precision, Optimisation, StrategyOpti
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True
     )
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _current_name(cls, value: object) -> object:
+        """Accepts former names of strategies."""
+        return current_name(value) if isinstance(value, str) else value
 
     @field_validator("lr_decay_epochs", "batch_warmup", mode="before")
     @classmethod

@@ -43,7 +43,7 @@ def _together(method: Method) -> Method:
     @functools.wraps(method)
     def call(self: Trainer, *args: Any, **options: Any) -> Any:
         with (
-            self.strategy.explaining(),
+            self.strategy.translate_errors(),
             self._watchdog.watching(method.__name__),
             interrupts.held_back(lambda told: int(self.strategy.gather([told]).max())),
         ):

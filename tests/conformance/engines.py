@@ -25,7 +25,7 @@ STRATEGIES = {
     "central_storage": [2, 3],
     "towers": [2, 3],
     "pipeline": [2, 4],
-    "channel_split": [2, 3, 4],
+    "tensor_parallel": [2, 3, 4],
     "sharded optimizer": [2],
     "sharded gradients": [2],
     "sharded parameters": [2, 3, 4],
@@ -34,8 +34,8 @@ STRATEGIES = {
 #: Of strategies that are asked with options: they, by what stands above.
 OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored traced once": {"one_trace_from": 0},
-    "channel_split": {"smallest": 1},
-    "channel_split over processes": {"smallest": 1},
+    "tensor_parallel": {"smallest": 1},
+    "tensor_parallel over processes": {"smallest": 1},
     "pipeline over processes": {"micro_batches": 2},
     # Each tensor in a bucket of its own: what the cases train would fit into one.
     "horovod in buckets": {"bucket_mb": 1e-6},
@@ -77,7 +77,7 @@ _TABLES_IN_PARTS = {"vision-shifted-windows"}
 DECLINED = {
     "pipeline": _BY_STAGES | _PROGRAMS_BY_STAGES,
     "pipeline over processes": _BY_STAGES,
-    "channel_split": _PROGRAMS_IN_PARTS,
+    "tensor_parallel": _PROGRAMS_IN_PARTS,
     "sharded parameters": _PROGRAMS_IN_PARTS | _TABLES_IN_PARTS,
 }
 

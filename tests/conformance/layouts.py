@@ -74,7 +74,7 @@ LAYOUTS = {
         Layout("horovod in buckets", 3),
     ],
     "multi_worker in buckets": [Layout("multi_worker in buckets", 2)],
-    "channel_split over processes": [Layout("channel_split over processes", 2, num_devices=2)],
+    "tensor_parallel over processes": [Layout("tensor_parallel over processes", 2, num_devices=2)],
     "parameter_server": [Layout("parameter_server", 1, via="")],
 }
 

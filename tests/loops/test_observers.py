@@ -30,6 +30,6 @@ def test_copies_are_made_equal_only_where_somebody_may_have_changed_the_model(
     callbacks: list[Any], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, calls = mirrored(), []
-    monkeypatch.setattr(trainer.strategy, "take_over", calls.append)
+    monkeypatch.setattr(trainer.strategy, "sync_copies", calls.append)
     trainer.fit(**FIT, epochs=2, callbacks=callbacks)
     assert len(calls) == times

@@ -114,7 +114,7 @@ def test_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("strategy", "devices"),
     [
         ("pipeline", ["stage 1", "stage 2"]),
-        pytest.param("channel_split", ["device 1", "device 2"], marks=pytest.mark.long),
+        pytest.param("tensor_parallel", ["device 1", "device 2"], marks=pytest.mark.long),
         pytest.param("sharded", ["device 1", "device 2"], marks=pytest.mark.long),
     ],
 )

@@ -17,7 +17,7 @@ from tfdist.step.lookups import Lookups
 from tfdist.step.reductions import ReductionProbe
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
-from tfdist.strategies.shares import Share
+from tfdist.strategies.batches import Share
 
 
 def traced_step(

@@ -27,7 +27,7 @@ WITH_MORE: dict[str, Any] = {
 #: So that two processes have a row for each of their micro-batches, and all layers are cut.
 OPTIONS: dict[str, dict[str, int]] = {
     "pipeline": {"micro_batches": 3},
-    "channel_split": {"smallest": 1},
+    "tensor_parallel": {"smallest": 1},
     "sharded": {"smallest": 1},
 }
 RANDOM = np.random.default_rng(0)
@@ -112,7 +112,7 @@ kept = functools.cache(trained)
         *(
             pytest.param(strategy, blocks, marks=LONG)
             for strategy in (
-                "mirrored", "central_storage", "towers", "pipeline", "channel_split", "sharded",
+                "mirrored", "central_storage", "towers", "pipeline", "tensor_parallel", "sharded",
             )
         ),
         pytest.param("mirrored", text, marks=LONG),
@@ -147,7 +147,7 @@ def test_with_rounds_half_precision_and_a_scaled_loss(strategy: str, make: Any) 
         Layout("multi_worker", 2),
         Layout("sharded", 2),
         Layout("pipeline", 2, num_devices=2),
-        Layout("channel_split", 2, num_devices=2),
+        Layout("tensor_parallel", 2, num_devices=2),
     ],
     ids=str,
 )

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support import ROOT
 from tfdist import strategies
+from tfdist.config import TrainConfig
+from tfdist.run import flags
 
 #: Stands for an editor: the table is read when the command starts.
 _NEW = """
@@ -95,3 +97,12 @@ def test_what_is_declared_is_what_the_class_takes(name: str) -> None:
     for option, about in declared.options.items():
         # None: the class finds the default itself, where nothing else says it.
         assert parameters[option].default in (about.default, None)
+
+
+@pytest.mark.parametrize(("former", "name"), strategies.ALIASES.items())
+def test_former_names_of_strategies_are_accepted(former: str, name: str) -> None:
+    config = flags.parse("program", "", [f"--strategy={former}"])
+    assert config.strategy == name
+    assert f"strategy: {name}\n" in config.to_yaml()
+    assert TrainConfig(strategy=former).strategy == name
+    assert strategies.create(former, 2).name == name

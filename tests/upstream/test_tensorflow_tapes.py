@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.channel_split.division import AlongAxis
 from tfdist.strategies.sharded.division import OverDevices
+from tfdist.strategies.tensor_parallel.division import AlongAxis
 from tfdist.upstream.keras_variables import divide
 from tfdist.upstream.tensorflow_tapes import know_parts
 

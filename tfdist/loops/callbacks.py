@@ -76,20 +76,20 @@ class _Shared(keras.callbacks.CallbackList):
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
-        self._take_over()
+        self._sync_copies()
         epoch = int(self._strategy.gather([keras_data.initial_epoch(self.model, 0)])[0, 0])
         keras_data.set_initial_epoch(self.model, epoch)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         same_variables.check_values(self._strategy, self._variables(), _CURE)
         super().on_epoch_end(epoch, logs)
-        self._take_over()
+        self._sync_copies()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         super().on_train_end(logs)
-        self._take_over()
+        self._sync_copies()
 
-    def _take_over(self) -> None:
+    def _sync_copies(self) -> None:
         """Gives the variables of all workers the values that the chief's have."""
         if not same_variables.are_same(self._strategy, self._variables()):
             self._strategy.prepare(self.model, optimizers_of(self.model))

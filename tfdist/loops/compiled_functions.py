@@ -94,9 +94,9 @@ class CompiledFunctions:
         """Returns the inner loop of an evaluation, likewise."""
         return self._inner_loop(feed, False)
 
-    def take_over(self) -> None:
+    def sync_copies(self) -> None:
         """Lets the steps go on from what the user's code may have made of the model."""
-        self._strategy.take_over([v for group in self.variables().values() for v in group])
+        self._strategy.sync_copies([v for group in self.variables().values() for v in group])
 
     def variables(self) -> dict[str, list[keras.Variable]]:
         """Returns all variables that steps read and write, by whose they are, each once."""
@@ -207,7 +207,7 @@ class CompiledFunctions:
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, Logs]:
             run()
             try:
-                with strategy.explaining():  # or a lost process would look like bad data
+                with strategy.translate_errors():  # or a lost process would look like bad data
                     made, logs = steps(iterator, tf.constant(num_steps))
             except TfdistError:
                 raise

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.data_order import order_of
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import without_optionals
+from tfdist.strategies.batches import without_optionals
 from tfdist.upstream import keras_data
 
 _EMPTY = "The data hold no batch: check the data set, its filters and shards."

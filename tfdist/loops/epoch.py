@@ -95,19 +95,19 @@ class CopySync(Observer):
     """Lets steps go on from what the user's code, the callbacks too, may have made of the model.
 
     Args:
-        take_over: Does so; it costs something where variables have copies.
+        sync_copies: Does so; it costs something where variables have copies.
         after_batches: Whether to do so before each call, not only before the first.
     """
 
-    def __init__(self, take_over: Callable[[], None], after_batches: bool) -> None:
-        self._take_over, self._after_batches = take_over, after_batches
+    def __init__(self, sync_copies: Callable[[], None], after_batches: bool) -> None:
+        self._sync_copies, self._after_batches = sync_copies, after_batches
 
     def begin_epoch(self, feed: DataHandler) -> None:
         self._wanted = True
 
     def begin_call(self, step: int) -> None:
         if self._wanted:
-            self._take_over()
+            self._sync_copies()
         self._wanted = self._after_batches
 
 
@@ -227,7 +227,7 @@ class OuterLoop:
             KerasCallbacks(loop, callbacks, self.model),
             *after,
             CopySync(
-                self.functions.take_over,
+                self.functions.sync_copies,
                 any(
                     wants_every_batch(c, loop) and may_change_model(c) for c in callbacks.callbacks
                 ),

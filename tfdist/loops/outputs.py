@@ -73,7 +73,7 @@ class Outputs:
         crosses = self._strategy.stops_together and not whole
 
         def predict(iterator: Iterator[Any], num_steps: int) -> tuple[Made, list[Any]]:
-            with self._strategy.together():
+            with self._strategy.collective_section():
                 made, outputs = own(iterator, num_steps)
                 if not crosses:
                     return made, outputs.pieces

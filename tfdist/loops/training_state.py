@@ -111,7 +111,7 @@ class TrainingState:
         Raises:
             ConfigurationError: It is of another model.
         """
-        with self._strategy.together():
+        with self._strategy.collective_section():
             variables.give(self._functions.variables(), saved, where, within_epoch)
         waiting, accumulation = saved.state["waiting gradients"], self._functions.accumulation
         if waiting and accumulation is not None:

@@ -25,7 +25,7 @@ REPLICATED = [
     "parameter_server",
 ]  # fmt: skip
 #: Strategies that split one model over the devices.
-SPLIT = ["pipeline", "channel_split", "sharded"]
+SPLIT = ["pipeline", "tensor_parallel", "sharded"]
 SHARDS = ["optimizer", "gradients", "parameters"]
 #: What TensorFlow leaves of a GPU newer than Ampere to CUDA and its libraries (`MinSystemMemory` in
 #: `tensorflow/core/common_runtime/gpu/gpu_device.cc`).

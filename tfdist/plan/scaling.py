@@ -21,7 +21,7 @@ _NOT_PLANNED = {
     "one_device": "it exchanges nothing",
     "mirrored": "it uses the devices of one process. Use --strategy ring and --per-host",
     "pipeline": "its stages exchange activations, and the bubble limits it",
-    "channel_split": "its layers exchange activations, as their split requires",
+    "tensor_parallel": "its layers exchange activations, as their split requires",
 }
 
 DESCRIPTION = "step time and efficiency by number of workers, for each kind of gradient exchange"

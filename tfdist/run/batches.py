@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import pipelines
 from tfdist.errors import DataError
-from tfdist.strategies import row_counts
+from tfdist.strategies import batches
 from tfdist.upstream.tensorflow_data import is_reshuffled
 
 
@@ -61,8 +61,8 @@ def num_rows_of_first(data: tf.data.Dataset) -> int | None:
     try:
         with pipelines.looking():
             for batch in data.take(1):
-                if any(map(row_counts.has_rows, tf.nest.flatten(batch))):
-                    return int(row_counts.num_rows(batch))
+                if any(map(batches.has_rows, tf.nest.flatten(batch))):
+                    return int(batches.num_rows(batch))
     except tf.errors.OpError:
         pass  # the training says what is wrong with the data
     return None

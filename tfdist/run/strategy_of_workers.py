@@ -10,7 +10,7 @@ from tfdist.console import settings_file
 from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError
 from tfdist.launcher.options import Options
-from tfdist.strategies import STRATEGIES
+from tfdist.strategies import STRATEGIES, current_name
 
 
 def with_strategy(options: Options) -> Options:
@@ -23,7 +23,7 @@ def with_strategy(options: Options) -> Options:
         ConfigurationError: Each worker would train by itself; or a file cannot be read.
     """
     found = _named(options)
-    declared = STRATEGIES.get(found.strategy)
+    declared = STRATEGIES.get(current_name(found.strategy))
     return replace(found, by_horovod=declared is not None and declared.by_horovod)
 
 
@@ -70,7 +70,7 @@ def _fitting(options: Options) -> str:
 
 def _check(options: Options, named: Setting) -> None:
     """Refuses workers of which each would train by itself."""
-    declared = STRATEGIES.get(str(named.value))
+    declared = STRATEGIES.get(current_name(str(named.value)))
     if declared is None or declared.joins_processes or options.num_workers + options.num_ps == 1:
         return
     by_flag = named.place == "--strategy"

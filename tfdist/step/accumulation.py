@@ -25,8 +25,8 @@ from tfdist.precision import Scaling
 from tfdist.step.forward_backward import ReplicaOutputs, all_reduced
 from tfdist.step.replica import Totals
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.batches import Share, share
 from tfdist.strategies.collectives.local_sum import local_sum
-from tfdist.strategies.shares import Share, share
 from tfdist.upstream.keras_optimizers import num_batches_seen
 
 #: (replica, round, what it computes in that, totals) -> what that contributes

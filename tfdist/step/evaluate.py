@@ -15,7 +15,7 @@ from tfdist.step.replica_runner import ReplicaRunner
 from tfdist.step.shared_trace import Packed
 from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import Share
+from tfdist.strategies.batches import Share
 
 
 class EvaluateStep:

@@ -23,8 +23,8 @@ from tfdist.step.parameter_gather import Scope
 from tfdist.step.replica import Replica
 from tfdist.step.state import Changes, ForwardState, nothing_like, same_as
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.batches import Share
 from tfdist.strategies.collectives import buckets
-from tfdist.strategies.shares import Share
 from tfdist.upstream.keras_losses import loss_tracker
 from tfdist.upstream.keras_model import takes_training
 from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces
@@ -174,7 +174,7 @@ def exchange(
         share: What this one brings.
         variables: What the gradients are of, by place.
     """
-    in_parts = strategy.sum_in_parts(share.gradients, variables)
+    in_parts = strategy.reduce_sharded(share.gradients, variables)
     whole = {i: g for i, g in share.gradients.items() if i not in in_parts}
     rest = share.summable()._replace(gradients={})
     gradients, sums = gradients_and(strategy, whole, rest)

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.reductions import halves
-from tfdist.strategies import shares
+from tfdist.strategies import batches
 from tfdist.upstream.keras_model import takes_training
 from tfdist.upstream.keras_variables import each_piece
 
@@ -113,7 +113,7 @@ def _looked_up(
     tables = model.trainable_variables
     values = [tf.identity(table) for table in tables]
     with keras.StatelessScope(zip(tables, values, strict=True), collect_losses=True) as scope:
-        rows = shares.take(x, begin, end)
+        rows = batches.take(x, begin, end)
         outputs = model(rows, training=False) if takes_training(model) else model(rows)
     # Recording on a tape is off in the scope in which first batches are looked at.
     targets = [t for t in tf.nest.flatten(outputs) + scope.losses if t.dtype.is_floating]

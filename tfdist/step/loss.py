@@ -165,7 +165,7 @@ class _ShareLoss:
         mask = (masks[0] & masks[1] if len(masks) == 2 else masks[0]) if masks else None
         values = keras.ops.convert_to_tensor(values, dtype=loss.dtype)
         # User code has had rows in any case; what stood in goes no further.
-        return self._reduce(*self._replica.counted((values, sample_weight, mask)))
+        return self._reduce(*self._replica.drop_padding((values, sample_weight, mask)))
 
     def _of_whole(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
         """The loss of the gathered batch, of which this replica counts 1/N."""

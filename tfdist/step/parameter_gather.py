@@ -27,7 +27,7 @@ import tensorflow as tf
 from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.upstream.keras_graph import operations_called_through
 from tfdist.upstream.keras_model import stateless_scope
-from tfdist.upstream.keras_variables import VariableOfParts, is_joined_to_read, source_of
+from tfdist.upstream.keras_variables import ShardedVariable, is_joined_to_read, source_of
 from tfdist.upstream.tensorflow_graphs import exchange_input, without_tapes
 
 
@@ -41,7 +41,7 @@ class GatheredParameter:
         reads: What layers compute with, of which gradients are taken.
     """
 
-    variable: VariableOfParts
+    variable: ShardedVariable
     whole: tf.Tensor
     reads: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
@@ -69,7 +69,7 @@ class ParameterGather:
                 self._entered = leaf
                 return
 
-    def read(self, variable: VariableOfParts) -> tf.Tensor:
+    def read(self, variable: ShardedVariable) -> tf.Tensor:
         """Returns a variable for a layer, in the format in which that reads it."""
         dtype = tf.as_dtype(variable.dtype)
         # Inside of a loop the gradients of all turns are added up in the format of what is read.
@@ -79,12 +79,12 @@ class ParameterGather:
         join = self._join(variable, dtype)
         return self._noted(join, tf.identity(join.whole))
 
-    def whole(self, variable: VariableOfParts) -> tf.Tensor:
+    def whole(self, variable: ShardedVariable) -> tf.Tensor:
         """Returns a variable in its own format."""
         join = self._join(variable, variable.parts[0].dtype)
         return join.reads[0] if join.reads else self._noted(join, join.whole)
 
-    def reads(self, variable: VariableOfParts) -> list[tf.Tensor]:
+    def reads(self, variable: ShardedVariable) -> list[tf.Tensor]:
         """Returns what was read of a variable."""
         own = [join.reads for (number, _), join in self._joins.items() if number == id(variable)]
         return [tensor for reads in own for tensor in reads]
@@ -99,7 +99,7 @@ class ParameterGather:
         yield
         gather_again(self._graph, num_before, list(self._joins.values()))
 
-    def _join(self, variable: VariableOfParts, dtype: tf.DType) -> GatheredParameter:
+    def _join(self, variable: ShardedVariable, dtype: tf.DType) -> GatheredParameter:
         key = (id(variable), dtype)
         if key not in self._joins:
             with self._after_the_layer_before():
@@ -128,7 +128,7 @@ class ParameterGather:
             yield
 
 
-def total(gradients: list[Any], variable: VariableOfParts) -> Any:
+def total(gradients: list[Any], variable: ShardedVariable) -> Any:
     """Returns the gradient of a variable from those of what was read of it, or None."""
     there = [tf.cast(g, variable.parts[0].dtype) for g in gradients if g is not None]
     slices = [gradient for gradient in there if isinstance(gradient, tf.IndexedSlices)]

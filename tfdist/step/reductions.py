@@ -25,8 +25,8 @@ import tensorflow as tf
 from tfdist import devices
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.parameter_gather import Scope
-from tfdist.strategies import shares
-from tfdist.strategies.row_counts import num_rows
+from tfdist.strategies import batches
+from tfdist.strategies.batches import num_rows
 from tfdist.upstream import keras_losses, keras_model
 
 #: Relative, by what layers compute in: halves of a batch may be nearly alike, and then a product of
@@ -158,7 +158,7 @@ class ReductionProbe:
                 y_pred = self._model(x, training=False)
             rows = (x, y, y_pred, weight)
             first, second, both = (
-                metric_changes(self._model, shares.take(rows, *part)) for part in halves(x)
+                metric_changes(self._model, batches.take(rows, *part)) for part in halves(x)
             )
         added = {key: first.get(key, 0) + second.get(key, 0) for key in both}
         rtol = rounding(self._model)
@@ -179,7 +179,7 @@ class ReductionProbe:
                 self._compiled = compiled_losses(self._model, self._first_batch())
             loss, y_true, y_pred = self._compiled[number]
             half = (int(num_rows(y_pred)) + 1) // 2
-            some = loss.call(shares.take(y_true, 0, half), shares.take(y_pred, 0, half))
+            some = loss.call(batches.take(y_true, 0, half), batches.take(y_pred, 0, half))
             rtol = rounding(self._model)
             return np.allclose(some, loss.call(y_true, y_pred)[:half], rtol, atol=1e-6)
 
@@ -189,7 +189,7 @@ class ReductionProbe:
             with tf.init_scope():
                 x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
                 self._probes[training] = [
-                    ProbePass(self._model, shares.take(x, *part), training) for part in halves(x)
+                    ProbePass(self._model, batches.take(x, *part), training) for part in halves(x)
                 ]
         return self._probes[training]
 

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.strategies import stand_in
-from tfdist.strategies.row_counts import has_rows
+from tfdist.strategies import batches
+from tfdist.strategies.batches import has_rows
 
 _local = threading.local()
 
@@ -84,14 +84,14 @@ class Replica:
         """The fraction of the global batch's rows that are in this microbatch, float64."""
         return tf.cast(self.num_rows, tf.float64) / tf.cast(self.total_rows, tf.float64)
 
-    def counted(self, structure: Any) -> Any:
+    def drop_padding(self, structure: Any) -> Any:
         """Returns rows, or what was computed from them, without one that only stands in.
 
         XLA knows no slice of unknown size: it is given shares without rows.
         """
         if self.num_microbatches == 1 or self.in_xla:
             return structure
-        return stand_in.counted(structure, self.num_rows)
+        return batches.drop_padding(structure, self.num_rows)
 
     def if_counted(self, value: tf.Tensor, otherwise: tf.Tensor | None = None) -> tf.Tensor:
         """Returns what was computed from this share; where no row of it counts, the other.
@@ -161,7 +161,7 @@ class Replica:
             )
         if self.num_replicas == 1:
             return structure
-        structure, begin = self.counted(structure), self._first_row()
+        structure, begin = self.drop_padding(structure), self._first_row()
         leaves = tf.nest.flatten(structure)
         tensors = [leaf for leaf in leaves if has_rows(leaf)]
         if any(t.dtype == tf.string or not isinstance(t, tf.Tensor) for t in tensors):

@@ -14,8 +14,7 @@ from tfdist.step.forward_backward import ReplicaOutputs, exchange
 from tfdist.step.replica import Replica, Totals
 from tfdist.step.shared_trace import NotShareableError, Packed, PackedRunner
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import Share
-from tfdist.strategies.stand_in import counted
+from tfdist.strategies.batches import Share, drop_padding
 
 
 class ReplicaRunner:
@@ -113,7 +112,7 @@ class ReplicaRunner:
                 return self._contribution(index, total_rows, number, share, totals)
             is_cut = self._strategy.num_replicas * self._num_rounds > 1
             if is_cut and not self._has_whole_batches:
-                share = share._replace(rows=counted(share.rows, share.num_rows))
+                share = share._replace(rows=drop_padding(share.rows, share.num_rows))
             if index not in self._compiled:  # one a replica: each captures its own variables
                 self._compiled[index] = tf.function(
                     lambda *arguments: self._contribution(index, *arguments),

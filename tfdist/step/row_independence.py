@@ -26,8 +26,8 @@ from tfdist.model_setup.build import cause
 from tfdist.step import batch_norm
 from tfdist.step.parameter_gather import Scope
 from tfdist.step.reductions import ReductionProbe
-from tfdist.strategies import shares
-from tfdist.strategies.row_counts import has_rows, num_rows, uneven
+from tfdist.strategies import batches
+from tfdist.strategies.batches import has_rows, num_rows, uneven
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_model import flatten_layers
 from tfdist.upstream.patching import replaced
@@ -79,7 +79,7 @@ def _asked(model: keras.Model, x: Any, training: bool) -> str | None:
     kept = min(_NUM_ROWS, int(num_rows(x)) // 2)
     if kept == 0:
         return None
-    first, second = shares.take(x, 0, kept), shares.take(x, kept, 2 * kept)
+    first, second = batches.take(x, 0, kept), batches.take(x, kept, 2 * kept)
     try:
         # Each beside the other: the largest value of a batch moves only the rows that lack it.
         return _beside(model, first, second, training) or _beside(model, second, first, training)
@@ -105,7 +105,7 @@ def _no_sum(model: keras.Model, x: Any, training: bool) -> str | None:
     options = {"training": training} if keras_model.takes_training(model) else {}
     try:
         with Scope(collect_losses=True) as scope:
-            model(shares.take(x, 0, min(_NUM_ROWS, int(num_rows(x)))), **options)
+            model(batches.take(x, 0, min(_NUM_ROWS, int(num_rows(x)))), **options)
     except Exception:  # said where a step computes it
         return None
     generator = keras_model.global_generator()

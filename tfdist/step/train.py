@@ -21,7 +21,7 @@ from tfdist.step.replica_runner import ReplicaRunner
 from tfdist.step.shared_trace import Packed, SharedTrace
 from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import Share
+from tfdist.strategies.batches import Share
 from tfdist.upstream.keras_optimizers import optimizers_of_one_device
 
 

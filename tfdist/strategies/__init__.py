@@ -1,7 +1,8 @@
-"""Who computes, and how sums cross the replicas: one file a strategy.
+"""Strategies: where computation runs, and how replicas exchange sums.
 
-This module imports no TensorFlow, so that a command line can list strategies and options at once.
-A new strategy is a file with its class, and its declaration in the table.
+`STRATEGIES` lists them with their options. This module imports no TensorFlow, so that `--help` can
+show strategies and options at once. To add a strategy, write a module with its class and add a line
+to the table.
 """
 
 from __future__ import annotations
@@ -9,33 +10,34 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError, did_you_mean
-from tfdist.strategies.channel_split.rules import RulesOrFile
 from tfdist.strategies.declaration import Declaration as Declaration
 from tfdist.strategies.declaration import Option as Option
+from tfdist.strategies.tensor_parallel.rules import RulesOrFile
 
 if TYPE_CHECKING:
     from tfdist.strategies.base import Strategy as Strategy
 
 _COMPRESSION = Option(
     Literal["none", "fp16", "bf16"],
-    "in what format gradients cross; bf16: not under horovod",
+    "number format in which gradients are sent; bf16: not under horovod",
     "none",
 )
 _BUCKET_MB = Option(
     Literal["all", "auto"] | PositiveFloat,
-    "megabytes of gradients that cross together, while the backward pass goes on; auto: by how "
-    "many there are; all: at once",
+    "megabytes of a gradient bucket, sent while the backward pass continues; auto: depends on the "
+    "size of all gradients; all: one bucket",
     "auto",
 )
-_PARAMETER_DEVICE = Option(str, "who holds the variables", "CPU:0")
+_PARAMETER_DEVICE = Option(str, "device that holds the variables", "CPU:0")
 
-#: The strategies by name. An option that stands here is a flag of the training command.
+#: The strategies by name. Each option is also a flag of the training command.
 STRATEGIES: dict[str, Declaration] = {
     "one_device": Declaration("tfdist.strategies.base:Strategy"),
     "mirrored": Declaration(
@@ -43,7 +45,7 @@ STRATEGIES: dict[str, Declaration] = {
         {
             "all_reduce": Option(
                 Literal["auto", "nccl", "hierarchical_copy", "one_device"],
-                "how gradients are summed over devices",
+                "how gradients are summed over the devices",
                 "auto",
             ),
             "merge_on": Option(Literal["auto", "gpu", "cpu"], "where gradients are summed", "auto"),
@@ -58,37 +60,37 @@ STRATEGIES: dict[str, Declaration] = {
     "pipeline": Declaration(
         "tfdist.strategies.pipeline.strategy:Pipeline",
         {
-            "stages": Option(PositiveInt, "parts that a model is cut into", "one a device"),
-            "micro_batches": Option(PositiveInt, "parts that a batch is cut into", 4),
+            "stages": Option(PositiveInt, "number of pipeline stages", "one per device"),
+            "micro_batches": Option(PositiveInt, "micro-batches per batch", 4),
             "order": Option(
                 Literal["gpipe", "1f1b"],
-                "gpipe: all forward, then all back; 1f1b: less in memory",
+                "gpipe: all forward, then all backward passes; 1f1b: needs less memory",
                 "gpipe",
             ),
             "cut_at": Option(
-                str, "names of layers, a,b: a stage ends behind each", "where it is balanced"
+                str, "layer names, a,b: a stage ends after each of them", "where it balances best"
             ),
             "balance": Option(
                 Literal["parameters", "time", "memory"],
-                "what the stages have the same of; time: as it is measured; memory: of weights and "
-                "what is kept of micro-batches",
+                "what to balance over the stages; time: as measured; memory: weights and the "
+                "activations kept for the backward pass",
                 "parameters",
             ),
-            "balance_rows": Option(PositiveInt, "of a micro-batch, for --balance memory", 8),
-            "plot_stages": Option(str, "a picture to draw the timeline of the stages into", "none"),
+            "balance_rows": Option(PositiveInt, "rows of a micro-batch, for --balance memory", 8),
+            "plot_stages": Option(str, "image file for the timeline of the stages", "none"),
         },
         across_processes=True,
         by_horovod=True,
         least_devices=2,
     ),
-    "channel_split": Declaration(
-        "tfdist.strategies.channel_split.strategy:ChannelSplit",
+    "tensor_parallel": Declaration(
+        "tfdist.strategies.tensor_parallel.strategy:TensorParallel",
         {
             "layout": Option(
                 RulesOrFile,
-                "a YAML file of rules, which axes of weights to cut by regular expressions on "
-                "their paths: dense/kernel: [null, model]",
-                "each layer that can be split is, by itself",
+                "a YAML file of rules: the axis of a weight to split, by a regular expression on "
+                "its path: dense/kernel: [null, model]",
+                "every layer that can be split",
             )
         },
         across_processes=True,
@@ -100,13 +102,13 @@ STRATEGIES: dict[str, Declaration] = {
         {
             "shard": Option(
                 Literal["optimizer", "gradients", "parameters"],
-                "what each device or process keeps a part of: optimizer state; sums of gradients, "
-                "too; weights, too (ZeRO 1, 2, 3)",
+                "what is sharded over devices or processes: optimizer state (ZeRO 1); gradients, "
+                "too (ZeRO 2); weights, too (ZeRO 3)",
                 "parameters",
             ),
             "offload": Option(
                 Literal["none", "optimizer"],
-                "what is in the host's memory, and computed there: what optimizers keep and change",
+                "what is kept in the host's memory and updated by its processor",
                 "none",
             ),
         },
@@ -115,14 +117,14 @@ STRATEGIES: dict[str, Declaration] = {
     ),
     "parameter_server": Declaration(
         "tfdist.strategies.parameter_server.strategy:ParameterServer",
-        {"num_servers": Option(PositiveInt, "servers, where no launcher starts them", 1)},
+        {"num_servers": Option(PositiveInt, "parameter servers, if no launcher starts them", 1)},
         asynchronous=True,
     ),
     "multi_worker": Declaration(
         "tfdist.strategies.multi_worker.strategy:MultiWorker",
         {
             "communication": Option(
-                Literal["auto", "ring", "nccl"], "how gradients are summed over workers", "auto"
+                Literal["auto", "ring", "nccl"], "how gradients are summed over the workers", "auto"
             ),
             "bucket_mb": _BUCKET_MB,
             "compression": _COMPRESSION,
@@ -137,6 +139,14 @@ STRATEGIES: dict[str, Declaration] = {
     ),
 }
 
+#: Former names of strategies, which command lines, configurations and `create` still accept.
+ALIASES = MappingProxyType({"channel_split": "tensor_parallel"})
+
+
+def current_name(name: str) -> str:
+    """Returns the name of a strategy, given its name or a former one."""
+    return ALIASES.get(name, name)
+
 
 def create(
     name: str | Strategy, devices: int | str | Sequence[str] | None = None, **options: Any
@@ -144,19 +154,20 @@ def create(
     """Returns the strategy called `name`.
 
     Args:
-        name: One of `STRATEGIES`. What is a strategy already is returned as it is.
-        devices: As `tfdist.devices.resolve` takes them.
-        **options: What the strategy's own class takes; an option that is None is left out.
+        name: One of `STRATEGIES` or `ALIASES`. A strategy object is returned as it is.
+        devices: As for `tfdist.devices.resolve`.
+        **options: Arguments of the strategy's class. An option that is None is ignored.
 
     Raises:
-        ConfigurationError: No strategy has that name, or it has no such option; or devices are
-            given for what is a strategy already; or a launcher started several processes, which
-            the strategy does not join.
+        ConfigurationError: No strategy has that name, the strategy has no such option, devices are
+            given along with a strategy object, or a launcher started several processes and the
+            strategy does not train over processes.
     """
     if not isinstance(name, str):
         made = _made(name, devices)
         _check_joins(made.name)
         return made
+    name = current_name(name)
     if name not in STRATEGIES:
         raise ConfigurationError(
             f"No strategy is called {name!r}; choose one of {', '.join(STRATEGIES)}."
@@ -174,7 +185,7 @@ def create(
 
 
 def options_by_name() -> Mapping[str, Mapping[str, Option]]:
-    """Returns what all strategies together take: of each option, its declaration by strategy."""
+    """Returns the declarations of each option of any strategy, by the strategy's name."""
     found: dict[str, dict[str, Option]] = {}
     for strategy, declared in STRATEGIES.items():
         for name, option in declared.options.items():
@@ -183,20 +194,20 @@ def options_by_name() -> Mapping[str, Mapping[str, Option]]:
 
 
 def _check_joins(name: str) -> None:
-    """Refuses N trainings that pass for one: each would run, and write, by itself."""
+    """Refuses a strategy of one process in N processes: each would train and write separately."""
     started = cluster.started_together()
     declared = STRATEGIES.get(name)
     if started is None or declared is None or declared.joins_processes:
         return
     raise ConfigurationError(
-        f"{started.source} started {started.size} processes, and {name!r} would train in each by "
-        "itself: use strategy 'multi_worker', 'horovod' or 'sharded'; to train one model in each "
-        "all the same, call tfdist.cluster.leave() first."
+        f"{started.source} started {started.size} processes, and {name!r} would train a separate "
+        "model in each: use strategy 'multi_worker', 'horovod' or 'sharded'. If separate models "
+        "are what you want, call tfdist.cluster.leave() first."
     )
 
 
 def _made(strategy: Strategy, devices: int | str | Sequence[str] | None) -> Strategy:
-    """Returns what is a strategy already, if nothing contradicts it."""
+    """Checks a strategy object and returns it."""
     base = importlib.import_module("tfdist.strategies.base").Strategy
     if not isinstance(strategy, base):
         raise ConfigurationError(
@@ -204,7 +215,9 @@ def _made(strategy: Strategy, devices: int | str | Sequence[str] | None) -> Stra
             f"{', '.join(STRATEGIES)}."
         )
     if devices is not None:
-        raise ConfigurationError("devices go to the strategy where it is an object.")
+        raise ConfigurationError(
+            "devices= has no effect on a strategy object: pass the devices to the strategy."
+        )
     return strategy
 
 

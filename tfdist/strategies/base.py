@@ -19,10 +19,9 @@ import tensorflow as tf
 
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
-from tfdist.strategies import inner_loop, shares
+from tfdist.strategies import batches, inner_loop
+from tfdist.strategies.batches import drop_padding, num_rows
 from tfdist.strategies.one_worker import OneWorker
-from tfdist.strategies.row_counts import num_rows
-from tfdist.strategies.stand_in import counted
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
@@ -128,14 +127,14 @@ class Strategy(OneWorker):
         Raises:
             UnsupportedModelError: No worker has the whole batch.
         """
-        if self.num_replicas == 1 and shares.is_plain(dataset):
+        if self.num_replicas == 1 and batches.is_plain(dataset):
             # A function of `tf.data` that cuts nothing would cost more than a tiny network's step.
-            return shares.ahead(dataset, self.devices)
-        return shares.distributed(
+            return batches.prefetched(dataset, self.devices)
+        return batches.distributed(
             dataset, lambda batch: self.split(batch, own_rows, whole), self.devices
         )
 
-    def split(self, batch: shares.Batch, own_rows: bool, whole: bool = False) -> shares.Element:
+    def split(self, batch: batches.Batch, own_rows: bool, whole: bool = False) -> batches.Element:
         """Returns one element of a distributed data set; called in a graph of `tf.data`.
 
         Args:
@@ -145,22 +144,22 @@ class Strategy(OneWorker):
         """
         num_shares = self.num_local_replicas
         if whole:
-            own = shares.uncut(batch, num_shares)
+            own = batches.uncut(batch, num_shares)
         else:
-            own = shares.split(batch, num_shares, range(num_shares))
-        return shares.Element(num_rows(batch), tf.constant(0, tf.int64), own)
+            own = batches.split(batch, num_shares, range(num_shares))
+        return batches.Element(num_rows(batch), tf.constant(0, tf.int64), own)
 
     def input_context(self) -> tf.distribute.InputContext:
         """Returns what a function that makes this worker's data set is told."""
         return tf.distribute.InputContext(self.num_workers, self.rank, self.num_replicas)
 
-    def unpack(self, element: Any) -> shares.Element:
+    def unpack(self, element: Any) -> batches.Element:
         """Returns an element of a distributed data set with its shares by replica."""
-        if isinstance(element, shares.Element):
+        if isinstance(element, batches.Element):
             return element
         return self.split(element, own_rows=False)
 
-    def received(self, taken: Any, own_rows: bool) -> shares.Element:
+    def received(self, taken: Any, own_rows: bool) -> batches.Element:
         """Returns an element of a distributed data set, with the rows of its global batch counted.
 
         Args:
@@ -199,7 +198,7 @@ class Strategy(OneWorker):
             ClusterError: The workers built different models.
         """
 
-    def take_over(self, variables: Sequence[keras.Variable]) -> None:
+    def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
         """Makes copies of variables equal to the variables themselves, which anybody may change.
 
         Called before steps, wherever code of the user may have run. There are none here.
@@ -263,7 +262,7 @@ class Strategy(OneWorker):
             UnsupportedModelError: It cannot.
         """
 
-    def sum_in_parts(
+    def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:
         """Sums, over all replicas, the gradients that are wanted in another form than whole.
@@ -275,7 +274,7 @@ class Strategy(OneWorker):
             variables: What they are of, by place.
 
         Returns:
-            The sums, by place: tensors, or `GradientParts` of a variable that is kept in parts.
+            The sums, by place: tensors, or `ShardedGradient` of a variable that is kept in parts.
         """
         del gradients, variables
         return {}
@@ -313,7 +312,7 @@ class Strategy(OneWorker):
         return loop(self.unpack, step, inner_loop.End.OF_ITERATOR if may_end else None)
 
     def outputs(
-        self, fn: Callable[[shares.Batch], Any], element: shares.Element, whole: bool = False
+        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
     ) -> list[Any]:
         """Calls `fn` on the rows of every replica, for outputs of a model.
 
@@ -333,7 +332,7 @@ class Strategy(OneWorker):
             return self.local_results(self.run(lambda i: fn(element.shares[i].rows)))
 
         def on_replica(i: int) -> Any:
-            return counted(fn(element.shares[i].rows), element.shares[i].num_rows)
+            return drop_padding(fn(element.shares[i].rows), element.shares[i].num_rows)
 
         return self.local_results(self.run(on_replica))
 

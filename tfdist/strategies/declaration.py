@@ -1,4 +1,4 @@
-"""What is known of a strategy before TensorFlow is imported: where it is, and what it takes."""
+"""Declarations of strategies and their options, available before TensorFlow is imported."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tfdist.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Option:
-    """What the class of a strategy takes besides devices; the training command has a flag for it.
+    """An argument of a strategy's class, for which the training command has a flag.
 
     Attributes:
-        type: As in an annotation that pydantic checks: `int`, `str`, `Literal["a", "b"]`.
-        help: What it is, for `--help`.
-        default: What the class takes where the option is left out, for `--help`.
+        type: An annotation that pydantic can check: `int`, `str`, `Literal["a", "b"]`.
+        help: The description in `--help`.
+        default: The value if the option is left out, for `--help`.
     """
 
     type: Any
@@ -26,10 +26,10 @@ class Option:
     default: Any
 
     def check(self, name: str, value: object) -> None:
-        """Checks a value where there is only a choice of some.
+        """Checks a value against the choices, if the option has a fixed set of them.
 
         Raises:
-            ConfigurationError: It is none of them.
+            ConfigurationError: The value is not one of the choices.
         """
         is_choice = typing.get_origin(self.type) is typing.Literal
         if is_choice and value not in typing.get_args(self.type):
@@ -39,15 +39,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Declaration:
-    """One line of the table of strategies.
+    """A line of the table of strategies.
 
     Attributes:
-        path: Of the class, `"module:Class"`.
-        options: What the class takes besides devices, by name.
-        across_processes: Whether its replicas may be in several processes that all run the script.
-        by_horovod: Whether Horovod joins these.
-        least_devices: Of each process.
-        asynchronous: Whether its numbers are those of one device with one worker only.
+        path: The class, as `"module:Class"`.
+        options: Arguments of the class besides devices, by name.
+        across_processes: Whether several processes that all run the script can train together.
+        by_horovod: Whether they exchange sums through Horovod.
+        least_devices: The smallest number of devices of a process.
+        asynchronous: Whether it matches one device only if there is a single worker.
     """
 
     path: str
@@ -59,19 +59,19 @@ class Declaration:
 
     @property
     def joins_processes(self) -> bool:
-        """Whether N processes make one training of it; of any other they make N."""
+        """Whether N processes train one model together, instead of one model each."""
         return self.across_processes or self.asynchronous
 
     def load(self) -> Any:
-        """Returns the class; this imports TensorFlow."""
+        """Imports and returns the class, and TensorFlow with it."""
         module, name = self.path.split(":")
         return getattr(importlib.import_module(module), name)
 
     def check(self, **values: object) -> None:
-        """Checks values of options, of those that are a choice.
+        """Checks values of options that have a fixed set of choices.
 
         Raises:
-            ConfigurationError: A value that is none to choose.
+            ConfigurationError: A value is not one of the choices.
         """
         for name, value in values.items():
             self.options[name].check(name, value)

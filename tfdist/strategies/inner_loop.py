@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tfdist.strategies import clock
-from tfdist.strategies.checksum import mixed
-from tfdist.strategies.shares import Element, Share
+from tfdist.strategies.batches import Element, Share, combined_checksum
 from tfdist.upstream.tensorflow_graphs import free_with
 
 
@@ -173,7 +172,7 @@ def _after(made: Made, element: Element, waited: Any) -> Made:
         made.num_steps + 1,
         made.num_rows + tf.cast(element.num_rows, tf.int64),
         waited,
-        mixed(made.checksum, element.checksum),
+        combined_checksum(made.checksum, element.checksum),
     )
 
 

@@ -76,10 +76,10 @@ class OneWorker:
     def barrier(self) -> None:
         """Waits until every worker has come here."""
 
-    def together(self) -> AbstractContextManager[None]:
+    def collective_section(self) -> AbstractContextManager[None]:
         """Within it, all processes are known to run the same code."""
         return nullcontext()
 
-    def explaining(self) -> AbstractContextManager[None]:
+    def translate_errors(self) -> AbstractContextManager[None]:
         """Within it, an error that a lost process causes is raised as one that says so."""
         return nullcontext()

@@ -16,12 +16,10 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.strategies import inner_loop, shares
+from tfdist.strategies import batches, inner_loop
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.checksum import checksum
+from tfdist.strategies.batches import checksum, drop_padding, num_rows, pad_to_one_row
 from tfdist.strategies.collectives import host_values, same_variables
-from tfdist.strategies.row_counts import num_rows
-from tfdist.strategies.stand_in import counted, with_a_row
 from tfdist.watchdog import start_up
 
 _WIRE_DTYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
@@ -104,21 +102,21 @@ class SeveralWorkers(Strategy):
                     "This model needs whole batches, but every worker reads rows of its own: pass "
                     "the data set of the global batches, the same on every worker, not a function."
                 )
-            dataset = dataset.concatenate(shares.without_rows(dataset.element_spec).repeat())
+            dataset = dataset.concatenate(batches.without_rows(dataset.element_spec).repeat())
         return super().distribute(dataset, own_rows, whole)
 
-    def split(self, batch: shares.Batch, own_rows: bool, whole: bool = False) -> shares.Element:
+    def split(self, batch: batches.Batch, own_rows: bool, whole: bool = False) -> batches.Element:
         if self.num_workers == 1:
             return super().split(batch, own_rows, whole)
         if whole:
             return super().split(batch, own_rows, whole)._replace(checksum=checksum(batch))
         if own_rows:
             rows, num_shares = num_rows(batch), self.num_local_replicas
-            own = shares.split(with_a_row(batch), num_shares, range(num_shares), rows)
-            return shares.Element(rows, tf.constant(0, tf.int64), own)
+            own = batches.split(pad_to_one_row(batch), num_shares, range(num_shares), rows)
+            return batches.Element(rows, tf.constant(0, tf.int64), own)
         numbers = range(self.first_replica, self.first_replica + self.num_local_replicas)
-        own = shares.split(batch, self.num_replicas, numbers)
-        return shares.Element(num_rows(batch), checksum(batch), own)
+        own = batches.split(batch, self.num_replicas, numbers)
+        return batches.Element(num_rows(batch), checksum(batch), own)
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         super().prepare(model, optimizers)
@@ -148,20 +146,20 @@ class SeveralWorkers(Strategy):
         receive = functools.partial(self.received, own_rows=True)
         return loop(receive, step, inner_loop.End.WITHOUT_ROWS)
 
-    def received(self, taken: Any, own_rows: bool) -> shares.Element:
+    def received(self, taken: Any, own_rows: bool) -> batches.Element:
         element = super().received(taken, own_rows)
         if not own_rows or self.num_workers == 1:
             return element
         return element._replace(num_rows=host_values.total(self, element.num_rows))
 
     def outputs(
-        self, fn: Callable[[shares.Batch], Any], element: shares.Element, whole: bool = False
+        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
     ) -> list[Any]:
         if self.num_workers == 1 or whole:
             return super().outputs(fn, element, whole)
 
         def on_replica(i: int) -> Any:
-            return counted(fn(element.shares[i].rows), element.shares[i].num_rows)
+            return drop_padding(fn(element.shares[i].rows), element.shares[i].num_rows)
 
         return self.local_results(self.run(on_replica))
 

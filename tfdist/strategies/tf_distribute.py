@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import copies, shares
+from tfdist.strategies import batches, copies
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.collectives.fusion import fused
 
@@ -45,7 +45,7 @@ class TFDistribute(Strategy):
             devices[0].startswith("GPU") if prefetch_to_device is None else prefetch_to_device
         )
 
-    def take_over(self, variables: Sequence[keras.Variable]) -> None:
+    def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
         copies.make_equal(variables, [device for device in self._copies if device])
 
     @property
@@ -59,7 +59,7 @@ class TFDistribute(Strategy):
         if not self._is_handed_out:
             return super().distribute(dataset, own_rows, whole)
 
-        def one_by_one(element: shares.Element) -> tf.data.Dataset:
+        def one_by_one(element: batches.Element) -> tf.data.Dataset:
             rows, checksum, by_replica = element
             stream = tf.data.Dataset.from_tensors((rows, checksum, by_replica[0]))
             for share in by_replica[1:]:
@@ -73,12 +73,12 @@ class TFDistribute(Strategy):
             lambda context: elements.flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
         )
 
-    def unpack(self, element: Any) -> shares.Element:
+    def unpack(self, element: Any) -> batches.Element:
         if not self._is_handed_out:
             return super().unpack(element)
         by_replica = self.local_results(element)
         rows, checksum, _ = by_replica[0]
-        return shares.Element(rows, checksum, [share for _, _, share in by_replica])
+        return batches.Element(rows, checksum, [share for _, _, share in by_replica])
 
     def run(self, fn: ReplicaFn) -> Any:
         def on_replica() -> Any:

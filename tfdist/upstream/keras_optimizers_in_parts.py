@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from tfdist.upstream.keras_variables import GradientParts, VariableOfParts, part
+from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, part
 from tfdist.upstream.patching import replaced
 
 _AVERAGES = "_model_variables_moving_average"
@@ -52,18 +52,18 @@ def are_known() -> bool:
 
 def _key(optimizer: Any, variable: Any) -> Any:
     """`_var_key`: the parts have that of the whole."""
-    in_parts = isinstance(variable, VariableOfParts)
+    in_parts = isinstance(variable, ShardedVariable)
     return _plain_key(optimizer, variable.parts[0] if in_parts else variable)
 
 
 def _update_each(optimizer: Any, gradients: list, variables: list, learning_rate: Any) -> None:
     """`_backend_update_step`: each where it is; a server sends none of the moments it needs."""
     for gradient, variable in zip(gradients, variables, strict=True):
-        if not isinstance(variable, VariableOfParts):
+        if not isinstance(variable, ShardedVariable):
             with tf.device(variable.value.device):
                 optimizer.update_step(gradient, variable.value, learning_rate)
             continue
-        pieces = gradient if isinstance(gradient, GradientParts) else variable.cut(gradient)
+        pieces = gradient if isinstance(gradient, ShardedGradient) else variable.cut(gradient)
         for number, piece in enumerate(pieces):
             own = variable.parts[number]
             with tf.device(own.device), part(number):
@@ -75,7 +75,7 @@ def _of_each(plain: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(plain)
     def call(optimizer: Any, variables: list) -> None:
-        if not any(isinstance(variable, VariableOfParts) for variable in variables):
+        if not any(isinstance(variable, ShardedVariable) for variable in variables):
             plain(optimizer, variables)
             return
         averages = getattr(optimizer, _AVERAGES, None)
@@ -84,7 +84,7 @@ def _of_each(plain: Callable[..., None]) -> Callable[..., None]:
                 if averages is not None and len(averages) == len(variables):
                     own = [averages[place]]
                     stack.enter_context(replaced(optimizer, _AVERAGES, own))
-                if not isinstance(variable, VariableOfParts):
+                if not isinstance(variable, ShardedVariable):
                     plain(optimizer, [variable])
                     continue
                 for number, piece in enumerate(variable.parts):
@@ -96,44 +96,44 @@ def _of_each(plain: Callable[..., None]) -> Callable[..., None]:
 
 def _clip(optimizer: Any, gradients: list) -> list:
     """`_clip_gradients`, by the norms of whole gradients, as Keras takes them."""
-    divided = [g for g in gradients if isinstance(g, GradientParts)]
+    divided = [g for g in gradients if isinstance(g, ShardedGradient)]
     if not divided:
         return _plain_clip(optimizer, gradients)
     if optimizer.clipnorm and optimizer.clipnorm > 0:
         norms = iter(_norms(optimizer, divided))
         return [
             _clipped(g, next(norms), optimizer.clipnorm)
-            if isinstance(g, GradientParts)
+            if isinstance(g, ShardedGradient)
             else _plain_clip(optimizer, [g])[0]
             for g in gradients
         ]
     limit = optimizer.global_clipnorm
     if limit and limit > 0:
-        squares = [_square(g) for g in gradients if not isinstance(g, GradientParts)]
+        squares = [_square(g) for g in gradients if not isinstance(g, ShardedGradient)]
         squares += [tf.square(norm) for norm in _norms(optimizer, divided)]
         norm = tf.sqrt(tf.add_n([tf.cast(s, squares[0].dtype) for s in squares]))
         # Not finite where the norm is not, as with Keras.
         scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
         return [_times(g, scale) for g in gradients]
     return [
-        GradientParts(_plain_clip(optimizer, list(g)))
-        if isinstance(g, GradientParts)
+        ShardedGradient(_plain_clip(optimizer, list(g)))
+        if isinstance(g, ShardedGradient)
         else _plain_clip(optimizer, [g])[0]
         for g in gradients
     ]
 
 
-def _norms(optimizer: Any, gradients: list[GradientParts]) -> list[tf.Tensor]:
+def _norms(optimizer: Any, gradients: list[ShardedGradient]) -> list[tf.Tensor]:
     """The norms of gradients of which this process has parts, in one exchange."""
     squares = [tf.add_n([_square(piece) for piece in g]) for g in gradients]
-    divided = (v for v in optimizer._trainable_variables if isinstance(v, VariableOfParts))
+    divided = (v for v in optimizer._trainable_variables if isinstance(v, ShardedVariable))
     return [tf.sqrt(total) for total in next(divided).division.add_up(squares)]
 
 
-def _clipped(gradient: GradientParts, norm: tf.Tensor, limit: float) -> GradientParts:
+def _clipped(gradient: ShardedGradient, norm: tf.Tensor, limit: float) -> ShardedGradient:
     """What `tf.clip_by_norm` makes of a gradient, of which the slices stay slices."""
     factor = limit / tf.maximum(norm, limit)
-    return GradientParts(
+    return ShardedGradient(
         tf.math.scalar_mul(tf.cast(factor, piece.dtype), piece) for piece in gradient
     )
 
@@ -143,6 +143,6 @@ def _square(gradient: Any) -> tf.Tensor:
 
 
 def _times(gradient: Any, factor: tf.Tensor) -> Any:
-    if isinstance(gradient, GradientParts):
-        return GradientParts(piece * tf.cast(factor, piece.dtype) for piece in gradient)
+    if isinstance(gradient, ShardedGradient):
+        return ShardedGradient(piece * tf.cast(factor, piece.dtype) for piece in gradient)
     return gradient * factor

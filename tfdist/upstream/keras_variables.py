@@ -51,19 +51,19 @@ class Division(Protocol):
         """Returns what to assign where user code has a whole: the same in all processes."""
 
 
-class GradientParts(tuple):
+class ShardedGradient(tuple):
     """The gradient of a variable of parts: one for each part that this process has.
 
     A tuple, so that TensorFlow finds the tensors in it. Keras divides gradients by numbers.
     """
 
-    def __truediv__(self, by: Any) -> GradientParts:
-        return GradientParts(piece / by for piece in self)
+    def __truediv__(self, by: Any) -> ShardedGradient:
+        return ShardedGradient(piece / by for piece in self)
 
 
 def pieces(gradient: Any) -> Sequence[Any]:
     """Returns the gradients of the parts; of a variable that is whole its only one."""
-    return gradient if isinstance(gradient, GradientParts) else [gradient]
+    return gradient if isinstance(gradient, ShardedGradient) else [gradient]
 
 
 def each_piece(function: Callable[..., Any], gradient: Any, *others: Sequence[Any]) -> Any:
@@ -71,20 +71,20 @@ def each_piece(function: Callable[..., Any], gradient: Any, *others: Sequence[An
 
     Args:
         function: Takes a piece, and one of each of the others.
-        gradient: Whole, or `GradientParts`.
+        gradient: Whole, or `ShardedGradient`.
         *others: As many as there are pieces.
     """
     results = [function(*each) for each in zip(pieces(gradient), *others, strict=True)]
-    return GradientParts(results) if isinstance(gradient, GradientParts) else results[0]
+    return ShardedGradient(results) if isinstance(gradient, ShardedGradient) else results[0]
 
 
 def shapes_of_pieces(gradient: Any, variable: keras.Variable) -> list[Any]:
     """Returns the shape of each piece of the gradient of a variable."""
-    in_parts = isinstance(gradient, GradientParts) and isinstance(variable, VariableOfParts)
+    in_parts = isinstance(gradient, ShardedGradient) and isinstance(variable, ShardedVariable)
     return [own.shape for own in (variable.parts if in_parts else [variable])]
 
 
-class VariableOfParts(keras.Variable):
+class ShardedVariable(keras.Variable):
     """What `divide` makes of a Keras variable, whose identity, name and path stay.
 
     To everybody it is whole: read, saved, assigned as ever; a read joins the parts. Inside of
@@ -164,10 +164,10 @@ class VariableOfParts(keras.Variable):
 def source_of(variable: keras.Variable) -> Any:
     """Returns what gradients of a variable are taken of.
 
-    Its value, or `GradientParts` of its parts, where forward passes read these.
+    Its value, or `ShardedGradient` of its parts, where forward passes read these.
     """
-    if isinstance(variable, VariableOfParts) and variable.division.reads_parts:
-        return GradientParts(variable.parts)
+    if isinstance(variable, ShardedVariable) and variable.division.reads_parts:
+        return ShardedGradient(variable.parts)
     return variable.value
 
 
@@ -203,14 +203,14 @@ def divide(
         with tf.device(device):
             parts.append(tf.Variable(piece, trainable=whole.trainable, name=variable.name))
         take_for(parts[-1], whole)
-    variable.__class__ = VariableOfParts
+    variable.__class__ = ShardedVariable
     variable.parts, variable.division = parts, division
     variable._value = whole if keep_whole else None
 
 
 def is_in_parts(variable: keras.Variable) -> bool:
     """Tells whether a variable is kept in parts alone."""
-    return isinstance(variable, VariableOfParts) and not variable.is_whole
+    return isinstance(variable, ShardedVariable) and not variable.is_whole
 
 
 def is_joined_to_read(variable: keras.Variable) -> bool:
@@ -218,10 +218,10 @@ def is_joined_to_read(variable: keras.Variable) -> bool:
     return is_in_parts(variable) and not variable.division.reads_parts
 
 
-def in_parts_alone(source: Any) -> VariableOfParts | None:
+def in_parts_alone(source: Any) -> ShardedVariable | None:
     """Returns the weight in parts alone that something is, or is the value of; None: of none."""
     weight = getattr(source, "_tfdist_weight", source)
-    return weight if isinstance(weight, VariableOfParts) and not weight.is_whole else None
+    return weight if isinstance(weight, ShardedVariable) and not weight.is_whole else None
 
 
 def is_elsewhere(variable: keras.Variable) -> bool:
@@ -234,7 +234,7 @@ def values_of(variable: keras.Variable) -> list[tf.Variable]:
     return list(variable.parts) if is_in_parts(variable) else [variable.value]
 
 
-def unite(variable: VariableOfParts, device: str) -> None:
+def unite(variable: ShardedVariable, device: str) -> None:
     """Makes a variable of parts a plain one again, on a device."""
     if not variable.is_whole:
         with tf.device(device):

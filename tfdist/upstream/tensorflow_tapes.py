@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.upstream.keras_variables import ELSEWHERE, VariableOfParts, in_parts_alone
+from tfdist.upstream.keras_variables import ELSEWHERE, ShardedVariable, in_parts_alone
 from tfdist.upstream.patching import replace
 
 _plain_gradient = tf.GradientTape.__dict__["gradient"]
@@ -45,7 +45,7 @@ def _gradient(tape: Any, target: Any, sources: Any, *args: Any, **options: Any) 
     return tf.nest.pack_sequence_as(sources, whole)
 
 
-def _joined(weight: VariableOfParts, pieces: list[Any]) -> tf.Tensor | None:
+def _joined(weight: ShardedVariable, pieces: list[Any]) -> tf.Tensor | None:
     """Lays gradients of parts together; None where the target depends on none of them."""
     if all(piece is None for piece in pieces):
         return None

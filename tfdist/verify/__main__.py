@@ -16,7 +16,7 @@ from tfdist.console import command
 from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError, TfdistError
 from tfdist.run import flags, settings
-from tfdist.strategies import STRATEGIES
+from tfdist.strategies import STRATEGIES, current_name
 from tfdist.verify import report
 from tfdist.verify.attempt import attempt
 from tfdist.verify.report import Verdict
@@ -34,6 +34,7 @@ def _parse(arguments: Sequence[str] | None) -> Namespace:
     parser = command.parser("python -m tfdist.verify", _DESCRIPTION)
     parser.add_argument(
         "--strategy",
+        type=current_name,
         choices=[*STRATEGIES, ALL],
         default=ALL,
         help="strategy to check (default: all, one after the other)",

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.strategies.sharded import elementwise
 from tfdist.strategies.sharded.division import OverDevices, sizes
 from tfdist.upstream.keras_optimizers import optimizers_of_one_device
-from tfdist.upstream.keras_variables import GradientParts, VariableOfParts, divide, take_for
+from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, divide, take_for
 
 RANDOM = np.random.default_rng(0)
 WEIGHT = RANDOM.normal(size=(3, 5)).astype("float32")
@@ -34,12 +34,12 @@ def updated(make: Callable[[], keras.optimizers.Optimizer], is_cut: bool) -> lis
         state = [v for v in optimizer.variables if v.shape == weight.shape]
         for variable in [weight, *state]:
             divide(variable, OverDevices(2), ["CPU:0", "CPU:0"], keep_whole=False)
-            assert isinstance(variable, VariableOfParts)
+            assert isinstance(variable, ShardedVariable)
             assert [part.shape for part in variable.parts] == [(8,), (7,)]
     for gradient in GRADIENTS:
         given: Any = tf.constant(gradient)
-        if isinstance(weight, VariableOfParts):
-            given = GradientParts(weight.cut(given))
+        if isinstance(weight, ShardedVariable):
+            given = ShardedGradient(weight.cut(given))
         with optimizers_of_one_device():
             optimizer.apply([given], [weight])
     return [v.numpy() for v in (weight, *optimizer.variables)]

@@ -18,7 +18,7 @@ from tfdist.strategies.sharded import plan
 from tfdist.strategies.sharded.held import by_device
 from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
-from tfdist.upstream.keras_variables import VariableOfParts
+from tfdist.upstream.keras_variables import ShardedVariable
 
 LONG = pytest.mark.long
 IDS, LABELS = np.arange(30, dtype="int32").reshape(10, 3), np.ones((10, 3), "float32")
@@ -84,7 +84,7 @@ def test_what_is_offloaded_is_on_the_host() -> None:
     alone = momentum()
     alone.fit(**FIT)
     assert_close(trainer.model.get_weights(), alone.get_weights())
-    cut = [v for v in trainer.model.optimizer.variables if isinstance(v, VariableOfParts)]
+    cut = [v for v in trainer.model.optimizer.variables if isinstance(v, ShardedVariable)]
     assert by_device(cut).keys() == {"CPU:0"}
     assert "host" in trainer.describe()["offloaded"]
 

@@ -16,7 +16,7 @@ from tfdist.bench.memory import network
 from tfdist.launcher.worker_pool import WorkerPool
 
 _SHARDED = ("optimizer", "gradients", "parameters")
-_DIVIDED = ("channel_split", "pipeline")
+_DIVIDED = ("tensor_parallel", "pipeline")
 
 
 class Contender(NamedTuple):
@@ -42,7 +42,7 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
     {
         "one_device": Contender("one_device", {}),
         "mirrored": Contender("mirrored", {}),
-        "channel_split": Contender("channel_split", {}),
+        "tensor_parallel": Contender("tensor_parallel", {}),
         "pipeline": Contender("pipeline", {"micro_batches": 4}),
         **{f"sharded {what}": Contender("sharded", {"shard": what}) for what in _SHARDED},
         "sharded optimizer, offloaded": Contender(

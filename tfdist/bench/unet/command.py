@@ -10,7 +10,7 @@ from tfdist.plan.network import Network
 
 DESCRIPTION = "a U-Net on one device, and on two by data, by layers and by channels"
 
-_STRATEGIES = ("one_device", "mirrored", "pipeline", "channel_split")
+_STRATEGIES = ("one_device", "mirrored", "pipeline", "tensor_parallel")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

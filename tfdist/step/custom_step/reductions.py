@@ -27,7 +27,7 @@ from tfdist.step import batch_norm
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun
 from tfdist.step.custom_step.trial import StepFn, flat_logs, shaken, tried
 from tfdist.step.reductions import Reduction, closest, lost, rounding
-from tfdist.strategies import row_counts, shares
+from tfdist.strategies import batches
 from tfdist.upstream import keras_model
 
 #: How far a part may be off that is computed in less than float32, relative to what is compared.
@@ -240,7 +240,7 @@ class BatchParts:
 
     def whole(self) -> BatchPart:
         """Returns what comes of a number of rows that the step takes."""
-        rows = int(row_counts.num_rows(self.batch))
+        rows = int(batches.num_rows(self.batch))
         try:
             return self._part(0, min(rows, MAX_ROWS), RecordingRun(), 1.0)
         except TfdistError:
@@ -261,7 +261,7 @@ class BatchParts:
             raise NotReducibleError("its loss is made of gradients of weights")
         if rows < 2:
             raise NotReducibleError("the first batch has one row, which does not tell")
-        if found := row_counts.uneven(self.batch):
+        if found := batches.uneven(self.batch):
             raise NotReducibleError(found)
         if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(self.batch)):
             raise NotReducibleError("its input is sparse")
@@ -280,7 +280,7 @@ class BatchParts:
         """Runs the step on some rows, from metrics of a value."""
         metrics = {id(v) for m in keras_model.metrics_of(self.model) for v in m.variables}
         values = shaken(self.model, self.known, metrics, start)
-        rows = shares.take(self.batch, begin, end)
+        rows = batches.take(self.batch, begin, end)
         scope, logs = tried(self.model, self.step, rows, run, self.scalings, values)
         before = {id(v): array(value) for v, value in values}
         changes = {

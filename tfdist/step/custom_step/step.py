@@ -24,7 +24,7 @@ from tfdist.step.forward_backward import all_reduced
 from tfdist.step.keras_patches import keras_patched
 from tfdist.step.replica import Replica
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.shares import Share
+from tfdist.strategies.batches import Share
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.tensorflow import op_seeds_by
 

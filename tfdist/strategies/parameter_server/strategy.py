@@ -155,7 +155,7 @@ class ParameterServer(Strategy):
         self._coordinator.join()
 
     @contextmanager
-    def explaining(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:

@@ -16,9 +16,8 @@ import tensorflow as tf
 
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
-from tfdist.strategies import STRATEGIES, shares
+from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.beside_inputs import beside_inputs
 from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.strategies.pipeline import asked, table
 from tfdist.strategies.pipeline.cutting import Cutting
@@ -26,6 +25,7 @@ from tfdist.strategies.pipeline.measured_bubble import MeasuredBubble
 from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.stages import Stages
 from tfdist.strategies.pipeline.tracing import Tracing
+from tfdist.strategies.placement import colocate_with_inputs
 from tfdist.strategies.replica_threads import ReplicaThreads
 from tfdist.upstream.keras_graph import operations_called_through
 from tfdist.upstream.keras_model import move
@@ -154,7 +154,7 @@ class PipelineOfProcess(Strategy):
         return results
 
     def outputs(
-        self, fn: Callable[[shares.Batch], Any], element: shares.Element, whole: bool = False
+        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
     ) -> list[Any]:
         if not whole:
             return super().outputs(fn, element)
@@ -170,7 +170,7 @@ class PipelineOfProcess(Strategy):
     def update(self, fn: Callable[[Any], Any], results: list[Any]) -> list[Any]:
         if tf.executing_eagerly():
             return [fn(results[0])]
-        with tf.compat.v1.device(beside_inputs):
+        with tf.compat.v1.device(colocate_with_inputs):
             return [fn(results[0])]
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:

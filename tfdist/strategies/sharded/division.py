@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.copied_slices import copied_slice, copied_slices
-from tfdist.strategies.sharded.leading import Leading
-from tfdist.upstream.keras_variables import VariableOfParts
+from tfdist.strategies.placement import copied_slice, copied_slices
+from tfdist.strategies.sharded.rank0_coordinator import Rank0Coordinator
+from tfdist.upstream.keras_variables import ShardedVariable
 
 
 def sizes(size: int, num_owners: int) -> list[int]:
@@ -19,7 +19,7 @@ def sizes(size: int, num_owners: int) -> list[int]:
 
 
 class OverDevices:
-    """A part a device, all of them in this process; see `VariableOfParts`.
+    """A part a device, all of them in this process; see `ShardedVariable`.
 
     Args:
         num_devices: At most as many as the variables have elements.
@@ -53,13 +53,13 @@ class OverDevices:
 
 
 class OverProcesses:
-    """A part a process, of which this one has its own; see `VariableOfParts`.
+    """A part a process, of which this one has its own; see `ShardedVariable`.
 
     Args:
         size: Elements of the variable, at least one a process.
         rank: Of this process.
         num_processes: That have parts.
-        leading: Of this process.
+        coordinator: Of this process.
         all_reduce: Sums tensors over the processes.
     """
 
@@ -70,17 +70,17 @@ class OverProcesses:
         size: int,
         rank: int,
         num_processes: int,
-        leading: Leading,
+        coordinator: Rank0Coordinator,
         all_reduce: Callable[[list], list],
     ) -> None:
         by_rank = sizes(size, num_processes)
         self._begin, self._end = sum(by_rank[:rank]), sum(by_rank[: rank + 1])
-        self._size, self._leading, self._all_reduce = size, leading, all_reduce
-        self._number = leading.number()
+        self._size, self._coordinator, self._all_reduce = size, coordinator, all_reduce
+        self._number = coordinator.number()
 
-    def introduce(self, variable: VariableOfParts) -> None:
+    def introduce(self, variable: ShardedVariable) -> None:
         """Lets other processes ask for the variable that is divided so."""
-        self._leading.know(self._number, variable)
+        self._coordinator.know(self._number, variable)
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns the part of this process, a vector."""
@@ -90,13 +90,13 @@ class OverProcesses:
         self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
     ) -> tf.Tensor:
         """Returns the whole; in the graph of somebody else's function when that runs."""
-        (part,), leading, number = parts, self._leading, self._number
-        if leading.all_take_part:
-            whole = leading.joined(number, tf.cast(part, dtype))
+        (part,), coordinator, number = parts, self._coordinator, self._number
+        if coordinator.all_take_part:
+            whole = coordinator.joined(number, tf.cast(part, dtype))
         elif tf.executing_eagerly():
-            whole = leading.read(number, part)
+            whole = coordinator.read(number, part)
         else:
-            whole = tf.py_function(lambda: leading.read(number, part), [], part.dtype)
+            whole = tf.py_function(lambda: coordinator.read(number, part), [], part.dtype)
         whole.set_shape([self._size])
         return tf.cast(tf.reshape(whole, shape), dtype)
 
@@ -106,6 +106,6 @@ class OverProcesses:
 
     def agreed(self, value: tf.Tensor) -> tf.Tensor:
         """Returns what rank 0 assigns, which may do so alone."""
-        if self._leading.all_take_part or not tf.executing_eagerly():
+        if self._coordinator.all_take_part or not tf.executing_eagerly():
             return value
-        return self._leading.written(self._number, tf.reshape(value, [-1]))
+        return self._coordinator.written(self._number, tf.reshape(value, [-1]))

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies import copies
-from tfdist.upstream.keras_variables import VariableOfParts
+from tfdist.upstream.keras_variables import ShardedVariable
 
 
 def by_device(variables: Iterable[keras.Variable]) -> dict[str, int]:
@@ -24,7 +24,7 @@ def by_device(variables: Iterable[keras.Variable]) -> dict[str, int]:
 
 def tensors_of(variable: keras.Variable) -> list[tf.Variable]:
     """Returns the TensorFlow variables that a Keras variable stands for in this process."""
-    is_cut = isinstance(variable, VariableOfParts)
+    is_cut = isinstance(variable, ShardedVariable)
     parts = variable.parts if is_cut else []
     if is_cut and not variable.is_whole:
         return parts
@@ -33,6 +33,6 @@ def tensors_of(variable: keras.Variable) -> list[tf.Variable]:
 
 def copies_of(variable: keras.Variable) -> list[tf.Variable]:
     """Returns those of them that are copies of a whole variable."""
-    if isinstance(variable, VariableOfParts) and not variable.is_whole:
+    if isinstance(variable, ShardedVariable) and not variable.is_whole:
         return []
     return list(copies.of(variable.value).values())

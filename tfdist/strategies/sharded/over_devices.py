@@ -15,7 +15,7 @@ from tfdist.strategies.sharded.division import OverDevices
 from tfdist.strategies.sharded.parts import Parts
 from tfdist.strategies.towers import Towers
 from tfdist.upstream import keras_model
-from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
+from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable
 
 _HOME = "_tfdist_home"  # of a weight: the device that has its state, where it is not cut
 
@@ -70,11 +70,11 @@ class ShardedOverDevices(Parts, Towers):
         with copies.found():
             return super().run(on_tower)
 
-    def take_over(self, variables: Sequence[keras.Variable]) -> None:
+    def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
         if self.copies_weights:
             weights = [v for v in variables if _has_copies(v)]
             copies.make_equal(weights, self.devices[1:])
-        super().take_over(variables)
+        super().sync_copies(variables)
 
     def after_update(self, variables: Sequence[keras.Variable]) -> None:
         super().after_update(variables)
@@ -84,7 +84,7 @@ class ShardedOverDevices(Parts, Towers):
                     with tf.device(device):
                         copy.assign(weight.value.read_value())
 
-    def sum_in_parts(
+    def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:
         """Sums each gradient where its variable's state is: of the parts, each on its device."""
@@ -93,9 +93,9 @@ class ShardedOverDevices(Parts, Towers):
             variable = variables[place]
             if isinstance(gradient, tf.IndexedSlices):
                 continue
-            if isinstance(variable, VariableOfParts):
+            if isinstance(variable, ShardedVariable):
                 pieces = zip(variable.cut(gradient), self.devices, strict=True)
-                own[place] = GradientParts(_sent(piece, device) for piece, device in pieces)
+                own[place] = ShardedGradient(_sent(piece, device) for piece, device in pieces)
             elif hasattr(variable, _HOME):
                 own[place] = _sent(gradient, getattr(variable, _HOME))
         sums = self._threads.exchange(tf.nest.flatten(own)) if own else []
@@ -112,7 +112,7 @@ class ShardedOverDevices(Parts, Towers):
 
 def _has_copies(variable: keras.Variable) -> bool:
     """Whether this is a weight that `prepare` has given its place."""
-    is_cut = isinstance(variable, VariableOfParts) and variable.is_whole
+    is_cut = isinstance(variable, ShardedVariable) and variable.is_whole
     return is_cut or hasattr(variable, _HOME)
 
 

@@ -16,14 +16,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies import inner_loop, shares
+from tfdist.strategies import batches, inner_loop
 from tfdist.strategies.collectives import buckets, same_variables
 from tfdist.strategies.collectives.fusion import by_dtype
 from tfdist.strategies.horovod import Horovod, started
-from tfdist.strategies.sharded import leading
+from tfdist.strategies.sharded import rank0_coordinator
 from tfdist.strategies.sharded.division import OverProcesses
 from tfdist.strategies.sharded.parts import Parts
-from tfdist.upstream.keras_variables import GradientParts, VariableOfParts, is_in_parts
+from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, is_in_parts
 
 
 class ShardedOverProcesses(Parts, Horovod):
@@ -51,14 +51,14 @@ class ShardedOverProcesses(Parts, Horovod):
         offload: str,
     ) -> None:
         # Before any exchange: those of `Horovod.__init__`, too, let rank 0 finish first.
-        self._leading = leading.of_process(started())
+        self._coordinator = rank0_coordinator.of_process(started())
         super().__init__(devices)
         self.bucket_bytes = "auto"  # parts are summed while the backward pass goes on
         self.divide_over([f"rank {i}" for i in range(self.num_workers)], shard, smallest, offload)
 
     def division_of(self, variable: keras.Variable) -> OverProcesses:
         size = variable.shape.num_elements()
-        return OverProcesses(size, self.rank, self.num_workers, self._leading, self.all_reduce)
+        return OverProcesses(size, self.rank, self.num_workers, self._coordinator, self.all_reduce)
 
     def _divide(self, variable: keras.Variable, keep_whole: bool) -> None:
         super()._divide(variable, keep_whole)
@@ -73,16 +73,16 @@ class ShardedOverProcesses(Parts, Horovod):
             own = variable.value.read_value()
             # Horovod does not know all integers.
             sent = own if own.dtype.is_floating else tf.cast(own, tf.int64)
-            variable.value.assign(tf.cast(self._leading.of_first(sent), own.dtype))
+            variable.value.assign(tf.cast(self._coordinator.of_first(sent), own.dtype))
         same_variables.check_values(self, variables, "run python -m tfdist.doctor.")
 
-    def sum_in_parts(
+    def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:
         """Sums the gradients of what is cut, of which this process gets its part."""
         if self.shard == "optimizer":
             return {}
-        places = [p for p in gradients if isinstance(variables[p], VariableOfParts)]
+        places = [p for p in gradients if isinstance(variables[p], ShardedVariable)]
         order = buckets.in_order({p: gradients[p] for p in places}, self.bucket_bytes)
         flat = [[tf.reshape(gradients[place], [-1]) for place in bucket] for bucket in order]
         scatter = functools.partial(by_dtype, self._scattered)
@@ -90,7 +90,7 @@ class ShardedOverProcesses(Parts, Horovod):
         totals = buckets.by_place(order, sums)
         for place, total in totals.items():
             total.set_shape(variables[place].parts[0].shape)
-        return {place: GradientParts([total]) for place, total in totals.items()}
+        return {place: ShardedGradient([total]) for place, total in totals.items()}
 
     def _scattered(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums vectors of one dtype, of which this process gets its parts."""
@@ -100,14 +100,14 @@ class ShardedOverProcesses(Parts, Horovod):
         return self.all_reduce([tf.cast(flag, tf.int32)])[0] > 0
 
     def after_update(self, variables: Sequence[keras.Variable]) -> None:
-        with self.together():
+        with self.collective_section():
             super().after_update(variables)
 
-    # ---- rank 0 leads: see `leading` ----
+    # ---- rank 0 leads: see `rank0_coordinator` ----
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        with self._leading.together():
+    def collective_section(self) -> Iterator[None]:
+        with self._coordinator.collective_section():
             yield
 
     def compile(
@@ -120,34 +120,34 @@ class ShardedOverProcesses(Parts, Horovod):
         run = super().compile(step, eager, may_end, own_rows)
 
         def call(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[inner_loop.Made, Any]:
-            with self.together():
+            with self.collective_section():
                 return run(iterator, num_steps)
 
         return call
 
     def outputs(
-        self, fn: Callable[[shares.Batch], Any], element: shares.Element, whole: bool = False
+        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
     ) -> list[Any]:
-        with self.together():
+        with self.collective_section():
             return super().outputs(fn, element, whole)
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        self._leading.meet()
+        self._coordinator.meet()
         return super().gather(numbers)
 
     def add_up(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        self._leading.meet()
+        self._coordinator.meet()
         return super().add_up(arrays)
 
-    def explaining(self) -> AbstractContextManager[None]:
+    def translate_errors(self) -> AbstractContextManager[None]:
         return self._noting_failure()
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
         try:
-            with super().explaining():
+            with super().translate_errors():
                 yield
         except Exception:  # not an interrupt, which all processes have
-            self._leading.has_failed = True
+            self._coordinator.has_failed = True
             raise
-        self._leading.has_failed = False
+        self._coordinator.has_failed = False

@@ -21,7 +21,7 @@ from tfdist.strategies.sharded import plan
 from tfdist.upstream import keras_variables
 from tfdist.upstream.keras_callbacks import swap_by_assignment
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, told_of_slots
-from tfdist.upstream.keras_variables import Division, VariableOfParts
+from tfdist.upstream.keras_variables import Division, ShardedVariable
 from tfdist.upstream.tensorflow_tapes import know_parts
 
 
@@ -116,15 +116,15 @@ class Parts(Strategy):
         for optimizer in plain if planned.cut else ():
             refuse_elsewhere(optimizer, keras_variables.ELSEWHERE)
         if self.copies_weights:
-            self.take_over(model.variables)
+            self.sync_copies(model.variables)
         gc.collect()  # what was whole may hang on cycles, which Python breaks up when it likes
 
     def _cut(self, weight: keras.Variable, slots: list[keras.Variable]) -> None:
         """Gives each owner its part of a weight's state."""
-        if not isinstance(weight, VariableOfParts):
+        if not isinstance(weight, ShardedVariable):
             self._divide(weight, self.copies_weights)
         for slot in slots:
-            if not isinstance(slot, VariableOfParts) and slot.shape == weight.shape:
+            if not isinstance(slot, ShardedVariable) and slot.shape == weight.shape:
                 self._divide(slot, keep_whole=False)
 
     def _divide(self, variable: keras.Variable, keep_whole: bool) -> None:
@@ -143,23 +143,23 @@ class Parts(Strategy):
         """
         del owner
         for variable in [weight, *slots]:
-            if isinstance(variable, VariableOfParts):  # it could be cut before
+            if isinstance(variable, ShardedVariable):  # it could be cut before
                 keras_variables.unite(variable, self.devices[0])
 
     def check_table(self, table: keras.Variable) -> None:
-        if self.shard != "optimizer" and isinstance(table, VariableOfParts):
+        if self.shard != "optimizer" and isinstance(table, ShardedVariable):
             raise UnsupportedModelError(
                 f"{table.path!r} is a table that no Embedding holds, and its gradients of rows "
                 "cannot be cut: use keras.layers.Embedding, strategy 'towers', or "
                 f"Sharded(smallest=N) with more than its {table.shape.num_elements()} elements."
             )
 
-    def take_over(self, variables: Sequence[keras.Variable]) -> None:
+    def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
         for weight in variables if self.copies_weights else ():
-            if isinstance(weight, VariableOfParts) and weight.is_whole:
+            if isinstance(weight, ShardedVariable) and weight.is_whole:
                 weight.assign_parts(weight.value)
 
     def after_update(self, variables: Sequence[keras.Variable]) -> None:
         for weight in variables if self.copies_weights else ():
-            if isinstance(weight, VariableOfParts) and weight.is_whole:
+            if isinstance(weight, ShardedVariable) and weight.is_whole:
                 weight.value.assign(weight.joined())

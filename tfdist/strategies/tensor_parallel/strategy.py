@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfdist import cluster
-from tfdist.strategies.channel_split.of_process import ChannelSplitOfProcess
-from tfdist.strategies.channel_split.over_processes import ChannelSplitOverProcesses
-from tfdist.strategies.channel_split.rules import Rules
+from tfdist.strategies.tensor_parallel.of_process import TensorParallelOfProcess
+from tfdist.strategies.tensor_parallel.over_processes import TensorParallelOverProcesses
+from tfdist.strategies.tensor_parallel.rules import Rules
 
 
-def ChannelSplit(  # noqa: N802 - which class it is follows from how the program was started
+def TensorParallel(  # noqa: N802 - which class it is follows from how the program was started
     devices: int | str | Sequence[str] | None = None,
     layout: Rules | None = None,
     smallest: int = 1024,
-) -> ChannelSplitOfProcess:
+) -> TensorParallelOfProcess:
     """Returns a strategy of layers split by channels, heads or columns over devices.
 
     Of the processes that a launcher started, each has all parts, and its share of each batch.
@@ -34,5 +34,5 @@ def ChannelSplit(  # noqa: N802 - which class it is follows from how the program
         MissingError: Several processes, and Horovod is not installed.
     """
     several = cluster.started_together() is not None
-    strategy = ChannelSplitOverProcesses if several else ChannelSplitOfProcess
+    strategy = TensorParallelOverProcesses if several else TensorParallelOfProcess
     return strategy(devices, layout, smallest)

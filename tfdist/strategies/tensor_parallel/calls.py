@@ -17,10 +17,10 @@ import keras
 import tensorflow as tf
 from keras import activations
 
-from tfdist.strategies.channel_split.division import AlongAxis
-from tfdist.strategies.channel_split.following import ELEMENTWISE
-from tfdist.strategies.channel_split.split import Split
-from tfdist.strategies.channel_split.vocabulary import looked_up
+from tfdist.strategies.tensor_parallel.division import AlongAxis
+from tfdist.strategies.tensor_parallel.following import ELEMENTWISE
+from tfdist.strategies.tensor_parallel.split import Split
+from tfdist.strategies.tensor_parallel.vocabulary import looked_up
 from tfdist.upstream.keras_layers import out_of_heads
 from tfdist.upstream.keras_model import mask_of, set_mask, value_in_scope
 from tfdist.upstream.keras_variables import part

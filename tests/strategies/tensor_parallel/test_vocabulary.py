@@ -10,9 +10,9 @@ from keras import layers
 
 from tests.conformance import engines, results
 from tests.conformance.cases import CASES
-from tests.strategies.channel_split.test_layout import kinds, planned
-from tfdist.strategies.channel_split.strategy import ChannelSplit
-from tfdist.strategies.channel_split.vocabulary import looked_up
+from tests.strategies.tensor_parallel.test_layout import kinds, planned
+from tfdist.strategies.tensor_parallel.strategy import TensorParallel
+from tfdist.strategies.tensor_parallel.vocabulary import looked_up
 from tfdist.trainer import Trainer
 
 #: Ids of a batch's own, masked, clipped with others; positions, which all rounds look up alike.
@@ -33,7 +33,7 @@ def test_equals_one_device(name: str, devices: int) -> None:
     case = CASES[name]
     trainer = Trainer(
         case.build,
-        ChannelSplit(devices, layout=ROWS),
+        TensorParallel(devices, layout=ROWS),
         accumulate=case.accumulate,
         sync_batch_norm=case.sync_batch_norm,
     )

@@ -53,10 +53,10 @@ def test_what_is_no_file_of_rules(text: str | None, says: str, tmp_path: Path) -
 
 @pytest.mark.long
 def test_verify_takes_rules(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--strategy", "channel_split", "--layout", str(file)]) == 0
-    assert capsys.readouterr().out.startswith("PASS channel_split")
+    assert main(["--strategy", "tensor_parallel", "--layout", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("PASS tensor_parallel")
     file.write_text("dense/kernel: [null, model]")
-    assert main(["--strategy", "channel_split", "--layout", str(file)]) == 1
+    assert main(["--strategy", "tensor_parallel", "--layout", str(file)]) == 1
     assert re.search(r"there are \S*hidden/kernel, \S*logits/kernel", capsys.readouterr().err)
     assert main(["--layout", str(file)]) == 1
     assert "options are of one strategy; name it with --strategy" in capsys.readouterr().err

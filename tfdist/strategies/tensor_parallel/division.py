@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.copied_slices import copied_slices
+from tfdist.strategies.placement import copied_slices
 
 
 class AlongAxis:
-    """Slices, all of them in this process; see `VariableOfParts`.
+    """Slices, all of them in this process; see `ShardedVariable`.
 
     Args:
         axis: Along which.

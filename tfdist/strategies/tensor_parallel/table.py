@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import keras
 
-from tfdist.strategies.channel_split.layout import Layout
 from tfdist.strategies.sharded.plan import num_bytes
+from tfdist.strategies.tensor_parallel.layout import Layout
 from tfdist.upstream.keras_model import flatten_layers
 
 _NAMES = {

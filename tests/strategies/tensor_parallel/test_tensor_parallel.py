@@ -14,8 +14,8 @@ import tfdist
 from tests.support.training import assert_close
 from tfdist.errors import UnsupportedModelError
 from tfdist.models import alexnet
-from tfdist.strategies.channel_split.strategy import ChannelSplit
 from tfdist.strategies.sharded.held import by_device
+from tfdist.strategies.tensor_parallel.strategy import TensorParallel
 from tfdist.trainer import Trainer
 
 LONG = pytest.mark.long
@@ -49,7 +49,7 @@ def momentum() -> keras.Model:
 
 @pytest.mark.parametrize("devices", [2, pytest.param(3, marks=LONG)])
 def test_equals_one_device_and_is_whole_to_everybody(devices: int, tmp_path: Path) -> None:
-    plain, trainer = text(), Trainer(text, ChannelSplit(devices, smallest=1))
+    plain, trainer = text(), Trainer(text, TensorParallel(devices, smallest=1))
     assert trainer.describe()["split"].startswith("95.9% of 920 parameters")
     wanted = plain.fit(**FIT, epochs=2).history
     assert_close(trainer.fit(**FIT, epochs=2).history, wanted)
@@ -77,7 +77,7 @@ def test_goes_on_from_another_strategy_and_back(tmp_path: Path) -> None:
         return trainer.model
 
     fit("one_device", "a", 1)
-    fit(ChannelSplit(2, smallest=1), "a", 2)
+    fit(TensorParallel(2, smallest=1), "a", 2)
     resumed, whole = fit("one_device", "a", 3), fit("one_device", "b", 3)
     assert_close(resumed.get_weights(), whole.get_weights())
 
@@ -89,7 +89,7 @@ def test_mixed_precision(policy: str) -> None:
         return text(policy)
 
     before, trainers = [v.numpy() for v in build().trainable_variables], []
-    for strategy in ("one_device", ChannelSplit(2, smallest=1)):
+    for strategy in ("one_device", TensorParallel(2, smallest=1)):
         trainers.append(Trainer(build, strategy))
         trainers[-1].fit(**FIT, epochs=2)
     pairs = zip(*(trainer.model.trainable_variables for trainer in trainers), strict=True)
@@ -102,7 +102,7 @@ def test_mixed_precision(policy: str) -> None:
 @LONG
 def test_averages_accumulation_a_new_compilation_and_frozen_layers() -> None:
     models = []
-    for strategy in ("one_device", ChannelSplit(2, smallest=1)):
+    for strategy in ("one_device", TensorParallel(2, smallest=1)):
         trainer = Trainer(momentum, strategy, accumulate=2)
         models.append(trainer.model)
         swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
@@ -129,7 +129,7 @@ def test_alexnet_in_two_columns() -> None:
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss)
         return model
 
-    plain, trainer = build(), Trainer(build, ChannelSplit(2, smallest=1))
+    plain, trainer = build(), Trainer(build, TensorParallel(2, smallest=1))
     fit = {"x": x, "y": y, "batch_size": 4, "shuffle": False, "verbose": 0}
     plain.fit(**fit)
     trainer.fit(**fit)

@@ -9,17 +9,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.channel_split.of_process import ChannelSplitOfProcess
-from tfdist.strategies.channel_split.rules import Rules
 from tfdist.strategies.collectives.fusion import by_device
 from tfdist.strategies.horovod import Horovod
+from tfdist.strategies.tensor_parallel.of_process import TensorParallelOfProcess
+from tfdist.strategies.tensor_parallel.rules import Rules
 
 
-class ChannelSplitOverProcesses(Horovod, ChannelSplitOfProcess):
+class TensorParallelOverProcesses(Horovod, TensorParallelOfProcess):
     """A replica with all parts in each process; what is summed crosses from its own device.
 
     Args:
-        devices: Of this process, as of `ChannelSplit`; None: its part of the host's GPUs, or
+        devices: Of this process, as of `TensorParallel`; None: its part of the host's GPUs, or
             logical CPU devices.
         layout: As there.
         smallest: As there.
@@ -30,7 +30,7 @@ class ChannelSplitOverProcesses(Horovod, ChannelSplitOfProcess):
         MissingError: Horovod is not installed.
     """
 
-    name = ChannelSplitOfProcess.name
+    name = TensorParallelOfProcess.name
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class ChannelSplitOverProcesses(Horovod, ChannelSplitOfProcess):
         smallest: int,
     ) -> None:
         self.enter_with_devices()
-        ChannelSplitOfProcess.__init__(self, devices, layout, smallest)
+        TensorParallelOfProcess.__init__(self, devices, layout, smallest)
         self.start()
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         return by_device(functools.partial(super().all_reduce, op=op), tensors)
 
-    def sum_in_parts(
+    def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:
         """Sums the gradients of each part over the processes, on its device."""
-        own = super().sum_in_parts(gradients, variables)
+        own = super().reduce_sharded(gradients, variables)
         return tf.nest.pack_sequence_as(own, self.all_reduce(tf.nest.flatten(own)))

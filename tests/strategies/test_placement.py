@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.channel_split.division import AlongAxis
 from tfdist.strategies.sharded.division import OverDevices, OverProcesses
-from tfdist.strategies.sharded.leading import Leading
+from tfdist.strategies.sharded.rank0_coordinator import Rank0Coordinator
+from tfdist.strategies.tensor_parallel.division import AlongAxis
 from tfdist.upstream.keras_variables import Division
 
 
 def over_processes(rank: int) -> Division:
-    return OverProcesses(256, rank, 2, create_autospec(Leading, instance=True), list)
+    return OverProcesses(256, rank, 2, create_autospec(Rank0Coordinator, instance=True), list)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 from keras import layers
 
-from tfdist.strategies.channel_split import equation
-from tfdist.strategies.channel_split.division import AlongAxis
-from tfdist.strategies.channel_split.split import Cut, Split
 from tfdist.strategies.sharded.division import sizes
+from tfdist.strategies.tensor_parallel import equation
+from tfdist.strategies.tensor_parallel.division import AlongAxis
+from tfdist.strategies.tensor_parallel.split import Cut, Split
 from tfdist.upstream.keras_layers import (
     dropout_of,
     has_one_axis,

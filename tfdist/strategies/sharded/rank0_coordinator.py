@@ -24,9 +24,9 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ClusterError
+from tfdist.strategies.clock import read_by_host
 from tfdist.strategies.collectives import traffic
-from tfdist.strategies.read_by_host import read_by_host
-from tfdist.upstream.keras_variables import VariableOfParts
+from tfdist.upstream.keras_variables import ShardedVariable
 from tfdist.upstream.tensorflow_graphs import outermost_graph
 
 
@@ -41,7 +41,7 @@ class _Asked(NamedTuple):
     number: int  # of the variable
 
 
-class Leading:
+class Rank0Coordinator:
     """The side of this process; there is one of it.
 
     Args:
@@ -55,7 +55,7 @@ class Leading:
         self._hvd = hvd
         self._is_first = hvd.rank() == 0
         self._numbers = itertools.count()
-        self._variables: weakref.WeakValueDictionary[int, VariableOfParts]
+        self._variables: weakref.WeakValueDictionary[int, ShardedVariable]
         self._variables = weakref.WeakValueDictionary()
         self._joins: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[int]]
         self._joins = weakref.WeakKeyDictionary()
@@ -73,7 +73,7 @@ class Leading:
         self._has_any = True
         return next(self._numbers)
 
-    def know(self, number: int, variable: VariableOfParts) -> None:
+    def know(self, number: int, variable: ShardedVariable) -> None:
         """Lets the other processes ask for a variable by its number."""
         self._variables[number] = variable
 
@@ -83,7 +83,7 @@ class Leading:
         return self._depth > 0
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def collective_section(self) -> Iterator[None]:
         """Within it all processes run the same code, which joins variables by itself."""
         self.meet()
         self._depth += 1
@@ -199,6 +199,6 @@ class Leading:
 
 
 @functools.cache
-def of_process(hvd: Any) -> Leading:
+def of_process(hvd: Any) -> Rank0Coordinator:
     """Returns the one of this process."""
-    return Leading(hvd)
+    return Rank0Coordinator(hvd)

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import keras
 
-from tfdist.strategies.channel_split import choice, cuts, forward_pass
-from tfdist.strategies.channel_split.following import keeps_parts
-from tfdist.strategies.channel_split.forward_pass import Call
-from tfdist.strategies.channel_split.rules import Rules
-from tfdist.strategies.channel_split.split import Split
 from tfdist.strategies.sharded import elementwise
+from tfdist.strategies.tensor_parallel import choice, cuts, forward_pass
+from tfdist.strategies.tensor_parallel.following import keeps_parts
+from tfdist.strategies.tensor_parallel.forward_pass import Call
+from tfdist.strategies.tensor_parallel.rules import Rules
+from tfdist.strategies.tensor_parallel.split import Split
 from tfdist.upstream.keras_model import flatten_layers
 
 

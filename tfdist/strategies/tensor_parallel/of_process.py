@@ -18,29 +18,29 @@ import tensorflow as tf
 
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
-from tfdist.strategies import shares
+from tfdist.strategies import batches
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.beside_inputs import beside_inputs
-from tfdist.strategies.channel_split import rules, table
-from tfdist.strategies.channel_split.calls import Calls
-from tfdist.strategies.channel_split.layout import Layout, layout
-from tfdist.strategies.channel_split.rules import Rules
-from tfdist.strategies.channel_split.split import Cut
+from tfdist.strategies.placement import colocate_with_inputs
+from tfdist.strategies.tensor_parallel import rules, table
+from tfdist.strategies.tensor_parallel.calls import Calls
+from tfdist.strategies.tensor_parallel.layout import Layout, layout
+from tfdist.strategies.tensor_parallel.rules import Rules
+from tfdist.strategies.tensor_parallel.split import Cut
 from tfdist.upstream import keras_model, keras_variables
 from tfdist.upstream.keras_callbacks import swap_by_assignment
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
-from tfdist.upstream.keras_variables import GradientParts, VariableOfParts
+from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable
 from tfdist.upstream.tensorflow_tapes import know_parts
 
 #: Where a model is made, and what is no weight stays: no device has to hold all of it.
 _HOST = "CPU:0"
 
 
-class ChannelSplitOfProcess(Strategy):
+class TensorParallelOfProcess(Strategy):
     """Layers split by channels, heads or columns over the devices of a process.
 
     Args:
-        devices: As of `ChannelSplit`.
+        devices: As of `TensorParallel`.
         layout: As there.
         smallest: As there.
 
@@ -49,7 +49,7 @@ class ChannelSplitOfProcess(Strategy):
         DeviceError: A device that does not exist.
     """
 
-    name = "channel_split"
+    name = "tensor_parallel"
     default_cpus = 2
     has_local_variables = False
 
@@ -62,7 +62,7 @@ class ChannelSplitOfProcess(Strategy):
         self.devices = resolve(devices, self.default_cpus)
         if len(self.devices) < 2:
             raise ConfigurationError(
-                f"strategy 'channel_split' splits layers over devices, but got {self.devices[0]} "
+                f"strategy 'tensor_parallel' splits layers over devices, but got {self.devices[0]} "
                 "alone: use devices=2 or more, or strategy 'one_device'."
             )
         self.layout = None if layout is None else dict(rules.checked(layout))
@@ -127,7 +127,7 @@ class ChannelSplitOfProcess(Strategy):
 
     def _put(self, variable: keras.Variable) -> None:
         """Puts a variable onto the first device as a whole."""
-        if isinstance(variable, VariableOfParts):  # it could be cut before
+        if isinstance(variable, ShardedVariable):  # it could be cut before
             keras_variables.unite(variable, _HOST)
         keras_model.move(variable, self.devices[0])
 
@@ -145,19 +145,19 @@ class ChannelSplitOfProcess(Strategy):
         found = tf.gradients(loss, flat) if of_graph else tape.gradient(loss, flat)
         return [_of_all(g) for g in tf.nest.pack_sequence_as(list(sources), found)]
 
-    def sum_in_parts(
+    def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:
-        return {i: GradientParts(g) for i, g in gradients.items() if isinstance(g, tuple)}
+        return {i: ShardedGradient(g) for i, g in gradients.items() if isinstance(g, tuple)}
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
         if tf.executing_eagerly():
             return [fn(results)]
-        with tf.compat.v1.device(beside_inputs):
+        with tf.compat.v1.device(colocate_with_inputs):
             return [fn(results)]
 
     def outputs(
-        self, fn: Callable[[shares.Batch], Any], element: shares.Element, whole: bool = False
+        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
     ) -> list[Any]:
         del whole  # the one replica has all rows
         return self.local_results(self.run(lambda i: fn(element.shares[i].rows)))
@@ -166,7 +166,7 @@ class ChannelSplitOfProcess(Strategy):
 def _cut(own: Cut, devices: Sequence[str]) -> None:
     """Cuts a variable, where it is not cut that way already."""
     variable = own.variable
-    if isinstance(variable, VariableOfParts):
+    if isinstance(variable, ShardedVariable):
         if variable.division == own.division:
             return
         keras_variables.unite(variable, _HOST)
@@ -175,6 +175,6 @@ def _cut(own: Cut, devices: Sequence[str]) -> None:
 
 def _of_all(gradient: Any) -> Any:
     """Returns a gradient; None where no part has one."""
-    if isinstance(gradient, GradientParts) and all(piece is None for piece in gradient):
+    if isinstance(gradient, ShardedGradient) and all(piece is None for piece in gradient):
         return None
     return gradient

@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies import shares
-from tfdist.strategies.row_counts import num_rows
-from tfdist.strategies.stand_in import counted, with_a_row
+from tfdist.strategies import batches
+from tfdist.strategies.batches import drop_padding, num_rows, pad_to_one_row
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 9])
 @pytest.mark.parametrize("num_shares", [1, 2, 3])
 def test_shares_hold_each_row_once_in_order(rows: int, num_shares: int) -> None:
     batch = ({"a": tf.range(rows), "b": None}, tf.reshape(tf.range(2 * rows), [rows, 2]))
-    parts = shares.split(batch, num_shares, range(num_shares))
+    parts = batches.split(batch, num_shares, range(num_shares))
     assert len(parts) == num_shares
-    own = [counted(part.rows, part.num_rows) for part in parts]
+    own = [drop_padding(part.rows, part.num_rows) for part in parts]
     np.testing.assert_array_equal(np.concatenate([each[0]["a"] for each in own]), np.arange(rows))
     sizes = [len(each[1]) for each in own]
     assert sizes == [int(part.num_rows) for part in parts]
@@ -27,7 +26,7 @@ def test_shares_hold_each_row_once_in_order(rows: int, num_shares: int) -> None:
 
 
 def test_a_share_without_rows_has_one_of_another_that_stands_in() -> None:
-    first, second = shares.split(tf.constant([[7.0]]), 2, range(2))
+    first, second = batches.split(tf.constant([[7.0]]), 2, range(2))
     assert (int(first.num_rows), int(second.num_rows)) == (0, 1)
     np.testing.assert_array_equal(first.rows, [[7.0]])
 
@@ -47,9 +46,9 @@ RAGGED = tf.ragged.constant([[[1, 2]], [[3], []]], ragged_rank=2)
     ids=["dense", "strings", "ragged", "sparse", "nested"],
 )
 def test_only_a_batch_without_rows_is_given_one(batch: Any) -> None:
-    assert int(num_rows(with_a_row(batch))) == 2
-    nothing = shares.take(batch, tf.constant(0), tf.constant(0))
-    filled = with_a_row(nothing)
+    assert int(num_rows(pad_to_one_row(batch))) == 2
+    nothing = batches.take(batch, tf.constant(0), tf.constant(0))
+    filled = pad_to_one_row(nothing)
     assert int(num_rows(filled)) == 1
-    assert int(num_rows(counted(filled, tf.constant(0)))) == 0
+    assert int(num_rows(drop_padding(filled, tf.constant(0)))) == 0
     tf.nest.assert_same_structure(batch, filled)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.channel_split.following import ELEMENTWISE, keeps_parts
-from tfdist.strategies.channel_split.forward_pass import Call
-from tfdist.strategies.channel_split.rules import Rules
-from tfdist.strategies.channel_split.split import Split
+from tfdist.strategies.tensor_parallel.following import ELEMENTWISE, keeps_parts
+from tfdist.strategies.tensor_parallel.forward_pass import Call
+from tfdist.strategies.tensor_parallel.rules import Rules
+from tfdist.strategies.tensor_parallel.split import Split
 
 
 def automatic(ways: Mapping[int, list[Split]], calls: Sequence[Call]) -> list[Split]:

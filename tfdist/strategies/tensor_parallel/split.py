@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfdist.strategies.channel_split.division import AlongAxis
+from tfdist.strategies.tensor_parallel.division import AlongAxis
 
 
 class Cut(NamedTuple):

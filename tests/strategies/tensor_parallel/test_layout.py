@@ -9,10 +9,10 @@ import pytest
 from keras import layers
 
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.channel_split import cuts, equation
-from tfdist.strategies.channel_split.layout import Layout, layout
-from tfdist.strategies.channel_split.rules import Rules
-from tfdist.strategies.channel_split.strategy import ChannelSplit
+from tfdist.strategies.tensor_parallel import cuts, equation
+from tfdist.strategies.tensor_parallel.layout import Layout, layout
+from tfdist.strategies.tensor_parallel.rules import Rules
+from tfdist.strategies.tensor_parallel.strategy import TensorParallel
 
 
 def planned(*stack: Any, rules: Rules | None = None, smallest: int = 1) -> Layout:
@@ -75,7 +75,7 @@ def test_rules_name_axes_of_weights() -> None:
 
 def test_one_device_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="use devices=2 or more"):
-        ChannelSplit(1)
+        TensorParallel(1)
 
 
 @pytest.mark.parametrize(
