@@ -17,6 +17,9 @@
 #   make lint                         ruff, mypy, import contract, private names
 #   make docs                         the site, into build/docs, from manuals, pages and docstrings
 #   make notebooks                    runs the notebooks in full, and stores their outputs
+#   make coverage                     make check, and how much of the product code it runs
+#   make canary                       what the newest pre-releases of TensorFlow and Keras would need
+#   make release                      sdist and wheel into build/release, tried in a new environment
 PYTHON ?= python3
 EXTRAS ?=
 ARGS ?=
@@ -25,7 +28,8 @@ BIN := .venv/bin
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
-.PHONY: train horovod quick test check check-rest conformance long lint docs notebooks format clean
+.PHONY: train horovod quick test check check-rest conformance long lint docs notebooks \
+    coverage canary release format clean
 
 train: .venv/installed$(addprefix -,$(EXTRAS))
 	$(BIN)/python -m tfdist.train --strategy mirrored $(ARGS)
@@ -63,6 +67,15 @@ docs: .venv/installed-docs
 
 notebooks: .venv/installed-dev $(HOROVOD)
 	$(BIN)/python -m tests.run_notebooks $(ARGS)
+
+coverage: .venv/installed-dev $(HOROVOD)
+	$(PYTEST) --cov --cov-report=term:skip-covered $(ARGS)
+
+canary: .venv/installed-dev
+	$(BIN)/python -m tests.canary $(ARGS)
+
+release: .venv/installed-release
+	$(BIN)/python -m tests.release
 
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .

@@ -13,6 +13,9 @@ from types import ModuleType
 # Set before TensorFlow is imported: a test's output shows TensorFlow's errors only.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# With oneDNN the rounding in half precision depends on the instructions of the CPU and on which
+# operations TensorFlow fuses: a test would compare kernels, not ways to train.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 #: Logical CPU devices of a test process, which is the largest number of replicas in one process.
 NUM_CPUS = 4

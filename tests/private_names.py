@@ -8,15 +8,18 @@ underscore that no class of ours defines.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.support import ROOT
 
 _PACKAGES = ("tfdist", "pipelines", "recipes")
-_ALLOWED = ROOT / "tfdist" / "upstream"
-_PAGE = _ALLOWED / "README.md"
+#: The only folder that may.
+ALLOWED = ROOT / "tfdist" / "upstream"
+_PAGE = ALLOWED / "README.md"
 _MODULES = ("keras.src", "tensorflow.python", "unittest")
 #: Public in spite of the underscore, as their documentation says.
 _PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}
@@ -24,13 +27,11 @@ _PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 
 def main() -> int:
     """Prints each place that is wrong, and returns 1 where there is one."""
-    paths = [path for package in _PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    trees = {path: ast.parse(path.read_text()) for path in paths}
-    ours = {name for tree in trees.values() for name in _defined(tree)}
+    trees = {path: ast.parse(path.read_text()) for path in _paths()}
     page, found = _PAGE.read_text(), []
     for path, tree in trees.items():
-        allowed = _ALLOWED in path.parents
-        for line, use, name in _private(tree, ours):
+        allowed = ALLOWED in path.parents
+        for line, use, name in private(tree):
             if not allowed:
                 found.append(
                     f"{path.relative_to(ROOT)}:{line}: {use}; move it into tfdist/upstream"
@@ -41,9 +42,19 @@ def main() -> int:
     return 1 if found else 0
 
 
-def _private(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int, str, str]]:
-    """Yields line, words and name of what is private to others."""
-    own = _defined(tree)
+def _paths() -> list[Path]:
+    return [path for package in _PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+@functools.cache
+def _ours() -> frozenset[str]:
+    """The private names that any file of ours defines."""
+    return frozenset(name for path in _paths() for name in _defined(ast.parse(path.read_text())))
+
+
+def private(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Yields line, expression and name of each use of what is private to others."""
+    own, ours = _defined(tree), _ours()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for module in _modules(node):

@@ -54,6 +54,8 @@ QUICK: dict[str, float] = {
     "tests/test_init.py": 0.1,
     "tests/test_launch.py": 10,
     "tests/test_notebooks.py": 0.1,
+    "tests/test_project_files.py": 0.2,
+    "tests/test_canary.py": 0.1,
     "tests/watchdog/": 0.5,
 }
 
@@ -71,8 +73,8 @@ CHECK: dict[str, float] = {
     "tests/docs/": 60,
     "tests/examples/": 30,
     "tests/faults/": 10,
-    "tests/loops/order/test_begin_anywhere.py::test_places_to_go_on_from": 17.6,
-    "tests/own_steps/test_models.py": 60,
+    "tests/loops/data_order/test_begin_anywhere.py::test_places_to_go_on_from": 17.6,
+    "tests/custom_steps/test_models.py": 60,
     "tests/pipelines/pack/test_pack.py::test_interrupt_keeps_what_is_finished": 16.8,
     "tests/plan/test_memory.py": 40,
     "tests/processes/": 270,
@@ -91,7 +93,8 @@ CHECK: dict[str, float] = {
     "tests/verify/": 30,
 }
 
-_REGISTERS = {
+#: The register of every place that the tables name.
+REGISTERS = {
     **dict.fromkeys(QUICK, "quick"),
     **dict.fromkeys(TEST, "test"),
     **dict.fromkeys(CHECK, "check"),
@@ -104,7 +107,7 @@ def mark_of(item: pytest.Item) -> pytest.MarkDecorator | None:
     if any(item.get_closest_marker(name) for name in _MARKED_IN_PLACE):
         return None
     for place in _places(item.nodeid):
-        if (register := _REGISTERS.get(place)) is not None:
+        if (register := REGISTERS.get(place)) is not None:
             return None if register == "test" else getattr(pytest.mark, register)
     return None
 

@@ -1,0 +1,38 @@
+# syntax=docker/dockerfile:1
+# An image with tfdist, for CPUs or NVIDIA GPUs:
+#   docker build -t tfdist .
+#   docker build -t tfdist:gpu --build-arg EXTRAS=gpu .
+#   docker build -t tfdist:horovod --build-arg HOROVOD=1 .
+#   docker run --rm tfdist train --epochs 2
+#   docker run --rm --gpus all --shm-size 1g tfdist:gpu train --strategy mirrored
+# TensorFlow's CUDA libraries come from PyPI with the extra `gpu`; the host needs the NVIDIA driver
+# and the NVIDIA Container Toolkit.
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim AS base
+
+# A comma-separated list of the extras in setup.cfg.
+ARG EXTRAS=""
+# 1 builds Horovod for the TensorFlow of the image.
+ARG HOROVOD=""
+
+# A compiler, CMake and MPI for Horovod; the runtime of MPI stays, the compiler goes.
+RUN apt-get update -qq \
+    && apt-get install -y -qq --no-install-recommends openssh-client \
+        ${HOROVOD:+g++ cmake make libopenmpi-dev openmpi-bin} \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /opt/tfdist
+COPY pyproject.toml setup.cfg README.md LICENSE ./
+COPY tfdist tfdist
+COPY pipelines pipelines
+COPY recipes recipes
+RUN python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+RUN pip install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}" \
+    && if [ -n "$HOROVOD" ]; then python -m tfdist.install_horovod; fi
+
+RUN useradd --create-home trainer
+USER trainer
+WORKDIR /home/trainer
+ENTRYPOINT ["tfdist"]
+CMD ["--help"]

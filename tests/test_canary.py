@@ -1,0 +1,43 @@
+"""`make canary` sees which private names an upgrade moves, changes or removes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import canary
+
+OLD = {
+    "keras/layer.py": "class Layer:\n    def _call(self, x): self._seen = x\n    def _gone(self): ...",
+    "keras/src/core.py": "def cast(x): ...",
+    "tensorflow/same.py": "def _kept(a, *, b=1): ...",
+}
+NEW = OLD | {
+    "keras/layer.py": "class Layer:\n    def _call(self, x, y): ...\ndef f(l): l._seen = 1",
+    "keras/src/core.py": "",
+}
+NAMES = ("_call", "_seen", "_gone", "_kept", "keras.src.core", "keras.src.core.cast")
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_differences_are_named_with_their_uses(tmp_path: Path) -> None:
+    old, new = write(tmp_path / "old", OLD), write(tmp_path / "new", NEW)
+    uses = {name: [f"upstream/{name}.py:1"] for name in NAMES}
+    changes = {change.split()[0]: change for change in canary.compare(uses, old, new)}
+    assert changes.keys() == {"_call", "_seen", "_gone", "keras.src.core.cast"}
+    assert "no keras/layer.py: Layer._call(self, x)" in changes["_call"]
+    assert "now keras/layer.py: Layer._call(self, x, y)" in changes["_call"]
+    assert "_gone is missing" in changes["_gone"]
+    assert "used in upstream/_gone.py:1" in changes["_gone"]
+
+
+def test_every_private_name_is_found_in_what_is_installed() -> None:
+    uses = canary.uses()
+    found = canary.definitions(uses, canary.installed())
+    assert len(uses) > 100
+    assert not [name for name in uses if not found[name]]

@@ -1,0 +1,39 @@
+"""Files of the project that repeat something say the same as its source."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+import tfdist
+from tests import selection
+from tests.support import ROOT
+
+
+def test_pre_commit_runs_the_commands_of_make_lint() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    assert hooks == recipe[1].replace("\t$(BIN)", ".venv/bin").splitlines()
+
+
+def test_workflows_run_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    run = {target for text in workflows for target in re.findall(r"run: make ([\w-]+)", text)}
+    assert {"quick", "test", "check"} <= run <= targets
+
+
+def test_citation_has_the_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == tfdist.__version__
+
+
+@pytest.mark.parametrize("place", sorted(selection.REGISTERS))
+def test_selection_names_tests_that_exist(place: str) -> None:
+    path, _, function = place.partition("::")
+    assert (ROOT / path).exists()
+    assert not function or f"def {function}(" in (ROOT / path).read_text()
