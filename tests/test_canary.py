@@ -7,12 +7,12 @@ from pathlib import Path
 from tests import canary
 
 OLD = {
-    "keras/layer.py": "class Layer:\n    def _call(self, x): self._seen = x\n    def _gone(self): ...",
+    "keras/layer.py": "class Layer:\n def _call(self, x): self._seen = x\n def _gone(self): ...",
     "keras/src/core.py": "def cast(x): ...",
     "tensorflow/same.py": "def _kept(a, *, b=1): ...",
 }
 NEW = OLD | {
-    "keras/layer.py": "class Layer:\n    def _call(self, x, y): ...\ndef f(l): l._seen = 1",
+    "keras/layer.py": "class Layer:\n def _call(self, x, y): ...\ndef f(l): l._seen = 1",
     "keras/src/core.py": "",
 }
 NAMES = ("_call", "_seen", "_gone", "_kept", "keras.src.core", "keras.src.core.cast")
