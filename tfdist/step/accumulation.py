@@ -1,16 +1,15 @@
-"""Accumulation: a step over several rounds, whose sums cross the replicas once.
+"""Accumulation: of the rounds of a step (`over_rounds`), and of steps (`GradientAccumulation`).
 
-A share is cut into microbatches that are computed one after the other, so that only one of them
-needs memory. A loss that divides by something other than rows (a mask, weights) needs that total
-before the first gradient: then a forward pass over all rounds goes ahead, and only then.
+The trainer's `accumulate` cuts a per-replica batch into microbatches that are computed one after
+the other, so that only one of them needs memory. A loss that divides by something other than rows
+(a mask, weights) needs that total before the first gradient: only then does a forward pass over
+all rounds precede.
 
-`gradient_accumulation_steps` of a Keras optimizer, with one exchange per optimizer step.
-
-Keras's meaning: the gradients of K batches are averaged, whatever their sizes, and every K-th
-batch changes the weights. Each replica keeps its own part of the sum; only the K-th batch sends
-it. The Keras optimizer is still called for every batch (it counts, averages, constrains): with
-zeros in between, and with the sum of all K batches at the end, to which its own accumulators add
-nothing.
+Keras defines an optimizer's `gradient_accumulation_steps` as follows: the gradients of K batches
+are averaged, whatever the sizes of the batches, and every K-th batch changes the weights. Each
+replica keeps the sum of its own gradients, and only the K-th batch sends it. The Keras optimizer
+is still called for every batch, because it counts, averages and constrains: with zeros in between,
+and with the sum of all K batches at the end, to which its own accumulators add nothing.
 """
 
 from __future__ import annotations
@@ -135,9 +134,9 @@ class GradientAccumulation:
     """The sums of gradients that wait on each replica of this process for the K-th batch.
 
     Args:
-        strategy: Of the replicas.
-        scaling: Of the loss; its optimizer accumulates.
-        trainable: The variables that it trains.
+        strategy: Runs the replicas.
+        scaling: Scales the loss; its optimizer accumulates.
+        trainable: The variables that the optimizer trains.
 
     Attributes:
         waiting: The sums, by replica of this process and by variable.
@@ -158,14 +157,14 @@ class GradientAccumulation:
         return int(num_batches_seen(self._scaling.optimizer)) % self._every > 0
 
     def summed(self, local: list[ReplicaOutputs]) -> Any:
-        """Adds up the contributions of all replicas, but keeps gradients until the K-th batch.
+        """Sums the contributions of all replicas, but keeps the gradients until the K-th batch.
 
         Args:
             local: Of each replica of this process.
 
         Returns:
             The sums on each replica, as `Strategy.run` returns them. The gradients are those of K
-            batches, zeros in between, and NaN for a batch that is to be left out.
+            batches, zeros in between, and NaN for a batch that is to be skipped.
         """
         strategy = self._strategy
 
@@ -177,52 +176,71 @@ class GradientAccumulation:
 
         rest = strategy.local_results(strategy.run(but_gradients))
         own = [share.gradients_of(self._trainable) for share in local]
-        gradients = self._add(own, rest[0][1])
+        gradients = self._add(own, [overflows for _, overflows in rest])
         return strategy.run(lambda i: rest[i][0]._replace(gradients=gradients[i]))
 
-    def _add(self, local: list[Gradients], overflows: tf.Tensor) -> list[Gradients]:
+    def _add(self, local: list[Gradients], overflows: Sequence[tf.Tensor]) -> list[Gradients]:
         """Adds a batch's gradients; on the K-th batch, sums them over the replicas.
 
         Args:
             local: Gradients by replica, scaled; dense or `tf.IndexedSlices`.
-            overflows: Number of replicas, over all workers, whose gradients are not finite.
+            overflows: By replica: how many gradients, over all workers, are not finite. Each
+                replica uses the sum that it has itself: a sum that nobody uses is pruned, and the
+                other replicas would wait for it forever.
         """
-        finite = overflows == 0
+        finite = [number == 0 for number in overflows]
         waiting = [
             {i: own[i] for i in gradients}
             for own, gradients in zip(self.waiting, local, strict=True)
         ]
-        for gradients, own in zip(local, waiting, strict=True):
+        for gradients, own, is_finite in zip(local, waiting, finite, strict=True):
             for i, gradient in gradients.items():
-                unscaled = self._scaling.unscale([tf.convert_to_tensor(gradient)])[0]
-                own[i].assign_add(tf.where(finite, unscaled, 0.0))
+                with tf.device(own[i].device):
+                    unscaled = self._scaling.unscale([tf.convert_to_tensor(gradient)])[0]
+                    own[i].assign_add(tf.where(is_finite, unscaled, 0.0))
         num_batches = num_batches_seen(self._scaling.optimizer)
-        is_last = finite & ((num_batches + 1) % self._every == 0)
-        nothing = tf.where(finite, 0.0, float("nan"))
+        is_last = finite[0] & ((num_batches + 1) % self._every == 0)
+        # Branches return nothing: what `tf.cond` returns is merged on one device, to which the
+        # gradients of all replicas would travel.
+        tf.cond(is_last, lambda: self._exchange(waiting), tf.no_op)
 
-        def none_yet(variable: tf.Variable) -> tf.Tensor:
-            return tf.fill(variable.shape, tf.cast(nothing, variable.dtype))
+        def of_batch(variable: tf.Variable, is_finite: tf.Tensor) -> tf.Tensor:
+            nothing = tf.cast(tf.where(is_finite, 0.0, float("nan")), variable.dtype)
+            return tf.where(is_last, variable.read_value(), nothing)
 
-        return tf.cond(
-            is_last,
-            lambda: self._exchanged(waiting),
-            lambda: tf.nest.map_structure(none_yet, waiting),
-        )
+        totals = [
+            {i: _on_its_device(of_batch, variable, is_finite) for i, variable in own.items()}
+            for own, is_finite in zip(waiting, finite, strict=True)
+        ]
+        with tf.control_dependencies(tf.nest.flatten(totals)):
+            tf.cond(is_last, lambda: _clear(tf.nest.flatten(waiting)), tf.no_op)
+        return totals
 
-    def _exchanged(self, waiting: list[dict[int, tf.Variable]]) -> list[Gradients]:
-        """Sums over the replicas what has been waiting, and starts again from zero."""
+    def _exchange(self, waiting: list[dict[int, tf.Variable]]) -> tf.Operation:
+        """Replaces what has been waiting by its sum over the replicas."""
         strategy = self._strategy
 
         def scaled(variable: tf.Variable) -> tf.Tensor:
             value = variable.read_value()
-            return self._scaling.scale(value) if self._scaling.active else value
+            # The scale is float32, which would widen gradients of float16.
+            return (
+                tf.cast(self._scaling.scale(value), value.dtype) if self._scaling.active else value
+            )
 
-        values = tf.nest.map_structure(scaled, waiting)
-        results = strategy.run(lambda i: all_reduced(strategy, values[i]))
-        totals = strategy.local_results(results)
-        with tf.control_dependencies(tf.nest.flatten(values)):
-            tf.nest.map_structure(lambda v: v.assign(tf.zeros_like(v)), waiting)
-        return totals
+        values = tf.nest.map_structure(lambda v: _on_its_device(scaled, v), waiting)
+        totals = strategy.local_results(strategy.run(lambda i: all_reduced(strategy, values[i])))
+        assigned = tf.nest.map_structure(lambda v, total: v.assign(total), waiting, totals)
+        return tf.group(tf.nest.flatten(assigned))
+
+
+def _on_its_device(fn: Callable[..., tf.Tensor], variable: tf.Variable, *more: Any) -> tf.Tensor:
+    """Calls `fn(variable, *more)` with the variable's device as the default one."""
+    with tf.device(variable.device):
+        return fn(variable, *more)
+
+
+def _clear(variables: Sequence[tf.Variable]) -> tf.Operation:
+    return tf.group([_on_its_device(lambda v: v.assign(tf.zeros_like(v)), v) for v in variables])
 
 
 def _zeros(variable: keras.Variable, device: str) -> tf.Variable:
