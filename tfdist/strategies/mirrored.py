@@ -53,6 +53,10 @@ class Mirrored(TFDistribute):
             names, tf.distribute.MirroredStrategy(names, operations), prefetch_to_device
         )
 
+    @property
+    def _uses_nccl(self) -> bool:
+        return self.reduction == "nccl"
+
     def describe(self) -> dict[str, str]:
         return super().describe() | {"all-reduce": self.reduction}
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from tfdist.strategies import batches, copies
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.collectives.fusion import fused
+from tfdist.strategies.collectives.fusion import by_dtype, fused
+from tfdist.strategies.collectives.wire_dtypes import wire_dtype
 
 
 class TFDistribute(Strategy):
@@ -107,18 +108,22 @@ class TFDistribute(Strategy):
                     returned.append(fn(result))
         return returned
 
+    @property
+    def _uses_nccl(self) -> bool:
+        """Whether NCCL sums tensors over the replicas."""
+        return False
+
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         context = tf.distribute.get_replica_context()
-        # TensorFlow keeps int32 on the host and refuses it in one exchange with the rest.
-        movable = [tf.cast(t, tf.int64) if t.dtype == tf.int32 else t for t in tensors]
-        reduced = fused(lambda packed: self._exchange(context, op, packed), movable)
-        return [
-            tf.cast(r, t.dtype) if r.dtype != t.dtype else r
-            for r, t in zip(reduced, tensors, strict=True)
-        ]
+        sent = [_cast(t, wire_dtype(t.dtype, self._uses_nccl)) for t in tensors]
+        # NCCL and hierarchical copies concatenate the tensors of a call, which has to be of one
+        # dtype therefore.
+        exchange = functools.partial(self._exchange, context, op)
+        reduced = fused(functools.partial(by_dtype, exchange), sent)
+        return [_cast(r, t.dtype) for r, t in zip(reduced, tensors, strict=True)]
 
     def _exchange(self, context: Any, op: str, packed: list) -> list:
-        """All-reduces few large tensors at once."""
+        """All-reduces few large tensors of one dtype at once."""
         if any(isinstance(tensor, tf.IndexedSlices) for tensor in packed):
             return context.all_reduce(op, packed)
 
@@ -131,6 +136,11 @@ class TFDistribute(Strategy):
             return [tf.stop_gradient(s) for s in sums], lambda *upstream: gradient([*upstream])
 
         return tf.nest.flatten(summed(*packed))
+
+
+def _cast(tensor: Any, dtype: tf.DType) -> Any:
+    """Returns a dense tensor or `tf.IndexedSlices` in a dtype; itself if it has it."""
+    return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
 def _leaves(structure: Any) -> list[Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -55,7 +56,7 @@ def packed(tensors: list) -> tuple[list, Reduce]:
     def apart(reduced: list) -> list:
         results = dict(zip(alone, reduced[len(packs) :], strict=True))
         for positions, pack in zip(packs.values(), reduced, strict=False):
-            parts = tf.split(pack, [math.prod(shapes[i]) for i in positions])
+            parts = _split(pack, [math.prod(shapes[i]) for i in positions])
             results |= {
                 i: tf.reshape(part, shapes[i]) for i, part in zip(positions, parts, strict=True)
             }
@@ -76,13 +77,23 @@ def in_pieces(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[
     for tensor in tensors:
         size, most = math.prod(tensor.shape), num_bytes // tensor.dtype.size
         sizes = [most] * (size // most) + ([size % most] if size % most else [])
-        pieces.append(tf.split(tf.reshape(tensor, [-1]), sizes) if len(sizes) > 1 else [tensor])
-    reduced = iter(reduce([piece for own in pieces for piece in own]))
+        pieces.append(_split(tf.reshape(tensor, [-1]), sizes) if len(sizes) > 1 else [tensor])
+    in_a_row = [piece for own in pieces for piece in own]
+    reduced = iter(reduce(in_a_row) if in_a_row else [])
     results = []
     for tensor, own in zip(tensors, pieces, strict=True):
         parts = [next(reduced) for _ in own]
         results.append(tf.reshape(tf.concat(parts, 0), tensor.shape) if parts[1:] else parts[0])
     return results
+
+
+def _split(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
+    """Cuts a vector into consecutive parts."""
+    if not vector.dtype.is_integer:
+        return tf.split(vector, sizes)
+    # `Split` and `SplitV` have no GPU kernel for int64, and would fetch the vector to the host.
+    begins = itertools.accumulate(sizes, initial=0)
+    return [tf.slice(vector, [begin], [size]) for begin, size in zip(begins, sizes, strict=False)]
 
 
 def by_dtype(reduce: Reduce, tensors: list) -> list:

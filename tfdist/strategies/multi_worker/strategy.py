@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES
-from tfdist.strategies.collectives.fusion import by_dtype, in_pieces
+from tfdist.strategies.collectives.fusion import in_pieces
 from tfdist.strategies.collectives.varying_sizes import VaryingSizes
 from tfdist.strategies.multi_worker.join import PIECE_BYTES, meet, silent, tf_strategy
 from tfdist.strategies.several_workers import SeveralWorkers
@@ -59,6 +59,7 @@ class MultiWorker(SeveralWorkers, TFDistribute):
         STRATEGIES["multi_worker"].check(communication=communication)
         self.cluster, names = meet(cluster.current(), devices, communication)
         self.communication = _resolve(communication, names)
+        _check_compression(compression, self.communication)
         self.num_workers, self.rank = self.cluster.size, self.cluster.rank
         super().__init__(names, tf_strategy(tuple(names), self.communication, self.cluster))
         self._varying_sizes = VaryingSizes(
@@ -74,6 +75,10 @@ class MultiWorker(SeveralWorkers, TFDistribute):
 
     def describe(self) -> dict[str, str]:
         return super().describe() | {"all-reduce": self.communication}
+
+    @property
+    def _uses_nccl(self) -> bool:
+        return self.communication == "nccl"
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         # TensorFlow sends the last of a list first, and what is packed at the end.
@@ -103,12 +108,12 @@ class MultiWorker(SeveralWorkers, TFDistribute):
 
     def _exchange(self, context: Any, op: str, packed: list) -> list:
         if tf.executing_eagerly():
-            return by_dtype(lambda same: context.all_reduce(op, same), packed)
+            return context.all_reduce(op, packed)
         sized = [i for i, t in enumerate(packed) if _has_size(t)]
         # TensorFlow sends a sum back to the tensor's device: what came from outside has none yet.
         placed = [tf.identity(packed[i]) for i in sized]
         most = PIECE_BYTES if self.communication == "ring" else sys.maxsize
-        sums = in_pieces(lambda pieces: self._sums(context, op, pieces), placed, most)
+        sums = in_pieces(lambda pieces: context.all_reduce(op, pieces), placed, most)
         results = dict(zip(sized, sums, strict=True))
         index = int(tf.get_static_value(context.replica_id_in_sync_group))
         for i, tensor in enumerate(packed):
@@ -116,12 +121,18 @@ class MultiWorker(SeveralWorkers, TFDistribute):
                 results[i] = self._varying_sizes.reduce(tensor, index, op)
         return [results[i] for i in range(len(packed))]
 
-    def _sums(self, context: Any, op: str, tensors: list) -> list:
-        return by_dtype(lambda same: context.all_reduce(op, same), tensors)
-
 
 def _has_size(tensor: Any) -> bool:
     return not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()
+
+
+def _check_compression(compression: str, communication: str) -> None:
+    """Checks that gradients can be sent in the format asked for."""
+    if compression == "bf16" and communication == "nccl":
+        raise ConfigurationError(
+            "compression='bf16' needs sums of bfloat16, which TensorFlow's NCCL operations do not "
+            "have: use compression='fp16' or 'none', or communication='ring'."
+        )
 
 
 def _resolve(communication: str, devices: Sequence[str]) -> str:

@@ -1,0 +1,90 @@
+"""A stand-in for NCCL on logical CPU devices.
+
+TensorFlow's first `CollectiveReduce` behaves as `NcclAllReduce` does where it matters: it waits
+until every device has called it, it has no order of its own, and it is pruned on a device whose
+code does not use the result, on which the other devices then wait forever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops import gen_collective_ops, nccl_ops
+
+from tfdist.strategies import mirrored
+from tfdist.strategies.base import ReplicaFn
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.upstream.patching import replaced
+
+#: After which a collective that some devices never call is an error.
+TIMEOUT_SECONDS = 60.0
+
+#: Keys that no strategy of `tf.distribute` gives to groups of devices; each operation has its own.
+_GROUP_KEY, _instance_keys = 1 << 19, itertools.count(1)
+
+
+def nccl_dtypes() -> set[tf.DType]:
+    """Returns the dtypes that `NcclAllReduce` accepts, by its op definition."""
+    (of_input,) = (a for a in op_def_registry.get("NcclAllReduce").attr if a.name == "T")
+    return {tf.as_dtype(dtype) for dtype in of_input.allowed_values.list.type}
+
+
+def all_sum(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Replaces `nccl_ops.all_sum`.
+
+    Args:
+        tensors: One per device, on that device.
+
+    Raises:
+        TypeError: NCCL does not sum such a dtype.
+    """
+    key = next(_instance_keys)
+
+    def sums() -> list[tf.Tensor]:
+        results = []
+        for tensor in tensors:
+            if tensor.dtype not in nccl_dtypes():
+                raise TypeError(f"NcclAllReduce does not accept {tensor.dtype.name}.")
+            with tf.device(tensor.device):
+                results.append(
+                    gen_collective_ops.collective_reduce(
+                        tensor,
+                        group_size=len(tensors),
+                        group_key=_GROUP_KEY + len(tensors),
+                        instance_key=key,
+                        merge_op="Add",
+                        final_op="Id",
+                        subdiv_offsets=[0],
+                        timeout_seconds=TIMEOUT_SECONDS,
+                    )
+                )
+        return results
+
+    # Called one after the other they would wait for each other forever.
+    return tf.function(sums, autograph=False)() if tf.executing_eagerly() else sums()
+
+
+class NcclStandIn(Mirrored):
+    """`Mirrored` over CPU devices as it would be over GPUs that NCCL joins.
+
+    Args:
+        num_replicas: As many logical CPU devices.
+        **options: Of `Mirrored`.
+    """
+
+    def __init__(self, num_replicas: int, **options: Any) -> None:
+        with replaced(mirrored, "_resolve", _unchecked):
+            super().__init__(num_replicas, all_reduce="nccl", **options)
+
+    def run(self, fn: ReplicaFn) -> Any:
+        with replaced(nccl_ops, "all_sum", all_sum):
+            return super().run(fn)
+
+
+def _unchecked(all_reduce: str, merge_on: str, devices: Sequence[str]) -> str:
+    del merge_on, devices  # without the check that these are GPUs
+    return all_reduce
