@@ -55,6 +55,8 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     of_programs = [2] if 2 in asked else arguments.replicas
     counts = {e: sorted(asked & {o.num_workers for o in own}) for e, own in LAYOUTS.items()}
     counts |= {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
+    # Pairs of devices; another number of them shows nothing more of NCCL's stand-in.
+    counts |= {"mirrored hierarchical_copy": [2], "mirrored NCCL stand-in": [2]}
     cases = TABLES[arguments.table] if arguments.table else ASKED
     return [
         Question(case, engine, num_replicas)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tests.conformance import feeds
 from tests.conformance.cases import CASES
 from tests.conformance.results import Result, collect
+from tests.gpu_paths.nccl_stand_in import NcclStandIn
 from tests.support.case import Case
 from tfdist import strategies
 
@@ -22,6 +23,8 @@ STRATEGIES = {
     "one_device": [1],
     "mirrored": [2, 3],
     "mirrored traced once": [2, 3],
+    "mirrored hierarchical_copy": [2],
+    "mirrored NCCL stand-in": [2],
     "central_storage": [2, 3],
     "towers": [2, 3],
     "pipeline": [2, 4],
@@ -34,6 +37,7 @@ STRATEGIES = {
 #: Of strategies that are asked with options: they, by what stands above.
 OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored traced once": {"one_trace_from": 0},
+    "mirrored hierarchical_copy": {"all_reduce": "hierarchical_copy"},
     "tensor_parallel": {"smallest": 1},
     "tensor_parallel over processes": {"smallest": 1},
     "pipeline over processes": {"micro_batches": 2},
@@ -222,6 +226,8 @@ def keras_mirrored(case: Case, num_replicas: int) -> Result:
 def created(strategy: str, num_replicas: int, batch_size: int = 4) -> strategies.Strategy:
     """Returns one of `STRATEGIES`, for global batches of so many rows or more."""
     options = OPTIONS.get(strategy, {})
+    if strategy == "mirrored NCCL stand-in":
+        return NcclStandIn(num_replicas)
     if strategy == "pipeline" and batch_size < 4:  # its micro-batches have a row each
         options = {"micro_batches": batch_size}
     made = strategies.create(strategy.partition(" ")[0], num_replicas, **options)

@@ -55,6 +55,8 @@ THREE = ("central_storage", "towers")
 #: Strategies that split a model run few cases in `make check`: their own tests show how they split
 #: it, and these cases how sums are exchanged, in the step and inside its forward pass.
 FEW: dict[str, tuple[str, ...]] = {
+    "mirrored hierarchical_copy": ("gradient-accumulation", "embedding-clipped"),
+    "mirrored NCCL stand-in": ("gradient-accumulation", "uneven-batches", "auc"),
     "mirrored traced once": ("uneven-batches", "embedding-clipped"),
     "horovod in buckets": ("embedding-clipped", "rows-that-mix"),
     "multi_worker in buckets": ("batch-norm",),

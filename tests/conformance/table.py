@@ -29,6 +29,8 @@ def title(engine: str) -> str:
         KERAS: "plain Keras",
         KERAS_EVEN: "plain Keras, even batches",
         "parameter_server": "tfdist parameter_server, 1 worker",
+        "mirrored hierarchical_copy": "tfdist mirrored, hierarchical_copy",
+        "mirrored NCCL stand-in": "tfdist mirrored, NCCL stand-in",
     }
     return titles.get(engine, f"tfdist {engine}")
 
