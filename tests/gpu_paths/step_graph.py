@@ -85,6 +85,7 @@ def step_graphs(
     strategy: Strategy,
     build: Callable[[], keras.Model],
     data: tf.data.Dataset | None = None,
+    steps_per_epoch: int | None = None,
     **options: Any,
 ) -> StepGraphs:
     """Trains for one epoch and returns the graphs of the training loop.
@@ -93,8 +94,10 @@ def step_graphs(
         strategy: That trains.
         build: Builds the compiled model.
         data: Batches; None: `NUM_ROWS` rows of small numbers with 4 columns.
+        steps_per_epoch: As of `keras.Model.fit`.
         **options: Of `tfdist.Trainer`.
     """
+    data = batches() if data is None else data
     trainer = tfdist.Trainer(build, strategy=strategy, **options)
     loops: list[Any] = []
     calls: list[tuple[Any, ...]] = []
@@ -111,7 +114,7 @@ def step_graphs(
         return call
 
     with replaced(strategy, "compile", compile_and_keep):
-        run = graphs_run_by(lambda: trainer.fit(batches() if data is None else data, verbose=0))
+        run = graphs_run_by(lambda: trainer.fit(data, steps_per_epoch=steps_per_epoch, verbose=0))
     partitions = [[[*part.node] for part in graph.partition_graphs] for graph in run]
     of_loop = next(parts for parts in partitions if any(map(_has_loop, parts)))
     return StepGraphs(loops[0].get_concrete_function(*calls[0]).graph, of_loop)

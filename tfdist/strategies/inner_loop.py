@@ -128,11 +128,15 @@ def _from_then_on(ready_at: tf.Tensor, batch: Any) -> Any:
 
     Otherwise the step may take all threads first, and its own time would seem to have been a wait.
     """
+    if tf.executing_eagerly():
+        return batch
 
     def same(leaf: Any) -> Any:
         if leaf is None:
             return None
-        with tf.device(leaf.device):
+        # An iterator's outputs have no device yet while the loop is traced: they are colocated with
+        # the iterator. By `leaf.device` a batch would travel to the default device and back.
+        with tf.compat.v1.get_default_graph().colocate_with(leaf.op):
             return tf.identity(leaf)
 
     with tf.control_dependencies([ready_at]):

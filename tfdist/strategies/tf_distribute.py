@@ -13,6 +13,7 @@ from tfdist.strategies import batches, copies
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.collectives.fusion import by_dtype, fused
 from tfdist.strategies.collectives.wire_dtypes import wire_dtype
+from tfdist.upstream.tensorflow_data import OnDevices
 
 
 class TFDistribute(Strategy):
@@ -51,7 +52,7 @@ class TFDistribute(Strategy):
 
     @property
     def _is_handed_out(self) -> bool:
-        """Whether TensorFlow copies shares to their devices ahead; one replica has no shares."""
+        """Whether shares are copied to their devices ahead; one replica has no shares."""
         return self._prefetch and self.num_replicas > 1
 
     def distribute(
@@ -68,18 +69,15 @@ class TFDistribute(Strategy):
                 stream = stream.concatenate(more)
             return stream
 
-        # TensorFlow hands consecutive elements to consecutive replicas, each on its device.
         elements = super().distribute(dataset, own_rows, whole)
-        return self.tf_strategy.distribute_datasets_from_function(
-            lambda context: elements.flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
-        )
+        by_replica = elements.flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
+        return OnDevices(by_replica, self._places)
 
     def unpack(self, element: Any) -> batches.Element:
         if not self._is_handed_out:
             return super().unpack(element)
-        by_replica = self.local_results(element)
-        rows, checksum, _ = by_replica[0]
-        return batches.Element(rows, checksum, [share for _, _, share in by_replica])
+        rows, checksum, _ = element[0]
+        return batches.Element(rows, checksum, [share for _, _, share in element])
 
     def run(self, fn: ReplicaFn) -> Any:
         def on_replica() -> Any:

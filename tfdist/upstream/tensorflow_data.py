@@ -1,11 +1,12 @@
-"""The state and the order of data sets of TensorFlow."""
+"""Data sets of TensorFlow: their state, their order, and elements for several devices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import prefetch_op
+from tensorflow.python.data.ops import multi_device_iterator_ops, prefetch_op
 
 #: `tf.data.experimental.ExternalStatePolicy.FAIL`, as operations take it.
 _FAIL_IF_STATEFUL = 2
@@ -63,3 +64,81 @@ def has_iterator_state(dataset: tf.data.Dataset) -> bool:
     except tf.errors.OpError:
         return False
     return True
+
+
+class OnDevices:
+    """A data set whose consecutive elements are copied ahead of time to consecutive devices.
+
+    An element of an iterator is a list with one element per device. Unlike the iterator of
+    `tf.distribute`, this one keeps a batch on its device where it looks for the end of the data:
+    `DistributedIterator.get_next_as_optional` puts the batches of all devices into one Optional in
+    host memory, and sums over all workers how many of them have data.
+
+    Args:
+        dataset: The number of its elements is a multiple of the number of devices.
+        devices: TensorFlow's full names, of one host.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, devices: Sequence[str]) -> None:
+        self._dataset, self._devices = dataset, list(devices)
+        first = tf.DeviceSpec.from_string(devices[0])
+        self._host = first.replace(device_type="CPU", device_index=0).to_string()
+        self.element_spec = dataset.element_spec
+
+    def __iter__(self) -> IteratorOnDevices:
+        return IteratorOnDevices(self._dataset, self._devices, source_device=self._host)
+
+
+class IteratorOnDevices(multi_device_iterator_ops.OwnedMultiDeviceIterator):
+    """An iterator of `OnDevices`, which functions of TensorFlow can take."""
+
+    def get_next_as_optional(self) -> OptionalOnDevices:
+        """Returns the next elements, or the end of the data."""
+        return OptionalOnDevices(super().get_next_as_optional(), self._devices)
+
+    @property
+    def _type_spec(self) -> tf.TypeSpec:
+        return _SpecOnDevices(self._devices, self._source_device, self._element_spec)
+
+
+class OptionalOnDevices:
+    """The Optionals of several devices, which all have a value or all have none.
+
+    Args:
+        optionals: One per device.
+        devices: Their names.
+    """
+
+    def __init__(
+        self, optionals: Sequence[tf.experimental.Optional], devices: Sequence[str]
+    ) -> None:
+        self._optionals, self._devices = optionals, devices
+
+    def has_value(self) -> tf.Tensor:
+        """Returns whether there are elements; a bool scalar."""
+        with tf.device(self._devices[0]):
+            return self._optionals[0].has_value()
+
+    def get_value(self) -> list[Any]:
+        """Returns the element of each device, there."""
+        values = []
+        for optional, device in zip(self._optionals, self._devices, strict=True):
+            with tf.device(device):
+                values.append(optional.get_value())
+        return values
+
+
+class _SpecOnDevices(multi_device_iterator_ops.MultiDeviceIteratorSpec):
+    """The type of an `IteratorOnDevices`: `MultiDeviceIteratorSpec` makes a plain one."""
+
+    @property
+    def value_type(self) -> type:
+        return IteratorOnDevices
+
+    def _from_components(self, components: Any) -> IteratorOnDevices:
+        return IteratorOnDevices(
+            devices=self._devices,
+            source_device=self._source_device,
+            components=components,
+            element_spec=self._element_spec,
+        )

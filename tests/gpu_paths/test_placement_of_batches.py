@@ -1,0 +1,138 @@
+"""A batch that was copied to its device ahead of time stays there until it is used.
+
+Operations on Optionals have kernels for CPUs and for GPUs, of which those for CPUs have the higher
+priority: an Optional without a device would take a batch back to the host.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+
+import pytest
+import tensorflow as tf
+
+from tests.gpu_paths import step_graph
+from tests.gpu_paths.step_graph import StepGraphs
+from tfdist.strategies import batches
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.central_storage import CentralStorage
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.multi_worker.strategy import MultiWorker
+
+#: Not the default device of TensorFlow, which is CPU:0 here and the first GPU where there are some.
+DEVICES = ["CPU:1", "CPU:2"]
+#: Operations that yield batches, and those that only hand a tensor on.
+_SOURCES = ("IteratorGetNext", "OptionalGetValue")
+_HAND_ON = {"Identity", "IdentityN", "Switch", "Merge", "Enter", "Exit", "NextIteration"}
+
+
+def mirrored() -> Strategy:
+    return Mirrored(DEVICES, prefetch_to_device=True)
+
+
+def central_storage() -> Strategy:
+    return CentralStorage(DEVICES, prefetch_to_device=True)
+
+
+def multi_worker() -> Strategy:
+    strategy = MultiWorker(DEVICES)
+    strategy._prefetch = True  # as on GPUs
+    return strategy
+
+
+def one_device() -> Strategy:
+    return Strategy(DEVICES[0])
+
+
+def of_known_length() -> tf.data.Dataset:
+    return step_graph.batches()
+
+
+def of_unknown_length() -> tf.data.Dataset:
+    return step_graph.batches().filter(lambda *_: True)
+
+
+def endless() -> tf.data.Dataset:
+    return step_graph.batches().repeat()
+
+
+@pytest.fixture(autouse=True)
+def devices_are_as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets one device be given its batches ahead of time, as a GPU is."""
+    prefetched = batches.prefetched
+
+    def to_device(dataset: tf.data.Dataset, devices: list[str]) -> tf.data.Dataset:
+        if len(devices) == 1:
+            return dataset.apply(tf.data.experimental.prefetch_to_device(devices[0]))
+        return prefetched(dataset, devices)
+
+    monkeypatch.setattr(batches, "prefetched", to_device)
+
+
+def _marked(make: Callable[[], Strategy], data: Callable[[], tf.data.Dataset]) -> pytest.param:
+    quick = (mirrored, of_unknown_length), (multi_worker, of_known_length)
+    return pytest.param(
+        make, data,
+        marks=[] if (make, data) in quick else pytest.mark.long,
+        id=f"{make.__name__}-{data.__name__}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "data"),
+    [
+        _marked(make, data)
+        for make in (one_device, mirrored, central_storage, multi_worker)
+        for data in (of_known_length, of_unknown_length, endless)
+    ],
+)
+def test_batches_stay_on_their_devices(
+    make: Callable[[], Strategy], data: Callable[[], tf.data.Dataset]
+) -> None:
+    strategy = make()
+    steps = 2 if data is endless else None
+    graphs = step_graph.step_graphs(strategy, step_graph.build_dense(), data(), steps)
+    of_batches = [n for n in graphs.nodes() if n.op in _SOURCES or "Optional" in n.op]
+    assert {_device(node) for node in of_batches} == set(strategy.devices)
+    assert {_device(n) for n in of_batches if n.op in _SOURCES} == set(strategy.devices)
+    assert not list(_departures(graphs))
+
+
+@pytest.mark.long
+def test_the_end_of_data_costs_workers_no_collective() -> None:
+    """TensorFlow sums over all workers how many have data, before each step on finite data."""
+    counts = []
+    for data, steps in ((endless(), 2), (of_known_length(), None), (of_unknown_length(), None)):
+        graphs = step_graph.step_graphs(multi_worker(), step_graph.build_dense(), data, steps)
+        counts.append(sum(node.op.startswith("Collective") for node in graphs.nodes()))
+    assert counts[0] > 0
+    assert counts == [counts[0]] * 3
+
+
+def _departures(graphs: StepGraphs) -> Iterator[str]:
+    """Yields what takes a float tensor of a batch to another device without computing with it."""
+    for nodes in graphs.by_device:
+        takers = collections.defaultdict(list)
+        for node in nodes:
+            for taken in node.input:
+                name, _, place = taken.partition(":")
+                takers[name, int(place or 0)].append(node)
+        left = [
+            (node.name, place)
+            for node in nodes
+            if node.op in _SOURCES
+            for place, dtype in enumerate(node.attr["output_types"].list.type)
+            if dtype == tf.float32.as_datatype_enum
+        ]
+        while left:
+            for taker in takers[left.pop()]:
+                if taker.op in ("_Send", "_HostSend", "OptionalFromValue"):
+                    yield f"{taker.op} {taker.name}"
+                elif taker.op in _HAND_ON:
+                    left += [(taker.name, place) for place in range(2)]
+
+
+def _device(node: tf.compat.v1.NodeDef) -> str:
+    found = tf.DeviceSpec.from_string(node.device)
+    return f"{found.device_type}:{found.device_index}"
