@@ -2,7 +2,8 @@
 
 A test has one of four registers:
 
-* quick: needs no TensorFlow, or is one of ten cases of the contract under `mirrored`.
+* quick: starts no training, and mostly needs no TensorFlow; or is one of ten cases of the contract
+  under `mirrored`.
 * test: the rest of the gate. A test that no table here names belongs to it.
 * check: shows what a cheaper test shows already, in more combinations; or builds the
   documentation, runs notebooks, or needs minutes.
@@ -23,7 +24,7 @@ import pytest
 
 from tests.support import ROOT
 
-#: Tests that need no TensorFlow in their own process, and no minutes.
+#: Tests that take no minutes and, but for a few that import it, need no TensorFlow.
 QUICK: dict[str, float] = {
     "tests/cluster/": 2,
     "tests/console/": 1,
@@ -68,19 +69,19 @@ TEST: dict[str, float] = {
 #: What `make test` leaves to `make check`.
 CHECK: dict[str, float] = {
     "notebooks/": 60,
-    "tests/bench/": 60,
+    "tests/bench/": 100,
     "tests/conformance/test_suite.py": 160,
     "tests/custom_steps/test_models.py": 60,
-    "tests/docs/": 60,
+    "tests/docs/test_site.py::test_site_is_built_without_a_warning": 15,
     "tests/examples/": 48,
     "tests/faults/": 10,
     "tests/loops/data_order/test_begin_anywhere.py::test_places_to_go_on_from": 17.6,
     "tests/models/": 25,
     "tests/pipelines/pack/test_pack.py::test_interrupt_keeps_what_is_finished": 16.8,
-    "tests/plan/test_memory.py": 40,
     "tests/processes/": 270,
     "tests/programs/": 90,
-    "tests/recipes/": 100,
+    "tests/recipes/test_recipes.py::test_two_steps": 24,
+    "tests/recipes/test_two_steps.py": 48,
     "tests/run/test_determinism.py": 15,
     "tests/step/test_random_layers.py": 25,
     "tests/strategies/parameter_server/test_strategy.py::test_additions_are_one_operation": 17.7,

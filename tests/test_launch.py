@@ -319,7 +319,7 @@ def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
         (["--via", "magic"], "invalid choice: 'magic'"),
         (["--num-ps", "1", "--via", "mpirun"], "--num-ps is for processes of this host"),
         (["--port", "4000"], "--port has no effect without --hosts"),
-        (["--gpus-per-worker", "1", "--num-ps", "1"], "--gpus-per-worker has no effect with"),
+        (["--gpus-per-worker", "2", "--num-ps", "1"], "servers computes on one GPU"),
         (["--cpus-per-worker", "1"], "--cpus-per-worker has no effect without --print-slurm"),
         (["--name", "mine"], "--name has no effect without"),
         (["--image", "mine", "--print-slurm"], "--image has no effect without --print-k8s"),

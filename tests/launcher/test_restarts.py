@@ -115,6 +115,7 @@ if not pathlib.Path("mended").exists():
     monkeypatch.setattr(launching, "Elastic", lambda *bounds: Elastic(*bounds, retry_seconds=4.0))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", ENVIRON["PYTHONPATH"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # tests see no GPU to assign
     flags = ["--elastic", "1:2", "--max-restarts", "2", "--gpus-per-worker", "1"]
     path = program(tmp_path, body)
     assert launching.launch(parse([*flags, "--", sys.executable, path])) is None
