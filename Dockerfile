@@ -15,7 +15,8 @@ ARG EXTRAS=""
 # 1 builds Horovod for the TensorFlow of the image.
 ARG HOROVOD=""
 
-# A compiler, CMake and MPI for Horovod; the runtime of MPI stays, the compiler goes.
+# A compiler, CMake and MPI for Horovod, in the versions of the base image.
+# hadolint ignore=DL3008
 RUN apt-get update -qq \
     && apt-get install -y -qq --no-install-recommends openssh-client \
         ${HOROVOD:+g++ cmake make libopenmpi-dev openmpi-bin} \
@@ -28,6 +29,7 @@ COPY pipelines pipelines
 COPY recipes recipes
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
+# hadolint ignore=DL3013
 RUN pip install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}" \
     && if [ -n "$HOROVOD" ]; then python -m tfdist.install_horovod; fi
 
