@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from tfdist.config import TrainConfig
@@ -46,9 +47,9 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     """
     from tfdist.run.training_run import TrainingRun  # `--help` answers without TensorFlow
 
-    run = TrainingRun(config)
-    run.finish(run.fit())
-    return run.history
+    with closing(TrainingRun(config)) as run:
+        run.finish(run.fit())
+        return run.history
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
-"""A checkpoint is whole or absent."""
+"""A checkpoint is complete or absent."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.__main__ import main
-from tfdist.checkpoint.manifest import DamagedError
-from tfdist.checkpoint.snapshot import Packed, Snapshot
+from tfdist.checkpoint.manifest import DamagedError, UnreadableError
+from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import Place, Store
+from tfdist.errors import ConfigurationError
 
 FACTS = {"step": 1, "written": "now", "logs": {"loss": 0.5}}
 PLACES = [Place(1, 0), Place(2, 0), Place(4, 1)]
@@ -28,12 +32,13 @@ def written(folder: Path) -> Store:
     return store
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    store, told = written(tmp_path), list[str]()
-    path = store.newest_sound(told.append)
-    assert path == store.path(PLACES[-1])
-    assert not told
-    saved = Snapshot.unpacked(Packed.read(str(path)))
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+    store, lines = written(tmp_path), list[str]()
+    found = store.load_newest(lines.append)
+    assert found is not None
+    assert found[0] == store.path(PLACES[-1])
+    assert not lines
+    saved = Snapshot.unpacked(found[1])
     np.testing.assert_equal(saved.variables, {"model/0": np.arange(9.0) + 4})
     np.testing.assert_equal(saved.state, {"list": [1, 2.5, None, np.ones(2)], "text": "x"})
 
@@ -52,49 +57,134 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def newest(store: Store, lines: list[str] | None = None) -> str | None:
+    found = store.load_newest((lines if lines is not None else []).append)
+    return found and found[0]
+
+
+FILES = ["manifest.json", "state.json", "variables.index", "variables.data-00000-of-00001"]
+
+
 @pytest.mark.parametrize("damage", [truncate, empty, flip, Path.unlink])
-@pytest.mark.parametrize(
-    "name", ["manifest.json", "state.json", "variables.index", "variables.data-00000-of-00001"]
-)
-def test_damaged_is_passed_over(damage: Callable[[Path], None], name: str, tmp_path: Path) -> None:
-    store, told = written(tmp_path), list[str]()
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint_is_skipped(
+    damage: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    store, lines = written(tmp_path), list[str]()
     damage(Path(store.path(PLACES[-1])) / name)
-    assert store.newest_sound(told.append) == store.path(PLACES[-2])
-    (line,) = told
+    assert newest(store, lines) == store.path(PLACES[-2])
+    (line,) = lines
     assert name in line
-    assert line.endswith("The checkpoint before it is taken.")
+    assert line.endswith("Resuming from an older checkpoint.")
     assert main(["verify", str(tmp_path)]) == 1
 
 
-def test_what_a_save_left_behind_is_removed(tmp_path: Path) -> None:
+def rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes a manifest and gives it a checksum that matches."""
+    content = json.loads((path / manifest.NAME).read_text())
+    change(content)
+    content["crc32c"] = manifest._checksum_of(content)
+    (path / manifest.NAME).write_text(json.dumps(content))
+
+
+def test_a_manifest_without_files_is_damage(tmp_path: Path) -> None:
+    store = written(tmp_path)
+    rewrite_manifest(Path(store.path(PLACES[-1])), lambda content: content.pop("files"))
+    assert newest(store) == store.path(PLACES[-2])
+    with pytest.raises(DamagedError, match="does not list the files"):
+        manifest.verify(store.path(PLACES[-1]))
+    assert main(["list", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_deeply_nested_json_is_damage(name: str, tmp_path: Path) -> None:
+    store = written(tmp_path)
+    path = Path(store.path(PLACES[-1]))
+    (path / name).write_text("[" * 100_000)
+    if name != manifest.NAME:
+        measured = manifest._measure(str(path / name))
+        rewrite_manifest(path, lambda content: content["files"].update({name: measured}))
+    assert newest(store) == store.path(PLACES[-2])
+
+
+def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
+    store = written(tmp_path)
+    for place in PLACES:
+        flip(Path(store.path(place)) / "state.json")
+    with pytest.raises(ConfigurationError, match=r"All 3 .* are damaged.*--resume never") as raised:
+        newest(store)
+    assert all(store.path(place) in str(raised.value) for place in PLACES)
+    assert store.all_damaged()
+
+
+def test_a_newer_format_is_not_damage(tmp_path: Path) -> None:
+    store = written(tmp_path)
+    rewrite_manifest(
+        Path(store.path(PLACES[-1])),
+        lambda content: content.update({"format": manifest.FORMAT + 1}),
+    )
+    with pytest.raises(UnreadableError, match="use the version of tfdist that wrote it"):
+        newest(store)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_io_error_is_not_damage(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = written(tmp_path)
+    opened = tf.io.gfile.GFile
+
+    def refuse(path: str, mode: str = "r") -> Any:
+        if path == f"{store.path(PLACES[-1])}/{name}":
+            raise tf.errors.PermissionDeniedError(None, None, f"{path}; Permission denied")
+        return opened(path, mode)
+
+    monkeypatch.setattr(tf.io.gfile, "GFile", refuse)
+    with pytest.raises(UnreadableError, match=rf"{name} cannot be read .*Permission denied"):
+        newest(store)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> Any:
+        raise tf.errors.PermissionDeniedError(None, None, f"{path}; Permission denied")
+
+    store = written(tmp_path)
+    monkeypatch.setattr(tf.io.gfile, "listdir", refuse)
+    with pytest.raises(UnreadableError, match="Permission denied"):
+        store.places()
+
+
+def test_remains_of_interrupted_saves_are_removed(tmp_path: Path) -> None:
     store = written(tmp_path)
     (tmp_path / ".writing-epoch-0001-step-000000009-17-ab").mkdir()
     store.clean()
     assert {path.name for path in tmp_path.iterdir()} == {place.name for place in PLACES}
 
 
-def test_newest_and_best_stay(tmp_path: Path) -> None:
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     store = written(tmp_path)
     store.keep(1, PLACES[0])
     assert store.places() == [PLACES[2], PLACES[0]]
 
 
-def test_a_damaged_one_is_written_anew_and_a_whole_one_stays(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_rewritten_and_an_intact_one_kept(tmp_path: Path) -> None:
     store = written(tmp_path)
     first = Path(store.path(PLACES[0])) / manifest.NAME
     before = first.stat().st_mtime_ns
     flip(Path(store.path(PLACES[2])) / "state.json")
     written(tmp_path)
     assert first.stat().st_mtime_ns == before
-    assert store.newest_sound(print) == store.path(PLACES[2])
+    assert newest(store) == store.path(PLACES[2])
 
 
-def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="file"):
         written(tmp_path / "file" / "folder")
 
 
-def test_foreign_folders_are_no_checkpoints(tmp_path: Path) -> None:
-    with pytest.raises(DamagedError, match=r"is no checkpoint: it has no manifest\.json"):
+def test_other_folders_are_not_checkpoints(tmp_path: Path) -> None:
+    with pytest.raises(DamagedError, match=r"is not a checkpoint: it has no manifest\.json"):
         manifest.verify(str(tmp_path))

@@ -23,9 +23,9 @@ def body(folder: Path, tell: Tell) -> None:
     num_torn = len(list(folder.glob(".writing-*")))
     store.clean()
     said: list[str] = []
-    step, path = 0, store.newest_sound(said.append)
-    if path:
-        packed = Packed.read(path)
+    step, newest = 0, store.load_newest(said.append)
+    if newest:
+        _, packed = newest
         found = {int(value) for array in packed.arrays.values() for value in np.unique(array)}
         assert len(found) == 1, found
         (step,) = found
@@ -34,7 +34,7 @@ def body(folder: Path, tell: Tell) -> None:
         step += 1
         arrays = {f"array {i}": np.full(size, step, "int64") for i, size in enumerate(SIZES)}
         tell("save")
-        store.write(Place(step, 0), Packed("{}", arrays), {"step": step})
+        store.write(Place(step, 0), Packed('{"paths": {}, "state": {}}', arrays), {"step": step})
         tell(f"saved {step}")
         store.keep(2, None)
 

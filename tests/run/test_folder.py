@@ -40,7 +40,7 @@ def test_new_folders_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path))
     RunFolder.create(config, MODEL, FACTS).metrics.write_text("{}\n")
-    with pytest.raises(ConfigurationError, match="name another folder with --run-dir"):
+    with pytest.raises(ConfigurationError, match="use another folder with --run-dir"):
         RunFolder.create(config, MODEL, FACTS)
 
 
@@ -54,3 +54,21 @@ def test_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(ConfigurationError, match=r"cannot be written: .*File exists"):
         RunFolder.create(TrainConfig(run_dir=str(tmp_path / "a")), MODEL, FACTS)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    config = TrainConfig(run_dir=str(tmp_path), resume="auto")
+    folder = RunFolder.create(config, MODEL, FACTS)
+    with pytest.raises(ConfigurationError, match="in use by another run: process"):
+        RunFolder.create(config, MODEL, FACTS)
+    folder.close()
+    RunFolder.create(config, MODEL, FACTS).close()
+
+
+def test_discarding_removes_only_what_was_created(tmp_path: Path) -> None:
+    folder = RunFolder.create(TrainConfig(run_dir=str(tmp_path / "a" / "b")), MODEL, FACTS)
+    folder.discard()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "notes.txt").write_text("mine")
+    RunFolder.create(TrainConfig(run_dir=str(tmp_path)), MODEL, FACTS).discard()
+    assert (tmp_path / "notes.txt").exists()

@@ -1,1 +1,1 @@
-"""Checkpoints of a training: what is saved, where it lies, and how a training goes on from it."""
+"""Checkpoints: what is saved of a training, where it is stored, and how a training resumes."""

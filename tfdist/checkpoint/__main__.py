@@ -1,4 +1,4 @@
-"""`python -m tfdist.checkpoint`: lists, describes, checks and exports checkpoints."""
+"""`python -m tfdist.checkpoint`: lists, inspects, verifies and exports checkpoints."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from tfdist.errors import ConfigurationError
 
 _PROGRAM = "python -m tfdist.checkpoint"
 _ACTIONS = {
-    "list": "shows the checkpoints of a folder, the newest first",
-    "inspect": "shows what a checkpoint says of itself, and its variables",
-    "verify": "reads every byte; 1 where a checkpoint is not whole",
+    "list": "lists the checkpoints of a folder, the newest first",
+    "inspect": "shows the manifest and the variables of the newest checkpoint",
+    "verify": "checks every byte, and exits with 1 if a checkpoint is damaged",
     "export": "writes the newest model to TO: x.keras, x.weights.h5, or a folder for a SavedModel",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    parser = command.parser(_PROGRAM, "Looks after the checkpoints of a run.")
-    words = "; ".join(f"{name}: {what}" for name, what in _ACTIONS.items())
-    parser.add_argument("action", choices=list(_ACTIONS), help=words)
-    parser.add_argument("path", metavar="PATH", help="a checkpoint, a folder of them, or a run")
+    parser = command.parser(_PROGRAM, "Lists, inspects, verifies and exports checkpoints.")
+    actions = "; ".join(f"{name}: {what}" for name, what in _ACTIONS.items())
+    parser.add_argument("action", choices=list(_ACTIONS), help=actions)
     parser.add_argument(
-        "to", metavar="TO", nargs="?", help="of export: the file or folder to write"
+        "path", metavar="PATH", help="a checkpoint, a folder of checkpoints, or a run folder"
     )
+    parser.add_argument("to", metavar="TO", nargs="?", help="the file or folder that export writes")
 
     def run() -> int:
         given = command.parse(parser, arguments)
         if (given.action == "export") != (given.to is not None):
-            raise ConfigurationError(f"{given.action}: TO goes with export, and export needs one.")
+            raise ConfigurationError(
+                f"{given.action}: the argument TO is required for export, and only for export."
+            )
         if given.action == "export":
             return _export(given.path, Path(given.to))
         return {"list": _list, "inspect": _inspect, "verify": _verify}[given.action](given.path)
@@ -44,63 +46,63 @@ def _list(path: str) -> int:
     from tfdist.checkpoint import manifest
     from tfdist.checkpoint.store import checkpoints_of
 
-    rows = []
+    rows, problems = [], []
     for checkpoint in checkpoints_of(path):
         name = posixpath.basename(checkpoint)
         try:
-            told = manifest.read(checkpoint)
-        except manifest.DamagedError as error:
-            rows.append([name, str(error), "", "", ""])
+            content = manifest.read(checkpoint)
+        except (manifest.DamagedError, manifest.UnreadableError) as error:
+            problems.append(f"{error}.")
+            rows.append([name, "damaged or unreadable", ""])
             continue
-        size = sum(file["bytes"] for file in told["files"].values())
-        logs = ", ".join(f"{key} {value:.4g}" for key, value in told["logs"].items())
-        rows.append([name, logs, told["written"], str(told["step"]), f"{size / 1e6:.1f} MB"])
-    tables.numbers(["checkpoint", "logs", "written", "step", "size"], rows, num_names=3)
+        size = sum(file["bytes"] for file in content["files"].values())
+        rows.append([name, content["written"], f"{size / 1e6:.1f} MB"])
+        rows += [["", f"{key}: {value:.4g}", ""] for key, value in content["logs"].items()]
+    tables.numbers(["checkpoint", "written, logs", "size"], rows, num_names=2)
+    for problem in problems:
+        print(problem)
     return 0
 
 
 def _inspect(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.snapshot import Packed, Snapshot
-    from tfdist.checkpoint.store import checkpoints_of
+    from tfdist.checkpoint.snapshot import Snapshot
+    from tfdist.checkpoint.store import checkpoints_of, load
 
     path = checkpoints_of(path)[0]
-    told = manifest.verify(path)
-    tables.facts([name, _text(value)] for name, value in told.items())
-    saved = Snapshot.unpacked(Packed.read(path))
+    tables.facts([name, _text(value)] for name, value in manifest.read(path).items())
+    saved = Snapshot.unpacked(load(path), path)
     rows = [
         [name, saved.paths[name], str(value.dtype), str(tuple(value.shape))]
         for name, value in saved.variables.items()
     ]
-    tables.numbers(["variable", "called", "dtype", "shape"], rows, num_names=4)
+    tables.numbers(["variable", "Keras path", "dtype", "shape"], rows, num_names=4)
     return 0
 
 
 def _verify(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.store import checkpoints_of
+    from tfdist.checkpoint.store import checkpoints_of, load
 
-    damaged = 0
-    for name in checkpoints_of(path):
+    num_problems = 0
+    for checkpoint in checkpoints_of(path):
         try:
-            manifest.verify(name)
-        except manifest.DamagedError as error:
-            damaged += 1
+            load(checkpoint)
+        except (manifest.DamagedError, manifest.UnreadableError) as error:
+            num_problems += 1
             print(f"{error}.")
         else:
-            print(f"{name} is whole.")
-    return 1 if damaged else 0
+            print(f"{checkpoint} is intact.")
+    return 1 if num_problems else 0
 
 
 def _export(path: str, target: Path) -> int:
-    from tfdist.checkpoint import manifest
     from tfdist.checkpoint.export import export
     from tfdist.checkpoint.store import checkpoints_of
 
     newest = checkpoints_of(path)[0]
-    manifest.verify(newest)
     export(newest, target)
-    print(f"{target}: the model of {newest}.")
+    print(f"Exported the model of {newest} to {target}.")
     return 0
 
 

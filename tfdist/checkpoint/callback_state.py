@@ -1,14 +1,14 @@
-"""What callbacks remember, so that a training which goes on has the same ones.
+"""The state of callbacks, which a training that resumes restores.
 
-The protocol for a callback of one's own is two methods:
+A custom callback takes part by defining two methods:
 
-- `get_state()` returns what it remembers: nested dicts and lists of numbers, texts and arrays. It
-  is asked at the end of a step, in the process whose state is saved: that of the chief.
-- `set_state(state)` is given that back on every worker that has such a callback, after it has heard
-  `on_train_begin`, and, within an epoch, `on_epoch_begin`.
+- `get_state()` returns its state: nested dicts and lists of numbers, strings and arrays. It is
+  called at the end of a step, in the process whose state is saved: the chief.
+- `set_state(state)` receives that state on every worker that has such a callback, after
+  `on_train_begin` and, within an epoch, after `on_epoch_begin`.
 
-Keras's own callbacks need no such methods: what they remember is known here. A file that grows
-(CSVLogger's) is cut back to what it was when the checkpoint was made, and goes on from there.
+Keras's own callbacks are supported without these methods. A file that a callback appends to
+(CSVLogger's) is truncated to its length at the time of the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ import keras
 
 from tfdist.upstream import keras_callbacks
 
-_BYTES = "bytes written"  # key of a length of a file
+_BYTES = "bytes written"  # the key of a file's length
 
 
 def states(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
-    """Returns what callbacks remember, by class and number."""
+    """Returns the states of callbacks, by class and number."""
     found = {name: _state(callback) for name, callback in _named(callbacks)}
     return {name: state for name, state in found.items() if state}
 
 
 def before_training(callbacks: Sequence[keras.callbacks.Callback], saved: dict[str, Any]) -> None:
-    """Has callbacks that open files when a training begins go on with them."""
+    """Makes callbacks that open files at the begin of a training append to them."""
     for name, callback in _named(callbacks):
         if isinstance(callback, keras.callbacks.CSVLogger) and name in saved:
-            cut(Path(callback.filename), saved[name].get(_BYTES))
+            truncate(Path(callback.filename), saved[name].get(_BYTES))
             callback.append = True
 
 
 def restore(callbacks: Sequence[keras.callbacks.Callback], saved: dict[str, Any]) -> None:
-    """Gives callbacks what those of the same class and number remembered."""
+    """Restores callbacks from the states of those with the same class and number."""
     for name, callback in _named(callbacks):
         if name not in saved:
             continue
@@ -51,8 +51,8 @@ def restore(callbacks: Sequence[keras.callbacks.Callback], saved: dict[str, Any]
             keras_callbacks.remember(callback, saved[name])
 
 
-def cut(path: Path, num_bytes: int | None) -> None:
-    """Cuts a file back to what it was; one that is not there, or is shorter, stays as it is."""
+def truncate(path: Path, num_bytes: int | None) -> None:
+    """Truncates a file; one that is missing or shorter is left alone."""
     if num_bytes is not None and path.exists() and path.stat().st_size > num_bytes:
         os.truncate(path, num_bytes)
 
@@ -70,7 +70,7 @@ def _state(callback: keras.callbacks.Callback) -> Any:
 def _named(
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> Iterator[tuple[str, keras.callbacks.Callback]]:
-    """Yields each callback with a name that does not depend on the others of other classes."""
+    """Yields each callback with a name that does not depend on callbacks of other classes."""
     seen = Counter[str]()
     for callback in callbacks:
         kind = type(callback).__qualname__

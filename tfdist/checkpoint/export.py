@@ -1,4 +1,4 @@
-"""The model of a checkpoint as a file that plain Keras or TensorFlow loads."""
+"""Exports the model of a checkpoint to a file that plain Keras or TensorFlow loads."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from pathlib import Path
 
 import keras
 
-from tfdist.checkpoint import manifest, variables
-from tfdist.checkpoint.snapshot import Packed, Snapshot
+from tfdist.checkpoint import variables
+from tfdist.checkpoint.snapshot import Snapshot
+from tfdist.checkpoint.store import load
 from tfdist.errors import ConfigurationError
 
-#: The key of a state that has the model's architecture.
+#: The key of the model's architecture in a saved state.
 MODEL = "model"
 
 
 def architecture(model: keras.Model) -> str | None:
-    """Returns what a model is, without what it was compiled with; None: its class cannot tell."""
+    """Returns a model's architecture as JSON; None if its class cannot be serialized."""
     try:
-        told = json.loads(model.to_json())
+        content = json.loads(model.to_json())
     except (NotImplementedError, TypeError, ValueError):
         return None
-    told.pop("compile_config", None)
-    return json.dumps(told)
+    content.pop("compile_config", None)
+    return json.dumps(content)
 
 
 def export(checkpoint: str, target: Path) -> None:
     """Writes the model of a checkpoint.
 
     Args:
-        checkpoint: Its path.
+        checkpoint: The path of the checkpoint.
         target: A file that ends in `.keras` or `.weights.h5`, or a folder for a SavedModel.
 
     Raises:
-        ConfigurationError: The checkpoint does not tell the architecture, or something is there
-            already.
+        ConfigurationError: The checkpoint is damaged or has no architecture, or the target exists.
     """
     if target.exists():
-        raise ConfigurationError(f"{target} is there already: name another file.")
-    saved = Snapshot.unpacked(Packed.read(checkpoint))
-    if (told := saved.state[MODEL]) is None:
+        raise ConfigurationError(f"{target} already exists: choose another name.")
+    saved = Snapshot.unpacked(load(checkpoint), checkpoint)
+    if (config := saved.state[MODEL]) is None:
         raise ConfigurationError(
-            f"{checkpoint}: the class of the model has no get_config, so its layers are not known: "
-            "go on with the training instead, trainer.model.save(...) writes it."
+            f"{checkpoint}: the class of the model has no get_config, so the model cannot be "
+            "rebuilt from a checkpoint. Resume the training, and save it by trainer.model.save."
         )
     try:
-        model = keras.models.model_from_json(told)
+        model = keras.models.model_from_json(config)
     except (TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(
-            f"{checkpoint}: its model cannot be made here ({reason}): import the module with its "
-            "own layers, registered by keras.saving.register_keras_serializable."
+            f"{checkpoint}: the model cannot be rebuilt ({reason}). Import the module that defines "
+            "its layers, and register them with keras.saving.register_keras_serializable."
         ) from error
-    _give(model, saved, checkpoint)
+    _assign(model, saved, checkpoint)
     if target.name.endswith((".keras", ".weights.h5")):
         save = model.save if target.suffix == ".keras" else model.save_weights
         save(target)
@@ -61,21 +61,20 @@ def export(checkpoint: str, target: Path) -> None:
 
 
 def load_weights(model: keras.Model, checkpoint: str) -> None:
-    """Gives a model the weights of a checkpoint.
+    """Assigns the weights of a checkpoint to a model.
 
     Args:
-        model: Built, with the layers of the one that was trained.
-        checkpoint: Its path.
+        model: A built model with the layers of the one that was trained.
+        checkpoint: The path of the checkpoint.
 
     Raises:
-        ConfigurationError: The checkpoint is damaged, or another model's.
+        ConfigurationError: The checkpoint is damaged or cannot be read, or is of another model.
     """
-    manifest.verify(checkpoint)
-    _give(model, Snapshot.unpacked(Packed.read(checkpoint)), checkpoint)
+    _assign(model, Snapshot.unpacked(load(checkpoint), checkpoint), checkpoint)
 
 
-def _give(model: keras.Model, saved: Snapshot, checkpoint: str) -> None:
-    # Alone the model is called otherwise than where it was trained: order and shapes tell.
+def _assign(model: keras.Model, saved: Snapshot, checkpoint: str) -> None:
+    # Outside of its training the model may have other names: order and shapes identify it.
     paths = {f"{variables.MODEL}/{i:05d}": v.path for i, v in enumerate(model.variables)}
     own = Snapshot({n: v for n, v in saved.variables.items() if n in paths}, paths)
     variables.give({variables.MODEL: model.variables}, own, checkpoint, within_epoch=True)

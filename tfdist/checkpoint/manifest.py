@@ -1,14 +1,17 @@
-"""The small file that makes a folder of files a checkpoint.
+"""The manifest that makes a folder of files a checkpoint.
 
-`manifest.json` names every file with its size and checksum, and has a checksum of itself. It is
-written last: where it is there and everything agrees with it, the checkpoint is whole.
+`manifest.json` lists every file with its size and checksum, and has a checksum of itself. It is
+written last: a checkpoint is complete if its manifest exists and matches every file.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import platform
 import posixpath
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import google_crc32c
@@ -19,91 +22,143 @@ from tfdist.errors import ConfigurationError
 NAME = "manifest.json"
 FORMAT = 1
 
-_PIECE = 1 << 22  # bytes read at once
-_OWN = "crc32c"  # the key of the manifest's own checksum
+#: What TensorFlow raises for a file that is missing or has the wrong content. Every other error
+#: (permissions, network, disk) says nothing about the file's content.
+DAMAGE = (
+    tf.errors.NotFoundError,
+    tf.errors.DataLossError,
+    tf.errors.OutOfRangeError,
+    tf.errors.InvalidArgumentError,
+)
+
+_READ_BYTES = 1 << 22
+_CHECKSUM = "crc32c"  # the key of the manifest's own checksum
+_PACKAGES = ("tfdist", "tensorflow", "keras", "numpy")
 
 
 class DamagedError(ConfigurationError):
-    """A folder that is no whole checkpoint; says what is wrong with it."""
+    """A checkpoint whose files are missing or differ from what was written."""
+
+
+class UnreadableError(ConfigurationError):
+    """A checkpoint that may be intact, but cannot be read here: an I/O error or a newer format."""
 
 
 def write(folder: str, facts: Mapping[str, Any], files: Sequence[str]) -> None:
     """Writes the manifest of a folder.
 
     Args:
-        folder: Has the files.
-        facts: What else it says; to be had as JSON.
-        files: Their names.
+        folder: The folder that has the files.
+        facts: Further entries of the manifest; must be serializable as JSON.
+        files: The names of the files.
     """
-    listed = {name: _measured(posixpath.join(folder, name)) for name in sorted(files)}
-    told = {"format": FORMAT, **facts, "files": listed}
-    told[_OWN] = _own_checksum(told)
+    listed = {name: _measure(posixpath.join(folder, name)) for name in sorted(files)}
+    content = {"format": FORMAT, **facts, "files": listed}
+    content[_CHECKSUM] = _checksum_of(content)
     with tf.io.gfile.GFile(posixpath.join(folder, NAME), "w") as file:
-        file.write(json.dumps(told, indent=2))
+        file.write(json.dumps(content, indent=2))
 
 
-def is_there(folder: str) -> bool:
-    """Tells whether a folder has a manifest, damaged or not."""
+def exists(folder: str) -> bool:
+    """Returns whether a folder has a manifest, damaged or not."""
     return bool(tf.io.gfile.exists(posixpath.join(folder, NAME)))
 
 
 def read(folder: str) -> dict[str, Any]:
-    """Returns the manifest of a folder, without a look at the files that it names.
+    """Returns the manifest of a folder, without reading the files that it lists.
 
     Raises:
-        DamagedError: There is none, or it is damaged, or of a later version of tfdist.
+        DamagedError: The manifest is missing or damaged.
+        UnreadableError: The manifest cannot be read, or was written by a newer tfdist.
     """
     path = posixpath.join(folder, NAME)
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
-            told = json.loads(file.read())
+            content = json.loads(file.read())
     except tf.errors.NotFoundError:
-        raise DamagedError(f"{folder} is no checkpoint: it has no {NAME}") from None
-    except (ValueError, tf.errors.OpError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DamagedError(f"{path} cannot be read ({reason})") from None
-    if not isinstance(told, dict) or told.get(_OWN) != _own_checksum(told):
-        raise DamagedError(f"{path} is damaged: it is not what its checksum says")
-    if told.get("format") != FORMAT:
-        raise DamagedError(
-            f"{folder} is of format {told.get('format')}, this tfdist reads {FORMAT}: use the one "
-            "that wrote it"
+        raise DamagedError(f"{folder} is not a checkpoint: it has no {NAME}") from None
+    except tf.errors.OpError as error:
+        raise error_of(path, error) from None
+    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
+        raise DamagedError(f"{path} is damaged ({_first_line(error)})") from None
+    if not isinstance(content, dict) or content.get(_CHECKSUM) != _checksum_of(content):
+        raise DamagedError(f"{path} is damaged: it does not match its checksum")
+    if content.get("format") != FORMAT:
+        raise UnreadableError(
+            f"{folder} has checkpoint format {content.get('format')}, and this tfdist reads format "
+            f"{FORMAT}: use the version of tfdist that wrote it"
         )
-    return told
+    if not isinstance(content.get("files"), dict):
+        raise DamagedError(f"{path} is damaged: it does not list the files of the checkpoint")
+    return content
 
 
 def verify(folder: str) -> dict[str, Any]:
-    """Returns the manifest of a folder whose files are all as it says.
+    """Returns the manifest of a folder after comparing every file with it.
 
     Raises:
-        DamagedError: They are not; says which is not.
+        DamagedError: A file is missing or differs from the manifest.
+        UnreadableError: A file cannot be read.
     """
-    told = read(folder)
-    for name, expected in told["files"].items():
+    content = read(folder)
+    for name, expected in content["files"].items():
         path = posixpath.join(folder, name)
         try:
-            found = _measured(path)
-        except tf.errors.OpError:
-            raise DamagedError(f"{path} is missing or cannot be read") from None
+            found = _measure(path)
+        except tf.errors.OpError as error:
+            raise error_of(path, error) from None
         if found["bytes"] != expected["bytes"]:
             raise DamagedError(
-                f"{path} has {found['bytes']} bytes instead of {expected['bytes']}: it was cut off "
-                "or overwritten"
+                f"{path} has {found['bytes']} bytes, and {expected['bytes']} were written: it was "
+                "truncated or overwritten"
             )
         if found != expected:
-            raise DamagedError(f"{path} is damaged: its bytes are not those that were written")
-    return told
+            raise DamagedError(f"{path} is damaged: its content differs from what was written")
+    return content
 
 
-def _measured(path: str) -> dict[str, Any]:
-    """The size of a file, and its CRC-32C (Castagnoli 1993), which tells any one flipped bit."""
+def error_of(path: str, error: Exception) -> DamagedError | UnreadableError:
+    """Returns the error to raise when reading a file of a checkpoint has failed.
+
+    Args:
+        path: The file or folder.
+        error: What reading it raised.
+    """
+    if isinstance(error, tf.errors.NotFoundError):
+        return DamagedError(f"{path} is missing")
+    if isinstance(error, DAMAGE) or not isinstance(error, (OSError, tf.errors.OpError)):
+        return DamagedError(f"{path} is damaged ({_first_line(error)})")
+    return UnreadableError(f"{path} cannot be read ({_first_line(error)})")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Returns the versions of the software that a run and its checkpoints depend on."""
+    return {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()}
+
+
+def _version(package: str) -> str:
+    """Returns the installed version; a package that is not installed is asked itself."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return str(__import__(package).__version__)
+
+
+def _measure(path: str) -> dict[str, Any]:
+    """Returns the size of a file and its CRC-32C (Castagnoli 1993)."""
     checksum, size = 0, 0
     with tf.io.gfile.GFile(path, "rb") as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(_READ_BYTES):
             checksum, size = google_crc32c.extend(checksum, piece), size + len(piece)
     return {"bytes": size, "crc32c": f"{checksum:08x}"}
 
 
-def _own_checksum(told: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in told.items() if name != _OWN}
+def _checksum_of(content: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != _CHECKSUM}
     return f"{google_crc32c.value(json.dumps(rest, sort_keys=True).encode()):08x}"
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

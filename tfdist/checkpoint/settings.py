@@ -1,4 +1,4 @@
-"""What a user says of checkpoints: where, how often, how many. Imports no TensorFlow."""
+"""The options of checkpoints: where, how often, how many. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from typing import Any, Literal, get_args
 from tfdist.console import durations
 from tfdist.errors import ConfigurationError
 
-#: What becomes of a training whose checkpoint cannot be written.
+#: What happens to a training whose checkpoint cannot be written.
 OnError = Literal["go_on", "stop"]
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a trainer keeps checkpoints, and whether it goes on from one.
+    """Where a trainer saves checkpoints, and whether it resumes from one.
 
     Attributes:
-        folder: Of all checkpoints of one run; any path that `tf.io.gfile` knows.
-        every: `"epoch"`; a number of training steps; or a time, `"10m"`, `"1h30m"`. A training that
-            ends or is stopped is saved besides.
-        keep: How many of the newest stay.
-        keep_best: A key of the logs, say `val_loss`: the checkpoint of the epoch in which it was
-            best stays too. `"max:NAME"` or `"min:NAME"` where Keras does not know which is better.
-        resume: `"auto"`: go on from the newest sound checkpoint of the folder, if there is one;
-            a path: from that checkpoint, or from the newest of that folder; `"never"`: the folder
-            has to hold none.
-        on_error: What a checkpoint that cannot be written does to the training.
-        configuration: Kept beside each checkpoint, for people and programs to read.
+        folder: The folder for the checkpoints of one run; any path that `tf.io.gfile` supports.
+        every: `"epoch"`; a number of training steps; or a time, such as `"10m"` or `"1h30m"`. A
+            training that ends or is stopped is saved in any case.
+        keep: How many of the newest checkpoints to keep.
+        keep_best: A key of the logs, such as `val_loss`: also keeps the checkpoint of the epoch
+            with its best value. Use `"max:NAME"` or `"min:NAME"` if Keras does not know which is
+            better.
+        resume: `"auto"` resumes from the newest intact checkpoint of the folder, if there is one;
+            a path resumes from that checkpoint, or from the newest of that folder; `"never"` starts
+            from the beginning, and the folder must have no intact checkpoints.
+        on_error: What to do if a checkpoint cannot be written: `"go_on"` prints a warning and
+            continues the training, `"stop"` ends it.
+        configuration: Stored in each checkpoint, for information.
 
     Raises:
-        ConfigurationError: One of them is of another form.
+        ConfigurationError: An option has an invalid value.
     """
 
     folder: str | Path
@@ -65,17 +67,17 @@ class Checkpoints:
 
     @property
     def steps(self) -> int | None:
-        """Training steps between two checkpoints, where that is what was asked for."""
+        """Training steps between two checkpoints; None if `every` is not a number of steps."""
         text = str(self.every)
         return int(text) if text.isdecimal() and int(text) else None
 
     @property
     def seconds(self) -> float | None:
-        """Seconds between two checkpoints, where that is what was asked for."""
+        """Seconds between two checkpoints; None if `every` is not a time."""
         return durations.seconds(str(self.every))
 
     def of_fit(self, number: int) -> Checkpoints:
-        """Returns those of the n-th `fit` of a trainer, from 1: in folders of their own."""
+        """Returns the options of the n-th `fit` of a trainer, from 1; each has its own folder."""
         if number == 1:
             return self
         within = self.resume not in ("auto", "never")

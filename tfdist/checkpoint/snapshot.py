@@ -1,7 +1,7 @@
-"""The state of a training at one instant, and its way to and from files.
+"""The state of a training at one point, and how it is written to files and read from them.
 
-What is structured is JSON; every array in it is taken out, and lies with the variables in a
-TensorFlow checkpoint (`SaveV2`), which `tf.train.load_checkpoint` reads.
+Structured state is JSON. Every array in it is stored with the variables in a TensorFlow checkpoint
+(`SaveV2`), which `tf.train.load_checkpoint` reads.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError
 
 #: Names of the files.
 VARIABLES, STATE = "variables", "state.json"
 
-_ARRAY = "array:"  # what stands in JSON in the place of an array, before its name
+_ARRAY = "array:"  # in JSON, stands for the array of the name that follows
 
 
 class Packed(NamedTuple):
-    """A snapshot as it crosses threads, processes and disks: nothing can change it any more.
+    """An immutable snapshot, as it is passed between threads, processes and disks.
 
     Attributes:
         text: JSON.
@@ -35,7 +36,7 @@ class Packed(NamedTuple):
     arrays: dict[str, Any]
 
     def write(self, folder: str) -> list[str]:
-        """Writes the files and returns their names; the same state makes the same bytes."""
+        """Writes the files and returns their names; equal states give identical files."""
         names = sorted(self.arrays)
         with tf.device("CPU:0"):
             tf.raw_ops.SaveV2(
@@ -53,7 +54,8 @@ class Packed(NamedTuple):
         """Reads the files of a checkpoint.
 
         Raises:
-            DamagedError: They cannot be read.
+            DamagedError: They are damaged.
+            UnreadableError: They cannot be read, for another reason.
         """
         try:
             with tf.io.gfile.GFile(posixpath.join(folder, STATE), "r") as file:
@@ -70,17 +72,17 @@ class Packed(NamedTuple):
             arrays = (t if t.dtype == tf.variant else np.asarray(t.numpy()) for t in tensors)
             return cls(text, dict(zip(dtypes, arrays, strict=True)))
         except (ValueError, tf.errors.OpError, RuntimeError) as error:
-            raise DamagedError(f"{folder} cannot be read ({str(error).splitlines()[0]})") from error
+            raise manifest.error_of(folder, error) from error
 
 
 @dataclass
 class Snapshot:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         variables: Arrays, or tensors on the host, by name.
-        paths: What Keras calls the variables.
-        state: Everything else; nested dicts and lists of JSON's values, and of arrays.
+        paths: The Keras paths of the variables, by name.
+        state: Everything else: nested dicts and lists of JSON values and arrays.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
@@ -88,25 +90,38 @@ class Snapshot:
     state: dict[str, Any] = field(default_factory=dict)
 
     def packed(self) -> Packed:
-        """Returns it as it is now.
+        """Returns an immutable copy of the snapshot.
 
         Raises:
-            TypeError: Something in it is neither JSON's nor an array.
+            TypeError: A value is neither JSON nor an array.
         """
         arrays: dict[str, Any] = dict(self.variables)
         state = _without_arrays(self.state, arrays, "state")
         return Packed(json.dumps({"paths": self.paths, "state": state}, indent=1), arrays)
 
     @classmethod
-    def unpacked(cls, packed: Packed) -> Snapshot:
-        """Returns what was packed."""
-        told = json.loads(packed.text)
-        variables = {name: packed.arrays[name] for name in told["paths"]}
-        return cls(variables, told["paths"], _with_arrays(told["state"], packed.arrays))
+    def unpacked(cls, packed: Packed, path: str = "the checkpoint") -> Snapshot:
+        """Returns the snapshot that was packed.
+
+        Args:
+            packed: From `packed`.
+            path: Where it was read, for messages.
+
+        Raises:
+            DamagedError: The JSON has another form.
+        """
+        try:
+            content = json.loads(packed.text)
+            variables = {name: packed.arrays[name] for name in content["paths"]}
+            state = _with_arrays(content["state"], packed.arrays)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise DamagedError(f"{path} is damaged: {STATE} has another form ({reason})") from None
+        return cls(variables, content["paths"], state)
 
 
 def _without_arrays(value: Any, arrays: dict[str, Any], name: str) -> Any:
-    """A structure for JSON; its arrays are put among others, by the way to their place."""
+    """Returns a structure for JSON, with its arrays moved to `arrays` under their paths."""
     if isinstance(value, Mapping):
         return {str(k): _without_arrays(v, arrays, f"{name}/{k}") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -117,17 +132,17 @@ def _without_arrays(value: Any, arrays: dict[str, Any], name: str) -> Any:
         arrays[name] = value
         return _ARRAY + name
     if isinstance(value, np.ndarray):
-        arrays[name] = value.copy()  # its owner may go on with it
+        arrays[name] = value.copy()  # the caller may change its array while a thread writes ours
         return _ARRAY + name
     return value
 
 
 def _with_arrays(value: Any, arrays: Mapping[str, Any]) -> Any:
-    """A structure of JSON with its arrays in their places."""
+    """Returns a structure read from JSON, with its arrays in their places."""
     if isinstance(value, dict):
         return {k: _with_arrays(v, arrays) for k, v in value.items()}
     if isinstance(value, list):
         return [_with_arrays(v, arrays) for v in value]
     if isinstance(value, str) and value.startswith(_ARRAY):
-        return arrays.get(value.removeprefix(_ARRAY))  # not all arrays go to all workers
+        return arrays.get(value.removeprefix(_ARRAY))  # not every array is sent to every worker
     return value

@@ -1,7 +1,7 @@
-"""A folder of checkpoints: whole ones or none, the newest few and the best.
+"""A folder of checkpoints: complete ones only, the newest few and the best.
 
-A checkpoint is a folder, written under a temporary name and renamed when it is whole. Where a
-rename is not atomic (object stores) it is written in its place, and its manifest last.
+A checkpoint is a folder that is written under a temporary name and renamed when it is complete.
+Where a rename is not atomic (object stores) it is written in place, with its manifest last.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import contextlib
 import os
 import posixpath
 import re
+import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,22 +20,28 @@ import tensorflow as tf
 
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError
-from tfdist.checkpoint.snapshot import Packed
+from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.errors import ConfigurationError
 
 _FORM = re.compile(r"epoch-(\d+)-step-(\d+)")
 _TEMPORARY = ".writing-"
+_DAMAGED = "damaged-"
 
 
 class Place(NamedTuple):
-    """Where in a training a checkpoint was made; later places are greater."""
+    """The point of a training at which a checkpoint was taken; later points are greater.
 
-    step: int  # training steps made, over all epochs
-    epoch: int  # epochs that have ended
+    Attributes:
+        step: Training steps so far, over all epochs.
+        epoch: Completed epochs.
+    """
+
+    step: int
+    epoch: int
 
     @property
     def name(self) -> str:
-        """Of the checkpoint's folder."""
+        """The name of the checkpoint's folder."""
         return f"epoch-{self.epoch:04d}-step-{self.step:09d}"
 
 
@@ -42,64 +49,114 @@ class Store:
     """The checkpoints of one run.
 
     Args:
-        folder: Any path that `tf.io.gfile` knows.
+        folder: Any path that `tf.io.gfile` supports.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is in the file system of this host, where a rename is atomic."""
+        return "://" not in self.folder
+
     def path(self, place: Place) -> str:
-        """Returns the path of a checkpoint, whether it is there or not."""
+        """Returns the path of a checkpoint, whether it exists or not."""
         return posixpath.join(self.folder, place.name)
 
     def places(self) -> list[Place]:
-        """Returns those that look like checkpoints by their names, the newest first."""
-        if not tf.io.gfile.isdir(self.folder):
-            return []
-        names = (name.rstrip("/") for name in tf.io.gfile.listdir(self.folder))
+        """Returns the folders that are named like checkpoints, the newest first.
+
+        Raises:
+            UnreadableError: The folder exists, but cannot be read.
+        """
+        try:
+            if not tf.io.gfile.stat(self.folder).is_directory:
+                return []
+            names = [name.rstrip("/") for name in tf.io.gfile.listdir(self.folder)]
+        except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError):
+            return []  # it, or a folder on the way to it, does not exist
+        except tf.errors.OpError as error:
+            raise manifest.error_of(self.folder, error) from None
         found = (_FORM.fullmatch(name) for name in names)
         return sorted((Place(int(m[2]), int(m[1])) for m in found if m), reverse=True)
 
-    def newest_sound(self, say: Callable[[str], None]) -> str | None:
-        """Returns the path of the newest whole checkpoint, or None where there is none.
+    def load_newest(self, say: Callable[[str], None]) -> tuple[str, Packed] | None:
+        """Reads the newest checkpoint that is not damaged.
 
         Args:
-            say: Told of each newer one that is damaged.
-        """
-        for place in self.places():
-            try:
-                manifest.verify(self.path(place))
-            except DamagedError as error:
-                say(f"{error}. The checkpoint before it is taken.")
-            else:
-                return self.path(place)
-        return None
+            say: Called with a line for each newer checkpoint that is damaged.
 
-    def write(self, place: Place, snapshot: Packed, facts: Mapping[str, Any]) -> str:
-        """Writes a checkpoint and returns its path; one that is there already stays.
+        Returns:
+            The path of the checkpoint and its content; None if the folder has no checkpoints.
 
         Raises:
-            OSError, tf.errors.OpError: It cannot be written; nothing of it stays.
+            ConfigurationError: All checkpoints of the folder are damaged; names each of them.
+            UnreadableError: A checkpoint cannot be read, for a reason other than damage.
+        """
+        problems: list[str] = []
+        for place in self.places():
+            path = self.path(place)
+            try:
+                packed = load(path)
+            except DamagedError as error:
+                problems.append(str(error))
+            else:
+                for problem in problems:
+                    say(f"{problem}. Resuming from an older checkpoint.")
+                return path, packed
+        if not problems:
+            return None
+        raise ConfigurationError(
+            f"All {len(problems)} checkpoints in {self.folder} are damaged: {'; '.join(problems)}. "
+            "Restore one of them from a backup. To train from the beginning, use resume='never' "
+            "(--resume never), which keeps them under other names, or another folder."
+        )
+
+    def all_damaged(self) -> bool:
+        """Returns whether there are checkpoints, and every one of them is damaged.
+
+        Raises:
+            UnreadableError: A checkpoint cannot be read, for a reason other than damage.
+        """
+        places = self.places()
+        return bool(places) and not any(self._is_intact(place) for place in places)
+
+    def set_aside(self, places: Sequence[Place]) -> list[str]:
+        """Renames checkpoints, so that they no longer count as checkpoints; returns the names."""
+        renamed = []
+        for place in places:
+            name = f"{_DAMAGED}{place.name}"
+            if tf.io.gfile.exists(posixpath.join(self.folder, name)):
+                name = f"{name}-{uuid.uuid4().hex[:8]}"
+            tf.io.gfile.rename(self.path(place), posixpath.join(self.folder, name))
+            renamed.append(name)
+        return renamed
+
+    def write(self, place: Place, snapshot: Packed, facts: Mapping[str, Any]) -> str:
+        """Writes a checkpoint and returns its path; an intact one of the same name is kept.
+
+        Raises:
+            OSError, tf.errors.OpError: It cannot be written; nothing of it is left.
         """
         final = self.path(place)
         with contextlib.suppress(DamagedError):
             manifest.verify(final)
             return final
-        is_local = "://" not in self.folder
         temporary = f"{_TEMPORARY}{place.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        path = posixpath.join(self.folder, temporary) if is_local else final
+        path = posixpath.join(self.folder, temporary) if self.is_local else final
         try:
             if tf.io.gfile.exists(final):
                 tf.io.gfile.rmtree(final)
             tf.io.gfile.makedirs(path)
             files = snapshot.write(path)
-            if is_local:
+            if self.is_local:
                 _flush(path)
             manifest.write(path, facts, files)
-            if is_local:
+            if self.is_local:
                 _flush(path)
                 Path(path).rename(final)
-                _synced(Path(self.folder))
+                _sync(Path(self.folder))
         except BaseException:
             with contextlib.suppress(OSError, tf.errors.OpError):
                 tf.io.gfile.rmtree(path)
@@ -107,7 +164,7 @@ class Store:
         return final
 
     def clean(self) -> None:
-        """Removes what saves that were cut off have left behind; nobody else may be writing."""
+        """Removes what interrupted saves have left; no other process may be writing."""
         if not tf.io.gfile.isdir(self.folder):
             return
         for name in tf.io.gfile.listdir(self.folder):
@@ -115,21 +172,85 @@ class Store:
                 tf.io.gfile.rmtree(posixpath.join(self.folder, name))
 
     def keep(self, newest: int, best: Place | None) -> None:
-        """Removes all but the newest checkpoints and the best."""
+        """Removes all checkpoints except the newest ones and the best."""
         for place in self.places()[newest:]:
             if place != best:
-                # The manifest first: what is left of a removal that is cut off is no checkpoint.
+                # The manifest first: what an interrupted removal leaves is not a checkpoint.
                 path = self.path(place)
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(posixpath.join(path, manifest.NAME))
                 tf.io.gfile.rmtree(path)
 
+    def _is_intact(self, place: Place) -> bool:
+        try:
+            load(self.path(place))
+        except DamagedError:
+            return False
+        return True
+
+
+class BackgroundWriter:
+    """A thread that writes one checkpoint at a time, in order, while the training continues."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a write is in progress."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Starts a job as soon as the previous one has ended.
+
+        Raises:
+            Exception: Whatever the previous job raised.
+        """
+        self.wait()
+
+        def run() -> None:
+            try:
+                job()
+            except Exception as error:  # raised by the next call of `wait`
+                self._error = error
+
+        # Not a daemon thread: the interpreter lets it finish its file before it exits.
+        self._thread = threading.Thread(target=run, name="tfdist checkpoint writer")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits for the job in progress.
+
+        Raises:
+            Exception: Whatever the job raised.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def load(path: str) -> Packed:
+    """Reads a checkpoint after comparing every file with its manifest.
+
+    Raises:
+        DamagedError: The checkpoint is damaged.
+        UnreadableError: The checkpoint cannot be read, for another reason.
+    """
+    manifest.verify(path)
+    packed = Packed.read(path)
+    Snapshot.unpacked(packed, path)
+    return packed
+
 
 def checkpoints_of(path: str) -> list[str]:
-    """Returns the checkpoints that a path means, the newest first.
+    """Returns the checkpoints that a path refers to, the newest first.
 
     Args:
-        path: A checkpoint, a folder of them, or a run folder.
+        path: A checkpoint, a folder of checkpoints, or a run folder.
 
     Raises:
         ConfigurationError: There is none.
@@ -137,21 +258,23 @@ def checkpoints_of(path: str) -> list[str]:
     for folder in (path, posixpath.join(path, "checkpoints")):
         if places := (store := Store(folder)).places():
             return [store.path(place) for place in places]
-    if manifest.is_there(path):
+    if manifest.exists(path):
         return [path.rstrip("/")]
-    raise ConfigurationError(f"{path}: expected a checkpoint, a folder of them, or a run folder.")
+    raise ConfigurationError(
+        f"{path}: expected a checkpoint, a folder of checkpoints, or a run folder."
+    )
 
 
 def _flush(folder: str) -> None:
-    """Has a local folder and its files on the disk, so that a power cut is as a kill."""
+    """Flushes a local folder and its files to the disk, so that they survive a power failure."""
     for path in Path(folder).iterdir():
-        _synced(path)
-    _synced(Path(folder))
+        _sync(path)
+    _sync(Path(folder))
 
 
-def _synced(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)

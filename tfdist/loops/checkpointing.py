@@ -20,7 +20,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.checkpoint import choice
+from tfdist.checkpoint import resume
+from tfdist.checkpoint.lock import FolderLock
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import Place, Store
@@ -30,6 +31,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.loops.epoch import Call, Observer
 from tfdist.loops.training_state import Progress, TrainingState
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.collectives.once import once
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_callbacks
 
@@ -98,7 +100,12 @@ class Checkpointing(CheckpointHooks):
         super().__init__()
         self._settings, self._model, self._strategy = settings, model, strategy
         self._state, self._store = state, Store(settings.folder)
+<<<<<<< HEAD
         self._writing = CheckpointWriter(settings, self._store, strategy)
+=======
+        self._lock = FolderLock(settings.folder)
+        self._writing = CheckpointWriting(settings, self._store, strategy)
+>>>>>>> 13e8064 (Damaged checkpoints never restart a run silently, and runs lock their folder)
         self._saved_at = time.monotonic()
         # What the training goes on from, until it is as it was then.
         self._saved: Snapshot | None = None
@@ -106,7 +113,8 @@ class Checkpointing(CheckpointHooks):
 
     def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
         self._state.callbacks, self._epochs = callbacks, epochs
-        found = choice.choose(self._settings, self._store, self._strategy, say)
+        once(self._strategy, self._acquire_lock)
+        found = resume.choose(self._settings, self._store, self._strategy, say)
         if found is None:
             return False
         self._path, self._saved = found
@@ -172,7 +180,14 @@ class Checkpointing(CheckpointHooks):
             self._save()
 
     def close(self) -> None:
-        self._writing.submit(None)
+        try:
+            self._writing.submit(None)
+        finally:
+            self._lock.release()
+
+    def _acquire_lock(self) -> str:
+        self._lock.acquire()
+        return ""
 
     def _give(self, saved: Snapshot) -> None:
         self._state.give_variables(saved, self._path, within_epoch=self.progress.step > 0)
@@ -199,6 +214,7 @@ class Checkpointing(CheckpointHooks):
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()
+        self._lock.check()
         self._writing.submit(self._job())
 
     def _job(self) -> Callable[[], None] | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from tfdist.checkpoint import callback_state, export, variables, waiting_gradients
+from tfdist.checkpoint import callback_state, export, variables
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import Place
 from tfdist.loops.compiled_functions import CompiledFunctions
@@ -86,7 +86,7 @@ class TrainingState:
         """Returns the state as it is now, on the chief; None on other workers."""
         accumulation, waiting = self._functions.accumulation, None
         if accumulation is not None and accumulation.has_waiting():
-            waiting = waiting_gradients.take(self._strategy, accumulation.waiting)
+            waiting = variables.take_gradient_sums(self._strategy, accumulation.waiting)
         if not self._strategy.is_chief:
             return None
         snapshot, feeding = Snapshot(), self._feeds.of_epoch(progress.epoch)
@@ -115,7 +115,7 @@ class TrainingState:
             variables.give(self._functions.variables(), saved, where, within_epoch)
         waiting, accumulation = saved.state["waiting gradients"], self._functions.accumulation
         if waiting and accumulation is not None:
-            waiting_gradients.give(self._strategy, accumulation.waiting, waiting)
+            variables.give_gradient_sums(self._strategy, accumulation.waiting, waiting)
 
     def before_training(self, saved: Snapshot) -> None:
         """Has callbacks that open files go on with them."""

@@ -1,40 +1,60 @@
-"""The folder that holds everything one training run leaves behind.
+"""The folder with everything that one training run leaves.
 
-config.yaml     the resolved configuration, below what ran of it; `--config` reads it
-versions.json   where it comes from: software, command line, seed, devices, sources
+config.yaml     the resolved configuration, with comments on what ran; `--config` reads it
+versions.json   provenance: software, command line, seed, devices, sources
 metrics.jsonl   one line per epoch
 curves.png      the same as a picture
 tensorboard/    the same as TensorBoard events
-metrics.csv     the same, where --logger asks for it
-checkpoints/    the newest states of the run, to go on from
-model.keras     the trained model, for plain Keras; what --export asks for beside it
-logs/           what the workers other than rank 0 would have printed
+metrics.csv     the same as CSV, with `--logger csv`
+checkpoints/    the newest states of the run, to resume from
+model.keras     the trained model, for plain Keras, and the forms of `--export` beside it
+logs/           the output of the workers other than rank 0
+.lock           exists while a process trains in the folder
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tfdist.config import TrainConfig
+import yaml
+
+from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
-from tfdist.run import provenance, resuming, room
+from tfdist.run import provenance, room
+
+#: Names within a run folder.
+CHECKPOINTS, CONFIG, VERSIONS = "checkpoints", "config.yaml", "versions.json"
+
+_METRICS = ("metrics.jsonl", "metrics.csv")
+
+#: Fields that may differ when a run is resumed: they do not change what is computed.
+_MAY_DIFFER = (
+    {*Spread.model_fields, *StrategyOptions.model_fields, *Saving.model_fields}
+    | {"run_dir", "verbose", "accumulate", "recompute", "steps_per_call"}
+    | {"run_eagerly", "jit_compile", "max_time", *Outcome.model_fields}
+) - {"sync_batch_norm"}
 
 
 class RunFolder:
     """A folder for one run.
 
     Args:
-        path: Of a folder that `create` made, in this process or in another worker.
+        path: A folder that `create` returned, in this process or in another worker.
     """
 
     def __init__(self, path: str | Path) -> None:
+        from tfdist.checkpoint.lock import FolderLock
+
         self.path = Path(path)
+        self._lock = FolderLock(self.path)
+        self._created: list[Path] = []  # what did not exist before, parents first
 
     @classmethod
     def create(
@@ -44,34 +64,37 @@ class RunFolder:
         what_runs: Mapping[str, str],
         comes_from: Mapping[str, Any] = MappingProxyType({}),
     ) -> RunFolder:
-        """Makes a folder that never overwrites another run's and has room for its own.
+        """Creates and locks a folder; never one with another run's results.
 
         Args:
-            config: Names the folder (`run_dir`), or the recipe and strategy that a new folder
-                under `runs/` is called after; or goes on with one that is there (`resume`).
+            config: `run_dir` names the folder; without it, a new folder under `runs/` is named
+                after the recipe and the strategy. With `resume`, the folder may exist already.
             model: The compiled `keras.Model` that will be saved there.
-            what_runs: Names and what is known of each: comments above the configuration.
-            comes_from: What `versions.json` says beside the software.
+            what_runs: Facts by name, for the comments in `config.yaml`.
+            comes_from: Entries of `versions.json` besides the software.
 
         Raises:
-            ConfigurationError: The folder holds another run, cannot be made, or has no room.
+            ConfigurationError: The folder has another run's results, is in use by another run,
+                cannot be created, or its disk is too full for the model.
         """
-        begun = resuming.begun(config) if config.resume == "auto" else None
-        if begun is not None:
-            return cls(begun)
+        existing = _to_resume(config) if config.resume == "auto" else None
+        if existing is not None:
+            folder = cls(existing)
+            folder._lock.acquire()
+            return folder
         try:
-            folder = cls(
-                _named(Path(config.run_dir), config.resume) if config.run_dir else _new(config)
-            )
+            folder = cls._named(Path(config.run_dir)) if config.run_dir else cls._new(config)
+            folder._lock.acquire()
+            folder._prepare(config.resume)
             comments = "".join(f"# {name}: {what}\n" for name, what in what_runs.items())
-            folder._write("config.yaml", comments + config.to_yaml())
+            folder._write(CONFIG, comments + config.to_yaml())
             versions = {**provenance.software(), **comes_from}
-            folder._write("versions.json", json.dumps(versions, indent=2) + "\n")
+            folder._write(VERSIONS, json.dumps(versions, indent=2) + "\n")
             room.probe(folder.path, model)
         except OSError as error:
             raise ConfigurationError(
-                f"The run folder and a model in it cannot be written: {error}. Make room, or name "
-                "another folder with --run-dir."
+                f"The run folder and a model in it cannot be written: {error}. Free some space, or "
+                "use another folder with --run-dir."
             ) from error
         return folder
 
@@ -92,8 +115,8 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the states to go on from."""
-        return self.path / resuming.CHECKPOINTS
+        """The folder of the checkpoints."""
+        return self.path / CHECKPOINTS
 
     @property
     def model(self) -> Path:
@@ -101,37 +124,133 @@ class RunFolder:
         return self.path / "model.keras"
 
     def log(self, rank: int) -> Path:
-        """What a worker other than rank 0 prints."""
+        """Returns the file for the output of a worker other than rank 0."""
         return self.path / "logs" / f"rank-{rank}.log"
+
+    def discard(self) -> None:
+        """Removes what `create` has created, for a run that failed before its first step."""
+        self.close()
+        if not self._created or any(self.path.glob("logs/*")):
+            return
+        for path in reversed(self._created):
+            if path == self.path:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir():
+                try:
+                    path.rmdir()
+                except OSError:  # another run has used it meanwhile
+                    break
+
+    def close(self) -> None:
+        """Releases the lock."""
+        self._lock.release()
+
+    @classmethod
+    def _named(cls, path: Path) -> RunFolder:
+        folder = cls(path)
+        folder._created = [p for p in (*reversed(path.parents), path) if not p.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @classmethod
+    def _new(cls, config: TrainConfig) -> RunFolder:
+        """Creates a folder under `runs/`; two runs that start in the same second get two."""
+        name = f"{Path(config.recipe).stem}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
+        Path("runs").mkdir(exist_ok=True)
+        number = 1
+        while True:
+            folder = cls(Path("runs") / (name if number == 1 else f"{name}-{number}"))
+            try:
+                folder.path.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                folder._created = [folder.path]
+                return folder
+
+    def _prepare(self, resume: str) -> None:
+        """Checks that no results would be lost, and removes those of a run that starts again.
+
+        Raises:
+            ConfigurationError: The folder has another run's results.
+        """
+        from tfdist.checkpoint.store import Store
+
+        if not self.model.exists():
+            if resume == "auto":  # killed before its first checkpoint: all its epochs are repeated
+                for name in _METRICS:
+                    (self.path / name).unlink(missing_ok=True)
+            elif resume == "never" and Store(self.checkpoints).all_damaged():
+                for name in _METRICS:
+                    if (self.path / name).exists():
+                        (self.path / name).rename(self.path / f"damaged-{name}")
+        if self.metrics.exists() or self.model.exists():
+            raise ConfigurationError(
+                f"{self.path} already has a run, which would be overwritten: use another folder "
+                "with --run-dir, resume the run with --resume auto, or remove it."
+            )
 
     def _write(self, name: str, text: str) -> None:
         with replacing(self.path / name) as path:
             path.write_text(text)
 
 
-def _named(path: Path, resume: str) -> Path:
-    """The folder that the user named: new, empty, or at least without a run in it."""
-    if resume == "auto":
-        resuming.clear(path)
-    results = ("metrics.jsonl", "model.keras")  # a run that failed at its start left none to lose
-    if any((path / name).exists() for name in results):
-        raise ConfigurationError(
-            f"{path} already holds a run, which would be lost: name another folder with --run-dir, "
-            "or remove this one."
-        )
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+def _to_resume(config: TrainConfig) -> Path | None:
+    """Returns the folder of the run that `--resume auto` resumes.
+
+    Args:
+        config: With `run_dir`, that folder, if it has checkpoints; otherwise the newest folder
+            under `runs/` of an unfinished run of the same configuration.
+
+    Raises:
+        ConfigurationError: The folder is of a run of another configuration.
+    """
+    from tfdist.checkpoint.store import Store
+
+    if config.run_dir is not None:
+        folder = Path(config.run_dir)
+        if not Store(folder / CHECKPOINTS).places():
+            return None
+        if other := _difference(config, folder):
+            raise ConfigurationError(
+                f"{folder} was started with {other}: use the same options, or another folder with "
+                "--run-dir."
+            )
+        return folder
+    found = Path("runs").glob(f"*/{CHECKPOINTS}")
+    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+        if not _difference(config, path.parent) and not _has_ended(path):
+            return path.parent
+    return None
 
 
-def _new(config: TrainConfig) -> Path:
-    """A folder under `runs/` that was not there, also when two runs start in the same second."""
-    name = f"{Path(config.recipe).stem}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
-    number = 1
-    while True:
-        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
+def _has_ended(checkpoints: Path) -> bool:
+    """Returns whether the newest intact checkpoint of a run is that of its end.
+
+    A run whose checkpoints are all damaged has not: resuming it reports the damage.
+    """
+    from tfdist.checkpoint import manifest
+    from tfdist.checkpoint.store import Store
+
+    store = Store(checkpoints)
+    places = store.places()
+    for place in places:
         try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return path
+            return bool(manifest.read(store.path(place))["ended"])
+        except manifest.DamagedError:
+            continue
+    return not places
+
+
+def _difference(config: TrainConfig, folder: Path) -> str:
+    """Returns the first field that would change what is computed; empty if there is none."""
+    try:
+        saved: Any = yaml.safe_load((folder / CONFIG).read_text())
+    except (OSError, yaml.YAMLError, RecursionError):
+        return f"a {CONFIG} that cannot be read"
+    if not isinstance(saved, Mapping):
+        return f"a {CONFIG} that cannot be read"
+    for name, value in config.model_dump(mode="json").items():
+        if name not in _MAY_DIFFER and saved.get(name) != value:
+            return f"{name}={saved.get(name)!r}, not {value!r}"
+    return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tfdist.checkpoint.versions import versions
+from tfdist.checkpoint.manifest import versions
 from tfdist.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.console import tables
 from tfdist.loops import data_order
-from tfdist.run import extent, resuming
+from tfdist.run import extent, folder
 from tfdist.run.batches import num_rows, num_rows_of_first
 from tfdist.run.recipe import num_steps
 
@@ -113,7 +113,7 @@ def summary(
     rows = {}
     if stopped:
         rows["stopped"] = f"{stopped}; model.keras holds the last state"
-        if (run_dir / resuming.CHECKPOINTS).exists():
+        if (run_dir / folder.CHECKPOINTS).exists():
             rows["goes on by"] = f"the same command with --run-dir {run_dir} --resume auto"
     judge = "val_loss" if history.get("val_loss") else "loss"
     if losses := history.get(judge):

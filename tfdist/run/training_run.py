@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -23,6 +25,9 @@ from tfdist.run.effect import Watched, check_spread
 from tfdist.run.folder import RunFolder
 from tfdist.run.rank_duties import printing_to
 from tfdist.strategies.collectives.once import once
+
+if TYPE_CHECKING:
+    from tfdist.strategies import Strategy
 
 
 @dataclass
@@ -69,12 +74,12 @@ class TrainingRun:
         steps_per_epoch = recipe.num_steps(self._data)
         trainer = from_config.make_trainer(read, workload, strategy, steps_per_epoch)
         own = from_config.make_callbacks(read, workload)
+        self._trainer = trainer
         facts = reports.what_runs(trainer, config, self._data, watched.unread(workload))
         sources = provenance.of_run(config, strategy, workload)
-        create = functools.partial(RunFolder.create, config, trainer.model, facts, sources)
-        folder = self._folder = RunFolder(once(strategy, lambda: str(create().path)))
-        trainer.checkpoints = from_config.make_checkpoints(config, folder.checkpoints)
-        self._trainer = trainer
+        folder = self._folder = _shared_folder(strategy, config, trainer.model, facts, sources)
+        with self._discarding_on_error():
+            trainer.checkpoints = from_config.make_checkpoints(config, folder.checkpoints)
         self._talks = strategy.is_chief and config.verbose != 0
         if self._talks:
             tables.facts({**facts, "run folder": str(folder.path)}.items())
@@ -84,6 +89,10 @@ class TrainingRun:
         self._profiles = [Profile(folder.tensorboard, trainer.stats)] if config.profile else []
         log = MetricsLog(folder.metrics, trainer.stats)
         self._callbacks = [*from_config.averages(config), *own, self.history, log, self._curves]
+
+    def close(self) -> None:
+        """Releases the lock on the run folder."""
+        self._folder.close()
 
     def fit(self) -> Ending:
         """Trains, until the last epoch or until something stops it.
@@ -100,7 +109,7 @@ class TrainingRun:
             loggers.opened(config, self._folder, strategy.is_chief) as told,
         ):
             try:
-                with interrupts.deadline(left):
+                with interrupts.deadline(left), self._discarding_on_error():
                     self._trainer.fit(
                         self._data,
                         validation_data=self._validation,
@@ -143,6 +152,16 @@ class TrainingRun:
         if self._strategy.is_chief:
             export.write(self._config.export, self._folder.model)
 
+    @contextmanager
+    def _discarding_on_error(self) -> Iterator[None]:
+        """Removes the run folder again if the training fails before its first step."""
+        try:
+            yield
+        except Exception:
+            if self._strategy.is_chief and self._trainer.stats.last_call is None:
+                self._folder.discard()
+            raise
+
     def _save_and_tell(self, ending: Ending) -> None:
         full, model, folder = ending.full, self._trainer.model, self._folder
         if self._strategy.is_chief:
@@ -160,3 +179,15 @@ class TrainingRun:
                 f"{folder.path}: not all could be written: {full}. The model after "
                 f"{int(model.optimizer.iterations)} steps is {saved}."
             )
+
+
+def _shared_folder(strategy: Strategy, config: TrainConfig, *facts: Any) -> RunFolder:
+    """Creates the run folder on rank 0, which holds its lock, and returns it on every worker."""
+    created: list[RunFolder] = []
+
+    def create() -> str:
+        created.append(RunFolder.create(config, *facts))
+        return str(created[0].path)
+
+    path = once(strategy, create)
+    return created[0] if created else RunFolder(path)

@@ -1,0 +1,93 @@
+"""Two runs never write to one folder, and the lock of a run that ended does not block the next."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.test_resume import without_random_layers
+from tests.support.training import X, Y
+from tfdist.checkpoint import lock
+from tfdist.checkpoint.lock import FolderLock
+from tfdist.checkpoint.settings import Checkpoints
+from tfdist.errors import ConfigurationError
+from tfdist.trainer import Trainer
+
+_HOLDER = """
+import sys, time
+from tfdist.checkpoint.lock import FolderLock
+held = FolderLock(sys.argv[1])
+held.acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def hold(folder: Path) -> subprocess.Popen[str]:
+    """Starts a process that holds the lock of a folder."""
+    command = [sys.executable, "-c", _HOLDER, str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_run_is_refused_and_a_killed_one_is_replaced(tmp_path: Path) -> None:
+    process = hold(tmp_path)
+    try:
+        trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path))
+        with pytest.raises(ConfigurationError, match=rf"in use .*process {process.pid} on host"):
+            trainer.fit(X, Y, epochs=1, verbose=0)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+    assert (tmp_path / lock.NAME).exists()
+    trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path))
+    trainer.fit(X, Y, epochs=1, verbose=0)
+    assert not (tmp_path / lock.NAME).exists()
+
+
+def test_an_owner_on_another_host_is_replaced_when_it_stops_refreshing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(lock, "_HEARTBEAT_SECONDS", 0.1)
+    other = FolderLock(tmp_path)
+    other.acquire()
+    other.release()
+    (tmp_path / lock.NAME).write_text(
+        "filelock/2\npid=1\nhost=another\nmode=lease\ntoken=ab\nduration=0.5\n"
+    )
+    mine = FolderLock(tmp_path)
+    mine.acquire()
+    assert "another" not in (tmp_path / lock.NAME).read_text()
+    mine.check()
+    mine.release()
+
+
+def test_a_lost_lock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_HEARTBEAT_SECONDS", 0.05)
+    mine = FolderLock(tmp_path)
+    mine.acquire()
+    (tmp_path / lock.NAME).unlink()
+    assert mine._lease is not None
+    mine._lease._claim.heartbeat.thread.join(timeout=60)
+    with pytest.raises(ConfigurationError, match="lost its lock"):
+        mine.check()
+    mine.release()
+
+
+def test_locks_are_released_when_a_fit_ends_or_fails(tmp_path: Path) -> None:
+    for epochs in (1, 2):
+        trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path))
+        trainer.fit(X, Y, epochs=epochs, verbose=0)
+    trainer = Trainer(
+        without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path, resume="never")
+    )
+    with pytest.raises(ConfigurationError, match="already has checkpoints"):
+        trainer.fit(X, Y, epochs=1, verbose=0)
+    assert not (tmp_path / lock.NAME).exists()

@@ -1,0 +1,100 @@
+"""Which checkpoint a training resumes from. The chief chooses, and sends it to all workers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import posixpath
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tfdist.checkpoint.settings import Checkpoints
+from tfdist.checkpoint.snapshot import Packed, Snapshot
+from tfdist.checkpoint.store import Place, Store, load
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.collectives.once import once
+
+
+def choose(
+    settings: Checkpoints, store: Store, strategy: Strategy, say: Callable[[str], None]
+) -> tuple[str, Snapshot] | None:
+    """Returns the path of a checkpoint and its content, on every worker.
+
+    Args:
+        settings: Say which checkpoint to resume from.
+        store: The run's own checkpoints.
+        strategy: The strategy of the training.
+        say: Called on the chief with a line for each damaged checkpoint.
+
+    Returns:
+        None if the training starts from the beginning.
+
+    Raises:
+        ConfigurationError: The checkpoint does not exist, is damaged or cannot be read, or the
+            training would be mixed with another run.
+    """
+    packed = Packed("", {})
+
+    def choose_on_chief() -> str:
+        nonlocal packed
+        found = _load(settings, store, say)
+        if found is None:
+            return ""
+        path, packed = found
+        return json.dumps([path, packed.text])
+
+    if not (sent := once(strategy, choose_on_chief)):
+        return None
+    path, text = json.loads(sent)
+    arrays = packed.arrays
+    if strategy.num_workers > 1:  # a state of one process, such as an iterator's, cannot be sent
+        arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
+    return path, Snapshot.unpacked(Packed(text, strategy.broadcast(arrays)), path)
+
+
+def _load(
+    settings: Checkpoints, store: Store, say: Callable[[str], None]
+) -> tuple[str, Packed] | None:
+    """Reads the checkpoint to resume from; removes what interrupted saves have left."""
+    if settings.resume == "auto":
+        store.clean()
+        found = store.load_newest(say)
+        if found is not None:
+            path, _ = found
+            newer = itertools.takewhile(lambda place: store.path(place) != path, store.places())
+            _set_aside(store, list(newer), say)
+        return found
+    if settings.resume == "never":
+        if store.all_damaged():
+            _set_aside(store, store.places(), say)
+        if places := store.places():
+            raise ConfigurationError(
+                f"{store.folder} already has checkpoints, up to step {places[0].step}. Resume from "
+                "them with resume='auto' (--resume auto), or use another folder."
+            )
+        return None
+    path = os.fspath(settings.resume).rstrip("/")
+    for folder in (path, posixpath.join(path, "checkpoints")):  # the second is that of a run folder
+        if found := Store(folder).load_newest(say):
+            break
+    else:
+        found = path, load(path)
+    path, packed = found
+    places = store.places()
+    later = [place for place in places if posixpath.basename(path) < place.name]
+    if later or (places and posixpath.dirname(path) != store.folder):
+        raise ConfigurationError(
+            f"{store.folder} has checkpoints up to step {places[0].step} that do not belong to "
+            f"{path}. Resume from them with resume='auto' (--resume auto), or use another folder."
+        )
+    return path, packed
+
+
+def _set_aside(store: Store, damaged: Sequence[Place], say: Callable[[str], None]) -> None:
+    """Renames damaged checkpoints: the oldest of the intact ones would be removed instead."""
+    if damaged:
+        renamed = store.set_aside(damaged)
+        say(f"Damaged checkpoints in {store.folder} were renamed: {', '.join(renamed)}.")
