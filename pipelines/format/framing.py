@@ -16,6 +16,8 @@ _HEADER = struct.Struct("<QI")
 #: Bytes before a record's data: what `read_length` takes.
 HEADER_BYTES = _HEADER.size
 _FOOTER = struct.Struct("<I")
+#: Bytes of a record in its file besides its data.
+FRAMING_BYTES = _HEADER.size + _FOOTER.size
 
 
 class Record(NamedTuple):

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
 from pipelines.errors import DataError
 from pipelines.format.compression import Compression
@@ -29,6 +30,15 @@ class Shard(BaseModel):
     num_records: NonNegativeInt
     num_bytes: NonNegativeInt
     sha256: str
+
+    @field_validator("name")
+    @classmethod
+    def _is_inside(cls, name: str) -> str:
+        """Refuses files outside of the folder: an index may come from somebody else."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+            raise ValueError(f"expected the name of a file inside the folder, got {name!r}")
+        return name
 
 
 class Index(BaseModel):
@@ -50,6 +60,15 @@ class Index(BaseModel):
     features: tuple[Feature, ...]
     compression: Compression = ""
     shards: tuple[Shard, ...]
+
+    @field_validator("shards")
+    @classmethod
+    def _are_distinct(cls, shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
+        """Refuses a file that is listed twice: its records would come twice in an epoch."""
+        counts = Counter(str(PurePosixPath(shard.name)) for shard in shards)
+        if repeated := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"{repeated[0]!r} is listed {counts[repeated[0]]} times")
+        return shards
 
     @property
     def num_records(self) -> int:
@@ -84,8 +103,9 @@ def load_index(directory: str | Path) -> Index:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
+        problem = first["msg"].removeprefix("Value error, ")
         raise DataError(
-            f"{path}: not an index of this version: {where}: {first['msg']}; restore this file, or "
+            f"{path}: not an index of this version: {where}: {problem}; restore this file, or "
             f"delete it alone and make it anew: python -m pipelines.index {directory}"
         ) from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from pipelines.format import record_file
 from pipelines.format.index import Index, Shard
 
 OFFSETS_NAME = "offsets.npz"
+_log = logging.getLogger("pipelines")
 _NUM_FILES_AT_ONCE = 8  # walking waits for the disk more than it computes
 
 
@@ -62,8 +64,45 @@ def _load(path: Path, index: Index) -> np.ndarray | None:
     # What NumPy raises for a damaged archive is not listed anywhere: zip, pickle, key errors.
     with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as archive:
         if archive["of"].item() == _fingerprint(index):
-            return archive["offsets"]
+            table = archive["offsets"]
+            if _is_plausible(table, index):
+                return table
+            _log.warning("%s does not match the shards, and is created again", path)
     return None
+
+
+def _is_plausible(table: np.ndarray, index: Index) -> bool:
+    """Returns whether a table has an increasing offset within its file for every record.
+
+    Reading checks that every block of records ends where the table says that the next one begins:
+    so no record is read twice or left out.
+    """
+    if table.dtype != np.int64 or table.shape != (index.num_records,):
+        return False
+    begin = 0
+    for shard in index.shards:
+        found = table[begin : begin + shard.num_records]
+        begin += shard.num_records
+        if len(found) and (
+            found[0] != 0 or found[-1] >= shard.num_bytes or np.any(np.diff(found) <= 0)
+        ):
+            return False
+    return True
+
+
+def mismatches(directory: Path, index: Index) -> set[str]:
+    """Returns the names of the shards for which the saved table is wrong."""
+    table = None if index.compression else _load(directory / OFFSETS_NAME, index)
+    if table is None:
+        return set()  # reading creates it again
+    found, begin = set(), 0
+    for shard in index.shards:
+        saved = table[begin : begin + shard.num_records]
+        begin += shard.num_records
+        with contextlib.suppress(DataError, OSError):  # these are reported for the shard itself
+            if not np.array_equal(_walk(directory, shard), saved):
+                found.add(shard.name)
+    return found
 
 
 def _walk(directory: Path, shard: Shard) -> np.ndarray:

@@ -32,7 +32,7 @@ def _make(
     features: str | None = None,
     num_workers: int | None = None,
 ) -> None:
-    from pipelines.index.scan import make_index
+    from pipelines.index.scan import link_outside, make_index
 
     folder, target = Path(directory), Path(to or directory)
     if not folder.is_dir():
@@ -47,6 +47,7 @@ def _make(
         shards, target.resolve(), declared, num_workers or parallel_tasks.default_num_workers()
     )
     target.mkdir(parents=True, exist_ok=True)
+    link_outside(index, shards, target)
     write_index(target, index)
     tables.summary(index, target)
 

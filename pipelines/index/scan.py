@@ -62,7 +62,7 @@ def make_index(
     if len(set(compressions.values())) > 1:
         raise DataError(f"{files[0].parent}: files of several compressions; choose with --files")
     compression: Compression = next(iter(compressions.values()), "")
-    tasks = [_File(path, os.path.relpath(path, directory), compression) for path in files]
+    tasks = [_File(path, _name(path, directory), compression) for path in files]
     contents = parallel_tasks.run(
         _look_through,
         tasks,
@@ -78,6 +78,30 @@ def make_index(
         compression=compression,
         shards=shards,
     )
+
+
+def link_outside(index: Index, files: Sequence[Path], directory: Path) -> None:
+    """Creates symbolic links in the folder of an index to the shards that are not in it.
+
+    An index lists files of its own folder alone, so that one from elsewhere cannot name others.
+
+    Raises:
+        DataError: the name of a link is taken.
+    """
+    for shard, path in zip(index.shards, files, strict=True):
+        link = directory / shard.name
+        if link.exists() and link.samefile(path):
+            continue
+        try:
+            link.symlink_to(os.path.relpath(path.resolve(), directory.resolve()))
+        except FileExistsError:
+            raise DataError(f"{link}: exists already; use another folder for --to") from None
+
+
+def _name(path: Path, directory: Path) -> str:
+    """Returns the name of a shard in an index: its path in the folder, or that of a link there."""
+    path = path.resolve()
+    return str(path.relative_to(directory)) if path.is_relative_to(directory) else path.name
 
 
 def _check_complete(files: Sequence[Path]) -> None:

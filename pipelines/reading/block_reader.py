@@ -1,7 +1,7 @@
-"""Reading one block of records; one that cannot be read is looked at again, to say what is wrong.
+"""Reads one block of records. A block that fails is read again to find out what is wrong.
 
 TensorFlow's own error for a corrupt record names no file, and ends the file there. So a reader that
-fails just ends early, and whoever then asks for the missing records gets what stands behind them.
+fails yields nothing, and a second reader names the record, or returns those that are intact.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import tensorflow as tf
 from pipelines.errors import DataError
 from pipelines.format import record_file
 from pipelines.format.compression import Compression
+from pipelines.format.framing import FRAMING_BYTES
+from pipelines.format.offsets import OFFSETS_NAME
 from pipelines.reading.blocks import Blocks, Reader, Records
 
 _READ_BYTES = 256 * 1024
@@ -23,60 +25,68 @@ _log = logging.getLogger("pipelines")
 
 
 class Skipped:
-    """Counts the corrupt records that were left out, and names each in the log."""
+    """Counts the corrupt records that were skipped, and logs each of them."""
 
     def __init__(self) -> None:
         self.count = 0
         self._lock = threading.Lock()
 
     def add(self, problem: str) -> None:
-        """Notes one."""
+        """Counts and logs a record."""
         with self._lock:
             self.count += 1
-            _log.warning("%s; left out, %d so far", problem, self.count)
+            _log.warning("%s; skipped, %d so far", problem, self.count)
 
 
 def block_reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool) -> Reader:
-    """What reads a block of an uncompressed file as one element.
+    """Returns a reader that yields a block of an uncompressed file as one element.
 
     Args:
         offsets: the byte at which each record of the folder begins, in its file.
-        skipped: takes note of corrupt records, which are left out; None: they are errors.
+        skipped: counts corrupt records, which are skipped; None: they are errors.
         portable: use no Python while reading, so that another process can; an error then names the
             file, but not the byte.
 
     Returns:
-        A block to `Records`. Errors are `tf.errors.InvalidArgumentError`, or
-        `tf.errors.NotFoundError` of a file that has gone.
+        A function from a block to a dataset of `Records`. Its errors are
+        `tf.errors.InvalidArgumentError`, or `tf.errors.NotFoundError` for a file that is missing.
     """
 
     def read(block: Blocks) -> tf.data.Dataset:
-        found = tf.raw_ops.TFRecordDatasetV2(
-            filenames=block.path[tf.newaxis],
-            compression_type="",
-            buffer_size=tf.constant(_READ_BYTES, tf.int64),
-            byte_offsets=block.offset[tf.newaxis],
-        )
-        found = tf.data.experimental.from_variant(found, tf.TensorSpec((), tf.string))
-        found = _opened(block.path).concatenate(found.ignore_errors())
-        # All or nothing: what is left of a damaged block would come under wrong numbers.
-        found = found.skip(block.skip).batch(block.count - block.skip, drop_remainder=True)
-        numbers = tf.range(block.first + block.skip, block.first + block.count)
-        columns = map(tf.data.Dataset.from_tensors, (numbers, _starts(block, numbers)))
-        whole = tf.data.Dataset.zip(Records(found, *columns))
-        again = tf.data.Dataset.from_tensors(block).map(
-            _fail if portable else lambda block: _look_again(block, offsets, skipped)
-        )
+        one = tf.data.Dataset.from_tensors(block)
+        # `ignore_errors` retries its input for ever if that cannot open its file, and then even the
+        # process cannot end. A map of one element fails once.
+        whole = one.map(_whole_block).ignore_errors()
+        again = one.map(_fail if portable else lambda b: _read_again(b, offsets, skipped))
         return whole.concatenate(again).take(1)
 
     return read
 
 
+def _whole_block(block: Blocks) -> Records:
+    """Returns all records of a block; an error if one cannot be read, or the block is too short."""
+    found = tf.raw_ops.TFRecordDatasetV2(
+        filenames=block.path[tf.newaxis],
+        compression_type="",
+        buffer_size=tf.constant(_READ_BYTES, tf.int64),
+        byte_offsets=block.offset[tf.newaxis],
+    )
+    found = tf.data.experimental.from_variant(found, tf.TensorSpec((), tf.string))
+    # All or nothing: the rest of a damaged block would get the wrong numbers.
+    serialized = found.batch(block.count, drop_remainder=True).take(1).get_single_element()
+    lengths = tf.strings.length(serialized)
+    size = tf.reduce_sum(tf.cast(lengths, tf.int64) + FRAMING_BYTES)
+    # Together, blocks that end where the next one begins are the file: no record comes twice.
+    tf.debugging.assert_equal(size, block.size)
+    numbers = tf.range(block.first + block.skip, block.first + block.count)
+    return Records(serialized[block.skip :], numbers, _starts(block, numbers))
+
+
 def sequential_reader(compression: Compression, num_together: int) -> Reader:
-    """What reads a block of a compressed file, from the file's beginning.
+    """Returns a reader of a block of a compressed file, which reads it from the beginning.
 
     Returns:
-        As `block_reader`'s, in elements of up to `num_together` records.
+        A function as `block_reader` returns it, with elements of up to `num_together` records.
     """
 
     def read(block: Blocks) -> tf.data.Dataset:
@@ -93,45 +103,60 @@ def sequential_reader(compression: Compression, num_together: int) -> Reader:
 
 
 def _opened(path: tf.Tensor) -> tf.data.Dataset:
-    """Nothing, or the error of a file that cannot be opened.
-
-    `ignore_errors` would try such a file again for ever.
-    """
+    """Returns an empty dataset, which raises an error if the file cannot be opened."""
     return tf.data.FixedLengthRecordDataset(path, 1, buffer_size=1).take(1).skip(1)
 
 
+def _check_exists(path: tf.Tensor) -> None:
+    """Raises `tf.errors.NotFoundError` for a file that is missing."""
+    opened = _opened(path).reduce(np.int64(0), lambda count, _: count + 1)
+    tf.debugging.assert_equal(opened, np.int64(0))
+
+
 def _fail(block: Blocks) -> Records:
-    """The error of a block of which no more is known than its file."""
+    """Raises the error of a block of which only the file is known."""
+    _check_exists(block.path)
     problem = ": corrupt or truncated, fewer records can be read than the index lists; restore it"
     tf.debugging.Assert(False, [block.path + problem])
     return Records(block.path[tf.newaxis], block.first[tf.newaxis], block.start[tf.newaxis])
 
 
-def _look_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> Records:
-    """What can be read of a block record by record; an error, unless that is to be skipped."""
+def _read_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> Records:
+    """Reads a block record by record: returns the intact ones, or raises what is wrong."""
+    _check_exists(block.path)
 
-    def look(path: bytes, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, bytes]:
+    def read(path: bytes, first: int, stop: int, size: int) -> tuple[np.ndarray, np.ndarray, bytes]:
         found: dict[int, bytes] = {}
+        problems: list[str] = []
         with Path(path.decode()).open("rb") as file:
             for number in range(first, stop):
                 try:
                     found[number] = record_file.read_at(file, int(offsets[number]))
                 except DataError as error:
-                    if skipped is None:
-                        return np.array([b""], object), np.zeros(1, np.int64), str(error).encode()
-                    skipped.add(str(error))
+                    problems.append(str(error))
+        if not problems and size != sum(len(data) + FRAMING_BYTES for data in found.values()):
+            table = Path(path.decode()).parent / OFFSETS_NAME
+            problems.append(f"{table}: does not match {path.decode()}; delete {OFFSETS_NAME}")
+        elif skipped is not None:
+            for problem in problems:
+                skipped.add(problem)
+            problems = []
+        if problems:
+            return np.array([b""], object), np.zeros(1, np.int64), problems[0].encode()
         return np.array([*found.values()], object), np.array([*found], np.int64), b""
 
     serialized, numbers, problem = tf.numpy_function(
-        look,
-        [block.path, block.first + block.skip, block.first + block.count],
+        read,
+        [block.path, block.first, block.first + block.count, block.size],
         (tf.string, tf.int64, tf.string),
     )
     tf.debugging.Assert(tf.strings.length(problem) == 0, [problem])
-    numbers = tf.ensure_shape(numbers, (None,))
-    return Records(tf.ensure_shape(serialized, (None,)), numbers, _starts(block, numbers))
+    wanted = tf.ensure_shape(numbers, (None,)) >= block.first + block.skip
+    numbers = tf.boolean_mask(tf.ensure_shape(numbers, (None,)), wanted)
+    serialized = tf.boolean_mask(tf.ensure_shape(serialized, (None,)), wanted)
+    return Records(serialized, numbers, _starts(block, numbers))
 
 
 def _starts(block: Blocks, numbers: tf.Tensor) -> tf.Tensor:
-    """The start of the reading, for each of a block's records, int64 `(n, 2)`."""
+    """Returns the start of the reading for each record of a block, int64 `(n, 2)`."""
     return tf.broadcast_to(block.start, [tf.size(numbers), 2])

@@ -30,6 +30,7 @@ class Blocks(NamedTuple):
             and no byte can be gone to; int64.
         first: its first record's number among all records of the folder, int64.
         count: records, at least one, int64.
+        size: its bytes in the file, framing included; 0 for a compressed file, int64.
         skip: records at its beginning to leave out, int64.
         start: where the reading began that they are read for: the epoch, and the records left out
             from its beginning, int64 `(num_blocks, 2)`.
@@ -39,6 +40,7 @@ class Blocks(NamedTuple):
     offset: tf.Tensor
     first: tf.Tensor
     count: tf.Tensor
+    size: tf.Tensor
     skip: tf.Tensor
     start: tf.Tensor
 
@@ -106,15 +108,21 @@ def blocks_of(
     """
     before = np.cumsum([0, *(shard.num_records for shard in index.shards)]).tolist()
     before_shard = {shard.name: n for shard, n in zip(index.shards, before, strict=False)}
-    rows: list[tuple[str, int, int, int]] = []
+    num_bytes = {shard.name: shard.num_bytes for shard in index.shards}
+    num_records = {shard.name: shard.num_records for shard in index.shards}
+    rows: list[tuple[str, int, int, int, int]] = []
     for shard, begin, end in ranges:
         path, first = str(Path(directory) / shard.name), before_shard[shard.name]
         if offsets is None:
-            rows.append((path, begin, first + begin, end - begin))
+            rows.append((path, begin, first + begin, end - begin, 0))
             continue
         for at in range(begin, end, size):
-            rows.append((path, int(offsets[first + at]), first + at, min(size, end - at)))
+            stop = min(at + size, end)
+            is_last = stop == num_records[shard.name]
+            last_byte = num_bytes[shard.name] if is_last else int(offsets[first + stop])
+            first_byte = int(offsets[first + at])
+            rows.append((path, first_byte, first + at, stop - at, last_byte - first_byte))
     paths, *numbers = zip(*rows, strict=True)
-    offset, first, count = (tf.constant(column, tf.int64) for column in numbers)
+    offset, first, count, sizes = (tf.constant(column, tf.int64) for column in numbers)
     skip, start = tf.zeros(len(rows), tf.int64), tf.zeros((len(rows), 2), tf.int64)
-    return Blocks(tf.constant(paths), offset, first, count, skip, start)
+    return Blocks(tf.constant(paths), offset, first, count, sizes, skip, start)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
-from pipelines.format import record_file
+from pipelines.format import offsets, record_file
 from pipelines.format.compression import Compression
 from pipelines.format.feature import Feature
 from pipelines.format.framing import Record
@@ -66,13 +66,28 @@ def verify(directory: Path, *, decode: bool, num_workers: int) -> list[Findings]
         _Task(directory / shard.name, shard, index.features, index.compression, decode)
         for shard in index.shards
     ]
-    return parallel_tasks.run(
+    findings = parallel_tasks.run(
         _check,
         tasks,
         num_workers=num_workers,
         description=f"checking {len(tasks)} shards",
         num_records=index.num_records,
     )
+    _check_together(directory, index, findings)
+    return findings
+
+
+def _check_together(directory: Path, index: Index, findings: Sequence[Findings]) -> None:
+    """Reports wrong offsets, and copies of shards, whose records come twice in an epoch."""
+    first: dict[str, str] = {}
+    mismatches = offsets.mismatches(directory, index)
+    for shard, found in zip(index.shards, findings, strict=True):
+        if shard.name in mismatches:
+            name = offsets.OFFSETS_NAME
+            found.problems.append(f"{name} does not match this shard; delete {name}")
+        name = first.setdefault(shard.sha256, shard.name)
+        if name != shard.name and shard.num_records:
+            found.problems.append(f"has the same content as {name}: its records come twice")
 
 
 def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:

@@ -103,6 +103,9 @@ def test_hyperparameters_of_the_recipe(recipe: ModuleType, tmp_path: Path) -> No
     ("own", "says"),
     [
         ("depth=x", "--set depth: expected a valid integer"),
+        ("y=[!!python/object:x]", "is not a list or mapping in YAML"),
+        ("y=[2001-99-99]", "is not a list or mapping in YAML"),
+        ("y=" + "[" * 5000, "is not a list or mapping in YAML"),
         ("depth=0", "--set depth: expected greater than or equal to 1, got '0'"),
         ("dept=3", "no such hyperparameter of recipe 'test_recipes.tiny'. Did you mean depth?"),
         ("depth", "--set depth: expected NAME=VALUE"),

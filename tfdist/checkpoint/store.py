@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.checkpoint import manifest
-from tfdist.checkpoint.manifest import DamagedError
+from tfdist.checkpoint.manifest import DamagedError, UnreadableError
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.errors import ConfigurationError
 
@@ -140,7 +140,7 @@ class Store:
             OSError, tf.errors.OpError: It cannot be written; nothing of it is left.
         """
         final = self.path(place)
-        with contextlib.suppress(DamagedError):
+        with contextlib.suppress(DamagedError, UnreadableError):
             manifest.verify(final)
             return final
         temporary = f"{_TEMPORARY}{place.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -43,6 +43,9 @@ def read(path: Path) -> Layer:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigurationError(f"{path}, line {line}: no YAML: {error.problem}.") from None
+    except (ValueError, RecursionError) as error:  # a date that does not exist, say
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(f"--config {path}: this is not valid YAML: {reason}.") from None
     what = "is empty" if node is None else "holds something else"
     raise ConfigurationError(f"--config {path}: the file {what}; {_FORM}.")
 

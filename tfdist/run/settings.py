@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -97,6 +97,21 @@ def own_from_flags(words: Sequence[str]) -> dict[str, Setting]:
         name, is_one, text = word.partition("=")
         if not is_one:
             raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
-        value = yaml.safe_load(text) if text[:1] in ("[", "{") else text
+        value = text if text[:1] not in ("[", "{") else _yaml(text, f"--set {name}")
         found[f"{OWN}{name}"] = Setting(value, f"--set {name}")
     return found
+
+
+def _yaml(text: str, place: str) -> Any:
+    """Returns the list or mapping that a text describes.
+
+    Raises:
+        ConfigurationError: It is not YAML, or asks for an object of Python.
+    """
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or str(error) or type(error).__name__
+        raise ConfigurationError(
+            f"{place}: {text[:40]!r} is not a list or mapping in YAML ({problem.splitlines()[0]})."
+        ) from None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import pipelines
 from pipelines.format import record_file
+from pipelines.reading.blocks import records_per_block
+from pipelines.verify.__main__ import main as verify
 from tests.support import numbers
 
 
@@ -57,7 +61,7 @@ def test_records_are_left_out_and_counted(
     assert sorted(seen) == sorted(set(range(100)) - {30, 34, 98})
     assert len(caplog.messages) == 3
     assert str(shard(folder, 2)) in caplog.messages[0]
-    assert caplog.messages[-1].endswith("left out, 3 so far")
+    assert caplog.messages[-1].endswith("skipped, 3 so far")
 
 
 def test_damaged_length_without_offsets_is_named_at_once(folder: Path) -> None:
@@ -125,3 +129,33 @@ def test_compressed_shards(tmp_path: Path, compression: str) -> None:
     path.write_bytes(data)
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"{path}: corrupt or truncated"):
         numbers.order(whole)
+
+
+def rewrite_offsets(folder: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    with np.load(folder / "offsets.npz") as archive:
+        table, of = archive["offsets"], archive["of"]
+    np.savez(folder / "offsets.npz", offsets=change(table), of=of)
+
+
+def test_changed_offsets_never_give_a_record_twice(tmp_path: Path) -> None:
+    index = numbers.write(tmp_path, num_records=10_000, num_shards=4)
+    size = records_per_block(index, shuffle_buffer=160)
+    assert size < 2500
+
+    def shifted(table: np.ndarray) -> np.ndarray:
+        """The second block begins one record early, and the offsets still increase."""
+        table[size - 1 : size + 1] = table[size - 1] - 1, table[size - 1]
+        return table
+
+    def read() -> list[int]:
+        return numbers.order(pipelines.read(tmp_path, 100, shuffle_buffer=160, seed=1))
+
+    pipelines.read(tmp_path, 10)
+    for change in (lambda table: table[:-5], lambda table: np.roll(table, 1), np.zeros_like):
+        rewrite_offsets(tmp_path, change)
+        assert sorted(read()) == list(range(10_000))
+    assert verify([str(tmp_path), "--num-workers", "1"]) == 0
+    rewrite_offsets(tmp_path, shifted)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"restore|delete offsets\.npz"):
+        read()
+    assert verify([str(tmp_path), "--num-workers", "1"]) == 1

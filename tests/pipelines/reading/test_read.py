@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,3 +171,25 @@ def test_batches_that_do_not_divide(folder: Path, batch_size: int, workers: int)
 def test_unknown_words(tmp_path: Path, option: str) -> None:
     with pytest.raises(ValueError, match=f"{option}: expected one of .*, got 'foo'"):
         pipelines.read(tmp_path, 4, **{option: "foo"})
+
+
+def rewrite_index(folder: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    change(index["shards"])
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("name", ["../other/data.tfrecord", "/etc/hostname", "a/../../b", ""])
+def test_shards_outside_of_the_folder_are_refused(folder: Path, name: str) -> None:
+    rewrite_index(folder, lambda shards: shards[0].update(name=name))
+    with pytest.raises(pipelines.DataError, match="expected the name of a file inside the folder"):
+        pipelines.read(folder, 10)
+
+
+def test_a_shard_listed_twice_is_refused(folder: Path) -> None:
+    def repeat(shards: list[dict[str, Any]]) -> None:
+        shards.append({**shards[0], "name": f"./{shards[0]['name']}"})
+
+    rewrite_index(folder, repeat)
+    with pytest.raises(pipelines.DataError, match="is listed 2 times"):
+        pipelines.read(folder, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,3 +204,13 @@ def test_ten_thousand_fuzzed_records(folder: Path) -> None:
 def test_folder_without_an_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(tmp_path) == 1
     assert "python -m pipelines.index" in capsys.readouterr().err
+
+
+def test_a_copied_shard_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    first = index["shards"][0]
+    (folder / "copy.tfrecord").write_bytes((folder / first["name"]).read_bytes())
+    index["shards"].append({**first, "name": "copy.tfrecord"})
+    (folder / "index.json").write_text(json.dumps(index))
+    assert verify(folder) == 1
+    assert f"has the same content as {first['name']}" in capsys.readouterr().out
