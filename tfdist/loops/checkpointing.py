@@ -22,11 +22,10 @@ import tensorflow as tf
 
 from tfdist.checkpoint import resume
 from tfdist.checkpoint.lock import FolderLock
+from tfdist.checkpoint.manifest import versions
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
-from tfdist.checkpoint.store import Place, Store
-from tfdist.checkpoint.versions import versions
-from tfdist.checkpoint.writer import Writer
+from tfdist.checkpoint.store import BackgroundWriter, Place, Store
 from tfdist.errors import ConfigurationError
 from tfdist.loops.epoch import Call, Observer
 from tfdist.loops.training_state import Progress, TrainingState
@@ -100,12 +99,8 @@ class Checkpointing(CheckpointHooks):
         super().__init__()
         self._settings, self._model, self._strategy = settings, model, strategy
         self._state, self._store = state, Store(settings.folder)
-<<<<<<< HEAD
-        self._writing = CheckpointWriter(settings, self._store, strategy)
-=======
         self._lock = FolderLock(settings.folder)
-        self._writing = CheckpointWriting(settings, self._store, strategy)
->>>>>>> 13e8064 (Damaged checkpoints never restart a run silently, and runs lock their folder)
+        self._writing = CheckpointWriter(settings, self._store, strategy)
         self._saved_at = time.monotonic()
         # What the training goes on from, until it is as it was then.
         self._saved: Snapshot | None = None
@@ -239,7 +234,7 @@ class CheckpointWriter:
 
     def __init__(self, settings: Checkpoints, store: Store, strategy: Strategy) -> None:
         self._settings, self._store, self._strategy = settings, store, strategy
-        self._writer = Writer()
+        self._writer = BackgroundWriter()
 
     def job(self, snapshot: Snapshot, progress: Progress, epochs: int) -> Callable[[], None]:
         """Returns what writes a state.
