@@ -1,4 +1,4 @@
-"""The input benchmark as a user runs it: that it runs and what it writes, never how fast."""
+"""The input benchmark as a user runs it: that it runs and what it writes, not how fast."""
 
 from __future__ import annotations
 
@@ -9,57 +9,59 @@ import pytest
 from PIL import Image
 
 import pipelines
+from benchmarks import input_peers
 from tests.bench.test_step import run
-from tfdist.bench.input import measure, photographs
-from tfdist.bench.input.contenders import LIMIT, OURS, PACKED, available
+from tfdist.bench import input as input_benchmark
+from tfdist.bench import photographs
+from tfdist.bench.input_readers import LIMIT, OURS, PACKED, READERS
+
+ALL = READERS | input_peers.available()
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("data")
-    photographs.make(directory / "bench", 96)
+    photographs.create(directory / "bench", 96)
     return directory
 
 
 def test_photographs_are_made_once(data_dir: Path) -> None:
-    made = photographs.make(data_dir / "bench", 96)
-    sizes = [len(image) for image in photographs.encoded(made)]
-    assert len(sizes) == made.num_images
+    created = photographs.create(data_dir / "bench", 96)
+    sizes = [len(image) for image in photographs.encoded(created)]
+    assert len(sizes) == created.num_images
     assert min(sizes) >= 30_000
     assert max(sizes) <= 100_000
     assert len(set(sizes)) > 90  # no two alike
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in available() if n not in ("PyTorch DataLoader", "grain")]
-)
-def test_contender_reads_on_and_on(name: str, data_dir: Path) -> None:
-    steps = available()[name](photographs.make(data_dir / "bench", 96))
+@pytest.mark.parametrize("name", [n for n in ALL if n not in ("PyTorch DataLoader", "grain")])
+def test_reader_never_ends(name: str, data_dir: Path) -> None:
+    steps = ALL[name](photographs.create(data_dir / "bench", 96))
     counts = [next(steps) for _ in range(4)]
     assert set(counts) <= {64, 32}
 
 
 def test_ratios_are_of_the_same_round(data_dir: Path) -> None:
     naive = "tf.data, naive"
-    contenders = {name: available()[name] for name in (LIMIT, OURS, PACKED, naive)}
-    results = measure.compare(contenders, photographs.make(data_dir / "bench", 96), 64, 2)
+    readers = {name: READERS[name] for name in (LIMIT, OURS, PACKED, naive)}
+    results = input_benchmark.compare(readers, photographs.create(data_dir / "bench", 96), 64, 2)
     ratios = [
         a / b for a, b in zip(results[OURS]["samples"], results[LIMIT]["samples"], strict=True)
     ]
     assert results[LIMIT]["ratio"]["median"] == pytest.approx(sum(ratios) / 2)
     assert "ratio" not in results[OURS]
-    assert results[naive]["packed_ratio"]["goal"] == measure.OTHERS_GOAL
+    assert results[naive]["packed_ratio"]["goal"] == input_benchmark.OTHERS_GOAL
 
 
 @pytest.mark.long
 def test_large_ones_have_as_many_bytes_a_pixel(tmp_path: Path) -> None:
-    made = photographs.make(tmp_path, 10, large=True)
-    assert {Image.open(path).size for path in made.files.glob("*/*")} == {
+    created = photographs.create(tmp_path, 10, large=True)
+    assert {Image.open(path).size for path in created.files.glob("*/*")} == {
         (2000, 1500),
         (1500, 2000),
     }
-    assert sum(shard.num_records for shard in pipelines.load_index(made.packed).shards) == 10
-    assert next(available()["pipelines"](made)) == 10
+    assert sum(shard.num_records for shard in pipelines.load_index(created.packed).shards) == 10
+    assert next(READERS["pipelines"](created)) == 10
 
 
 def test_command_with_a_model(data_dir: Path, tmp_path: Path) -> None:

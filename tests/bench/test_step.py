@@ -1,4 +1,4 @@
-"""The step benchmark as a user runs it: that it runs and what it writes, never how fast."""
+"""The step benchmark as a user runs it: that it runs and what it writes, not how fast."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ SECONDS = 300
 CONTENDERS = ["tfdist", "tfdist, every batch", "by hand", "Keras", "Keras, in graph"]
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: str, program: str = "tfdist.bench"
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tfdist.bench", *arguments],
+        [sys.executable, "-m", program, *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -66,6 +68,7 @@ def test_smoke_measures_every_contender(model: str, tmp_path: Path) -> None:
         assert list(contenders) == CONTENDERS
         for name, own in contenders.items():
             assert len(own["samples_ms"]) == result["rounds"]
+            assert own["examples_per_s"]["median"] > 0
             assert own["first_loss"] == pytest.approx(contenders["tfdist"]["first_loss"], rel=1e-3)
             assert ("tfdist_ratio" in own) == (name != "tfdist")
         assert contenders["by hand"]["tfdist_ratio"]["goal"] == 1.05
@@ -87,6 +90,18 @@ def test_smoke_measures_evaluations_and_predictions(tmp_path: Path) -> None:
         losses = [own["first_loss"] for own in result["contenders"].values()]
         assert losses == pytest.approx(losses[:1] * len(losses), rel=1e-3)
         assert ("by hand" in result["contenders"]) == (result["replicas"] == 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_smoke_measures_mixed_precision(precision: str, tmp_path: Path) -> None:
+    line = ["step", "--smoke", "--models", "mlp", "--replicas", "1", "--batch", "16"]
+    done = run(tmp_path, *line, "--precision", precision, "--json", "step.json")
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads((tmp_path / "step.json").read_text())["results"]
+    assert (result["precision"], result["batch_size"]) == (precision, 16)
+    losses = [own["first_loss"] for own in result["contenders"].values()]
+    assert losses == pytest.approx(losses[:1] * len(losses), rel=2e-2)
 
 
 def test_profile_compares_the_two_graphs(tmp_path: Path) -> None:

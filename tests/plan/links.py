@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.hosts import Hosts, NotAllowedError, make_hosts
 from tests.plan.links_worker import SIZES
 from tests.support import ROOT
-from tfdist.bench.hosts import Hosts, NotAllowedError, make_hosts
 from tfdist.console import sizes, table_files
 from tfdist.plan.exchange import PAYLOAD, Link, Profile, Wires, ring, step
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.bench.hosts import Hosts, NotAllowedError, make_hosts
+from benchmarks.hosts import Hosts, NotAllowedError, make_hosts
 
 
 @pytest.fixture

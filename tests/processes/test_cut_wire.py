@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.hosts import Hosts
 from tests.processes.test_two_hosts import AS_ROOT, MPIRUN, needs_horovod, needs_mpi
 from tests.support import ROOT
 from tests.support.waiting import wait_for
-from tfdist.bench.hosts import Hosts
 from tfdist.watchdog.exit import EXIT_CODE
 
 START_SECONDS, END_SECONDS = 240.0, 60.0

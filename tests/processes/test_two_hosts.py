@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from benchmarks.hosts import Hosts
 from tests.support import ROOT
-from tfdist.bench.hosts import Hosts
 
 #: Open MPI would bind both ranks to the first core, which these hosts share. What it starts must
 #: live for a moment: mpirun 5.0.11 waits for ever, one time in 75, where `hostname` ended at once.

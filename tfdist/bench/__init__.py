@@ -1,1 +1,1 @@
-"""Measurements of tfdist itself: `python -m tfdist.bench NAME`; one module or folder for each."""
+"""`python -m tfdist.bench`: benchmarks to run on your own machines."""

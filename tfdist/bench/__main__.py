@@ -7,31 +7,25 @@ from collections.abc import Sequence
 
 from tfdist.console import command
 
-#: Subcommands: the module that adds its flags (`add_arguments`) and runs it (`run`). These import
-#: no TensorFlow until they run.
+#: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
+#: does not import TensorFlow.
 COMMANDS = {
-    "all": "tfdist.bench.every.command",
-    "allreduce": "tfdist.bench.allreduce.command",
-    "checkpoint": "tfdist.bench.checkpoint.command",
-    "input": "tfdist.bench.input.command",
-    "large_batch": "tfdist.bench.large_batch.command",
-    "memory": "tfdist.bench.memory.command",
-    "pipeline": "tfdist.bench.pipeline.command",
-    "precision": "tfdist.bench.precision.command",
-    "scaling": "tfdist.bench.scaling.command",
-    "start": "tfdist.bench.start.command",
-    "step": "tfdist.bench.step.command",
-    "strategies": "tfdist.bench.strategies.command",
-    "sweep": "tfdist.bench.sweep.command",
-    "unet": "tfdist.bench.unet.command",
+    "all": "tfdist.bench.run_all",
+    "allreduce": "tfdist.bench.allreduce",
+    "checkpoint": "tfdist.bench.checkpoint",
+    "compare": "tfdist.bench.compare",
+    "input": "tfdist.bench.input",
+    "scaling": "tfdist.bench.scaling",
+    "start": "tfdist.bench.start",
+    "step": "tfdist.bench.step",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a benchmark and returns the exit code: 0, 1 for an error, 130 for an interrupt."""
+    """Runs a benchmark and returns the exit code: 0, 1 after an error, 130 after an interrupt."""
     return command.run(
         lambda: command.run_one_of(
-            COMMANDS, "python -m tfdist.bench", "Measures tfdist.", arguments
+            COMMANDS, "python -m tfdist.bench", "Measures tfdist on this machine.", arguments
         )
     )
 

@@ -1,4 +1,4 @@
-"""The facts of the machine without which a time means nothing."""
+"""Facts about the machine that belong to every measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tfdist
 
 
 def facts() -> dict[str, Any]:
-    """Returns processor, memory, accelerators and versions; starts TensorFlow."""
+    """Returns processor, memory, accelerators and versions. Starts TensorFlow."""
     import keras
     import tensorflow as tf
 
@@ -34,8 +34,8 @@ def facts() -> dict[str, Any]:
     }
 
 
-class OthersLoad:
-    """Watches how much of the processor goes to others while this process and its own measure."""
+class OtherLoad:
+    """Records how much processor time goes to processes other than this one and its children."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -43,26 +43,26 @@ class OthersLoad:
         self._all, self._own = _busy_seconds(), self._own_seconds()
 
     def fraction(self) -> float:
-        """Returns the fraction of all cores' time, 0 to 1, that others took since the start."""
+        """Returns the part of all cores' time, from 0 to 1, that others used since the start."""
         seconds = time.perf_counter() - self._began
         others = (_busy_seconds() - self._all) - (self._own_seconds() - self._own)
         return round(min(1.0, max(0.0, others / (seconds * (psutil.cpu_count() or 1)))), 3)
 
     def _own_seconds(self) -> float:
         own = [self._process, *self._process.children(recursive=True)]
-        # Those that ended count with whoever waited for them.
+        # Ended children are counted by the process that waited for them.
         return sum(sum(one.cpu_times()[:4]) for one in own)
 
 
 def _busy_seconds() -> float:
-    """Seconds that all cores together were not idle since the machine started."""
+    """Returns the seconds that all cores together have not been idle since boot."""
     times = psutil.cpu_times()
-    # Guests' time is counted in user already; a hypervisor's steal is somebody else's work.
+    # user already includes the time of guests; steal is the time of other virtual machines.
     return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
 
 
 def _processor() -> str:
-    """The processor's name as Linux gives it."""
+    """Returns the processor's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

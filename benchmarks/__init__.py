@@ -1,0 +1,1 @@
+"""Studies and comparisons with other libraries. Not part of the wheel."""

@@ -1,0 +1,41 @@
+"""`python -m benchmarks NAME`: studies and comparisons, one subcommand each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tfdist.console import command
+
+#: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
+#: does not import TensorFlow.
+COMMANDS = {
+    "all": "benchmarks.run_all",
+    "allreduce": "benchmarks.allreduce",
+    "input": "benchmarks.input",
+    "large_batch": "benchmarks.large_batch",
+    "link": "benchmarks.link",
+    "memory": "benchmarks.memory",
+    "pipeline": "benchmarks.pipeline",
+    "precision": "benchmarks.precision",
+    "scaling": "benchmarks.scaling",
+    "strategies": "benchmarks.strategies",
+    "sweep": "benchmarks.sweep",
+    "unet": "benchmarks.unet",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a study and returns the exit code: 0, 1 after an error, 130 after an interrupt."""
+    return command.run(
+        lambda: command.run_one_of(
+            COMMANDS,
+            "python -m benchmarks",
+            "Studies of tfdist and comparisons with other libraries.",
+            arguments,
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

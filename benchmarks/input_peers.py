@@ -1,0 +1,111 @@
+"""Readers of other libraries for `tfdist.bench input`: tensorflow-datasets, PyTorch and grain."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks import pillow_source
+from tfdist.bench.input_readers import (
+    BATCH_SIZE,
+    SEED,
+    SHUFFLE_BUFFER,
+    SIZE,
+    Reader,
+    batch_sizes,
+    random_crop,
+)
+from tfdist.bench.photographs import NUM_CLASSES, Photographs
+
+_NUM_WORKERS = 2
+
+
+def available() -> dict[str, Reader]:
+    """Returns the readers whose packages are installed."""
+    readers = {
+        "tfds": ("tensorflow_datasets", by_tfds),
+        "PyTorch DataLoader": ("torch", by_torch),
+        "grain": ("grain", by_grain),
+    }
+    return {
+        name: reader
+        for name, (module, reader) in readers.items()
+        if importlib.util.find_spec(module)
+    }
+
+
+def by_tfds(found: Photographs) -> Iterator[int]:
+    """Reads with tensorflow-datasets."""
+    import tensorflow_datasets as tfds
+
+    # By default it keeps small data sets in memory, decoded: nothing would be read or decoded.
+    reading = tfds.ReadConfig(try_autocache=False)
+    dataset = _builder(found).as_dataset(
+        split="train", shuffle_files=True, as_supervised=True, read_config=reading
+    )
+    dataset = dataset.shuffle(SHUFFLE_BUFFER).map(random_crop, tf.data.AUTOTUNE)
+    return batch_sizes(dataset.batch(BATCH_SIZE).prefetch(tf.data.AUTOTUNE).repeat())
+
+
+def by_torch(found: Photographs) -> Iterator[int]:
+    """Reads with PyTorch's DataLoader and Pillow."""
+    import torch
+
+    source: Any = pillow_source.Source(found.files, SIZE)
+    loader: Any = torch.utils.data.DataLoader(
+        source,
+        BATCH_SIZE,
+        shuffle=True,
+        num_workers=_NUM_WORKERS,
+        persistent_workers=True,
+        multiprocessing_context="spawn",  # a fork would copy TensorFlow's locks
+    )
+    return (len(labels) for _ in itertools.count() for _, labels in loader)
+
+
+def by_grain(found: Photographs) -> Iterator[int]:
+    """Reads with grain and Pillow."""
+    import grain
+
+    source = pillow_source.Source(found.files, SIZE)
+    dataset = grain.MapDataset.source(source).shuffle(seed=SEED).repeat()
+    batches: Any = dataset.to_iter_dataset().batch(BATCH_SIZE)
+    batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=_NUM_WORKERS))
+    return (len(labels) for _, labels in batches)
+
+
+def _builder(found: Photographs) -> Any:
+    """Returns a builder of tensorflow-datasets, with its files written."""
+    import tensorflow_datasets as tfds
+
+    class _Photographs(tfds.core.GeneratorBasedBuilder):
+        """An image folder with labels."""
+
+        VERSION = tfds.core.Version("1.0.0")
+        name = "photographs"
+
+        def _info(self) -> Any:
+            features = {
+                "image": tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg"),
+                "label": tfds.features.ClassLabel(num_classes=NUM_CLASSES),
+            }
+            return self.dataset_info_from_configs(
+                features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
+            )
+
+        def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self) -> Iterator[tuple[str, dict[str, Any]]]:
+            for path in sorted(Path(found.files).glob("*/*.jpg")):
+                yield path.name, {"image": str(path), "label": int(path.parent.name)}
+
+    builder = _Photographs(data_dir=str(found.shards.parent / "tfds"))
+    tfds.disable_progress_bar()
+    builder.download_and_prepare()
+    return builder

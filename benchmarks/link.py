@@ -1,0 +1,272 @@
+"""`python -m benchmarks link`: whether communication overlaps with the backward pass.
+
+Two hosts are network namespaces of this machine, joined by a link that `tc` slows down. A step that
+computes and sends one after the other takes the sum of both; a step that overlaps them takes the
+longer of the two, and the time of the last gradient bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json as json_format
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from jsonargparse import ArgumentParser
+
+from benchmarks.hosts import Hosts, NotAllowedError, make_hosts
+from benchmarks.link_protocol import (
+    AT_ONCE,
+    COMPUTE,
+    GRADIENTS,
+    IN_BUCKETS,
+    NETWORK,
+    PARAMETERS,
+    SEND,
+    Times,
+)
+from tfdist.bench import harness, rounds
+from tfdist.bench.allreduce import missing
+from tfdist.console import sizes, tables
+from tfdist.errors import DeviceError, LaunchError
+
+DESCRIPTION = "steps of two hosts over slow links (as root): computing, sending and their overlap"
+
+#: The most that a step in buckets may take, as a ratio to the longer of computing and sending plus
+#: the last bucket.
+GOAL = 1.15
+_SMALL, _SMOKE_ROUNDS = 32, 2
+#: Headings of the ratios.
+_RATIOS = {"to_longer": "to longer", "to_core": "to core", "to_at_once": "to at once"}
+_NOTE = (
+    f"{rounds.NOTE} Times are those of the slower of two processes of one core each; 'CPU ms' is "
+    "the processor time of all threads. Ratios of a step: 'to longer', to the longer of computing "
+    f"and sending plus sending the last bucket (goal of the step in buckets: {GOAL}); 'to core', "
+    "to the same, with the processor time of sending added to computing, since both share a core; "
+    "'to at once', to the step that sends all gradients at once."
+)
+
+
+class Engine(NamedTuple):
+    """The program that runs on each host.
+
+    Attributes:
+        module: Module of this package.
+        strategy: Its first argument.
+        ways: Ways to train.
+    """
+
+    module: str
+    strategy: str
+    ways: tuple[str, ...]
+
+
+_REPLICATED = (AT_ONCE, IN_BUCKETS)
+_SHARDED = (GRADIENTS, PARAMETERS)
+ENGINES = {
+    "multi_worker": Engine("link_worker", "multi_worker", _REPLICATED),
+    "Horovod, Gloo": Engine("link_worker", "horovod", _REPLICATED + _SHARDED),
+    "PyTorch, Gloo": Engine("link_torch", "-", _REPLICATED + _SHARDED),
+}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument(
+        "--links", nargs="+", default=["2gbit", "1gbit", "500mbit"], metavar="RATE[,DELAY]",
+        help="links to measure, such as 1Gb or 1Gb,0.1ms; a delay needs the kernel's netem",
+    )  # fmt: skip
+    parser.add_argument(
+        "--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES), metavar="NAME",
+        help=f"some of: {'; '.join(ENGINES)}",
+    )  # fmt: skip
+    harness.add_arguments(parser, rounds=7)
+
+
+def run(
+    links: Sequence[str], engines: Sequence[str], rounds: int, json: str | None, smoke: bool
+) -> None:
+    """Measures and prints a table for each link; the arguments are the values of the flags.
+
+    Raises:
+        DeviceError: There is only one core, or no network namespaces can be created.
+        ConfigurationError: A rate is malformed.
+        LaunchError: A worker failed.
+    """
+    if len(os.sched_getaffinity(0)) < 2:
+        raise DeviceError("this benchmark needs two cores, one for each host; there is one.")
+    output = harness.Output("scaling over a link", json)
+    absent = {name: why for name in engines if (why := missing(name))}
+    present = [name for name in engines if name not in absent]
+    results = measure(links, present, _SMOKE_ROUNDS if smoke else rounds, smoke)
+    for link, same in itertools.groupby(results, lambda result: result["link"]):
+        rows = list(same)
+        output.show(
+            ("engine", "", "ms", "CPU ms", *_RATIOS.values()),
+            [cells for row in rows for cells in _cells(row)],
+            f"over {link}, {sizes.in_words(rows[0]['bytes'])} of gradients in "
+            f"{rows[0]['buckets']} buckets",
+            num_names=2,
+        )
+    for name, why in absent.items():
+        tables.text(f"{name} is not measured: {why}.")
+    output.conclude(results, _NOTE)
+
+
+def measure(
+    links: Sequence[str], engines: Sequence[str], num_rounds: int, smoke: bool
+) -> list[dict[str, Any]]:
+    """Returns the times of computing, sending and steps, by link and engine.
+
+    Args:
+        links: The rate of each link, and after a comma the delay in each direction: `1Gb,0.1ms`.
+        engines: Names out of `ENGINES`.
+        num_rounds: Measurements of each, in turns.
+        smoke: Whether to use a small batch.
+
+    Raises:
+        DeviceError: The hosts or a link cannot be created here.
+        ConfigurationError: A rate is malformed.
+        LaunchError: A worker failed.
+    """
+    rates = {link: _rate(link) for link in links}
+    batch_size = _SMALL if smoke else NETWORK.batch_size
+    link = links[0]
+    try:
+        with tempfile.TemporaryDirectory() as folder, make_hosts(Path(folder)) as hosts:
+            results = []
+            for name in engines:
+                hosts.network.slow(*rates[links[0]])
+                with _started(hosts, ENGINES[name], batch_size) as workers:
+                    facts = {"engine": name} | json_format.loads(workers.lines()[0])
+                    for link in links:
+                        hosts.network.slow(*rates[link])
+                        names = (COMPUTE, SEND, *ENGINES[name].ways)
+                        ask = {one: functools.partial(workers.slowest, one) for one in names}
+                        taken = rounds.take_turns(ask, num_rounds)
+                        results.append({"link": link} | judge(facts, taken))
+    except NotAllowedError as error:
+        raise DeviceError(
+            f"--links {link}: this machine cannot create two hosts with such a link ({error}). Run "
+            "as root, with ip and tc installed. A delay needs the kernel's netem: try the rate "
+            "alone."
+        ) from error
+    return sorted(results, key=lambda result: links.index(result["link"]))
+
+
+def judge(facts: Mapping[str, Any], taken: Mapping[str, Sequence[Times]]) -> dict[str, Any]:
+    """Returns times and the ratios of steps, round by round.
+
+    Args:
+        facts: About the gradients.
+        taken: Times of the slower worker, by measurement.
+    """
+    times = {name: [one.ms for one in own] for name, own in taken.items()}
+    cpu = {name: [one.cpu_ms for one in own] for name, own in taken.items()}
+    compute, send = times[COMPUTE], times[SEND]
+    last = [facts["last_bucket"] * ms for ms in send]
+    base = {
+        "to_sum": [a + b for a, b in zip(compute, send, strict=True)],
+        "to_longer": [max(a, b) + c for a, b, c in zip(compute, send, last, strict=True)],
+        "to_core": [
+            max(a + d, b) + c for a, b, c, d in zip(compute, send, last, cpu[SEND], strict=True)
+        ],
+        "to_at_once": times[AT_ONCE],
+    }
+    steps = {
+        name: {to: rounds.ratio(own, base[to])._asdict() for to in base}
+        for name, own in times.items()
+        if name not in (COMPUTE, SEND)
+    }
+    goal = steps[IN_BUCKETS]["to_longer"]
+    goal |= {"goal": GOAL, "met": goal["median"] <= GOAL}
+    return {
+        **facts,
+        "ms": {name: rounds.spread(own)._asdict() for name, own in times.items()},
+        "cpu_ms": {name: rounds.spread(own)._asdict() for name, own in cpu.items()},
+        "steps": steps,
+        "samples_ms": times,
+    }
+
+
+def _rate(link: str) -> tuple[float, str]:
+    """Returns the bytes per second of a link, and its delay."""
+    rate, _, delay = link.partition(",")
+    # `tc` writes the prefixes in lower case.
+    rate = rate.replace("gbit", "Gbit").replace("mbit", "Mbit")
+    return sizes.bytes_per_second(rate), delay
+
+
+class _Workers:
+    """Processes that answer each line with a line, by rank."""
+
+    def __init__(self, errors: IO[str]) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+        self._errors = errors
+
+    def slowest(self, name: str) -> Times:
+        """Asks all workers, and returns the times of the slowest."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{name}\n")
+            process.stdin.flush()
+        return max(Times(*json_format.loads(line)) for line in self.lines())
+
+    def lines(self) -> list[str]:
+        """Returns a line of each worker."""
+        return [self.line(process) for process in self.processes]
+
+    def line(self, process: subprocess.Popen[str]) -> str:
+        """Returns a line of one worker.
+
+        Raises:
+            LaunchError: The worker ended.
+        """
+        assert process.stdout is not None
+        if line := process.stdout.readline():
+            return line
+        self._errors.seek(0)
+        raise LaunchError(f"a worker ended: {self._errors.read()[-2000:]}")
+
+
+@contextlib.contextmanager
+def _started(hosts: Hosts, engine: Engine, batch_size: int) -> Iterator[_Workers]:
+    """Starts a worker on each host, rank 0 first, since the others connect to it."""
+    places = ",".join(f"{a}:{5000 + i}" for i, a in enumerate(hosts.addresses.values()))
+    command = [sys.executable, "-m", f"benchmarks.{engine.module}", engine.strategy]
+    env = {"PYTHONPATH": ":".join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with tempfile.TemporaryFile("w+") as errors:
+        workers = _Workers(errors)
+        try:
+            for rank, host in enumerate(hosts.addresses):
+                pipes = {"stdin": subprocess.PIPE, "stderr": errors}
+                own = [str(rank), places, str(batch_size)]
+                process = hosts.start(host, [*command, *own], env, **pipes)
+                workers.processes.append(process)
+                workers.line(process)  # the worker has started
+            yield workers
+        finally:
+            hosts.end_all()
+            for process in workers.processes:
+                process.wait()
+
+
+def _cells(row: dict[str, Any]) -> Iterator[list[str]]:
+    """Yields a row of the table for each measurement of an engine."""
+    for name, own in row["ms"].items():
+        spent = f"{row['cpu_ms'][name]['median']:.0f}"
+        ratios = row["steps"].get(name)
+        cells = [_ratio(ratios[to]) for to in _RATIOS] if ratios else [""] * len(_RATIOS)
+        yield [row["engine"], name, rounds.as_text(own, ".0f"), spent, *cells]
+
+
+def _ratio(own: Mapping[str, Any]) -> str:
+    cell = rounds.as_text(own)
+    return f"{cell}, goal {'met' if own['met'] else 'missed'}" if "goal" in own else cell

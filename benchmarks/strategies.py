@@ -1,0 +1,198 @@
+"""`python -m benchmarks strategies`: one network under every strategy that runs here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from tfdist.bench import harness, rounds
+from tfdist.console import tables
+from tfdist.errors import LaunchError
+from tfdist.install_horovod import versions
+from tfdist.plan import network as networks
+from tfdist.strategies import STRATEGIES, Declaration
+
+if TYPE_CHECKING:
+    from tfdist.plan.step_profile import Sample
+
+DESCRIPTION = "one network under every strategy: examples per second, and where the time goes"
+
+ALONE = "one_device"
+_HEADER = ("strategy", "replicas", "examples/s", "efficiency", "compute", "exchange", "data", "MB")
+_NOTE = (
+    f"{rounds.NOTE} 'efficiency': examples per second of a replica, as a part of those of one "
+    "device, which on a CPU has all cores that replicas share. 'exchange': the time to sum as many "
+    "bytes as the gradients have, as a part of a step. 'data': waiting for data. 'compute': the "
+    "rest. The fastest strategy is first."
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    networks.add_arguments(parser)
+    parser.add_argument(
+        "--batch", type=PositiveInt, default=32, metavar="N", help="per-replica batch size"
+    )
+    parser.add_argument(
+        "--replicas", type=PositiveInt, default=2, metavar="N", help="replicas of each strategy"
+    )
+    parser.add_argument(
+        "--steps", type=PositiveInt, default=5, metavar="N", help="steps of a measurement"
+    )
+    harness.add_arguments(parser, rounds=3, table=True, chart=True)
+
+
+def run(
+    batch: int,
+    replicas: int,
+    steps: int,
+    rounds: int,
+    json: str | None,
+    table: str | None,
+    chart: str | None,
+    smoke: bool,
+    **network: Any,
+) -> None:
+    """Measures and prints a table; the arguments are the values of the flags.
+
+    Raises:
+        ConfigurationError: A flag has a value that does not fit.
+        LaunchError: The training on one device fails.
+    """
+    output = harness.Output("strategies", json, table, chart)
+    chosen = networks.tiny() if smoke else networks.from_flags(**network)
+    if smoke:
+        batch, steps, rounds = 4, 2, 1
+    results, absent = measure(chosen, batch, replicas, steps, rounds)
+    conclude(f"{chosen.model}, per-replica batch {batch}", results, absent, output)
+
+
+def measure(
+    network: networks.Network,
+    batch: int,
+    replicas: int,
+    num_steps: int,
+    num_rounds: int,
+    only: Sequence[str] = tuple(STRATEGIES),
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Returns a row for each strategy, the fastest first, and why others are not measured.
+
+    Each strategy trains in processes of its own, which take turns.
+
+    Args:
+        network: What is trained.
+        batch: Per-replica batch size.
+        replicas: Replicas of each strategy except one_device.
+        num_steps: Steps of a measurement.
+        num_rounds: Measurements of each strategy.
+        only: Strategies to measure, one_device among them.
+
+    Raises:
+        LaunchError: The training on one device fails.
+    """
+    absent: dict[str, str] = {}
+    ready: dict[str, Callable[[], Sample]] = {}
+    with contextlib.ExitStack() as stack:
+        for name in only:
+            if why := _not_measured(name, STRATEGIES[name]):
+                absent[name] = why
+                continue
+            try:
+                ready[name] = _start(name, network, batch, replicas, num_steps, stack)
+                ready[name]()  # compiles
+            except LaunchError as error:
+                if name == ALONE:
+                    raise
+                absent[name] = str(error).strip().splitlines()[-1]
+                del ready[name]
+        samples = rounds.take_turns(ready, num_rounds)
+    rows = [_row(name, own, batch, replicas) for name, own in samples.items()]
+    alone = next(row for row in rows if row["strategy"] == ALONE)["examples_per_s"]["median"]
+    for row in rows:
+        row["efficiency"] = row["examples_per_s"]["median"] / (row["replicas"] * alone)
+    return sorted(rows, key=lambda row: -row["examples_per_s"]["median"]), absent
+
+
+def conclude(
+    title: str, results: list[dict[str, Any]], absent: dict[str, str], output: harness.Output
+) -> None:
+    """Prints the table and what is not measured, and writes the files."""
+    output.show(_HEADER, [_cells(row) for row in results], title)
+    for name, why in absent.items():
+        tables.text(f"{name} is not measured: {why}")
+    output.conclude(results, _NOTE, _paint)
+
+
+def _not_measured(name: str, declared: Declaration) -> str:
+    """Returns why a strategy is not measured here, or an empty string."""
+    if name == "horovod" and versions.horovod() is None:
+        return "it is not installed: python -m tfdist.install_horovod"
+    return "its workers train asynchronously" if declared.asynchronous else ""
+
+
+def _start(
+    name: str,
+    network: networks.Network,
+    batch: int,
+    replicas: int,
+    num_steps: int,
+    stack: contextlib.ExitStack,
+) -> Callable[[], Sample]:
+    """Starts the processes of a strategy, and returns what measures its slowest worker."""
+    from tfdist.plan import step_profile
+
+    declared = STRATEGIES[name]
+    is_joined = not declared.by_horovod or versions.horovod() is not None
+    if name == ALONE:
+        pool, devices, number = step_profile.pool(), 1, 1
+    elif declared.across_processes and declared.least_devices == 1 and is_joined:
+        pool, devices, number = step_profile.pool(replicas, "processes"), 1, replicas
+    else:
+        pool, devices, number = step_profile.pool(), replicas, replicas
+    stack.enter_context(pool)
+
+    def ask() -> Sample:
+        samples = pool.ask(network, batch * number, name, devices, num_steps)
+        return max(samples, key=lambda sample: sample.seconds)
+
+    return ask
+
+
+def _row(name: str, samples: list[Sample], batch: int, replicas: int) -> dict[str, Any]:
+    number = 1 if name == ALONE else replicas
+    seconds = rounds.spread([sample.seconds for sample in samples])
+    exchange = min(rounds.spread([sample.exchange for sample in samples]).median, seconds.median)
+    data = rounds.spread([sample.data for sample in samples]).median
+    return {
+        "strategy": name,
+        "replicas": number,
+        "ms": rounds.spread([1e3 * sample.seconds for sample in samples])._asdict(),
+        "examples_per_s": rounds.spread([batch * number / s.seconds for s in samples])._asdict(),
+        "exchange": exchange / seconds.median,
+        "data": data / seconds.median,
+        "peak_mb": max(sample.peak_bytes for sample in samples) / 1e6,
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    speed = rounds.as_text(row["examples_per_s"], ".0f")
+    compute = 1 - row["exchange"] - row["data"]
+    parts = [f"{one:.0%}" for one in (row["efficiency"], compute, row["exchange"], row["data"])]
+    return [row["strategy"], str(row["replicas"]), speed, *parts, f"{row['peak_mb']:.0f}"]
+
+
+def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
+    """Draws the examples per second of each strategy."""
+    axes = figure.subplots()
+    medians = [row["examples_per_s"]["median"] for row in results]
+    low = [row["examples_per_s"]["median"] - row["examples_per_s"]["low"] for row in results]
+    high = [row["examples_per_s"]["high"] - row["examples_per_s"]["median"] for row in results]
+    places = range(len(results))
+    axes.barh(places, medians, xerr=[low, high], capsize=3)
+    axes.set_yticks(places, [row["strategy"] for row in results])
+    axes.invert_yaxis()
+    axes.set(xlabel="examples per second")

@@ -1,0 +1,93 @@
+"""Layers that wait instead of computing, so that devices overlap on any number of cores.
+
+A device runs operations one after the other, like a stream of a GPU.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+#: Threads for TensorFlow's operations: each operation that waits occupies one.
+NUM_THREADS = 32
+
+
+class _Stream:
+    """The queue of a device."""
+
+    def __init__(self) -> None:
+        self._lock, self._free_at = threading.Lock(), 0.0
+
+    def hold(self, seconds: float) -> None:
+        """Waits for all earlier calls, and then for `seconds`.
+
+        A call that came in time begins when the device is free, not when its thread wakes up.
+        """
+        with self._lock:
+            self._free_at = max(self._free_at, time.perf_counter()) + seconds
+            mine = self._free_at
+        time.sleep(max(0.0, mine - time.perf_counter()))
+
+
+_streams: dict[str, _Stream] = collections.defaultdict(_Stream)
+
+
+class Waits(keras.layers.Layer):
+    """Multiplies by a weight and occupies its device; twice as long in the backward pass.
+
+    Args:
+        row_ms: Milliseconds for each row of the forward pass.
+    """
+
+    def __init__(self, row_ms: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.row_ms = row_ms
+
+    def build(self, shape: Any) -> None:
+        self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of the shape of `inputs`, [rows, features]."""
+        stream = _streams[tf.identity(inputs).device]
+
+        @tf.custom_gradient
+        def held(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            def back(gradient: tf.Tensor) -> tf.Tensor:
+                return _hold(stream, gradient, 2 * self.row_ms)
+
+            return _hold(stream, values, self.row_ms), back
+
+        return held(inputs * self.weight)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
+def _hold(stream: _Stream, values: tf.Tensor, row_ms: float) -> tf.Tensor:
+    def wait(array: np.ndarray) -> np.ndarray:
+        stream.hold(len(array) * row_ms / 1e3)
+        return array
+
+    # Stateful operations would wait for each other, even on different devices.
+    held = tf.numpy_function(wait, [values], values.dtype, stateful=False)
+    return tf.ensure_shape(held, values.shape)
+
+
+def network(num_layers: int, row_ms: float) -> keras.Model:
+    """Returns a compiled model of layers with equal cost.
+
+    Args:
+        num_layers: Number of layers.
+        row_ms: Milliseconds for each row, of all layers and both passes together.
+    """
+    parts = [Waits(row_ms / 3 / num_layers) for _ in range(num_layers)]
+    model = keras.Sequential([keras.Input((1,)), *parts])
+    model.compile(keras.optimizers.SGD(1e-3), "mse")
+    return model

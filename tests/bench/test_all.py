@@ -1,0 +1,39 @@
+"""All benchmarks and studies by one command: that each runs and what it writes, not how fast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import benchmarks.__main__
+import tfdist.bench.__main__
+from tests.bench.test_step import run
+
+NAMES = [
+    (program, name)
+    for program, commands in (
+        ("tfdist.bench", tfdist.bench.__main__.COMMANDS),
+        ("benchmarks", benchmarks.__main__.COMMANDS),
+    )
+    for name in sorted(set(commands) - {"all", "compare"})
+]
+
+
+def test_unknown_benchmark_is_found_at_once(tmp_path: Path) -> None:
+    done = run(tmp_path, "all", "--only", "step", "stap")
+    assert done.returncode == 1
+    assert "--only stap: expected some of allreduce, " in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.parametrize(("program", "name"), NAMES)
+def test_smoke_writes_the_results(program: str, name: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "all", "--smoke", "--only", name, program=program)
+    if "cannot create two hosts" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((tmp_path / "bench" / f"{name}.json").read_text())
+    assert document["benchmark"] == ("scaling over a link" if name == "link" else name)

@@ -1,0 +1,37 @@
+"""Hosts on one machine are removed with the process that created them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_MAKES = """
+import pathlib, sys
+from benchmarks.hosts import NotAllowedError, make_hosts
+
+try:
+    with make_hosts(pathlib.Path(sys.argv[1])) as hosts:
+        process = hosts.start("a", ["sleep", "600"])
+        print("made", flush=True)
+        process.wait()
+except NotAllowedError as error:
+    print(error)
+"""
+
+
+@pytest.mark.processes
+def test_hosts_are_removed_after_a_signal(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _MAKES, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline().strip()
+        if said != "made":
+            pytest.skip(f"no network namespaces here: {said}")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert f"tfdist-{process.pid}-" not in there.stdout

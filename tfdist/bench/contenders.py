@@ -1,0 +1,214 @@
+"""Ways to train, evaluate and predict a workload, each as a function that measures once.
+
+A training is measured in the second of two epochs of the same length: in the first one the data
+iterator is created and `fit` finds its number of steps per call. An evaluation or a prediction is
+measured as a whole call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import strategies
+from tfdist.bench import by_hand
+from tfdist.bench.workloads import Workload
+from tfdist.trainer import Trainer
+
+#: `steps_per_execution` of the contender "Keras, in graph".
+STEPS_PER_EXECUTION = 32
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement: milliseconds per step of wall-clock and processor time, and the loss."""
+
+    ms: float
+    cpu_ms: float
+    loss: float
+
+
+Measure = Callable[[], Sample]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload on a number of replicas, which all contenders train.
+
+    Attributes:
+        model: Name of the workload.
+        workload: What is trained.
+        strategy: One object for all contenders: a second `tf.distribute.MirroredStrategy` in a
+            process makes plain Keras fail (tensorflow#62790).
+        num_steps: Steps of a measurement.
+        exchange: Averages the gradients of the loop by hand over processes, or None.
+    """
+
+    model: str
+    workload: Workload
+    strategy: strategies.Strategy
+    num_steps: int
+    exchange: by_hand.Exchange | None = None
+
+    @property
+    def steps_per_execution(self) -> int:
+        """The argument of the same name, which must not exceed the number of steps."""
+        return min(STEPS_PER_EXECUTION, self.num_steps)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[tf.distribute.Strategy | None]:
+        """Sets the dtype policy and TensorFlow's strategy for Keras's own model."""
+        strategy = getattr(self.strategy, "tf_strategy", None)
+        policy = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self.workload.precision)
+        try:
+            with strategy.scope() if strategy is not None else contextlib.nullcontext():
+                yield strategy
+        finally:
+            keras.config.set_dtype_policy(policy)
+
+    def trainer(self) -> Trainer:
+        """Returns tfdist's trainer."""
+        workload = self.workload
+        return Trainer(workload.build_model, strategy=self.strategy, precision=workload.precision)
+
+    def keras_model(self, in_graph: bool) -> keras.Model:
+        """Returns Keras's model; `in_graph` sets `steps_per_execution`."""
+        options = {"steps_per_execution": self.steps_per_execution} if in_graph else {}
+        with self.scope():
+            return self.workload.build_model(**options)
+
+
+class Clock:
+    """Measures wall-clock time and the processor time of all threads from its creation."""
+
+    def __init__(self) -> None:
+        self._began, self._cpu_began = time.perf_counter(), time.process_time()
+
+    def sample(self, num_steps: int, loss: float) -> Sample:
+        """Returns the time per step; the results of the steps must have been fetched."""
+        seconds, cpu = time.perf_counter() - self._began, time.process_time() - self._cpu_began
+        return Sample(1e3 * seconds / num_steps, 1e3 * cpu / num_steps, loss)
+
+
+def fit_by_tfdist(case: Case) -> Measure:
+    """`tfdist.Trainer.fit`."""
+    return _of_fit(case.trainer().fit, case)
+
+
+def fit_by_hand(case: Case) -> Measure:
+    """A loop written by hand; see `by_hand`."""
+    data = case.workload.data()
+    with case.scope() as strategy:
+        model = case.workload.build_model()
+        if strategy is None:
+            loop = by_hand.on_one_device(model, case.exchange)
+        else:
+            loop = by_hand.mirrored(model, strategy, case.workload.batch_size)
+            data = strategy.experimental_distribute_dataset(data)
+
+    def measure() -> Sample:
+        iterator = iter(data)
+        loop(iterator, case.num_steps)
+        clock = Clock()
+        return clock.sample(case.num_steps, loop(iterator, case.num_steps))
+
+    return measure
+
+
+def available(case: Case, method: str) -> dict[str, Callable[[Case], Measure]]:
+    """Returns the contenders of a method of the trainer, in the order of the table.
+
+    Args:
+        case: What they compute.
+        method: "fit", "evaluate" or "predict".
+    """
+    if method == "fit":
+        return {
+            "tfdist": fit_by_tfdist,
+            "tfdist, every batch": lambda case: _of_fit(case.trainer().fit, case, _OnEveryBatch()),
+            "by hand": fit_by_hand,
+            # Keras comes last, so that the others are measured even if it fails.
+            "Keras": lambda case: _of_fit(case.keras_model(False).fit, case),
+            "Keras, in graph": lambda case: _of_fit(case.keras_model(True).fit, case),
+        }
+    call = functools.partial(_of_call, method)
+    found: dict[str, Callable[[Case], Measure]] = {
+        "tfdist": lambda case: call(case, case.trainer())
+    }
+    if case.strategy.num_replicas == 1:
+        found["by hand"] = functools.partial(_inference_by_hand, method)
+    found["Keras"] = lambda case: call(case, case.keras_model(False))
+    found["Keras, in graph"] = lambda case: call(case, case.keras_model(True))
+    return found
+
+
+class _EpochTimer(keras.callbacks.Callback):
+    """Times the last epoch, from before its first batch until its logs are available."""
+
+    sample: Sample
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._clock = Clock()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.sample = self._clock.sample(self.params["steps"], float(logs["loss"]))
+
+
+class _OnEveryBatch(keras.callbacks.Callback):
+    """The cheapest callback that reads the loss of every batch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.loss = logs["loss"]
+
+
+def _of_fit(fit: Callable[..., Any], case: Case, *callbacks: keras.callbacks.Callback) -> Measure:
+    """Measures the second of two epochs of Keras's or of tfdist's `fit`."""
+    data, timer = case.workload.data(), _EpochTimer()
+
+    def measure() -> Sample:
+        fit(
+            data,
+            epochs=2,
+            steps_per_epoch=case.num_steps,
+            verbose=0,
+            shuffle=False,  # avoids the warning that a data set is not shuffled
+            callbacks=[timer, *callbacks],
+        )
+        return timer.sample
+
+    return measure
+
+
+def _of_call(method: str, case: Case, model: Trainer | keras.Model) -> Measure:
+    """Measures a call of `evaluate` or `predict` of tfdist or Keras."""
+    data, call = case.workload.data(), getattr(model, method)
+
+    def measure() -> Sample:
+        clock = Clock()
+        result = call(data, steps=case.num_steps, verbose=0)
+        value = result[0] if method == "evaluate" else float(np.mean(result))
+        return clock.sample(case.num_steps, value)
+
+    return measure
+
+
+def _inference_by_hand(method: str, case: Case) -> Measure:
+    """Measures a loop written by hand for one device."""
+    with case.scope():
+        data, model = case.workload.data(), case.workload.build_model()
+    loop = by_hand.evaluating(model) if method == "evaluate" else by_hand.predicting(model)
+
+    def measure() -> Sample:
+        clock = Clock()
+        return clock.sample(case.num_steps, loop(iter(data), case.num_steps))
+
+    return measure

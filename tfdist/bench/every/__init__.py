@@ -1,1 +1,0 @@
-"""`python -m tfdist.bench all`: every benchmark, one after the other."""

@@ -1,1 +1,0 @@
-"""Images per second of the input pipeline, beside the limit and other readers."""

@@ -1,0 +1,115 @@
+"""How long a model waits for data when it has one core and the input pipeline another."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+import tensorflow as tf
+
+import pipelines
+from tfdist.bench import input_readers, photographs
+from tfdist.bench.photographs import Photographs
+from tfdist.errors import DeviceError
+
+GOAL = 0.02
+_BATCH_SIZE = 16
+_FILTERS = (16, 32, 64, 64)  # several times slower on one core than decoding a batch
+_STEPS = 40
+_WARM_UP_STEPS = 5
+
+
+def measure(found: Photographs) -> dict[str, float]:
+    """Trains a network that is slower than its input.
+
+    Returns:
+        `data_wait`, the part of the time that steps waited for data; `goal`, `steps`, `step_ms`,
+        and `batch_ms`, the time of a batch of the input alone.
+
+    Raises:
+        DeviceError: There are fewer than two cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise DeviceError("--with-model needs two cores, one for the model and one for the input.")
+    with _on_core(cores[0]):
+        tf.identity(0)  # starts TensorFlow's own threads on the model's core
+    with _on_core(cores[1]):
+        batches = _input(found)  # its threads inherit this core
+        begin = time.perf_counter()
+        for _ in range(_STEPS):
+            next(batches)
+        batch_ms = (time.perf_counter() - begin) / _STEPS * 1e3
+    with _on_core(cores[0]):
+        waited = total = 0.0
+        step = _training_step()
+        for number in range(_WARM_UP_STEPS + _STEPS):
+            begin = time.perf_counter()
+            images, labels = next(batches)
+            ready = time.perf_counter()
+            step(images, labels)
+            if number >= _WARM_UP_STEPS:
+                waited += ready - begin
+                total += time.perf_counter() - begin
+    return {
+        "data_wait": waited / total,
+        "goal": GOAL,
+        "steps": _STEPS,
+        "step_ms": total / _STEPS * 1e3,
+        "batch_ms": batch_ms,
+    }
+
+
+@contextmanager
+def _on_core(core: int) -> Iterator[None]:
+    """Restricts this thread, and the threads that it starts, to one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _input(found: Photographs) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    dataset = pipelines.read(
+        found.shards,
+        _BATCH_SIZE,
+        shuffle_buffer=input_readers.SHUFFLE_BUFFER,
+        seed=input_readers.SEED,
+        decode_images=False,
+        last_batch="drop",
+        augment_fn=lambda example, seed: (
+            input_readers.augment(example["image"], seed),
+            example["label"],
+        ),
+        tuning=pipelines.Tuning(num_threads=1),
+    )
+    batches = iter(dataset.repeat())
+    next(batches)
+    return batches
+
+
+def _training_step() -> tf.types.experimental.PolymorphicFunction:
+    model = keras.Sequential([keras.Input((*input_readers.SIZE, 3))])
+    for filters in _FILTERS:
+        model.add(keras.layers.Conv2D(filters, 3, strides=2, padding="same", activation="relu"))
+        model.add(keras.layers.Conv2D(filters, 3, padding="same", activation="relu"))
+    model.add(keras.layers.GlobalAveragePooling2D())
+    model.add(keras.layers.Dense(photographs.NUM_CLASSES, activation="softmax"))
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+    loss = keras.losses.SparseCategoricalCrossentropy()
+
+    @tf.function
+    def step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        # Normalized on the device: uint8 has a quarter of the bytes to transfer.
+        images = tf.cast(images, tf.float32) / 127.5 - 1
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(images, training=True))
+        optimizer.apply(tape.gradient(value, model.trainable_variables))
+
+    return step

@@ -1,1 +1,0 @@
-"""Memory of a training: whole, in copies, and divided."""

@@ -1,1 +1,0 @@
-"""The pipeline benchmark: speed-up over one device, against what the bubble leaves."""

@@ -1,1 +1,0 @@
-"""`python -m tfdist.bench precision`: speed, memory and accuracy by number format."""

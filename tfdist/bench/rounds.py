@@ -1,0 +1,67 @@
+"""Comparing contenders on a machine whose speed drifts: they take turns, ratios are per round."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+#: How every table shows a spread.
+NOTE = "Medians, with quartiles in brackets."
+
+
+class Spread(NamedTuple):
+    """The median and the quartiles of some measurements."""
+
+    median: float
+    low: float
+    high: float
+
+
+def take_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict[K, list[T]]:
+    """Measures each contender once per round; each round starts with the next contender.
+
+    Args:
+        contenders: Functions that measure once; they have been warmed up.
+        num_rounds: Measurements of each contender.
+
+    Returns:
+        The measurements of each contender, in the order of the rounds.
+    """
+    names = list(contenders)
+    taken: dict[K, list[T]] = {name: [] for name in names}
+    # A full collection would walk through all that TensorFlow imported, within some measurement.
+    gc.collect()
+    gc.freeze()
+    for number in range(num_rounds):
+        first = number % max(1, len(names))
+        for name in names[first:] + names[:first]:
+            taken[name].append(contenders[name]())
+    gc.unfreeze()
+    return taken
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Returns median and quartiles."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+    return Spread(median, low, high)
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
+    """Returns the spread of the ratios of two contenders' measurements, round by round."""
+    return spread([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def as_text(values: Mapping[str, float], form: str = ".2f") -> str:
+    """Returns a spread as `median (low-high)`.
+
+    Args:
+        values: A spread as a dict.
+        form: Format of each number.
+    """
+    return f"{values['median']:{form}} ({values['low']:{form}}-{values['high']:{form}})"

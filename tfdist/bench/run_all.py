@@ -1,0 +1,91 @@
+"""`python -m tfdist.bench all`: runs every benchmark. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from tfdist.console import command, tables
+from tfdist.errors import ConfigurationError, LaunchError
+
+DESCRIPTION = "every benchmark, one after the other, each in a process of its own"
+
+#: Commands that are no benchmarks of this tree alone.
+_NOT_RUN = ("all", "compare")
+#: Extensions of the files that a benchmark writes, by its flag.
+_FILES = {"--json": "json", "--table": "md", "--chart": "png"}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="benchmarks to run")
+    parser.add_argument("--folder", default="bench", metavar="DIR", help="folder for the results")
+    parser.add_argument(
+        "--smoke", action="store_true", help="use tiny sizes, to check that all benchmarks run"
+    )
+
+
+def run(only: Sequence[str] | None, folder: str, smoke: bool) -> None:
+    """Runs the benchmarks and prints a summary; the arguments are the values of the flags.
+
+    Raises:
+        ConfigurationError: There is no benchmark of this name.
+        LaunchError: A benchmark failed; the others ran.
+    """
+    from tfdist.bench.__main__ import COMMANDS
+
+    run_each("tfdist.bench", COMMANDS, only, folder, smoke)
+
+
+def run_each(
+    program: str, commands: Mapping[str, str], only: Sequence[str] | None, folder: str, smoke: bool
+) -> None:
+    """Runs the subcommands of a program.
+
+    Args:
+        program: The package whose `__main__` has the subcommands.
+        commands: The modules of the subcommands, by name.
+        only: Names of those to run; None for all.
+        folder: Folder for the results.
+        smoke: Whether to use tiny sizes.
+
+    Raises:
+        ConfigurationError: There is no subcommand of this name.
+        LaunchError: One failed; the others ran.
+    """
+    names = [name for name in commands if name not in _NOT_RUN]
+    wrong = sorted(set(only or ()) - set(names))
+    if wrong:
+        raise ConfigurationError(f"--only {' '.join(wrong)}: expected some of {', '.join(names)}.")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    flags = ["--smoke"] if smoke else []
+    rows = []
+    for name in only or names:
+        began = time.monotonic()
+        line = [sys.executable, "-m", program, name, *_files(name, commands[name], folder), *flags]
+        code = subprocess.run(line, check=False).returncode
+        outcome = f"exit code {code}" if code else "completed"
+        rows.append((name, f"{time.monotonic() - began:.0f}", outcome))
+    tables.numbers(("benchmark", "seconds", ""), rows, title=f"results are in {folder}")
+    failed = [name for name, _, outcome in rows if outcome != "completed"]
+    if failed:
+        raise LaunchError(f"{', '.join(failed)} failed: see the output above.")
+
+
+def _files(name: str, module: str, folder: str) -> list[str]:
+    """Returns the flags for the files that a benchmark can write."""
+    parser = command.parser(name, "")
+    importlib.import_module(module).add_arguments(parser)
+    known = parser.format_help()
+    return [
+        word
+        for flag, extension in _FILES.items()
+        if flag in known
+        for word in (flag, str(Path(folder) / f"{name}.{extension}"))
+    ]

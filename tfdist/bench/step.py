@@ -1,0 +1,237 @@
+"""`python -m tfdist.bench step`: time and examples per second of a training step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from tfdist.bench import harness, rounds
+from tfdist.bench.workloads import DEFAULT, WORKLOADS
+from tfdist.console import tables
+
+if TYPE_CHECKING:
+    from tfdist.bench.contenders import Case, Measure, Sample
+
+DESCRIPTION = "time and examples per second of a step, compared with plain Keras and by hand"
+
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+#: The most that tfdist's time may be, as a ratio to another contender's.
+_GOALS = {"by hand": 1.05, "Keras": 1.0, "Keras, in graph": 1.0}
+#: For the smallest model, where plain Keras mostly runs Python.
+_MLP_GOALS = {"by hand": 1.05, "Keras": 1 / 3}
+#: For whole calls of `evaluate` and `predict`.
+_CALL_GOALS = {"by hand": 1.1, "Keras": 1.0, "Keras, in graph": 1.0}
+#: Relative difference of the losses that rounding does not explain, in float32.
+_SAME_LOSS = 1e-3
+_SMOKE_ROUNDS = 2
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument(
+        "--models", nargs="+", choices=list(WORKLOADS), default=list(DEFAULT),
+        help="networks to train; resnet50 is for GPUs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--what", nargs="+", choices=["fit", "evaluate", "predict"], default=["fit"],
+        help="methods of the trainer",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replicas", nargs="+", type=PositiveInt, default=[1, 2], metavar="N",
+        help="numbers of replicas: 1 for one device, 2 or more for mirrored",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precision", choices=list(PRECISIONS), default="float32", help="number format"
+    )
+    parser.add_argument(
+        "--batch", type=PositiveInt, metavar="N", help="global batch size (default: the network's)"
+    )
+    parser.add_argument(
+        "--steps", type=PositiveInt, metavar="N",
+        help="steps of a measurement (default: some tenths of a second on two CPU cores)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--profile", action="store_true",
+        help="print where the time of a step goes, in tfdist and by hand, instead of comparing",
+    )  # fmt: skip
+    harness.add_arguments(parser, rounds=7)
+
+
+def run(
+    models: Sequence[str],
+    what: Sequence[str],
+    replicas: Sequence[int],
+    precision: str,
+    batch: int | None,
+    steps: int | None,
+    profile: bool,
+    rounds: int,
+    json: str | None,
+    smoke: bool,
+) -> None:
+    """Measures and prints tables; the arguments are the values of the flags.
+
+    Raises:
+        DeviceError: There are fewer devices than replicas.
+    """
+    from tfdist import devices
+
+    output = harness.Output("step", json)
+    devices.configure(max(replicas))  # before the first strategy starts TensorFlow
+    cases = _cases(models, replicas, precision, batch, steps, smoke)
+    if profile:
+        from tfdist.bench import step_profile
+
+        for case in cases:
+            step_profile.show(case)
+        return
+    results = []
+    for case in cases:
+        for method in what:
+            results.append(compare(case, _SMOKE_ROUNDS if smoke else rounds, method))
+            _show(results[-1], output)
+    output.conclude(results, _note())
+
+
+def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
+    """Measures all contenders on one case, in turns.
+
+    Args:
+        case: What is trained.
+        num_rounds: Measurements of each contender.
+        what: "fit", "evaluate" or "predict".
+
+    Returns:
+        Model, replicas and, for each contender, its times and tfdist's ratios to them, as they go
+        into JSON. A contender that fails has only an `error`.
+    """
+    from tfdist.bench import contenders
+
+    ready: dict[str, Measure] = {}
+    results: dict[str, dict[str, Any]] = {}
+    for name, prepare in contenders.available(case, what).items():
+        try:
+            measure = prepare(case)
+            # This compiles. All contenders start with the same weights: their losses must agree.
+            results[name] = {"first_loss": measure().loss}
+            ready[name] = measure
+        except Exception as error:  # the others are measured, whatever this one fails with
+            results[name] = {"error": _one_line(error)}
+    samples = rounds.take_turns(ready, num_rounds)
+    goals = _CALL_GOALS if what != "fit" else _MLP_GOALS if case.model == "mlp" else _GOALS
+    for name, own in samples.items():
+        results[name] |= _times(own, case.workload.batch_size)
+        if name != "tfdist" and "tfdist" in samples:
+            results[name]["tfdist_ratio"] = _ratios(samples["tfdist"], own, goals.get(name))
+    return {
+        "what": what,
+        "model": case.model,
+        "precision": case.workload.precision,
+        "replicas": case.strategy.num_replicas,
+        "batch_size": case.workload.batch_size,
+        "steps": case.num_steps,
+        "steps_per_execution": case.steps_per_execution,
+        "rounds": num_rounds,
+        "contenders": results,
+    }
+
+
+def _cases(
+    models: Sequence[str],
+    replicas: Sequence[int],
+    precision: str,
+    batch: int | None,
+    steps: int | None,
+    smoke: bool,
+) -> Iterator[Case]:
+    """Yields each workload on each number of replicas."""
+    from tfdist import strategies
+    from tfdist.bench.contenders import Case
+
+    for model in models:
+        for number in replicas:
+            workload = WORKLOADS[model].tiny() if smoke else WORKLOADS[model]
+            workload = dataclasses.replace(
+                workload, precision=precision, batch_size=batch or workload.batch_size
+            )
+            name = "one_device" if number == 1 else "mirrored"
+            strategy = strategies.create(name, number)
+            yield Case(model, workload, strategy, steps or workload.num_steps)
+
+
+def _times(samples: Sequence[Sample], batch_size: int) -> dict[str, Any]:
+    """Returns wall-clock and processor time per step in milliseconds, and examples per second."""
+    ms, cpu_ms = [s.ms for s in samples], [s.cpu_ms for s in samples]
+    return {
+        "ms": rounds.spread(ms)._asdict(),
+        "cpu_ms": rounds.spread(cpu_ms)._asdict(),
+        "examples_per_s": rounds.spread([1e3 * batch_size / one for one in ms])._asdict(),
+        "samples_ms": ms,
+        "samples_cpu_ms": cpu_ms,
+    }
+
+
+def _ratios(ours: Sequence[Sample], theirs: Sequence[Sample], goal: float | None) -> dict[str, Any]:
+    """Returns the ratios of tfdist's time to another contender's, within each round."""
+    wall = rounds.ratio([s.ms for s in ours], [s.ms for s in theirs])
+    return {
+        "ms": wall._asdict(),
+        "cpu_ms": rounds.ratio([s.cpu_ms for s in ours], [s.cpu_ms for s in theirs])._asdict(),
+        "goal": goal,
+        "met": None if goal is None else wall.median <= goal,
+    }
+
+
+def _show(result: dict[str, Any], output: harness.Output) -> None:
+    """Prints the table of one case."""
+    number = result["replicas"]
+    output.show(
+        ("", "ms/step", "CPU ms/step", "examples/s", "tfdist's time, relative", "goal"),
+        [(name, *_cells(own)) for name, own in result["contenders"].items()],
+        f"{result['what']} of {result['model']} in {result['precision']}, "
+        + ("one device" if number == 1 else f"{number} mirrored replicas")
+        + f", batch {result['batch_size']}, {result['steps']} steps, {result['rounds']} rounds",
+    )
+    for name, own in result["contenders"].items():
+        if "error" in own:
+            tables.text(f"{name} fails: {own['error']}")
+    losses = [own["first_loss"] for own in result["contenders"].values() if "error" not in own]
+    if (
+        result["precision"] == "float32"
+        and losses
+        and max(losses) - min(losses) > _SAME_LOSS * max(map(abs, losses))
+    ):
+        tables.text(f"The contenders do not compute the same: losses {losses}.")
+
+
+def _cells(own: dict[str, Any]) -> list[str]:
+    if "error" in own:
+        return ["fails", "", "", "", ""]
+    times = [f"{own['ms']['median']:.3f}", f"{own['cpu_ms']['median']:.3f}"]
+    times.append(f"{own['examples_per_s']['median']:.0f}")
+    if "tfdist_ratio" not in own:
+        return [*times, "", ""]
+    found = own["tfdist_ratio"]
+    relative = rounds.as_text(found["ms"])
+    if found["goal"] is None:
+        return [*times, relative, ""]
+    return [*times, relative, f"{found['goal']:.2f} {'met' if found['met'] else 'missed'}"]
+
+
+def _note() -> str:
+    from tfdist.bench.contenders import STEPS_PER_EXECUTION
+
+    return (
+        f"{rounds.NOTE} 'tfdist's time, relative': the ratio of tfdist's time to this row's. "
+        f"'Keras, in graph': steps_per_execution={STEPS_PER_EXECUTION} at most."
+    )
+
+
+def _one_line(error: Exception) -> str:
+    """Returns an error in one line of at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:300]}"

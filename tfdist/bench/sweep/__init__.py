@@ -1,1 +1,0 @@
-"""`python -m tfdist.bench sweep`: throughput over the batch size."""

@@ -1,1 +1,0 @@
-"""`python -m tfdist.bench unet`: one device against two, by data and by layers."""
