@@ -23,7 +23,8 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*",
-    "pipelines/*.md", "tfdist/**/*.md", "tests/conformance/*.md", "tests/keras_own/*.md",
+    "docs/performance/*.md", "benchmarks/*.md", "pipelines/*.md", "tfdist/**/*.md",
+    "tests/conformance/*.md", "tests/keras_own/*.md",
 ]  # fmt: skip
 exclude_patterns = [".venv", ".git", "build", "runs", "**/__pycache__", "**/.ipynb_checkpoints"]
 

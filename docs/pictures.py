@@ -1,6 +1,6 @@
-"""Draws the pictures of performance.md from its own tables: `python docs/pictures.py`.
+"""Draws the pictures of the performance pages from their own tables: `python docs/pictures.py`.
 
-So a figure stands in one place. What a benchmark drew by itself (`--chart`) is not redrawn here.
+So every value is written once. Pictures that a benchmark draws itself (`--chart`) are not redrawn.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE / "performance.md"
+FOLDER = HERE / "performance"
+OVERVIEW = HERE / "performance.md"
 
 
 class Picture(NamedTuple):
     """What is drawn of a table.
 
     Attributes:
-        section: The heading under which the table stands, the first one there.
+        page: Name of the page in `performance/`.
+        section: Heading above the table; its first table is drawn.
         labels: Columns that name a row.
-        values: Columns whose numbers are drawn; those in brackets are left out.
-        unit: Of the numbers.
+        values: Columns with the values; those in brackets are left out.
+        unit: Unit of the values.
     """
 
+    page: str
     section: str
     labels: Sequence[int]
     values: Sequence[int]
@@ -34,38 +37,40 @@ class Picture(NamedTuple):
 
 PICTURES: Mapping[str, Picture] = {
     "step": Picture(
-        "The step", [0, 1, 2], [8], "time of a step, to Keras's with steps_per_execution"
+        "training", "The step", [0, 1, 2], [8], "time of a step, relative to Keras in graph"
     ),
-    "input": Picture("Input", [0], [1], "images a second"),
-    "checkpoint": Picture("Checkpoints", [0], [1, 3], "milliseconds that a save takes"),
-    "allreduce": Picture("All-reduce", [0], [1], "GB/s"),
-    "scaling": Picture("Scaling over processes", [0], [1, 2], "images a second"),
-    "memory": Picture("Memory", [0], [1, 3], "bytes a weight, all devices"),
-    "pipeline": Picture("Stages of a pipeline", [0, 1], [2, 3, 4], "speed-up over one device"),
+    "input": Picture("data", "Large photographs", [0], [1], "images per second"),
+    "checkpoint": Picture("data", "Checkpoints", [0], [1, 3], "milliseconds blocked per save"),
+    "allreduce": Picture("communication", "All-reduce", [0], [1], "GB/s"),
+    "scaling": Picture("communication", "Scaling over processes", [0], [1, 2], "images per second"),
+    "memory": Picture("memory", "Memory", [0], [1, 3], "bytes per weight, all devices"),
+    "pipeline": Picture(
+        "memory", "Stages of a pipeline", [0, 1], [2, 3, 4], "speed-up over one device"
+    ),
 }
 
 
-def tables(text: str) -> dict[str, list[list[str]]]:
-    """Returns the first table under each heading, its header first, as cells of text."""
+def first_tables(text: str) -> dict[str, list[list[str]]]:
+    """Returns the first table under each heading, as cells of text, header first."""
     found: dict[str, list[list[str]]] = {}
-    for section in re.split(r"^## ", text, flags=re.M)[1:]:
+    for section in re.split(r"^##* ", text, flags=re.M)[1:]:
         heading, _, body = section.partition("\n")
         rows = re.search(r"(?:^\|.*\n)+", body, flags=re.M)
         if rows:
             lines = [line.strip("|").split("|") for line in rows[0].splitlines()]
             found[heading] = [[cell.strip(" `") for cell in line] for line in lines]
-            del found[heading][1]  # the rule below the header
+            del found[heading][1]  # the line below the header
     return found
 
 
 def number(cell: str) -> float:
-    """Returns the first number of a cell: what follows in brackets are quartiles and ratios."""
+    """Returns the first number of a cell, without quartiles and ratios in brackets."""
     match = re.match(r"[\d.]+", cell)
     return float(match[0]) if match else float("nan")
 
 
 def draw(picture: Picture, rows: Sequence[Sequence[str]]) -> Figure:
-    """Returns bars, a group for each row of the table and a colour for each column."""
+    """Returns bars: a group for each row of the table, and a color for each column."""
     header, *rows = rows
     figure = Figure(
         figsize=(6.5, 1.2 + 0.22 * len(rows) * len(picture.values)), layout="constrained"
@@ -88,11 +93,31 @@ def draw(picture: Picture, rows: Sequence[Sequence[str]]) -> Figure:
     return figure
 
 
+def draw_overview(rows: Sequence[Sequence[str]]) -> Figure:
+    """Returns bars with the ratios of the first table, on a logarithmic axis."""
+    rows = rows[1:]
+    figure = Figure(figsize=(9, 0.6 + 0.28 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    ratios = [number(row[5]) for row in rows]
+    bars = axes.barh(range(len(rows)), ratios)
+    axes.bar_label(bars, fmt="%.2f", padding=2, fontsize="small")
+    names = [f"{row[0]}: {row[1]}; to {row[3]}".replace("`", "") for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize="small")
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="gray", linestyle="--")
+    axes.set(xscale="log", xlabel="tfdist's value, relative to the baseline's")
+    axes.margins(x=0.12)
+    return figure
+
+
 def main() -> None:
-    """Draws all of them into the folder beside the page."""
-    found = tables(PAGE.read_text())
+    """Draws all pictures."""
+    pages = {path.stem: first_tables(path.read_text()) for path in FOLDER.glob("*.md")}
     for name, picture in PICTURES.items():
-        draw(picture, found[picture.section]).savefig(HERE / "performance" / f"{name}.png", dpi=90)
+        table = pages[picture.page][picture.section]
+        draw(picture, table).savefig(FOLDER / f"{name}.png", dpi=90)
+    (table,) = first_tables(OVERVIEW.read_text()).values()
+    draw_overview(table).savefig(FOLDER / "overview.png", dpi=90)
 
 
 if __name__ == "__main__":

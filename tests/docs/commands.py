@@ -40,7 +40,7 @@ def commands() -> list[Command]:
 
 def _pages() -> list[str]:
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    for folder in ("docs", "tfdist", "pipelines", "notebooks"):
+    for folder in ("docs", "tfdist", "pipelines", "notebooks", "benchmarks"):
         found += sorted((ROOT / folder).rglob("*.md"))
     return [str(path.relative_to(ROOT)) for path in found]
 
@@ -51,7 +51,9 @@ def _of_page(page: str) -> Iterator[Command]:
         for line in map(str.strip, text.splitlines()):
             starter = _STARTERS.match(line)
             rest = line[starter.end() :] if starter else line
-            if not rest.startswith(("python -m tfdist", "python -m pipelines")):
+            if not rest.startswith(
+                ("python -m tfdist", "python -m pipelines", "python -m benchmarks")
+            ):
                 continue
             words = shlex.split(rest, comments=True)
             end = next((at for at, word in enumerate(words) if word in (">", "|")), len(words))
