@@ -15,7 +15,7 @@ import tfdist
 from tests.support import ROOT
 from tfdist.strategies import STRATEGIES
 
-FOLDERS = ("docs", "notebooks", "pipelines", "tests", "tfdist")
+FOLDERS = ("benchmarks", "docs", "notebooks", "pipelines", "tests", "tfdist")
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 )

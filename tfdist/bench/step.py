@@ -190,7 +190,7 @@ def _show(result: dict[str, Any], output: harness.Output) -> None:
     """Prints the table of one case."""
     number = result["replicas"]
     output.show(
-        ("", "ms/step", "CPU ms/step", "examples/s", "tfdist's time, relative", "goal"),
+        ("", "ms/step", "CPU ms/step", "examples/s", "ratio", "goal"),
         [(name, *_cells(own)) for name, own in result["contenders"].items()],
         f"{result['what']} of {result['model']} in {result['precision']}, "
         + ("one device" if number == 1 else f"{number} mirrored replicas")
@@ -226,7 +226,7 @@ def _note() -> str:
     from tfdist.bench.contenders import STEPS_PER_EXECUTION
 
     return (
-        f"{rounds.NOTE} 'tfdist's time, relative': the ratio of tfdist's time to this row's. "
+        f"{rounds.NOTE} 'ratio': tfdist's time to this row's. "
         f"'Keras, in graph': steps_per_execution={STEPS_PER_EXECUTION} at most."
     )
 
