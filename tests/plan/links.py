@@ -1,10 +1,9 @@
-"""`python -m tests.plan.links`: the scaling plan beside real processes over links of known rates.
+"""`python -m tests.plan.links`: compares the scaling plan with real processes over slow links.
 
-Hosts are network namespaces, each with a process and a wire that `tc` slows down to one rate after
-another. What an exchange takes beside its links, and what a step adds to it, is measured once, by
-as many processes on wires as they are; what computing takes, beside each step, by as many that
-compute at a time and exchange nothing. What sums and steps take on slowed wires is planned from
-that by `tfdist.plan.scaling`, and measured. It needs root.
+Hosts are network namespaces with a process each, whose links `tc` slows down to one rate after
+another. The overhead of the software is measured once, on unlimited links; compute time is measured
+beside each step, by as many processes that exchange nothing. From these, `tfdist.plan.scaling`
+predicts the time of sums and steps over slow links, which are then measured. It needs root.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder, make_hosts(Path(folder), number) as hosts:
                 rows += compare(hosts, chosen.rates)
     except NotAllowedError as error:
-        print(f"no hosts can be made here: {error}", file=sys.stderr)
+        print(f"cannot create hosts here: {error}", file=sys.stderr)
         return 1
     for row in [_HEADER, *rows]:
         print("  ".join(f"{cell:>11}" for cell in row))
@@ -56,7 +55,7 @@ def main() -> int:
 
 
 def compare(hosts: Hosts, rates: Sequence[str]) -> list[list[str]]:
-    """Returns a row for each rate and each thing that is measured, by a process on each host."""
+    """Returns a row for each rate and measurement, with a process on each host."""
     addresses = ",".join(f"{a}:{5000 + i}" for i, a in enumerate(hosts.addresses.values()))
     command = [sys.executable, "-m", "tests.plan.links_worker"]
     env = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -86,24 +85,24 @@ def compare(hosts: Hosts, rates: Sequence[str]) -> list[list[str]]:
 
 
 def _profile(num_workers: int, free: Any) -> Profile:
-    """What exchanges take beside their links, from what was measured on wires as they are."""
+    """Returns the overhead of exchanges, from measurements on unlimited links."""
     moved = [ring(size, num_workers, Wires(Link(1.0, 0.0), _FREE)) for size in SIZES]
-    # A straight line through what sums of each size take, each as near as the others for its size:
-    # seconds a byte of the software, and a part that is the same for all.
+    # A straight line through the times, with equal relative errors: seconds per byte of the
+    # software, and a constant.
     per_byte, alone = np.polyfit(moved, free["sums"], 1, w=1 / np.array(free["sums"]))
     rate = 1 / max(float(per_byte), 1e-12)
     return Profile(0.0, free["bytes"], max(0.0, float(alone)), rate)
 
 
 class _Plan(NamedTuple):
-    """What so many workers on links of a rate are planned to take."""
+    """The prediction for a number of workers and a rate."""
 
     num_workers: int
     profile: Profile
     link: Link
 
     def seconds(self, computing: float, num_bytes: float) -> float:
-        """Returns what a step takes that computes so long and then sums so many bytes."""
+        """Returns the time of a step that computes, and then sums `num_bytes`."""
         whole = self.profile._replace(seconds=computing, gradient_bytes=num_bytes)
         found = step("ring", whole, self.num_workers, Wires(self.link, _FREE))
         assert found is not None
@@ -111,7 +110,7 @@ class _Plan(NamedTuple):
 
 
 def _rows(rate: str, plan: _Plan, adds: float, slow: Any) -> list[list[str]]:
-    """What is planned for a rate beside what was measured; `adds`: a step to its exchange."""
+    """Returns predictions and measurements for a rate; `adds`: a step's own overhead."""
     found = [
         (f"sum of {sizes.in_words(size)}", plan.seconds(0.0, size), seconds)
         for size, seconds in zip(SIZES, slow["sums"], strict=True)
@@ -125,7 +124,7 @@ def _rows(rate: str, plan: _Plan, adds: float, slow: Any) -> list[list[str]]:
 
 
 def _ask(workers: Sequence[subprocess.Popen[str]]) -> Any:
-    """Has all measure, and returns what the slowest took."""
+    """Asks all workers, and returns the times of the slowest."""
     for worker in workers:
         assert worker.stdin is not None
         worker.stdin.write("go\n")
