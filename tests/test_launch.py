@@ -16,7 +16,7 @@ import pytest
 from tests.support.starting import ENVIRON, SECONDS, command, launch, launch_program, program
 from tfdist.errors import REQUEUE
 from tfdist.launch import main
-from tfdist.launcher.flags import parse
+from tfdist.launcher.options import parse
 from tfdist.run.strategy_of_workers import with_strategy
 
 #: Starts a child in a session of its own, tells both process ids, and waits for ever.
@@ -307,17 +307,17 @@ def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--num-workers", "0"], "--num-workers: expected a number from 1"),
-        (["--num-workers", "two"], "expected a number from 0, got 'two'"),
+        (["--num-workers", "0"], "--num-workers: expected a number of at least 1"),
+        (["--num-workers", "two"], "expected a number of at least 0, got 'two'"),
         (["--bogus", "--", "true"], "'--bogus' before --: expected"),
         (["--"], "nothing after --"),
-        (["--num-workers", "2", "python", "a.py"], "'python a.py': a command stands after --"),
+        (["--num-workers", "2", "python", "a.py"], "'python a.py': put the command after --"),
         (["--hosts", "a:x"], "expected host:workers"),
         (["--hosts", "a:1,a:1"], "expected host:workers"),
-        (["--hosts", "a:2", "--num-workers", "3"], "places for 2 workers, --num-workers is 3"),
+        (["--hosts", "a:2", "--num-workers", "3"], "--hosts has 2 workers, but --num-workers is 3"),
         (["--on", "a"], "--on a: expected one of --hosts (none)"),
         (["--via", "magic"], "invalid choice: 'magic'"),
-        (["--num-ps", "1", "--via", "mpirun"], "--num-ps is for processes of this host"),
+        (["--num-ps", "1", "--via", "mpirun"], "--num-ps starts processes on this host"),
         (["--port", "4000"], "--port has no effect without --hosts"),
         (["--gpus-per-worker", "2", "--num-ps", "1"], "servers computes on one GPU"),
         (["--cpus-per-worker", "1"], "--cpus-per-worker has no effect without --print-slurm"),

@@ -30,7 +30,7 @@ def with_strategy(options: Options) -> Options:
 def _named(options: Options) -> Options:
     """The same, without what follows from the name."""
     flags = _values(options.command, "--strategy")
-    if not options.trains:
+    if not options.is_training_command:
         return replace(options, strategy=flags[-1] if flags else "")
     named = Setting(flags[-1], "--strategy") if flags else _in_files(options.command)
     if named is None and options.num_workers + options.num_ps > 1:

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster, devices
-from tfdist.cluster import signs_of_life
+from tfdist.cluster import liveness
 from tfdist.cluster.gpus import PER_WORKER
-from tfdist.cluster.roll_call import roll_call
+from tfdist.cluster.liveness import roll_call
 from tfdist.errors import ClusterError, ConfigurationError, MissingError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.collectives import traffic
@@ -128,7 +128,7 @@ _others: dict[int, str] = {}
 
 
 def _silent() -> list[int]:
-    return signs_of_life.silent(_others)
+    return liveness.silent(_others)
 
 
 def installed() -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.cluster import Cluster, gpus, signs_of_life
+from tfdist.cluster import Cluster, gpus, liveness
 from tfdist.devices import asked_gpus, resolve, use_gpus
 from tfdist.errors import ClusterError
 from tfdist.upstream.tensorflow import has_started
@@ -118,7 +118,7 @@ def _check_not_started() -> None:
 def silent(workers: Cluster) -> list[int]:
     """Returns the ranks of the others whose server does not answer."""
     others = {i: place for i, place in enumerate(workers.addresses) if i != workers.rank}
-    return signs_of_life.silent(others)
+    return liveness.silent(others)
 
 
 def _resolver(workers: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster, gpus
 from tfdist.cluster.membership import RENDEZVOUS_SECONDS
-from tfdist.cluster.ports import check_free, free_ports
+from tfdist.cluster.networks import check_free, free_ports
 from tfdist.cluster.record import split
 from tfdist.errors import ClusterError, ConfigurationError
 

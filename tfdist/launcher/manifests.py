@@ -1,23 +1,73 @@
-"""Manifests for Kubernetes: jobs of the training operator and of the MPI operator."""
+"""What other schedulers need: a script for Slurm, and manifests for Kubernetes.
+
+The manifests are for the training operator and the MPI operator.
+"""
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import yaml
 
-from tfdist.errors import ConfigurationError
+from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launcher.options import Options
 
-#: For a pod to come to the end of a step and save, between SIGTERM and SIGKILL.
+#: Between SIGTERM and SIGKILL: time for a pod to finish a step and save.
 _SAVING_SECONDS = 120
 
+_SCRIPT = """\
+#!/bin/bash
+{directives}
 
-def manifest(options: Options) -> str:
-    """Returns the manifest as YAML, for `kubectl apply -f -`.
+set -uo pipefail
+for restart in {{0..{max_restarts}}}; do
+    # Label lines with the rank, end all tasks when one fails, and fill the nodes rank by rank.
+    srun --label --kill-on-bad-exit=1 --distribution=block \\
+        {command}
+    code=$?
+    # Preempted, or out of time: the state is saved, and the same job resumes.
+    if [ $code = {requeue} ]; then scontrol requeue "$SLURM_JOB_ID"; exit $code; fi
+    if [ $code = 0 ]; then break; fi
+done
+exit $code
+"""
+
+
+def slurm(options: Options) -> str:
+    """Returns a script for sbatch, which restarts the command after `--max-restarts` failures.
+
+    `srun` starts the workers, and `tfdist.cluster` reads its variables.
+    """
+    directives_by_name = {
+        "job-name": options.name,
+        "output": f"{options.name}-%j.log",
+        "ntasks": options.num_workers,
+        "nodes": len(options.hosts) or None,
+        "nodelist": ",".join(options.hosts) or None,
+        "cpus-per-task": options.cpus_per_worker,
+        "gpus-per-task": options.gpus_per_worker or None,
+        "time": "24:00:00",
+        # 120 s before the time limit, so that the state is saved.
+        "signal": "USR1@120",
+        "open-mode": "append",
+    }
+    directives = [
+        f"#SBATCH --{name}={value}" for name, value in directives_by_name.items() if value
+    ]
+    return _SCRIPT.format(
+        directives="\n".join([*directives, "#SBATCH --requeue"]),
+        command=shlex.join(options.portable_command),
+        max_restarts=options.max_restarts,
+        requeue=REQUEUE,
+    )
+
+
+def kubernetes(options: Options) -> str:
+    """Returns a manifest as YAML, for `kubectl apply -f -`.
 
     Raises:
-        ConfigurationError: Parameter servers for a kind of job that has none.
+        ConfigurationError: The kind of job has no parameter servers.
     """
     kind = options.print_k8s
     if kind == "auto":
@@ -30,27 +80,27 @@ def manifest(options: Options) -> str:
         "mpijob": ("kubeflow.org/v2beta1", "MPIJob", _mpi_job),
         "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob", _train_job),
     }[str(kind)]
-    whole = {
+    manifest = {
         "apiVersion": version,
         "kind": name,
         "metadata": {"name": options.name},
         "spec": spec(options),
     }
-    return yaml.safe_dump(whole, sort_keys=False)
+    return yaml.safe_dump(manifest, sort_keys=False)
 
 
 def _tf_job(options: Options) -> dict[str, Any]:
-    """One pod a task; the operator tells each its TF_CONFIG."""
+    """Returns a job with one pod per task; the operator sets TF_CONFIG in each."""
     counts = {"Worker": options.num_workers}
     if options.num_ps:
         counts = {"Chief": 1, **counts, "PS": options.num_ps}
     return {
-        # Without a limit: the operator would count what it starts again after a preemption.
+        # No limit of restarts: the operator would count those after a preemption.
         "runPolicy": {"cleanPodPolicy": "Running"},
-        # With a chief the job is done when the chief is.
+        # With a chief, the job is complete when the chief is.
         **({} if options.num_ps else {"successPolicy": "AllWorkers"}),
         "tfReplicaSpecs": {
-            # The operator knows the container by this name.
+            # The operator looks for a container of this name.
             task: _replicas(number, _container("tensorflow", options, task == "Worker"), "ExitCode")
             for task, number in counts.items()
         },
@@ -58,13 +108,13 @@ def _tf_job(options: Options) -> dict[str, Any]:
 
 
 def _mpi_job(options: Options) -> dict[str, Any]:
-    """One pod a worker, with sshd, and one that runs mpirun, which the operator gives the hosts."""
+    """Returns a job with one pod per worker, which runs sshd, and one that runs mpirun."""
     launcher = _container("mpi-launcher", options, computes=False)
     launcher["command"] = [
         *("mpirun", "--allow-run-as-root", "-np", str(options.num_workers)),
-        # Bound to one core each, the threads of a worker would share it.
+        # The threads of a worker that is bound to one core would share it.
         *("--bind-to", "none", "-x", "PATH", "-x", "LD_LIBRARY_PATH"),
-        *options.elsewhere,
+        *options.portable_command,
     ]
     worker = _container("mpi-worker", options) | {"command": ["/usr/sbin/sshd", "-De"]}
     return {
@@ -72,7 +122,7 @@ def _mpi_job(options: Options) -> dict[str, Any]:
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": options.max_restarts},
         "launcherCreationPolicy": "WaitForWorkersReady",
         "mpiReplicaSpecs": {
-            # All ranks end when one fails: mpirun is what starts them again.
+            # All ranks end when one fails, so mpirun is restarted.
             "Launcher": _replicas(1, launcher, "OnFailure" if options.max_restarts else "Never"),
             "Worker": _replicas(options.num_workers, worker),
         },
@@ -80,10 +130,10 @@ def _mpi_job(options: Options) -> dict[str, Any]:
 
 
 def _train_job(options: Options) -> dict[str, Any]:
-    """Version 2 of the training operator: its runtime tells ranks and the address of rank 0."""
+    """Returns a job of the training operator 2, whose runtime sets ranks and rank 0's address."""
     trainer: dict[str, Any] = {
         "image": options.image,
-        "command": list(options.elsewhere),
+        "command": list(options.portable_command),
         "numNodes": options.num_workers,
         "numProcPerNode": 1,
     }
@@ -95,10 +145,10 @@ def _train_job(options: Options) -> dict[str, Any]:
 def _replicas(
     number: int, container: dict[str, Any], restart_policy: str = "Never"
 ) -> dict[str, Any]:
-    """Equal pods. One that fails fails the job: the others could not go on.
+    """Returns equal pods. By default the failure of one fails the job.
 
-    By the policy `ExitCode` what ends with 128 or more starts again: a worker that was preempted,
-    with all others, which stopped after the same step and end with `tfdist.errors.REQUEUE`.
+    The policy `ExitCode` restarts pods that exit with 128 or more: preempted workers, which all
+    stop after the same step and exit with `tfdist.errors.REQUEUE`.
     """
     pod = {"terminationGracePeriodSeconds": _SAVING_SECONDS, "containers": [container]}
     return {
@@ -109,11 +159,11 @@ def _replicas(
 
 
 def _container(name: str, options: Options, computes: bool = True) -> dict[str, Any]:
-    """A container that runs the command, with a worker's resources if it is one."""
+    """Returns a container that runs the command, with a worker's resources if it computes."""
     container: dict[str, Any] = {
         "name": name,
         "image": options.image,
-        "command": list(options.elsewhere),
+        "command": list(options.portable_command),
     }
     if computes and (resources := _resources(options)):
         container["resources"] = resources
@@ -121,7 +171,7 @@ def _container(name: str, options: Options, computes: bool = True) -> dict[str, 
 
 
 def _resources(options: Options) -> dict[str, Any]:
-    """What the flags give each worker; empty where they do not say."""
+    """Returns the resources of a worker; empty where no flag sets them."""
     limits = {"cpu": options.cpus_per_worker, "nvidia.com/gpu": options.gpus_per_worker}
     given = {resource: number for resource, number in limits.items() if number}
     return {"limits": given} if given else {}
