@@ -25,7 +25,7 @@ from tfdist.loops.model_overrides import overrides, through_the_model
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
-from tfdist.step.remat import prepare as prepare_to_recompute
+from tfdist.step import remat
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_data
@@ -110,7 +110,7 @@ class Trainer:
                 "sync_batch_norm takes the moments of the global batch, which accumulate="
                 f"{accumulate} never holds at once: leave one of the two out."
             )
-        prepare_to_recompute(recompute)
+        remat.check(recompute)
         self.strategy = strategy = strategies.create(strategy, devices)
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.recompute = recompute

@@ -14,7 +14,7 @@ from tests.step.test_control_edges import traced_step
 from tfdist import strategies
 from tfdist.errors import ConfigurationError
 from tfdist.launcher.worker_pool import WorkerPool
-from tfdist.step.forward_backward import gradients_and
+from tfdist.step.forward_backward import all_reduce_gradients
 from tfdist.strategies.base import Strategy
 
 DEPTH = 3  # layers, of a kernel and a bias each
@@ -31,7 +31,7 @@ def test_slices_and_all_else_cross_once() -> None:
 
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
     gradients = {0: slices, 1: tf.ones([1 << 10]), 2: tf.fill([1 << 10], 2.0)}
-    sums, rest = gradients_and(Counting("CPU:0"), gradients, {"loss": tf.constant(3.0)})
+    sums, rest = all_reduce_gradients(Counting("CPU:0"), gradients, {"loss": tf.constant(3.0)})
     assert Counting.crossed == [1, 3]
     assert list(sums) == [0, 1, 2]
     assert [float(tf.reduce_max(sums[i])) for i in range(3)] == [2.0, 2.0, 4.0]
@@ -52,7 +52,7 @@ def test_gradients_cross_in_a_format_and_all_else_in_its_own(
     def sums() -> Any:
         def on_replica(i: int) -> Any:
             third = tf.constant([1 / 3]) * (i + 1)
-            return gradients_and(strategy, {0: third}, {"loss": third})
+            return all_reduce_gradients(strategy, {0: third}, {"loss": third})
 
         return strategy.local_results(strategy.run(on_replica))
 
@@ -150,7 +150,7 @@ def _sums_of_buckets() -> Any:
         # They are there at other times in every call.
         late = {i: tf.reduce_mean(tf.random.uniform([1 + i * 9999])) for i in gradients}
         sent = {i: g + tf.math.maximum(0.0, -late[i]) for i, g in gradients.items()}
-        return gradients_and(strategy, sent, {})[0]
+        return all_reduce_gradients(strategy, sent, {})[0]
 
     def ask(num_calls: int) -> int:
         results = [b"".join(g.numpy().tobytes() for g in sums().values()) for _ in range(num_calls)]

@@ -137,7 +137,7 @@ def test_probing_changes_nothing() -> None:
 
 
 def test_one_row_tells_nothing() -> None:
-    with pytest.raises(UnsupportedModelError, match="batch of 2 rows or more"):
+    with pytest.raises(UnsupportedModelError, match="batch of at least 2 rows"):
         reductions(Adds(lambda x: ops.mean(x**2)), rows=1).loss_reductions(1, training=True)
 
 

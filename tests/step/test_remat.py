@@ -177,7 +177,7 @@ def test_a_scope_in_build_model_is_heeded() -> None:
 
 
 def test_what_cannot_be_computed_again_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="finds none of the layers "):
+    with pytest.raises(ConfigurationError, match="matches none of the layers "):
         Trainer(build, recompute="nothing").fit(**FIT)
     with pytest.raises(ConfigurationError, match="a regular expression that finds"):
         Trainer(build, recompute="(")
@@ -192,5 +192,5 @@ def test_what_cannot_be_computed_again_is_refused() -> None:
         model.compile("sgd", "mse")
         return model
 
-    with pytest.raises(UnsupportedModelError, match=r"'assigns' cannot be computed again.*kernel"):
+    with pytest.raises(UnsupportedModelError, match=r"'assigns' cannot be rematerialized.*kernel"):
         Trainer(make, "one_device", recompute="all").fit(**FIT)

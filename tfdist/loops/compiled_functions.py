@@ -133,7 +133,7 @@ class CompiledFunctions:
     def _full_batch_reason(self, feed: DataHandler, training: bool) -> str | None:
         """Builds the model, and returns why each replica is given whole batches, if it is."""
         with policy(self._options.precision):
-            build.weights(self._model, self._strategy, feed.element_spec)
+            build.build_weights(self._model, self._strategy, feed.element_spec)
         return self._full_batches.for_feed(feed, training)
 
     def _inner_loop(self, feed: DataHandler, training: bool) -> StepsFn:
@@ -161,7 +161,7 @@ class CompiledFunctions:
         if key not in self._steps:
             if overridden_step is None:
                 with policy(self._options.precision):
-                    build.for_training(model, strategy, feed.element_spec)
+                    build.build_for_training(model, strategy, feed.element_spec)
                 strategy.prepare(model, optimizers_of(model))
             with strategy.scope():
                 step = overridden_step or self._step(feed, training, reason)
@@ -212,9 +212,9 @@ class CompiledFunctions:
             except TfdistError:
                 raise
             except tf.errors.ResourceExhaustedError as error:
-                raise OutOfMemoryError(build.out_of_memory(error)) from error
+                raise OutOfMemoryError(build.out_of_memory_message(error)) from error
             except (ValueError, TypeError, tf.errors.OpError) as error:
-                raise DataError(build.describe(model, feed.element_spec, error)) from error
+                raise DataError(build.mismatch_message(model, feed.element_spec, error)) from error
             return Made(*(np.asarray(v).item() for v in made)), _as_floats(logs)
 
         return call

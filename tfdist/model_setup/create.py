@@ -47,7 +47,7 @@ def create(
         with keras_model.xla_on_demand():
             model = _create(source, strategy, policy, loss_scale)
     except tf.errors.ResourceExhaustedError as error:
-        raise OutOfMemoryError(build.out_of_memory(error)) from error
+        raise OutOfMemoryError(build.out_of_memory_message(error)) from error
     keras_model.take_xla_on_demand(model)
     return model
 

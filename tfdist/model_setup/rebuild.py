@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.model_setup.build import cause
+from tfdist.model_setup.build import root_cause
 from tfdist.upstream import keras_model, keras_optimizers, keras_remat
 
 
@@ -38,7 +38,7 @@ def rebuild(model: keras.Model) -> keras.Model:
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be rebuilt from its configuration "
-            f"({cause(error)}): pass a function that builds it instead of the model."
+            f"({root_cause(error)}): pass a function that builds it instead of the model."
         ) from error
     if model.compiled:
         compile_like(model, copied)

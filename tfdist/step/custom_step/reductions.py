@@ -26,7 +26,7 @@ from tfdist.precision import Scaling
 from tfdist.step import batch_norm
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun
 from tfdist.step.custom_step.trial import StepFn, flat_logs, shaken, tried
-from tfdist.step.reductions import Reduction, closest, lost, rounding
+from tfdist.step.reductions import Reduction, closest, rounding, rounding_of_change
 from tfdist.strategies import batches
 from tfdist.upstream import keras_model
 
@@ -143,7 +143,7 @@ class _Comparison:
             return Reduction.SAME
         if key in self._statistics:
             return Reduction.MEAN
-        kind = self._kind(what, changes, lost(variable))
+        kind = self._kind(what, changes, rounding_of_change(variable))
         if kind is None and key in self._metrics:
             return self._of_metric(self._metrics[key], what)
         return _one({kind}, what)

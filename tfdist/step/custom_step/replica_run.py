@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.custom_step.reductions import ReductionPlan
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, Values
-from tfdist.step.forward_backward import all_reduced, gradients_and
+from tfdist.step.forward_backward import all_reduce, all_reduce_gradients
 from tfdist.step.reductions import Reduction
 from tfdist.step.replica import Replica
 from tfdist.step.state import offset
@@ -57,7 +57,7 @@ class ReplicaRun(LocalRun):
 
     def _summed(self, gradients: dict[int, Any]) -> dict[int, Any]:
         """Sums gradients over the replicas, in the format in which they cross."""
-        return gradients_and(self._strategy, gradients, ())[0]
+        return all_reduce_gradients(self._strategy, gradients, ())[0]
 
     def result(
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
@@ -80,7 +80,7 @@ class ReplicaRun(LocalRun):
             for key, how in ways.items()
             if how is not Reduction.SAME
         }
-        sums = all_reduced(self._strategy, list(sent.values()))
+        sums = all_reduce(self._strategy, list(sent.values()))
         totals = dict(zip(sent, sums, strict=True))
         for key in ways:
             self._metrics[key] += totals.get(key, scope.state_mapping[key])
@@ -105,7 +105,7 @@ class ReplicaRun(LocalRun):
         ways = self._adding_up.logs
         own = [name for name in logs if ways[name] is not Reduction.SAME]
         crossing = {name: self._part(logs[name], ways[name]) for name in own}
-        sums, crossed = all_reduced(self._strategy, (list(sent.values()), crossing))
+        sums, crossed = all_reduce(self._strategy, (list(sent.values()), crossing))
         for key, total in zip(sent, sums, strict=True):
             is_sum = self._state_reduction(scope.assigned[key]) is Reduction.SUM
             news[key] = before[key] + total if is_sum else total

@@ -20,7 +20,7 @@ from tfdist.step.custom_step.reductions import BatchParts, infer_reductions
 from tfdist.step.custom_step.replica_run import ReplicaRun
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
 from tfdist.step.custom_step.trial import flat_logs
-from tfdist.step.forward_backward import all_reduced
+from tfdist.step.forward_backward import all_reduce
 from tfdist.step.keras_patches import keras_patched
 from tfdist.step.replica import Replica
 from tfdist.strategies.base import Strategy
@@ -142,7 +142,7 @@ class CustomStep:
             # of the loop over the steps, and other replicas wait for it in vain.
             has_none = rows < 0
             own = tf.nest.map_structure(lambda v: tf.where(has_none, v, tf.zeros_like(v)), own)
-        values, logs = all_reduced(self._strategy, own)
+        values, logs = all_reduce(self._strategy, own)
         return news | dict(zip(floats, values, strict=True)), logs
 
     def _place(self, variable: keras.Variable) -> int:
