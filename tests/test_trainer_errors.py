@@ -62,8 +62,8 @@ def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"accumulate": 0}, "accumulate=0: expected a number from 1"),
-        ({"accumulate": "2"}, "accumulate='2': expected a number from 1"),
+        ({"accumulate": 0}, "accumulate=0: expected an integer of at least 1"),
+        ({"accumulate": "2"}, "accumulate='2': expected an integer of at least 1"),
         ({"strategy": None}, "strategy=None: expected a tfdist Strategy or one of the names"),
         ({"strategy": tf.distribute.get_strategy()}, "expected a tfdist Strategy or one of"),
         ({"strategy": tfdist.strategies.Strategy()}, "devices= has no effect"),

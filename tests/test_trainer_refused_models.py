@@ -97,7 +97,7 @@ def test_xla_is_left_out_where_it_cannot_be(strategy: str) -> None:
         model.compile("sgd", "mse", jit_compile=True)
         return model
 
-    with pytest.warns(UserWarning, match="jit_compile=True is left out"):
+    with pytest.warns(UserWarning, match="jit_compile=True is ignored"):
         fit(build_model, y=X[:, :3], strategy=strategy)
 
 

@@ -37,7 +37,7 @@ def trained(name: str, strategy: str, devices: int, draws: bool = False, **optio
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(**fit_arguments(own, trainer.model) | options)
-    said = [str(w.message) for w in caught if "computes whole batches" in str(w.message)]
+    said = [str(w.message) for w in caught if "computes the full batch" in str(w.message)]
     assert len(said) == (own.whole is not None and devices > 1)
     assert all(str(own.whole) in message for message in said)
     return trainer

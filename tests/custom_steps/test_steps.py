@@ -153,7 +153,7 @@ def test_the_numbers_of_one_device(name: str) -> None:
         found = trainer.fit(**FIT).history
     assert_same_weights(trainer.model, plain)
     assert_close({name: found[name] for name in history}, history)
-    said = [w for w in caught if "computes whole batches" in str(w.message)]
+    said = [w for w in caught if "computes the full batch" in str(w.message)]
     assert bool(said) == (name in WHOLE)
 
 
@@ -217,7 +217,7 @@ def test_a_variable_of_tensorflow_is_refused() -> None:
 def test_xla_is_left_out_with_a_warning() -> None:
     plain, trainer = builder()(), mirrored(builder(jit_compile=True))
     plain.fit(**FIT)
-    with pytest.warns(UserWarning, match=r"jit_compile=True is left out: .*train_step exchanges"):
+    with pytest.warns(UserWarning, match=r"jit_compile=True is ignored: .*train_step sums"):
         trainer.fit(**FIT)
     assert_same_weights(trainer.model, plain)
 

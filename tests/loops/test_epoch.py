@@ -118,5 +118,5 @@ def test_time_is_up_after_a_call() -> None:
 
 
 def test_another_worker_is_fed_other_batches() -> None:
-    with pytest.raises(DataError, match=r"Up to step 1 rank 1 was fed other batches than rank 0"):
+    with pytest.raises(DataError, match=r"Up to step 1, rank 1 got different batches from rank 0"):
         run(WithAnother(checksum=7))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.loops.outputs import Own, of_all
+from tfdist.loops.outputs import LocalOutputs, outputs_of_all_workers
 from tfdist.strategies.base import Strategy
 
 #: Of two steps; rank 1 has no rows in the second.
@@ -57,7 +57,7 @@ def test_rows_come_in_order_as_they_are(kinds: list[str]) -> None:
             {kind: _rows(KINDS[kind], b, n) for kind in kinds}
             for b, n in zip(begin, size, strict=True)
         ]
-        found = of_all(Together(said), Own(pieces, 2))
+        found = outputs_of_all_workers(Together(said), LocalOutputs(pieces, 2))
     assert len(found) == (1 if "ragged" not in kinds else 4)
     for kind in kinds:
         rows = [row for piece in found for row in _plain(piece[kind])]
@@ -68,13 +68,13 @@ def test_rows_come_in_order_as_they_are(kinds: list[str]) -> None:
 def test_arrays_of_several_steps_are_taken_apart() -> None:
     said: list[np.ndarray] = []
     for values, counts in (([0, 1, 3], ROWS[0]), ([2], ROWS[1])):
-        (found,) = of_all(
-            Together(said), Own([(tf.constant(values),)], 2, np.array(counts)[:, None])
+        (found,) = outputs_of_all_workers(
+            Together(said), LocalOutputs([(tf.constant(values),)], 2, np.array(counts)[:, None])
         )
     keras.tree.map_structure(lambda t: np.testing.assert_array_equal(t, range(4)), found)
 
 
 def test_pieces_of_other_widths_stay_apart() -> None:
     pieces = [tf.ones([1, 2]), tf.ones([1, 3])]
-    found = of_all(Together([]), Own(pieces, 2))
+    found = outputs_of_all_workers(Together([]), LocalOutputs(pieces, 2))
     assert [piece.shape for piece in found] == [(1, 2), (1, 3)]

@@ -80,7 +80,7 @@ def test_steps_per_execution_is_kept(clock: list[float]) -> None:
 
 @pytest.mark.parametrize("number", [0, -1, "fast", 1.5])
 def test_numbers_that_make_no_sense(number: Any, model: keras.Model) -> None:
-    with pytest.raises(ConfigurationError, match="expected 'auto' or a number from 1"):
+    with pytest.raises(ConfigurationError, match="expected 'auto' or an integer of at least 1"):
         StepsPerCall(number, model, [])
 
 

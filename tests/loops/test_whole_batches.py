@@ -91,7 +91,7 @@ def test_equals_one_device(name: str, recwarn: pytest.WarningsRecorder) -> None:
     assert_same_weights(trainer.model, plain)
     assert_close(trainer.evaluate(data(), verbose=0), plain.evaluate(data(), verbose=0))
     assert_close(trainer.predict(data(), verbose=0), plain.predict(data(), verbose=0))
-    said = [m for m in (str(w.message) for w in recwarn) if "computes whole batches" in m]
+    said = [m for m in (str(w.message) for w in recwarn) if "computes the full batch" in m]
     assert len(said) == bool(why)
     assert all(why in message for message in said)
 

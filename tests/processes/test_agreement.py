@@ -40,7 +40,7 @@ def test_a_learning_rate_is_rank_0s(outcomes: dict[str, Any]) -> None:
 
 def test_other_data_on_a_rank_are_refused(outcomes: dict[str, Any]) -> None:
     said = outcomes["other_data_are_refused"]
-    assert "rank 1 was fed other batches than rank 0" in said
+    assert "rank 1 got different batches from rank 0" in said
     assert "InputContext" in said
 
 
