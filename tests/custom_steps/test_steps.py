@@ -192,7 +192,7 @@ class ByRow(Stepping):
     ("build", "says"),
     [
         (builder(InBranch), "assigns to '.*bias' inside of a tf.cond"),
-        (builder(ByRow), "returns 'rows', which is no number"),
+        (builder(ByRow), "returns 'rows', which is not a number"),
         (builder(optimizer=lambda: keras.optimizers.ScheduleFreeAdamW()), "ScheduleFreeAdamW"),
     ],
 )

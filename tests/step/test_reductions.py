@@ -88,7 +88,7 @@ def test_noise_is_no_reason_to_refuse() -> None:
     ("value", "says"),
     [
         (lambda x: ops.sum(x) ** 2, "add_loss number 0 is neither a mean nor a sum over rows"),
-        (lambda x: ops.std(x), "override compute_loss, which sees the whole batch"),
+        (lambda x: ops.std(x), "Override compute_loss, which gets the full batch"),
         (lambda x: ops.mean(1 + x[:, 0] / 10) * ops.mean(1 + x[:, 1] / 10), "neither a mean nor"),
         (lambda x: 0.0 * ops.sum(x), "is zero on the first batch"),
     ],
