@@ -15,12 +15,12 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.errors import ConfigurationError
 from tfdist.loops import interrupts, keras_loops
 from tfdist.loops.callbacks import create_callback_list
-from tfdist.loops.checkpointing import CheckpointHooks, Checkpointing
+from tfdist.loops.checkpointing import Checkpointing
 from tfdist.loops.compiled_functions import CompiledFunctions, StepOptions
 from tfdist.loops.data_handler import BatchSizes, DataHandler, EpochDataHandlers, limited_epochs
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.exactness import ExactnessReport
-from tfdist.loops.keras_loops import Training
+from tfdist.loops.keras_loops import CheckpointHooks, Training
 from tfdist.loops.model_overrides import overrides, through_the_model
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create

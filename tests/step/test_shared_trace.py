@@ -71,6 +71,21 @@ def test_what_has_a_state_or_crosses_is_traced_by_itself(fn: Callable[..., Any])
     assert found == [None]
 
 
+def test_the_reason_of_a_trace_of_its_own_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @tf.function(autograph=False)
+    def on_replica(x: tf.Tensor) -> None:
+        SharedTrace(_refuses, 0)(x)
+        SharedTrace(_draws, 0)(x)
+        SharedTrace(lambda y: y + tf.constant("not a number"), 0)(x)
+
+    with caplog.at_level("INFO", logger="tfdist"):
+        on_replica(tf.constant(2.0))
+    reasons = [message.partition(": ")[2] for message in caplog.messages]
+    assert reasons[0] == "sums."
+    assert reasons[1] == "the function has operations with a state (RandomStandardNormal)."
+    assert reasons[2].startswith("tracing for all failed: ")
+
+
 def test_what_reads_a_tensor_of_the_graph_around_is_too() -> None:
     found: list[Any] = []
 

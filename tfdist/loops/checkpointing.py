@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -23,56 +23,13 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import BackgroundWriter, Place, Store
 from tfdist.errors import ConfigurationError
-from tfdist.loops.epoch import Call, Observer
+from tfdist.loops.epoch import Call
+from tfdist.loops.keras_loops import CheckpointHooks
 from tfdist.loops.training_state import Progress, TrainingState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.collectives.once import once
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_callbacks
-
-
-class CheckpointHooks(Observer):
-    """The points of a training at which checkpoints matter; this class saves nothing.
-
-    Attributes:
-        progress: Progress of the training.
-    """
-
-    def __init__(self) -> None:
-        self.progress = Progress()
-
-    def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
-        """Finds a checkpoint to resume from, before callbacks are notified of anything.
-
-        Args:
-            callbacks: The callbacks of this worker.
-            epochs: Total number of epochs.
-
-        Returns:
-            Whether there is one; `progress` then has its progress.
-
-        Raises:
-            ConfigurationError: The checkpoint cannot be used, or there must not be one.
-        """
-        del callbacks, epochs
-        return False
-
-    def after_train_begin(self) -> None:
-        """Restores what callbacks changed or forgot in `on_train_begin`."""
-
-    def after_epoch_begin(self) -> tuple[int, Logs]:
-        """Returns the number of steps already made in this epoch, and the logs after them."""
-        return 0, {}
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Returns a context for an evaluation, during which nothing is saved."""
-        return nullcontext()
-
-    def end_epoch(self, logs: Logs) -> None:
-        """Called at the end of an epoch, after all callbacks, with `progress` updated."""
-
-    def close(self) -> None:
-        """Waits until pending writes are done."""
 
 
 class Checkpointing(CheckpointHooks):

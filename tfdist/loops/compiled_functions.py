@@ -19,7 +19,7 @@ from tfdist.model_setup import build, create
 from tfdist.precision import LossScale, Scaling, policy
 from tfdist.step.accumulation import GradientAccumulation
 from tfdist.step.custom_step import trial
-from tfdist.step.custom_step.step import CustomStep, overridden_step
+from tfdist.step.custom_step.step import CustomStep
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.lookups import Lookups
 from tfdist.step.reductions import ReductionProbe
@@ -305,7 +305,7 @@ class CustomSteps:
             ConfigurationError: `accumulate` is above 1.
             UnsupportedModelError: The step cannot be computed over replicas.
         """
-        name = overridden_step(self._model, training)
+        name = _overridden_step(self._model, training)
         if name is None:
             return None
         if training not in self._steps:
@@ -341,6 +341,12 @@ class CustomSteps:
             reason = f"{owner}.{name} cannot be computed in parts ({step.full_batch_reason})"
             warnings.warn(full_batch_warning(reason), stacklevel=6)
         return step
+
+
+def _overridden_step(model: keras.Model, training: bool) -> str | None:
+    """Returns the name of the step if the model's class overrides it, or None."""
+    name = "train_step" if training else "test_step"
+    return None if getattr(type(model), name) is getattr(keras.Model, name) else name
 
 
 def _as_floats(logs: Logs) -> Logs:

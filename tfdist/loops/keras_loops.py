@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -12,12 +13,56 @@ import tensorflow as tf
 
 from tfdist.errors import NonFiniteError
 from tfdist.loops import epoch
-from tfdist.loops.checkpointing import CheckpointHooks
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import Call, Observer, OuterLoop, Throughput
+from tfdist.loops.training_state import Progress
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, Made
 from tfdist.upstream import keras_data, keras_optimizers
+
+
+class CheckpointHooks(Observer):
+    """The points of a training at which checkpoints matter; this class saves nothing.
+
+    Attributes:
+        progress: Progress of the training.
+    """
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+
+    def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
+        """Finds a checkpoint to resume from, before callbacks are notified of anything.
+
+        Args:
+            callbacks: The callbacks of this worker.
+            epochs: Total number of epochs.
+
+        Returns:
+            Whether there is one; `progress` then has its progress.
+
+        Raises:
+            ConfigurationError: The checkpoint cannot be used, or there must not be one.
+        """
+        del callbacks, epochs
+        return False
+
+    def after_train_begin(self) -> None:
+        """Restores what callbacks changed or forgot in `on_train_begin`."""
+
+    def after_epoch_begin(self) -> tuple[int, Logs]:
+        """Returns the number of steps already made in this epoch, and the logs after them."""
+        return 0, {}
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Returns a context for an evaluation, during which nothing is saved."""
+        return nullcontext()
+
+    def end_epoch(self, logs: Logs) -> None:
+        """Called at the end of an epoch, after all callbacks, with `progress` updated."""
+
+    def close(self) -> None:
+        """Waits until pending writes are done."""
 
 
 class Training:

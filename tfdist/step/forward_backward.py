@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfdist.precision import Scaling
 from tfdist.step.loss import gather_masks_and_logits, replica_loss, track_loss
-from tfdist.step.parameter_gather import Scope
 from tfdist.step.replica import Replica
+from tfdist.step.scope import Scope
 from tfdist.step.state import Changes, ForwardState, copied, zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share

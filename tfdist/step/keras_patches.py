@@ -13,10 +13,11 @@ from contextlib import ExitStack, contextmanager
 import keras
 
 from tfdist.step import batch_norm
-from tfdist.step.parameter_gather import layer_inputs_noted
 from tfdist.step.remat import layers_rematerialized
+from tfdist.step.scope import layer_inputs_noted
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import moments_taken_by
+from tfdist.upstream.keras_variables import is_joined_to_read
 
 
 @contextmanager
@@ -31,7 +32,8 @@ def keras_patched(model: keras.Model, sync_batch_norm: bool, remat: str = "none"
     """
     with ExitStack() as stack:
         stack.enter_context(losses_of_one_device())
-        stack.enter_context(layer_inputs_noted(model))
+        if any(map(is_joined_to_read, model.variables)):
+            stack.enter_context(layer_inputs_noted())
         stack.enter_context(layers_rematerialized(model, remat, sync_batch_norm))
         for layer in batch_norm.layers_of(model):
             is_global = sync_batch_norm or layer.synchronized

@@ -15,89 +15,24 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdist.strategies.collectives.local_sum import local_sum
-from tfdist.upstream.keras_graph import operations_called_through
-from tfdist.upstream.keras_model import stateless_scope
-from tfdist.upstream.keras_variables import ShardedVariable, is_joined_to_read, source_of
+from tfdist.upstream.keras_variables import ShardedVariable
 from tfdist.upstream.tensorflow_graphs import exchange_input, without_tapes
 
 #: Operations that read only the size of a tensor, which keeps no elements in memory.
 _SIZE_OPERATIONS = ("Shape", "ShapeN", "Size", "Rank")
 
 
-class Scope(keras.StatelessScope):
-    """A `keras.StatelessScope` for one replica, in which sharded variables are read whole.
-
-    Attributes:
-        updated: All variables that were assigned to, by id, in the order of their first update.
-        gather: The sharded variables that were read so far.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.updated: dict[int, keras.Variable] = {}
-        self.gather = ParameterGather()
-
-    @contextmanager
-    def recorded(self) -> Iterator[tf.GradientTape]:
-        """Returns a context with a tape that also watches gathered variables."""
-        with tf.GradientTape() as tape:
-            self.gather.tape = tape
-            yield tape
-
-    def gradients(
-        self, compute: Callable[[list], list], variables: Sequence[keras.Variable]
-    ) -> list:
-        """Returns the gradient of each variable, or None where there is none.
-
-        Args:
-            compute: Returns the gradients of sources, which may be lists of tensors.
-            variables: Plain or sharded.
-        """
-        with self.gather.backward():
-            found = compute([self._source(variable) for variable in variables])
-        return [
-            _total(gradient, variable) if isinstance(gradient, list) else gradient
-            for gradient, variable in zip(found, variables, strict=True)
-        ]
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns a variable's value in this scope; None if that is the value outside of it."""
-        value = self.assigned(variable)
-        if value is None and is_joined_to_read(variable):
-            return self.gather.read(variable)
-        return value
-
-    def assigned(self, variable: keras.Variable) -> Any:
-        """Returns the value that was assigned to a variable in this scope, or None."""
-        return super().get_current_value(variable)
-
-    def whole(self, variable: keras.Variable) -> tf.Tensor | None:
-        """Returns a sharded variable gathered in its own dtype; None if it is not sharded."""
-        return self.gather.whole(variable) if is_joined_to_read(variable) else None
-
-    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Keeps the new value of a variable in this scope."""
-        self.updated[id(update[0])] = update[0]
-        super().add_update(update)
-
-    def _source(self, variable: keras.Variable) -> Any:
-        """Returns what to differentiate with respect to.
-
-        That is the new value if a layer has assigned to the variable, and a list of all tensors
-        that were read of it if the variable is sharded.
-        """
-        new = self.assigned(variable)
-        if new is not None:
-            return new
-        return self.gather.reads(variable) if is_joined_to_read(variable) else source_of(variable)
+def current_graph() -> tf.Graph | None:
+    """Returns the graph that is being traced; None outside of any graph."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,13 +53,13 @@ class GatheredParameter:
 class ParameterGather:
     """Gathers the sharded variables that a replica's forward pass reads.
 
-    Attributes:
+    Args:
+        graph: The graph of the forward pass; None if it runs eagerly.
         tape: Watches every tensor that is read, if there is one.
     """
 
-    def __init__(self) -> None:
-        self.tape: tf.GradientTape | None = None
-        self._graph = _graph()
+    def __init__(self, graph: tf.Graph | None, tape: tf.GradientTape | None) -> None:
+        self._graph, self._tape = graph, tape
         self._gathered: dict[tuple[int, tf.DType], GatheredParameter] = {}
         # Inputs of the layer that is called now, of the layer that gathered last, and of the one
         # that gathered before that.
@@ -143,7 +78,7 @@ class ParameterGather:
         """Returns a variable for a layer, in the dtype in which the layer reads it."""
         dtype = tf.as_dtype(variable.dtype)
         # Inside of a loop, the gradients of all iterations are summed in the dtype that is read.
-        if dtype == variable.parts[0].dtype or _graph() is not self._graph:
+        if dtype == variable.parts[0].dtype or current_graph() is not self._graph:
             return self.whole(variable)
         # A new tensor for each read, so that gradients are summed in the variable's own dtype.
         gathered = self._gather(variable, dtype)
@@ -177,8 +112,8 @@ class ParameterGather:
         return self._gathered[key]
 
     def _noted(self, gathered: GatheredParameter, tensor: tf.Tensor) -> tf.Tensor:
-        if self.tape is not None:
-            self.tape.watch(tensor)
+        if self._tape is not None:
+            self._tape.watch(tensor)
         gathered.reads.append(tensor)
         return tensor
 
@@ -191,7 +126,7 @@ class ParameterGather:
             # With a tape, TensorFlow would run a part of the gradient of Horovod's operation while
             # it traces.
             stack.enter_context(without_tapes())
-            if _graph() is not self._graph:
+            if current_graph() is not self._graph:
                 outside = tf.init_scope() if self._graph is None else self._graph.as_default()
                 stack.enter_context(outside)
             if self._before is not None:
@@ -199,21 +134,7 @@ class ParameterGather:
             yield
 
 
-def layer_inputs_noted(model: keras.Model) -> AbstractContextManager[None]:
-    """Returns a context in which the scope of a replica learns what layers are called with."""
-    if not any(map(is_joined_to_read, model.variables)):
-        return nullcontext()
-    return operations_called_through(_note_inputs)
-
-
-def _note_inputs(call: Any, operation: Any, *args: Any, **options: Any) -> Any:
-    scope = stateless_scope()
-    if isinstance(scope, Scope):
-        scope.gather.enter((args, options))
-    return call(operation, *args, **options)
-
-
-def _total(gradients: list[Any], variable: ShardedVariable) -> Any:
+def total_gradient(gradients: list[Any], variable: ShardedVariable) -> Any:
     """Returns the gradient of a variable from those of all tensors read of it, or None."""
     found = [tf.cast(g, variable.parts[0].dtype) for g in gradients if g is not None]
     slices = [gradient for gradient in found if isinstance(gradient, tf.IndexedSlices)]
@@ -276,7 +197,3 @@ def _gradient_into(
     """Returns a gradient that an operation takes, for other gathers to wait for."""
     inputs = use.operation.inputs
     return next((t for t in inputs if t is not use.read and t.op.name in backward), otherwise)
-
-
-def _graph() -> tf.Graph | None:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist import devices
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.parameter_gather import Scope
+from tfdist.step.scope import Scope
 from tfdist.strategies import batches
 from tfdist.strategies.batches import num_rows
 from tfdist.upstream import keras_losses, keras_model

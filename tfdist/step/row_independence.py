@@ -22,8 +22,8 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.model_setup.build import root_cause
 from tfdist.step import batch_norm
-from tfdist.step.parameter_gather import Scope
 from tfdist.step.reductions import ReductionProbe
+from tfdist.step.scope import Scope
 from tfdist.strategies import batches
 from tfdist.strategies.batches import has_rows, num_rows, uneven
 from tfdist.upstream import keras_model

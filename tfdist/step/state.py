@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from tfdist.step import batch_norm
 from tfdist.step.lookups import Lookups
-from tfdist.step.parameter_gather import Scope
 from tfdist.step.reductions import Reduction, ReductionProbe
 from tfdist.step.replica import Replica
+from tfdist.step.scope import Scope
 from tfdist.upstream.keras_model import global_generator, seeds_of, use_global_generator
 
 #: Keeps the random numbers of replicas and rounds apart: a seed is increased by this times the

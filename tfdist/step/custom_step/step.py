@@ -29,12 +29,6 @@ from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.tensorflow import op_seeds_by
 
 
-def overridden_step(model: keras.Model, training: bool) -> str | None:
-    """Returns the name of the step if the model's class overrides it, or None."""
-    name = "train_step" if training else "test_step"
-    return None if getattr(type(model), name) is getattr(keras.Model, name) else name
-
-
 class CustomStep:
     """A custom step on a global batch; implements `strategies.inner_loop.Step`.
 
