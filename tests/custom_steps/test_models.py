@@ -1,4 +1,4 @@
-"""Models with a training step of their own come to the numbers of one device."""
+"""Models with a custom `train_step` match one device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trained(name: str, strategy: str, devices: int, draws: bool = False, **optio
         for s in [*STRATEGIES, ("mirrored", 3)]
     ],
 )
-def test_the_numbers_of_one_device(name: str, strategy: str, devices: int) -> None:
+def test_matches_one_device(name: str, strategy: str, devices: int) -> None:
     plain, history = on_one_device(name)
     trainer = trained(name, strategy, devices)
     assert_same_weights(trainer.model, plain)

@@ -1,4 +1,4 @@
-"""What a step of one's own may do: each form on its own, beside plain Keras on one device."""
+"""What a custom step may do: each form by itself, compared with plain Keras on one device."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", STEPS | WHOLE)
-def test_the_numbers_of_one_device(name: str) -> None:
+def test_matches_one_device(name: str) -> None:
     build = (STEPS | WHOLE)[name]
     plain, trainer = build(), mirrored(build)
     history = plain.fit(**FIT).history
@@ -214,7 +214,7 @@ def test_a_variable_of_tensorflow_is_refused() -> None:
     assert float(Counting.counter) == 0.0
 
 
-def test_xla_is_left_out_with_a_warning() -> None:
+def test_xla_is_ignored_with_a_warning() -> None:
     plain, trainer = builder()(), mirrored(builder(jit_compile=True))
     plain.fit(**FIT)
     with pytest.warns(UserWarning, match=r"jit_compile=True is ignored: .*train_step sums"):
@@ -227,7 +227,7 @@ def test_rounds_of_a_step_are_refused() -> None:
         mirrored(builder(), accumulate=2).fit(**FIT)
 
 
-def test_a_model_that_compiles_itself_is_no_instance_to_rebuild() -> None:
+def test_a_model_that_overrides_compile_cannot_be_rebuilt() -> None:
     class Compiling(Stepping):
         def compile(self, rate: float) -> None:
             super().compile(keras.optimizers.SGD(rate), "mse")

@@ -1,4 +1,4 @@
-"""What `keras.config` limits, and data that end early."""
+"""Limits from `keras.config`, and data that end early."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_without_a_limit_nothing_changes() -> None:
     ) == (None, 7)
 
 
-def test_where_the_data_end_no_further_call_begins() -> None:
+def test_no_call_after_the_end_of_the_data() -> None:
     heard: list[str] = []
     with pytest.warns(UserWarning, match="ended after 3 of 7 steps"):
         run(Strategy(), Listener("callback", heard), steps_per_epoch=7)

@@ -1,4 +1,4 @@
-"""What the workers of a run agree on after each call, and who hears of it; without any graph."""
+"""What workers agree on after each call, and the order of observers; without any graph."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run(
     return asked
 
 
-def test_observers_hear_in_their_order() -> None:
+def test_order_of_observers() -> None:
     heard: list[str] = []
     first, second = Listener("first", heard), Listener("second", heard)
     assert run(Strategy(), first, second, steps_per_call=2) == [2, 1]
@@ -117,6 +117,6 @@ def test_time_is_up_after_a_call() -> None:
         assert run(Strategy()) == [1, 1, 1]
 
 
-def test_another_worker_is_fed_other_batches() -> None:
+def test_different_batches_on_workers_are_refused() -> None:
     with pytest.raises(DataError, match=r"Up to step 1, rank 1 got different batches from rank 0"):
         run(WithAnother(checksum=7))

@@ -1,4 +1,4 @@
-"""Models that are given whole batches train, evaluate and predict as on one device."""
+"""Models in full-batch mode train, evaluate and predict as on one device."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_refuses_to_accumulate() -> None:
         trainer.fit(batches(X), verbose=0)
 
 
-def test_says_which_part_of_a_batch_cannot_be_cut() -> None:
+def test_names_the_part_of_a_batch_that_cannot_be_split() -> None:
     def build() -> keras.Model:
         rows = keras.Input((4,)), keras.Input((4,))
         return compiled(keras.Model(rows, layers.Dense(1)(layers.Concatenate()(rows))))

@@ -1,4 +1,4 @@
-"""Outputs of several workers come together in the order of the rows, as they are."""
+"""Outputs of several workers are combined in the order of the rows, unchanged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kinds", [["numbers", "flags", "words", "brain"], [*KINDS]])
-def test_rows_come_in_order_as_they_are(kinds: list[str]) -> None:
+def test_rows_are_in_order_and_unchanged(kinds: list[str]) -> None:
     begins = ([0, 3], [2, 4])
     said: list[np.ndarray] = []
     for begin, size in zip(begins, ROWS, strict=True):
@@ -65,7 +65,7 @@ def test_rows_come_in_order_as_they_are(kinds: list[str]) -> None:
         assert all(piece[kind].dtype == KINDS[kind].dtype for piece in found)
 
 
-def test_arrays_of_several_steps_are_taken_apart() -> None:
+def test_arrays_of_several_steps_are_split() -> None:
     said: list[np.ndarray] = []
     for values, counts in (([0, 1, 3], ROWS[0]), ([2], ROWS[1])):
         (found,) = outputs_of_all_workers(
@@ -74,7 +74,7 @@ def test_arrays_of_several_steps_are_taken_apart() -> None:
     keras.tree.map_structure(lambda t: np.testing.assert_array_equal(t, range(4)), found)
 
 
-def test_pieces_of_other_widths_stay_apart() -> None:
+def test_pieces_of_different_widths_are_not_concatenated() -> None:
     pieces = [tf.ones([1, 2]), tf.ones([1, 3])]
     found = outputs_of_all_workers(Together([]), LocalOutputs(pieces, 2))
     assert [piece.shape for piece in found] == [(1, 2), (1, 3)]

@@ -1,4 +1,4 @@
-"""A pass over the same data begins at the pace of the last one, and none over others does."""
+"""A pass over the same data starts with the steps per call of the last one; others do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfdist.loops.steps_per_call import StepsPerCallCache
 from tfdist.strategies.base import Strategy
 
 
-def test_the_same_data_are_known_again() -> None:
+def test_the_same_data_are_recognized() -> None:
     cache, strategy = StepsPerCallCache(), Strategy()
     dataset = tf.data.Dataset.from_tensor_slices(X).batch(2)
     cache.note("test", DataHandler(strategy, dataset), 7)

@@ -1,4 +1,4 @@
-"""Models and what `compile` brought come to belong to a strategy, with all that they carry."""
+"""Models and their compilation are created in a strategy's scope, with all their state."""
 
 from __future__ import annotations
 

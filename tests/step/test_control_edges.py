@@ -1,4 +1,4 @@
-"""How many control edges a step has: the graph optimizer walks them all, at every first step."""
+"""The number of control edges in a step, which the graph optimizer walks at every first step."""
 
 from __future__ import annotations
 

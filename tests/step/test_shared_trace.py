@@ -1,4 +1,4 @@
-"""Replicas that call one function: how often a model is in the graph, and what cannot be one."""
+"""One trace for all replicas: what is in the graph, and what cannot be shared."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _refuses(x: tf.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("fn", [_draws, _draws_in_a_loop, _refuses])
-def test_what_has_a_state_or_crosses_is_traced_by_itself(fn: Callable[..., Any]) -> None:
+def test_state_and_exchanges_are_not_shared(fn: Callable[..., Any]) -> None:
     found: list[Any] = []
 
     @tf.function(autograph=False)
@@ -71,7 +71,7 @@ def test_what_has_a_state_or_crosses_is_traced_by_itself(fn: Callable[..., Any])
     assert found == [None]
 
 
-def test_the_reason_of_a_trace_of_its_own_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_for_separate_traces_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     @tf.function(autograph=False)
     def on_replica(x: tf.Tensor) -> None:
         SharedTrace(_refuses, 0)(x)
@@ -86,7 +86,7 @@ def test_the_reason_of_a_trace_of_its_own_is_logged(caplog: pytest.LogCaptureFix
     assert reasons[2].startswith("tracing for all failed: ")
 
 
-def test_what_reads_a_tensor_of_the_graph_around_is_too() -> None:
+def test_tensors_of_the_outer_graph_are_not_shared() -> None:
     found: list[Any] = []
 
     @tf.function(autograph=False)

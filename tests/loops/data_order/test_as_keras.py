@@ -1,4 +1,4 @@
-"""Shuffled data sets are gone through in the order that plain Keras's `fit` has of them."""
+"""Shuffled data sets have the order that they have in Keras's `fit`."""
 
 from __future__ import annotations
 

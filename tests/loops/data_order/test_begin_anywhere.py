@@ -1,4 +1,4 @@
-"""Data that were left anywhere go on with the very batches that were to come."""
+"""Data resume at any position with exactly the batches that follow."""
 
 from __future__ import annotations
 
