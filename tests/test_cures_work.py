@@ -127,14 +127,14 @@ CURES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         "create the optimizer inside build_model",
         lambda: [fit(lambda: compiled_with(keras.optimizers.SGD)) for _ in range(2)],
     ),
-    "compile of its own": (
+    "overrides compile": (
         lambda: fit(named()),
         "pass a function that builds .*it instead of the model",
         lambda: fit(named),
     ),
     "XLA across an exchange": (
         lambda: fit(normalised(jit_compile=True), sync_batch_norm=True),
-        "compile it with jit_compile=False",
+        "Compile the model with jit_compile=False",
         lambda: fit(normalised(jit_compile=False), sync_batch_norm=True),
     ),
     "precision of a model": (
@@ -149,7 +149,7 @@ CURES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "rounds of a whole step": (
         lambda: mirrored(stepped, accumulate=2).fit(X, Y[:12], batch_size=4, verbose=0),
-        "give its optimizers gradient_accumulation_steps instead",
+        "Set gradient_accumulation_steps of its optimizers",
         lambda: mirrored(functools.partial(stepped, gradient_accumulation_steps=2)).fit(
             X, Y[:12], batch_size=4, verbose=0
         ),

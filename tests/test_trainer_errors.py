@@ -55,7 +55,7 @@ def test_more_devices_than_there_are() -> None:
 
 
 def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
-    with pytest.raises(ConfigurationError, match="leave one of the two out"):
+    with pytest.raises(ConfigurationError, match="Use only one of the two"):
         tfdist.Trainer(build, devices=2, accumulate=2, sync_batch_norm=True)
 
 

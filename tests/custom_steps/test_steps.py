@@ -223,7 +223,9 @@ def test_xla_is_ignored_with_a_warning() -> None:
 
 
 def test_rounds_of_a_step_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="gradient_accumulation_steps instead"):
+    with pytest.raises(
+        ConfigurationError, match="Set gradient_accumulation_steps of its optimizers"
+    ):
         mirrored(builder(), accumulate=2).fit(**FIT)
 
 

@@ -113,5 +113,5 @@ def test_names_the_part_of_a_batch_that_cannot_be_split() -> None:
         return compiled(keras.Model(rows, layers.Dense(1)(layers.Concatenate()(rows))))
 
     data = batches(X).map(lambda x, y: ((x, x[1:]), y))
-    with pytest.raises(DataError, match="0/0 has 5, 0/1 has 4, 1 has 5, so it cannot be cut"):
+    with pytest.raises(DataError, match="0/0 has 5, 0/1 has 4, 1 has 5, so it cannot be split"):
         mirrored(build).fit(data, verbose=0)

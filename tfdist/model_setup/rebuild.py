@@ -63,7 +63,7 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
     if type(model).compile is not keras.Model.compile:
         raise UnsupportedModelError(
             f"{type(model).__name__} overrides compile, whose arguments cannot be recovered: pass "
-            "a function that builds and compiles the model instead of the model."
+            "a function that builds and compiles it instead of the model."
         )
 
     def fresh(part: Any) -> Any:
