@@ -1,1 +1,1 @@
-"""The tests of tfdist.cluster."""
+"""The tests of tfdist.cluster.environments."""

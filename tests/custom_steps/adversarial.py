@@ -1,4 +1,4 @@
-"""Small models whose parts are trained against each other."""
+"""Models whose parts are trained against each other, as small as they can be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With `steps_per_execution`, the number of steps and the callbacks' batches are Keras's."""
+"""Steps that Keras makes in one go are as many, and callbacks hear of them, as in Keras."""
 
 from __future__ import annotations
 

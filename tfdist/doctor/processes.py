@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import cluster
-from tfdist.cluster import mpi_library, rendezvous
+from tfdist.cluster import mpi_library
+from tfdist.cluster.rendezvous import over_mpi
 from tfdist.doctor.check import Check
 from tfdist.errors import TfdistError
 from tfdist.install_horovod import cuda, versions
@@ -100,7 +101,7 @@ def _loaded_libraries() -> str:
 def _mpi4py() -> Check:
     """What tells workers that mpirun started each other's addresses, for multi_worker."""
     try:
-        mpi = rendezvous.load_mpi()
+        mpi = over_mpi.load()
     except (ImportError, RuntimeError) as error:
         value = f"not usable: {' '.join(str(error).split())[:100]}"
         return Check("mpi4py", value, "missing", _CURE_MPI4PY)

@@ -1,6 +1,6 @@
 """What Horovod's Gloo controller needs from a launcher: variables, and a rendezvous server.
 
-This sets what `horovod.runner.gloo_run` sets, without its way of starting and ending processes.
+As `horovod.runner.gloo_run` sets them, without its own way of starting and ending processes.
 """
 
 from __future__ import annotations
@@ -9,27 +9,15 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 
 from tfdist.errors import LaunchError
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The position of a worker, named as in MPI and Horovod: `cross` counts hosts."""
-
-    host: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+from tfdist.launcher.plan import Slot
 
 
 def installed() -> bool:
-    """Tells whether Horovod is installed, without importing it."""
+    """Tells whether Horovod is there, without importing it."""
     return find_spec("horovod") is not None
 
 
@@ -37,10 +25,11 @@ def environ(slot: Slot, server: str, port: int, interface: str) -> dict[str, str
     """Returns the variables of one worker.
 
     Args:
-        slot: Its slot.
+        slot: Its place.
         server: Address of the host that runs `serving`.
-        port: Port of that server.
-        interface: The network interface between the workers; empty: Horovod chooses.
+        port: Where that listens.
+        interface: The network interface by which this worker reaches the others; empty: left to
+            Horovod.
     """
     return {
         "HOROVOD_HOSTNAME": slot.host,
@@ -59,13 +48,13 @@ def environ(slot: Slot, server: str, port: int, interface: str) -> dict[str, str
 
 
 def check_host_name() -> None:
-    """Checks that this host's name resolves to an address that other hosts can reach.
+    """Makes sure that Gloo tells other hosts an address of this one that they reach.
 
-    Horovod 0.28.1 uses the given interface for its first connections only. Those of its process
-    sets (`GlooContext::InitializeForProcessSet`) resolve the host's own name.
+    Horovod 0.28.1 hands the interface it is given to its first connections only; those of its sets
+    of processes (`GlooContext::InitializeForProcessSet`) look the host's own name up.
 
     Raises:
-        LaunchError: The name resolves to a loopback address, or to none.
+        LaunchError: The name is that of the loopback.
     """
     name = socket.gethostname()
     try:
@@ -74,8 +63,8 @@ def check_host_name() -> None:
         address = "nothing"
     if address == "nothing" or address.startswith("127."):
         raise LaunchError(
-            f"This host's name {name!r} resolves to {address}, which Horovod's Gloo would tell the "
-            "other hosts: set it to the host's address in /etc/hosts, or use --via mpirun."
+            f"This host's name {name!r} stands for {address}, which Horovod's Gloo would tell the "
+            "other hosts: give it the host's address in /etc/hosts, or use --via mpirun."
         )
 
 
@@ -86,7 +75,7 @@ def serving(slots: Sequence[Slot], port: int) -> Iterator[None]:
     from horovod.runner.http import http_server
 
     server = http_server.RendezvousHTTPServer(("", port), http_server.RendezvousHandler, False)
-    server.init([SlotInfo(**_slot_info(slot)) for slot in slots])
+    server.init([SlotInfo(**_named_as_horovod_does(slot)) for slot in slots])
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -97,6 +86,6 @@ def serving(slots: Sequence[Slot], port: int) -> Iterator[None]:
         thread.join()
 
 
-def _slot_info(slot: Slot) -> dict[str, int | str]:
+def _named_as_horovod_does(slot: Slot) -> dict[str, int | str]:
     fields = asdict(slot)
     return {"hostname": fields.pop("host"), **fields}

@@ -1,7 +1,6 @@
-"""A worker of a `WorkerPool`: `pool_worker.py ADDRESS` answers questions until the pool ends.
+"""A worker of a `WorkerPool`: `pool_worker.py ADDRESS` answers questions until nobody asks.
 
-It is run as a file, and takes over the import path of the pool's process before it imports
-anything.
+It is run as a file, and takes the asking process's path before it imports anything of it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from multiprocessing.connection import Client
 
 
 def main(address: str) -> None:
-    """Creates the function that answers, sends this worker's rank, and answers."""
+    """Makes what answers, tells its rank, and answers."""
     with Client(address, "AF_UNIX") as connection:
         sys.path[:] = connection.recv()
         make_answer, arguments = connection.recv()

@@ -1,7 +1,11 @@
-"""Saves checkpoints during training, and resumes from them.
+"""What a training tells whoever saves it; here nobody does.
 
-Between two steps all workers hold the same state and have used the same batches. So only the chief
-writes, and when training resumes, what it reads is sent to all workers.
+Saves a training as it goes, and lets it go on from what was saved.
+
+Between two steps all workers hold the same state, and have had the same batches. So the chief's is
+that of all: it alone writes, and where a training goes on, what it reads is given to all.
+
+Writes the checkpoints of a training in a thread, and says what became of each write.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -23,23 +27,66 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import BackgroundWriter, Place, Store
 from tfdist.errors import ConfigurationError
-from tfdist.loops.epoch import Call
-from tfdist.loops.keras_loops import CheckpointHooks
+from tfdist.groups.agreement import from_rank0
+from tfdist.loops.epoch import Call, Observer
 from tfdist.loops.training_state import Progress, TrainingState
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives.once import once
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_callbacks
+
+
+class CheckpointHooks(Observer):
+    """Saves nothing.
+
+    Attributes:
+        progress: Of the training.
+    """
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+
+    def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
+        """Chooses what to go on from, before callbacks hear of anything.
+
+        Args:
+            callbacks: Of this worker.
+            epochs: To be made in all.
+
+        Returns:
+            Whether there is something to go on from; `progress` says how far it is.
+
+        Raises:
+            ConfigurationError: It cannot be gone on from, or there must be none.
+        """
+        del callbacks, epochs
+        return False
+
+    def after_train_begin(self) -> None:
+        """Undoes what callbacks have forgotten and changed as the training began."""
+
+    def after_epoch_begin(self) -> tuple[int, Logs]:
+        """Returns the steps that the epoch which begins has behind it, and the logs after them."""
+        return 0, {}
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Returns a context for an evaluation, of which nothing is saved."""
+        return nullcontext()
+
+    def end_epoch(self, logs: Logs) -> None:
+        """Hears of the end of an epoch, when all callbacks have and `progress` says so."""
+
+    def close(self) -> None:
+        """Waits until what is under way is written."""
 
 
 class Checkpointing(CheckpointHooks):
     """The checkpoints of one training.
 
     Args:
-        settings: Where and how often to save.
-        model: The model.
-        strategy: Sends a checkpoint to all workers.
-        state: The state of the training.
+        settings: Say where and how often.
+        model: To train.
+        strategy: Its workers.
+        state: Of the training.
     """
 
     def __init__(
@@ -55,39 +102,39 @@ class Checkpointing(CheckpointHooks):
         self._lock = FolderLock(settings.folder)
         self._writing = CheckpointWriter(settings, self._store, strategy)
         self._saved_at = time.monotonic()
-        # The checkpoint to resume from, until its state is completely restored.
+        # What the training goes on from, until it is as it was then.
         self._saved: Snapshot | None = None
         self._path = ""
 
     def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
         self._state.callbacks, self._epochs = callbacks, epochs
-        once(self._strategy, self._acquire_lock)
+        from_rank0(self._strategy.group, self._acquire_lock)
         found = resume.choose(self._settings, self._store, self._strategy, say)
         if found is None:
             return False
         self._path, self._saved = found
         self.progress = Progress(**self._saved.state["progress"])
-        self._restore(self._saved)
+        self._give(self._saved)
         self._state.before_training(self._saved)
         if self._strategy.is_chief:
-            self._report()
+            self._tell()
         return True
 
     def after_train_begin(self) -> None:
         if (saved := self._saved) is None:
             return
-        self._restore(saved)
-        self._state.restore_callbacks(saved)
-        self._state.restore_data(saved)
+        self._give(saved)
+        self._state.give_callbacks(saved)
+        self._state.give_data(saved)
         if not self.progress.step:
             self._saved = None
 
     def after_epoch_begin(self) -> tuple[int, Logs]:
         if (saved := self._saved) is None:
             return 0, {}
-        # Restored once more, because callbacks may have changed it in `on_epoch_begin`.
-        self._restore(saved)
-        self._state.restore_callbacks(saved)
+        # As they were within the epoch, whatever its beginning has done once more.
+        self._give(saved)
+        self._state.give_callbacks(saved)
         self._saved = None
         return self.progress.step, self.progress.logs
 
@@ -102,7 +149,7 @@ class Checkpointing(CheckpointHooks):
         every, seconds = self._settings.steps, self._settings.seconds
         is_step = every is not None and progress.total % every == 0
         is_time = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        if is_step or (is_time and not self._state.has_waiting()):  # the clocks of workers differ
+        if is_step or (is_time and not self._state.has_waiting()):  # each worker has its own clock
             self._save()
 
     def interrupted(self) -> None:
@@ -111,7 +158,7 @@ class Checkpointing(CheckpointHooks):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        # An evaluation that is interrupted is repeated from its beginning.
+        # An evaluation that is cut off is to be made anew, from where it began.
         job = self._job()
         try:
             yield
@@ -137,22 +184,22 @@ class Checkpointing(CheckpointHooks):
         self._lock.acquire()
         return ""
 
-    def _restore(self, saved: Snapshot) -> None:
-        self._state.restore_variables(saved, self._path, within_epoch=self.progress.step > 0)
+    def _give(self, saved: Snapshot) -> None:
+        self._state.give_variables(saved, self._path, within_epoch=self.progress.step > 0)
 
-    def _report(self) -> None:
+    def _tell(self) -> None:
         done = self.progress
         if done.stopped or done.epoch >= self._epochs:
-            say(f"Training is already complete after epoch {done.epoch}: {self._path}.")
+            say(f"The training has ended after epoch {done.epoch}: {self._path}.")
         else:
             within = f" and {done.step} steps" if done.step else ""
-            say(f"Resuming after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
+            say(f"Going on after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
 
     def _is_best(self, logs: Logs) -> bool:
-        """Tells whether an epoch was the best so far, and notes it if it was."""
+        """Whether an epoch was the best so far; notes it if so."""
         monitor, best = self._settings.keep_best, self.progress.best
         name = (monitor or "").rpartition(":")[2]
-        if monitor is None or name not in logs:  # an epoch without validation
+        if monitor is None or name not in logs:  # an epoch without a validation
             return False
         value = float(logs[name])
         if best and not keras_callbacks.is_better(self._model, monitor, value, best["value"]):
@@ -166,23 +213,23 @@ class Checkpointing(CheckpointHooks):
         self._writing.submit(self._job())
 
     def _job(self) -> Callable[[], None] | None:
-        """Returns a function that writes a copy of the current state; None except on the chief."""
+        """Takes the state as it is now, and returns what writes it; None: not on this worker."""
         if (snapshot := self._state.take(self.progress)) is None:
             return None
         return self._writing.job(snapshot, self.progress, self._epochs)
 
 
-#: The name of the failed TensorFlow operation at the beginning of its error message.
+#: Which of TensorFlow's operations failed, before what became of it.
 _NODE = re.compile(r"^\{\{.*?\}\} ")
 
 
 class CheckpointWriter:
-    """Writes checkpoints in a background thread, one at a time.
+    """One write after another.
 
     Args:
-        settings: Which checkpoints to keep, and whether a failed write stops the training.
-        store: Where to write.
-        strategy: Described in the manifest.
+        settings: Say which checkpoints stay, and what a write that fails does to the training.
+        store: Takes them.
+        strategy: Of the training, for the manifest.
     """
 
     def __init__(self, settings: Checkpoints, store: Store, strategy: Strategy) -> None:
@@ -190,12 +237,12 @@ class CheckpointWriter:
         self._writer = BackgroundWriter()
 
     def job(self, snapshot: Snapshot, progress: Progress, epochs: int) -> Callable[[], None]:
-        """Returns a function that writes a checkpoint.
+        """Returns what writes a state.
 
         Args:
             snapshot: The state.
-            progress: Progress of the training at that point.
-            epochs: Total number of epochs.
+            progress: Of the training then.
+            epochs: After which the training ends.
         """
         packed, place, facts = snapshot.packed(), progress.place, self._facts(progress, epochs)
         best = Place(*progress.best["place"]) if progress.best else None
@@ -207,24 +254,24 @@ class CheckpointWriter:
         return write
 
     def submit(self, job: Callable[[], None] | None) -> None:
-        """Starts a write in the background thread, and reports the result of the previous one.
+        """Has the thread write, and says what became of the write before.
 
         Raises:
-            ConfigurationError: The previous write failed, and the settings stop the training then.
+            ConfigurationError: It failed, and the training is to stop then.
         """
         try:
             self._writer.wait()
         except (OSError, tf.errors.OpError) as error:
             reason = _NODE.sub("", str(error).splitlines()[0])
-            line = f"Could not write a checkpoint to {self._settings.folder}: {reason}"
+            line = f"A checkpoint could not be written in {self._settings.folder}: {reason}"
             if self._settings.on_error == "stop":
-                raise ConfigurationError(f"{line}. Earlier checkpoints are intact.") from error
-            say(f"{line}. Training continues; earlier checkpoints are intact.")
+                raise ConfigurationError(f"{line}. Older ones are whole.") from error
+            say(f"{line}. The training goes on; older ones are whole.")
         if job is not None:
             self._writer.submit(job)
 
     def _facts(self, progress: Progress, epochs: int) -> dict[str, Any]:
-        """Returns the manifest of a checkpoint."""
+        """What the manifest says of a checkpoint."""
         strategy = self._strategy
         return {
             "step": progress.total,

@@ -1,4 +1,4 @@
-"""The report of what will not match single-device results."""
+"""What of a training is not what one may expect of it, and the lines that say so."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tfdist.upstream.keras_model import seeds_of
 
 
 class ExactnessReport:
-    """Reports once what of a trainer's results will not match one device.
+    """Knows what is not exact of a trainer, and tells it once.
 
     Args:
-        model: The trained model.
-        strategy: Runs the replicas.
+        model: What is trained.
+        strategy: Of its replicas.
         accumulate: Rounds of a training step.
-        sync_batch_norm: Whether BatchNorm uses global moments.
-        is_rebuilt: Whether the model was rebuilt from one that the user still holds.
+        sync_batch_norm: Whether BatchNorm takes global moments.
+        is_rebuilt: Whether the model was made of another one, which its user may go on with.
     """
 
     def __init__(
@@ -33,34 +33,34 @@ class ExactnessReport:
         self._is_rebuilt = is_rebuilt
         self._model, self._strategy = model, strategy
         self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
-        self._is_reported = False
+        self._told = False
 
-    def reported(self) -> str:
-        """Returns the report for a table; `print_once` then prints nothing."""
-        self._is_reported = True
+    def told(self) -> str:
+        """Returns it for a table, after which no line says it again."""
+        self._told = True
         return self._text() or "nothing"
 
-    def print_once(self, data: DataHandler) -> None:
-        """Prints the report on the chief, unless it was reported before.
+    def print_once(self, feed: DataHandler) -> None:
+        """Prints it, on the chief and where nobody was told.
 
         Args:
-            data: The training data; full batches are exact.
+            feed: What the training is about to read; whole batches are exact.
         """
-        if self._is_reported or not self._strategy.is_chief:
+        if self._told or not self._strategy.is_chief:
             return
-        self._is_reported = True
+        self._told = True
         if self._is_rebuilt:
-            tables.text("trainer.model is trained; the model that you passed does not change")
-        if not data.full_batches and (text := self._text()):
+            tables.text("trainer.model is trained: the model that was handed over stays as it was")
+        if not feed.full_batches and (text := self._text()):
             tables.text(f"not exact: {text}")
 
     def _text(self) -> str:
         reasons = dict(self._strategy.inexact)
         if self._strategy.num_replicas * self._accumulate > 1:
-            synchronized = [self._sync_batch_norm or x.synchronized for x in layers_of(self._model)]
-            if not all(synchronized):
+            synchronised = [self._sync_batch_norm or x.synchronized for x in layers_of(self._model)]
+            if not all(synchronised):
                 cure = "sync_batch_norm" + (" without accumulate" if self._accumulate > 1 else "")
-                reasons["BatchNorm"] = f"each replica uses its own moments; use {cure}"
+                reasons["BatchNorm"] = f"each share has its own moments; {cure} mends it"
             if seeds_of(self._model):
-                reasons["random layers"] = "each replica draws its own numbers"
+                reasons["random layers"] = "each share draws numbers of its own"
         return "; ".join(f"{name}: {why}" for name, why in reasons.items())

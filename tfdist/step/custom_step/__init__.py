@@ -1,1 +1,1 @@
-"""A `train_step` or `test_step` that a model's class overrides, run over replicas."""
+"""Training and test steps that a model's class overrides, on shares of the batch."""
