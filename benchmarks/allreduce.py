@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 from tfdist import cluster
 from tfdist.bench import allreduce
 from tfdist.bench.allreduce import Measure
-from tfdist.cluster.ports import free_ports
+from tfdist.cluster.networks import free_ports
 from tfdist.launcher.worker_pool import WorkerPool
 
 DESCRIPTION = "bandwidth of sums over two replicas, with PyTorch's Gloo among the engines"

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.launcher.signals import signals_raise
+from tfdist.launcher.processes import signals_raise
 
 _numbers = itertools.count()
 

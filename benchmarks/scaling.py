@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 from tfdist import cluster
 from tfdist.bench import scaling
 from tfdist.bench.scaling import BY_HAND, RIVAL, Engine, Measure
-from tfdist.cluster.ports import free_ports
+from tfdist.cluster.networks import free_ports
 from tfdist.launcher.worker_pool import WorkerPool
 
 DESCRIPTION = "two processes of one core each, with PyTorch's DDP among the engines"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -38,8 +39,16 @@ _GIB_PER_PROCESS = 4.0
 
 def pytest_xdist_auto_num_workers() -> int:
     """Returns the number of test processes for `-n auto`: one per core, as far as memory allows."""
-    by_memory = int(psutil.virtual_memory().available / 2**30 / _GIB_PER_PROCESS)
-    return max(1, min(len(os.sched_getaffinity(0)), by_memory))
+    memory = min(psutil.virtual_memory().available, _container_limit("memory.max"))
+    cores = min(len(os.sched_getaffinity(0)), _container_limit("cpu.max"))
+    return max(1, int(min(cores, memory / 2**30 / _GIB_PER_PROCESS)))
+
+
+def _container_limit(name: str) -> float:
+    """Returns the limit of this control group: bytes for `memory.max`, cores for `cpu.max`."""
+    file = Path("/sys/fs/cgroup") / name
+    limit, *period = file.read_text().split() if file.exists() else ["max"]
+    return math.inf if limit == "max" else float(limit) / float(period[0] if period else 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:

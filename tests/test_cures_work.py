@@ -22,9 +22,9 @@ from tfdist import schedules
 from tfdist.cluster import Cluster
 from tfdist.config import TrainConfig
 from tfdist.errors import ClusterError, TfdistError
-from tfdist.groups.collective import _tf_strategy
 from tfdist.precision import LossScale
 from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.multi_worker.join import tf_strategy
 
 OPTIMIZER = keras.optimizers.SGD(0.1)
 
@@ -127,14 +127,14 @@ CURES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         "create the optimizer inside build_model",
         lambda: [fit(lambda: compiled_with(keras.optimizers.SGD)) for _ in range(2)],
     ),
-    "compile of its own": (
+    "overrides compile": (
         lambda: fit(named()),
         "pass a function that builds .*it instead of the model",
         lambda: fit(named),
     ),
     "XLA across an exchange": (
         lambda: fit(normalised(jit_compile=True), sync_batch_norm=True),
-        "compile it with jit_compile=False",
+        "Compile the model with jit_compile=False",
         lambda: fit(normalised(jit_compile=False), sync_batch_norm=True),
     ),
     "precision of a model": (
@@ -149,7 +149,7 @@ CURES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "rounds of a whole step": (
         lambda: mirrored(stepped, accumulate=2).fit(X, Y[:12], batch_size=4, verbose=0),
-        "give its optimizers gradient_accumulation_steps instead",
+        "Set gradient_accumulation_steps of its optimizers",
         lambda: mirrored(functools.partial(stepped, gradient_accumulation_steps=2)).fit(
             X, Y[:12], batch_size=4, verbose=0
         ),
@@ -196,7 +196,7 @@ def test_data_that_end_early_are_repeated() -> None:
 def test_workers_join_before_tensorflow_starts(tmp_path: Path) -> None:
     two = Cluster("test", rank=0, size=2, addresses=("localhost:1", "localhost:2"))
     with pytest.raises(ClusterError, match="can no longer join") as refused:
-        _tf_strategy(("CPU:0",), "ring", two)
+        tf_strategy(("CPU:0",), "ring", two)
     (cure,) = re.findall(r"call (tfdist\S+) before", str(refused.value))
     body = f"""
 import tfdist

@@ -12,7 +12,7 @@ import yaml
 
 from tfdist import init
 from tfdist.config import TrainConfig
-from tfdist.launcher import flags
+from tfdist.launcher import options
 
 
 def answer(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -62,7 +62,7 @@ def test_answers(
     line = capsys.readouterr().out.splitlines()[-1].strip()
     assert line == f"python -m {started} tfdist.yaml"
     if "launch" in line:
-        assert flags.parse(shlex.split(line)[3:]).command[-2:] == ("--config", "tfdist.yaml")
+        assert options.parse(shlex.split(line)[3:]).command[-2:] == ("--config", "tfdist.yaml")
 
 
 def test_nothing_is_written_over_or_made_of_half_the_answers(

@@ -16,7 +16,7 @@ import pytest
 from tests.support.starting import ENVIRON, SECONDS, command, launch, launch_program, program
 from tfdist.errors import REQUEUE
 from tfdist.launch import main
-from tfdist.launcher.flags import parse
+from tfdist.launcher.options import parse
 from tfdist.run.strategy_of_workers import with_strategy
 
 #: Starts a child in a session of its own, tells both process ids, and waits for ever.
@@ -276,19 +276,6 @@ def test_strategy_that_nobody_named_is_the_launcher_s(
     assert chosen.command in (given.command, (*given.command, "--strategy", strategy))
 
 
-@pytest.mark.parametrize(
-    ("flags", "by_horovod"),
-    [
-        (["--strategy", "pipeline"], True),
-        (["--strategy", "channel_split"], True),  # the former name of tensor_parallel
-        (["--strategy", "pipeline", "--process-group", "tensorflow"], False),
-        (["--strategy", "multi_worker"], False),
-    ],
-)
-def test_horovod_is_needed_only_for_what_it_joins(flags: list[str], by_horovod: bool) -> None:
-    assert with_strategy(parse(flags)).by_horovod == by_horovod
-
-
 def test_file_whose_strategy_would_train_in_each_worker(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,17 +307,17 @@ def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--num-workers", "0"], "--num-workers: expected a number from 1"),
-        (["--num-workers", "two"], "expected a number from 0, got 'two'"),
+        (["--num-workers", "0"], "--num-workers: expected a number of at least 1"),
+        (["--num-workers", "two"], "expected a number of at least 0, got 'two'"),
         (["--bogus", "--", "true"], "'--bogus' before --: expected"),
         (["--"], "nothing after --"),
-        (["--num-workers", "2", "python", "a.py"], "'python a.py': a command stands after --"),
+        (["--num-workers", "2", "python", "a.py"], "'python a.py': put the command after --"),
         (["--hosts", "a:x"], "expected host:workers"),
         (["--hosts", "a:1,a:1"], "expected host:workers"),
-        (["--hosts", "a:2", "--num-workers", "3"], "places for 2 workers, --num-workers is 3"),
+        (["--hosts", "a:2", "--num-workers", "3"], "--hosts has 2 workers, but --num-workers is 3"),
         (["--on", "a"], "--on a: expected one of --hosts (none)"),
         (["--via", "magic"], "invalid choice: 'magic'"),
-        (["--num-ps", "1", "--via", "mpirun"], "--num-ps is for processes of this host"),
+        (["--num-ps", "1", "--via", "mpirun"], "--num-ps starts processes on this host"),
         (["--port", "4000"], "--port has no effect without --hosts"),
         (["--gpus-per-worker", "2", "--num-ps", "1"], "servers computes on one GPU"),
         (["--cpus-per-worker", "1"], "--cpus-per-worker has no effect without --print-slurm"),

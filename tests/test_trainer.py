@@ -194,8 +194,11 @@ def test_first_fit_says_what_is_not_exact(capsys: pytest.CaptureFixture[str]) ->
     for verbose in (0, 2, 2):
         trainer.fit(**FIT | {"verbose": verbose})
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("not exact: BatchNorm: each share has its own moments; sync_batch_norm") == 1
-    assert said.count("random layers: each share draws numbers of its own") == 1
+    assert (
+        said.count("not exact: BatchNorm: each replica uses its own moments; use sync_batch_norm")
+        == 1
+    )
+    assert said.count("random layers: each replica draws its own numbers") == 1
     assert said.index("not exact") < said.index("loss")
     described = mirrored(build_model)
     described.describe()
@@ -203,9 +206,9 @@ def test_first_fit_says_what_is_not_exact(capsys: pytest.CaptureFixture[str]) ->
         silent.fit(**FIT | {"verbose": 2})
     said = capsys.readouterr().out
     assert "not exact" not in said
-    assert "stays as it was" not in said
+    assert "does not change" not in said
     mirrored(build()).fit(**FIT | {"verbose": 2})
-    assert "the model that was handed over stays as it was" in capsys.readouterr().out
+    assert "the model that you passed does not change" in capsys.readouterr().out
 
 
 def test_averaged_weights_are_in_the_model_after_fit() -> None:

@@ -65,7 +65,7 @@ def test_accumulation_has_no_loss_of_the_whole_batch() -> None:
         model.compile("sgd", lambda y_true, y_pred: keras.ops.std(y_true - y_pred))
         return model
 
-    with pytest.raises(UnsupportedModelError, match=r"sees whole batches .* use accumulate=1"):
+    with pytest.raises(UnsupportedModelError, match=r"needs the full batch .* Use accumulate=1"):
         fit(build_model, y=X[:, :3], accumulate=2)
 
 
@@ -97,7 +97,7 @@ def test_xla_is_left_out_where_it_cannot_be(strategy: str) -> None:
         model.compile("sgd", "mse", jit_compile=True)
         return model
 
-    with pytest.warns(UserWarning, match="jit_compile=True is left out"):
+    with pytest.warns(UserWarning, match="jit_compile=True is ignored"):
         fit(build_model, y=X[:, :3], strategy=strategy)
 
 
@@ -107,5 +107,5 @@ def test_xla_and_an_exchange_in_the_forward_pass() -> None:
         model.compile("sgd", "mse", jit_compile=True)
         return model
 
-    with pytest.raises(ConfigurationError, match="compile it with jit_compile=False"):
+    with pytest.raises(ConfigurationError, match="Compile the model with jit_compile=False"):
         fit(build_model, y=X[:, :3], sync_batch_norm=True)

@@ -11,12 +11,11 @@ from typing import Any
 
 from tfdist.cluster.networks import interface_towards
 from tfdist.console import command
-from tfdist.launcher import flags, group, horovod, kubernetes, mpirun, plan, slurm, workers
-from tfdist.launcher.child import Failure, Streams
-from tfdist.launcher.elastic import Elastic
-from tfdist.launcher.options import Options
+from tfdist.launcher import horovod, manifests, mpirun, plan, processes
+from tfdist.launcher.options import Options, parse
 from tfdist.launcher.plan import Process
-from tfdist.launcher.restarts import Restarts, supervised
+from tfdist.launcher.processes import Streams
+from tfdist.launcher.restarts import Elastic, Failure, Restarts, run_with_restarts
 from tfdist.run.strategy_of_workers import with_strategy
 
 
@@ -25,13 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; that of the first worker that failed; 1 for an error; 130 for an
-        interrupt; `tfdist.errors.REQUEUE` where a scheduler wanted its machine back, and all was
-        saved.
+        interrupt; `tfdist.errors.REQUEUE` where a scheduler preempted the run, which has saved its
+        state.
     """
 
     def parse_and_launch() -> int:
-        chosen = flags.parse(sys.argv[1:] if arguments is None else arguments)
-        failure = launch(with_strategy(chosen))
+        options = parse(sys.argv[1:] if arguments is None else arguments)
+        failure = launch(with_strategy(options))
         if failure is None:
             return 0
         print(str(failure) if failure.preempted else f"error: {failure}", file=sys.stderr)
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return command.run(parse_and_launch)
 
 
-def launch(chosen: Options) -> Failure | None:
+def launch(options: Options) -> Failure | None:
     """Starts what the options say, or prints it.
 
     Returns:
@@ -49,92 +48,93 @@ def launch(chosen: Options) -> Failure | None:
     Raises:
         TfdistError: It cannot be started.
     """
-    if chosen.print_slurm:
-        print(slurm.script(chosen.going_on), end="")
-    elif chosen.print_k8s:
-        print(kubernetes.manifest(chosen.going_on), end="")
-    elif chosen.hosts and chosen.via == "processes" and chosen.on is None and not chosen.dry_run:
-        _print_for_each_host(chosen)
-    elif chosen.elastic:
-        return _run_elastic(chosen, Elastic(*chosen.elastic))
+    if options.print_slurm:
+        print(manifests.slurm(options.resuming), end="")
+    elif options.print_k8s:
+        print(manifests.kubernetes(options.resuming), end="")
+    elif options.hosts and options.via == "processes" and not (options.on or options.dry_run):
+        _print_for_each_host(options)
+    elif options.elastic:
+        return _run_elastic(options, Elastic(*options.elastic))
     else:
-        restarts = Restarts(chosen.max_restarts)
-        return supervised(lambda: _attempt(chosen, restarts), restarts)
+        restarts = Restarts(options.max_restarts)
+        return run_with_restarts(lambda: _attempt(options, restarts), restarts)
     return None
 
 
-def _attempt(chosen: Options, restarts: Restarts) -> Failure | None:
-    """Starts all processes, on ports of their own, from the newest checkpoint after a restart."""
-    chosen = chosen.going_on if restarts.made else chosen
-    if chosen.via != "processes":
-        process, streams = mpirun.process(chosen), Streams(only=chosen.via)
-        return _run([process], chosen, streams=streams)
-    if chosen.num_ps:
-        servers = plan.with_servers(
-            chosen.command, chosen.num_workers, chosen.num_ps, chosen.gpus_per_worker
+def _attempt(options: Options, restarts: Restarts) -> Failure | None:
+    """Starts all processes on new ports; after a restart they resume from the newest checkpoint."""
+    options = options.resuming if restarts.total else options
+    if options.via != "processes":
+        process, streams = mpirun.process(options), Streams(only=options.via)
+        return _run([process], options, streams=streams)
+    if options.num_ps:
+        servers = plan.with_parameter_servers(
+            options.command, options.num_workers, options.num_ps, options.gpus_per_worker
         )
-        return _run(servers, chosen, restarts=restarts)
-    return _run_workers(chosen)
+        return _run(servers, options, restarts=restarts)
+    return _run_workers(options)
 
 
-def _run_elastic(chosen: Options, elastic: Elastic) -> Failure | None:
-    """Runs as many workers as there are places in order."""
-    restarts = Restarts(chosen.max_restarts)
+def _run_elastic(options: Options, elastic: Elastic) -> Failure | None:
+    """Runs a worker in each slot that is not excluded."""
+    restarts = Restarts(options.max_restarts)
 
     def attempt() -> Failure | None:
-        again = chosen.going_on if restarts.made else chosen
-        fewer = replace(again, num_workers=len(elastic.places))
-        return _run_workers(fewer, elastic.places, elastic.seconds)
+        again = options.resuming if restarts.total else options
+        fewer = replace(again, num_workers=len(elastic.slots))
+        return _run_workers(fewer, elastic.slots, elastic.seconds)
 
-    return supervised(attempt, restarts, elastic.note)
+    return run_with_restarts(attempt, restarts, elastic.note)
 
 
-def _run(processes: Sequence[Process], chosen: Options, **options: Any) -> Failure | None:
-    if chosen.dry_run:
-        for process in processes:
+def _run(running: Sequence[Process], options: Options, **how: Any) -> Failure | None:
+    if options.dry_run:
+        for process in running:
             print(f"[{process.name}] {process.line()}")
         return None
-    return group.run(processes, grace=chosen.grace, **options)
+    return processes.run(running, grace=options.grace, **how)
 
 
 def _run_workers(
-    chosen: Options, places: Sequence[int] = (), seconds: float | None = None
+    options: Options, gpu_slots: Sequence[int] = (), seconds: float | None = None
 ) -> Failure | None:
-    """Runs the workers of this host, or of all hosts where they are only shown.
+    """Runs the workers of this host, or prints those of all hosts.
 
     Args:
-        chosen: Says how many.
-        places: Of each worker on this host; empty: its number there.
-        seconds: After which they are preempted.
+        options: Say how many.
+        gpu_slots: By rank, the local rank whose GPUs a worker gets; empty: its own.
+        seconds: Time until they are preempted; None: never.
     """
-    if chosen.on and chosen.by_horovod and not chosen.dry_run:
+    if options.on and options.by_horovod and not options.dry_run:
         horovod.check_host_name()
-    slots = plan.slots(chosen.hosts or {plan.LOCAL: chosen.num_workers})
-    made = workers.plan(
-        chosen.command,
+    slots = plan.slots(options.hosts or {plan.LOCAL: options.num_workers})
+    planned = plan.workers(
+        options.command,
         slots,
-        first_port=chosen.port if chosen.hosts else None,
-        interface=interface_towards(slots[0].host) if chosen.on else "",
-        gpus_per_worker=chosen.gpus_per_worker,
-        places=places,
-        here=chosen.on or plan.LOCAL,
+        first_port=options.port if options.hosts else None,
+        interface=interface_towards(slots[0].host) if options.on else "",
+        gpus_per_worker=options.gpus_per_worker,
+        gpu_slots=gpu_slots,
+        here=options.on or plan.LOCAL,
     )
-    here = [process for process in made.processes if chosen.on in (None, process.host)]
-    if chosen.dry_run:
-        return _run(here, chosen)
-    with workers.rendezvous(made, slots) if chosen.on in (None, slots[0].host) else nullcontext():
-        return _run(here, chosen, seconds=seconds)
+    here = [process for process in planned.processes if options.on in (None, process.host)]
+    if options.dry_run:
+        return _run(here, options)
+    serves = options.on in (None, slots[0].host)
+    with plan.rendezvous(planned, slots) if serves else nullcontext():
+        return _run(here, options, seconds=seconds)
 
 
-def _print_for_each_host(chosen: Options) -> None:
-    """What the user has to type where."""
-    hosts = ",".join(f"{host}:{number}" for host, number in chosen.hosts.items())
-    given = ["--hosts", hosts, "--port", str(chosen.port)]
-    if chosen.gpus_per_worker:
-        given += ["--gpus-per-worker", str(chosen.gpus_per_worker)]
-    for host in chosen.hosts:
-        line = [sys.executable, "-m", "tfdist.launch", *given, "--on", host, "--", *chosen.command]
-        print(f"# on {host}\n{shlex.join(line)}")
+def _print_for_each_host(options: Options) -> None:
+    """Prints the command to run on each host."""
+    hosts = ",".join(f"{host}:{number}" for host, number in options.hosts.items())
+    given = ["--hosts", hosts, "--port", str(options.port)]
+    if options.gpus_per_worker:
+        given += ["--gpus-per-worker", str(options.gpus_per_worker)]
+    for host in options.hosts:
+        line = [sys.executable, "-m", "tfdist.launch", *given, "--on", host, "--"]
+        print(f"# on {host}\n{shlex.join([*line, *options.command])}")
 
 
 if __name__ == "__main__":

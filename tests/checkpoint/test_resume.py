@@ -87,7 +87,7 @@ def test_a_training_that_ended_says_so(tmp_path: Path, capfd: pytest.CaptureFixt
     again = state(fit(folder), folder)
     np.testing.assert_equal(again, first)
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("The training has ended after epoch 4: ")
+    assert line.startswith("Training is already complete after epoch 4: ")
 
 
 def test_each_fit_of_a_trainer_is_saved_by_itself(tmp_path: Path) -> None:
@@ -242,12 +242,13 @@ def test_a_checkpoint_that_cannot_be_written(
     (tmp_path / "folder" / "file").write_text("")
     if on_error == "stop":
         with pytest.raises(
-            ConfigurationError, match=r"could not be written .*Older ones are whole"
+            ConfigurationError,
+            match=r"Could not write a checkpoint .*Earlier .* intact",
         ):
             trainer.fit(X, Y, epochs=2, verbose=0)
     else:
         trainer.fit(X, Y, epochs=2, verbose=0)
         assert len(trainer.model.history.epoch) == 2
         lines = capfd.readouterr().err.splitlines()
-        assert ["could not be written" in line for line in lines] == [True, True]
+        assert ["Could not write a checkpoint" in line for line in lines] == [True, True]
     assert len(Store(tmp_path / "folder").places()) == 1

@@ -1,1 +1,1 @@
-"""The tests of tfdist.cluster.environments."""
+"""The tests of tfdist.cluster."""

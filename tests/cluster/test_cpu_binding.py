@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from tfdist.cluster import cpu_binding
+from tfdist.cluster import record
 
 
 @pytest.mark.parametrize(
     ("own", "local_size", "rows"),
     [
-        (1, 2, {"cores": "1 of 8: the launcher binds each worker; mpirun --bind-to none frees it"}),
+        (1, 2, {"cores": "1 of 8: the launcher binds each worker; use mpirun --bind-to none"}),
         (4, 2, {}),
         (8, 2, {}),
         (8, 1, {}),
@@ -21,7 +21,7 @@ def test_says_so_where_cores_stay_idle(
 ) -> None:
     cores = {0: range(own), os.getppid(): range(8)}
     monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
-    assert cpu_binding.describe(local_size) == rows
+    assert record.describe_binding(local_size) == rows
 
 
 def test_a_launcher_that_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,4 +31,4 @@ def test_a_launcher_that_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> No
         return {0}
 
     monkeypatch.setattr(os, "sched_getaffinity", ask)
-    assert cpu_binding.describe(2) == {}
+    assert record.describe_binding(2) == {}

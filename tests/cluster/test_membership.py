@@ -139,9 +139,9 @@ def test_master_address() -> None:
         (tf_config(worker=["a:70000"]), "port from 1 to 65535"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "Open MPI says rank 4 of 4 workers"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "local rank 2 of 2"),
-        ({"PMI_RANK": "0"}, r"\$PMI_SIZE: expected a number from 0, it is not set"),
+        ({"PMI_RANK": "0"}, r"\$PMI_SIZE: expected a number of at least 0, it is not set"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, r"\$MASTER_ADDR is not set"),
-        (PYTORCH_JOB | {"RANK": "one"}, r"\$RANK: expected a number from 0, got 'one'"),
+        (PYTORCH_JOB | {"RANK": "one"}, r"\$RANK: expected a number of at least 0, got 'one'"),
         (PYTORCH_JOB | {"RANK": "2"}, "Kubernetes says rank 2 of 2"),
     ],
 )
@@ -154,10 +154,10 @@ def test_contradictions(environ: dict[str, str], says: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"workers": ["a:1", "b:1"]}, "give each its own, from 0 to 1"),
-        ({"workers": ["a:1", "b:1"], "rank": 2}, "rank 2 for this one"),
+        ({"workers": ["a:1", "b:1"]}, "give each worker a rank of its own, from 0 to 1"),
+        ({"workers": ["a:1", "b:1"], "rank": 2}, "--rank is 2"),
         ({"workers": ["a:1", "a:1"], "rank": 0}, "flags gives a:1 to two tasks"),
-        ({"rank": 0}, "without the workers' addresses"),
+        ({"rank": 0}, "--rank 0 without --workers"),
     ],
 )
 def test_flags_that_contradict_themselves(flags: dict[str, Any], says: str) -> None:
@@ -184,7 +184,7 @@ def test_barrier_is_the_strategy_s() -> None:
     calls = []
     cluster.barrier()  # alone
     cluster.use(Cluster("flags", rank=0, size=2))
-    with pytest.raises(ClusterError, match="nothing joins them yet"):
+    with pytest.raises(ClusterError, match="no strategy connects them yet"):
         cluster.barrier()
     cluster.on_barrier(lambda: calls.append(1))
     cluster.barrier()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-from tfdist.cluster.ports import free_ports, held_ports
+from tfdist.cluster.networks import free_ports, held_ports
 
 
 def test_held_ports_are_nobody_elses_until_then() -> None:

@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.waiting import wait_for
-from tfdist.cluster import Cluster, exchange_addresses
-from tfdist.cluster.ports import free_ports
-from tfdist.cluster.rendezvous import client, server
+from tfdist.cluster import Cluster, exchange_addresses, rendezvous
+from tfdist.cluster.networks import free_ports
 from tfdist.errors import ClusterError
 
 LONG = 30.0
@@ -25,7 +24,7 @@ IN_BETWEEN = 2.0
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(rendezvous, "_RETRY_SECONDS", 0.02)
 
 
 def with_master(size: int) -> list[Cluster]:
@@ -96,7 +95,7 @@ def test_workers_that_never_come_are_named_to_all(make: type) -> None:
 
 
 def test_rank_0_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_MESSAGE_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "_MESSAGE_SECONDS", 0.1)
     (said,) = errors(exchange([with_master(2)[1]], SHORT))
     assert "Rank 1 waited 0 s for rank 0 at 127.0.0.1:" in said
 
@@ -116,12 +115,12 @@ def test_workers_that_disagree_about_the_cluster() -> None:
     second = dataclasses.replace(second, addresses=(first.addresses[0], elsewhere))
     said = errors(exchange([first, second]))
     assert len(said) == 2
-    assert all("Rank 1 and rank 0 know different clusters" in text for text in said)
+    assert all("Rank 1 and rank 0 have different lists of workers" in text for text in said)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_port_in_use(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_MESSAGE_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "_MESSAGE_SECONDS", 0.1)
     clusters = with_addresses(2)
     host, _, port = clusters[rank].address.partition(":")
     with socket.create_server((host, int(port))):

@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tfdist.cluster.ports import held_ports
-from tfdist.cluster.roll_call import roll_call
-from tfdist.cluster.signs_of_life import silent
+from tfdist.cluster.liveness import roll_call, silent
+from tfdist.cluster.networks import held_ports
 from tfdist.errors import ClusterError
 from tfdist.launcher import horovod
 from tfdist.launcher.plan import LOCAL, slots
@@ -49,7 +48,7 @@ def test_a_launcher_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_ports(1) as (port,):
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(port))
-        with pytest.raises(ClusterError, match=f"does not reach the launcher's server at .*{port}"):
+        with pytest.raises(ClusterError, match=f"cannot reach the launcher's server at .*{port}"):
             roll_call(0, 2)
 
 

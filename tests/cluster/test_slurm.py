@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfdist.cluster import environments as slurm
 from tfdist.cluster import membership
-from tfdist.cluster.environments import slurm
 from tfdist.errors import ClusterError
 
 
@@ -66,7 +66,7 @@ def environ(rank: int, size: int, nodes: str, tasks: str, **more: str) -> dict[s
 
 
 def test_all_ranks_compute_the_same_addresses() -> None:
-    seen = [slurm.read(environ(rank, 3, "n[1-2]", "2,1")) for rank in range(3)]
+    seen = [slurm.read_slurm(environ(rank, 3, "n[1-2]", "2,1")) for rank in range(3)]
     first = seen[0]
     assert first is not None
     hosts = [address.partition(":")[0] for address in first.addresses]
@@ -97,14 +97,14 @@ def test_batch_script_is_no_task_of_several(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_steps_of_a_job_do_not_share_ports() -> None:
-    one, two = (slurm.read(environ(0, 1, "n1", "1", SLURM_STEP_ID=step)) for step in "01")
+    one, two = (slurm.read_slurm(environ(0, 1, "n1", "1", SLURM_STEP_ID=step)) for step in "01")
     assert one is not None
     assert two is not None
     assert one.addresses != two.addresses
 
 
 def test_tasks_dealt_out_in_turn() -> None:
-    cluster = slurm.read(environ(1, 4, "n[1-2]", "2(x2)", SLURM_DISTRIBUTION="cyclic"))
+    cluster = slurm.read_slurm(environ(1, 4, "n[1-2]", "2(x2)", SLURM_DISTRIBUTION="cyclic"))
     assert cluster is not None
     assert [address[:2] for address in cluster.addresses] == ["n1", "n2", "n1", "n2"]
 
@@ -122,4 +122,4 @@ def test_tasks_dealt_out_in_turn() -> None:
 )
 def test_contradictions(variables: dict[str, str], says: str) -> None:
     with pytest.raises(ClusterError, match=says):
-        slurm.read(variables)
+        slurm.read_slurm(variables)

@@ -1,4 +1,4 @@
-"""Models whose parts are trained against each other, as small as they can be."""
+"""Small models whose parts are trained against each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the models with steps of their own have in common: their rows, and draws that can be off."""
+"""What the models with custom steps have in common: rows, and noise that can be turned off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with a training step of their own come to the numbers of one device."""
+"""Models with a custom `train_step` match one device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trained(name: str, strategy: str, devices: int, draws: bool = False, **optio
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(**fit_arguments(own, trainer.model) | options)
-    said = [str(w.message) for w in caught if "computes whole batches" in str(w.message)]
+    said = [str(w.message) for w in caught if "computes the full batch" in str(w.message)]
     assert len(said) == (own.whole is not None and devices > 1)
     assert all(str(own.whole) in message for message in said)
     return trainer
@@ -51,7 +51,7 @@ def trained(name: str, strategy: str, devices: int, draws: bool = False, **optio
         for s in [*STRATEGIES, ("mirrored", 3)]
     ],
 )
-def test_the_numbers_of_one_device(name: str, strategy: str, devices: int) -> None:
+def test_matches_one_device(name: str, strategy: str, devices: int) -> None:
     plain, history = on_one_device(name)
     trainer = trained(name, strategy, devices)
     assert_same_weights(trainer.model, plain)

@@ -1,4 +1,4 @@
-"""What a step of one's own may do: each form on its own, beside plain Keras on one device."""
+"""What a custom step may do: each form by itself, compared with plain Keras on one device."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", STEPS | WHOLE)
-def test_the_numbers_of_one_device(name: str) -> None:
+def test_matches_one_device(name: str) -> None:
     build = (STEPS | WHOLE)[name]
     plain, trainer = build(), mirrored(build)
     history = plain.fit(**FIT).history
@@ -153,7 +153,7 @@ def test_the_numbers_of_one_device(name: str) -> None:
         found = trainer.fit(**FIT).history
     assert_same_weights(trainer.model, plain)
     assert_close({name: found[name] for name in history}, history)
-    said = [w for w in caught if "computes whole batches" in str(w.message)]
+    said = [w for w in caught if "computes the full batch" in str(w.message)]
     assert bool(said) == (name in WHOLE)
 
 
@@ -192,7 +192,7 @@ class ByRow(Stepping):
     ("build", "says"),
     [
         (builder(InBranch), "assigns to '.*bias' inside of a tf.cond"),
-        (builder(ByRow), "returns 'rows', which is no number"),
+        (builder(ByRow), "returns 'rows', which is not a number"),
         (builder(optimizer=lambda: keras.optimizers.ScheduleFreeAdamW()), "ScheduleFreeAdamW"),
     ],
 )
@@ -214,20 +214,22 @@ def test_a_variable_of_tensorflow_is_refused() -> None:
     assert float(Counting.counter) == 0.0
 
 
-def test_xla_is_left_out_with_a_warning() -> None:
+def test_xla_is_ignored_with_a_warning() -> None:
     plain, trainer = builder()(), mirrored(builder(jit_compile=True))
     plain.fit(**FIT)
-    with pytest.warns(UserWarning, match=r"jit_compile=True is left out: .*train_step exchanges"):
+    with pytest.warns(UserWarning, match=r"jit_compile=True is ignored: .*train_step sums"):
         trainer.fit(**FIT)
     assert_same_weights(trainer.model, plain)
 
 
 def test_rounds_of_a_step_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="gradient_accumulation_steps instead"):
+    with pytest.raises(
+        ConfigurationError, match="Set gradient_accumulation_steps of its optimizers"
+    ):
         mirrored(builder(), accumulate=2).fit(**FIT)
 
 
-def test_a_model_that_compiles_itself_is_no_instance_to_rebuild() -> None:
+def test_a_model_that_overrides_compile_cannot_be_rebuilt() -> None:
     class Compiling(Stepping):
         def compile(self, rate: float) -> None:
             super().compile(keras.optimizers.SGD(rate), "mse")

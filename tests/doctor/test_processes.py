@@ -40,7 +40,7 @@ def test_mpi4py_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (check.name, check.state) == ("mpi4py", "missing")
     assert check.cure.endswith("pip install mpi4py")
     vendor = SimpleNamespace(get_vendor=lambda: ("Open MPI", (5, 0, 11)))
-    monkeypatch.setattr(processes.over_mpi, "load", lambda: vendor)
+    monkeypatch.setattr(processes.rendezvous, "load_mpi", lambda: vendor)
     assert processes._mpi4py() == Check("mpi4py", "loads Open MPI 5.0.11")
 
 

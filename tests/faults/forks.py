@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tfdist.launcher import horovod, workers
+from tfdist.launcher import horovod, plan
 from tfdist.launcher.plan import LOCAL, slots
 
 #: For an attempt, on a busy machine.
@@ -121,9 +121,9 @@ class Group:
         self._helpers: list[Forked] = []
         if num_workers > 1:
             places = slots({LOCAL: num_workers})
-            plan = workers.plan(["true"], places)
-            told = [dict(process.environ) for process in plan.processes]
-            port = int(plan.rendezvous.rpartition(":")[2])
+            planned = plan.workers(["true"], places)
+            told = [dict(process.environ) for process in planned.processes]
+            port = int(planned.rendezvous.rpartition(":")[2])
 
             def serve(_: Tell) -> None:
                 with horovod.serving(places, port):

@@ -8,8 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.watchdog import start_up
-from tfdist.watchdog.report import Report, State
-from tfdist.watchdog.status import Status
+from tfdist.watchdog.status import Report, State, Status
 from tfdist.watchdog.verdict import COMPILE_SECONDS, verdict
 
 LIMIT = 300.0

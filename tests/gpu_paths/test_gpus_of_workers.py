@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.cluster import Cluster, exchange_addresses, gpus
-from tfdist.cluster.ports import free_ports
+from tfdist.cluster.networks import free_ports
 from tfdist.errors import ClusterError, ConfigurationError
-from tfdist.groups import collective
-from tfdist.launcher import plan, workers
-from tfdist.launcher.flags import parse
-from tfdist.strategies.parameter_server.cluster import server_options
+from tfdist.launcher import plan
+from tfdist.launcher.options import parse
+from tfdist.strategies.multi_worker import join
+from tfdist.strategies.parameter_server.processes import server_options
 
 SECONDS = 30.0
 #: An inherited CUDA_VISIBLE_DEVICES of as many GPUs as there are.
@@ -45,7 +45,7 @@ def inherit(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
 
 def visible_by_worker(num_workers: int, num_gpus: int) -> list[str]:
     """What the launcher tells each worker to see."""
-    made = workers.plan(["run"], plan.slots({plan.LOCAL: num_workers}), gpus_per_worker=num_gpus)
+    made = plan.workers(["run"], plan.slots({plan.LOCAL: num_workers}), gpus_per_worker=num_gpus)
     return [process.environ[gpus.VISIBLE] for process in made.processes]
 
 
@@ -83,21 +83,21 @@ def test_entries_behind_an_invalid_one_do_not_count(monkeypatch: pytest.MonkeyPa
 def test_gpus_of_other_hosts_are_counted_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "6,7")
     slots = plan.slots({"a": 2, "b": 2})
-    made = workers.plan(["run"], slots, first_port=5000, gpus_per_worker=1, here="a")
+    made = plan.workers(["run"], slots, first_port=5000, gpus_per_worker=1, here="a")
     assert [one.environ[gpus.VISIBLE] for one in made.processes] == ["6", "7", "0", "1"]
 
 
 def test_a_place_that_is_left_out_keeps_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "4,5,6")
     slots = plan.slots({plan.LOCAL: 2})
-    made = workers.plan(["run"], slots, gpus_per_worker=1, places=[0, 2])
+    made = plan.workers(["run"], slots, gpus_per_worker=1, gpu_slots=[0, 2])
     assert [one.environ[gpus.VISIBLE] for one in made.processes] == ["4", "6"]
 
 
 def test_workers_of_parameter_servers_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "4,5,6")
     options = parse(["--num-ps", "1", "--num-workers", "2", "--gpus-per-worker", "1", "--", "run"])
-    made = plan.with_servers(options.command, 2, 1, options.gpus_per_worker)
+    made = plan.with_parameter_servers(options.command, 2, 1, options.gpus_per_worker)
     seen = {process.name: process.environ[gpus.VISIBLE] for process in made}
     assert seen == {"chief": "-1", "worker 0": "4", "worker 1": "5", "ps 0": "-1"}
 
@@ -243,7 +243,7 @@ def test_second_worker_of_two_is_shown_its_gpus(
     )
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda device, value: None)
-    monkeypatch.setattr(collective, "has_started", lambda: False)
+    monkeypatch.setattr(join, "has_started", lambda: False)
     first, second = clusters(2)
     claims = [f"GPU-{i:02d}-abcdef" for i in range(4)]
     claims = claims if isinstance(asked, (int, type(None))) else [claims[1], claims[3]]
@@ -251,7 +251,7 @@ def test_second_worker_of_two_is_shown_its_gpus(
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         stack.callback(cluster.leave)
         other = pool.submit(exchange_addresses, first, SECONDS, claims)
-        whole, found = collective._meet(second, asked, "auto", 1)
+        whole, found = join.meet(second, asked, "auto")
         other.result()
     assert [seen.index(device) for device in state["GPU"]] == shown
     assert found == names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from typing import Any
 
@@ -10,7 +11,13 @@ import pytest
 import tensorflow as tf
 
 from tests.gpu_paths import step_graph
-from tfdist.strategies.multi_worker import MultiWorker
+from tfdist import strategies
+from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.strategies.multi_worker.strategy import MultiWorker
+
+NEEDS_HOROVOD = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod"
+)
 
 
 def unordered(graphs: step_graph.StepGraphs) -> list[tuple[str, str]]:
@@ -45,7 +52,7 @@ def collectives(nodes: list[tf.compat.v1.NodeDef]) -> list[str]:
             marks=pytest.mark.long,
         ),
         pytest.param(
-            step_graph.build_embedding(metrics=["mae", keras.metrics.AUC()]),
+            step_graph.build_embedding(metrics=["mae", "AUC"]),
             "int32",
             {"accumulate": 2},
             marks=pytest.mark.long,
@@ -61,3 +68,34 @@ def test_any_two_of_a_device_have_an_order(build: Any, dtype: str, options: dict
     graphs = step_graph.step_graphs(MultiWorker(2), build, step_graph.batches(dtype), **options)
     assert len([nodes for nodes in graphs.by_device if collectives(nodes)]) == 2
     assert not unordered(graphs)
+
+
+def _in_worker(name: str) -> Any:
+    """In a worker: returns what trains and returns what an order of collectives depends on."""
+    strategy = strategies.create(name)
+    strategy._prefetch = True  # as on GPUs
+
+    def answer(unknown_length: bool) -> tuple[list[str], list[tuple[str, str]]]:
+        data = step_graph.batches("int32")
+        data = data.filter(lambda *_: True) if unknown_length else data
+        graphs = step_graph.step_graphs(strategy, step_graph.build_embedding(), data)
+        names = [n.name for n in graphs.nodes() if n.op.startswith(("Collective", "Horovod"))]
+        return names, unordered(graphs)
+
+    return answer
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "name", ["multi_worker", pytest.param("horovod", marks=[pytest.mark.long, NEEDS_HOROVOD])]
+)
+def test_order_over_two_workers(name: str) -> None:
+    """Horovod needs no order: it pairs operations by their names, which are unique in a graph."""
+    with WorkerPool(_in_worker, name) as pool:
+        (names, pairs), (others, _) = pool.ask(True)
+        of_known_length, _ = pool.ask(False)[0]
+    assert sorted(names) == sorted(others)
+    assert len(names) == len(set(names)) > 0
+    assert not pairs
+    # Finding the end of the data takes none.
+    assert len(of_known_length) == len(names)

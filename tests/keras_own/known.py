@@ -17,7 +17,7 @@ _SUMMARY = (
 
 #: By a part of the test's name and a part of its error: what a Trainer does otherwise.
 REASONS: list[tuple[str, str, str]] = [
-    ("", "A global batch of 1 rows leaves some of 2 replicas without work", _ONE_ROW),
+    ("", "A global batch of 1 rows has fewer rows than 2 replicas", _ONE_ROW),
     ("test_swap_ema_weights_with_tf_distribute", "__array__", _OWN_SCOPE),
     ("test_custom_summary", "tag='custom_summary'", _SUMMARY),
 ]

@@ -13,15 +13,15 @@ import yaml
 
 from tests.support.manifest_schemas import JOBS
 from tfdist.errors import REQUEUE, ConfigurationError
-from tfdist.launcher import kubernetes, slurm
-from tfdist.launcher.flags import parse
+from tfdist.launcher import manifests
+from tfdist.launcher.options import parse
 from tfdist.run.strategy_of_workers import with_strategy
 
 COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
 
 
 def manifest(*flags: str) -> dict[str, Any]:
-    return yaml.safe_load(kubernetes.manifest(parse([*flags, *COMMAND])))
+    return yaml.safe_load(manifests.kubernetes(parse([*flags, *COMMAND])))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_mpi_job_runs_the_command_on_all_workers() -> None:
     ],
 )
 def test_kind_follows_the_strategy(flags: list[str], kind: str) -> None:
-    made = yaml.safe_load(kubernetes.manifest(with_strategy(parse(["--print-k8s", *flags]))))
+    made = yaml.safe_load(manifests.kubernetes(with_strategy(parse(["--print-k8s", *flags]))))
     assert made["kind"] == kind
 
 
@@ -104,7 +104,7 @@ def test_what_was_preempted_starts_again() -> None:
 
 def test_slurm_script() -> None:
     flags = ["--print-slurm", "--hosts", "n1:2,n2:2", "--gpus-per-worker", "1", "--name", "digits"]
-    script = slurm.script(parse([*flags, *COMMAND]))
+    script = manifests.slurm(parse([*flags, *COMMAND]))
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
     for wanted in ("ntasks=4", "nodes=2", "nodelist=n1,n2", "gpus-per-task=1", "job-name=digits"):
         assert f"#SBATCH --{wanted}" in directives
@@ -114,7 +114,7 @@ def test_slurm_script() -> None:
 def test_slurm_script_runs_the_command(tmp_path: Any) -> None:
     bash = shutil.which("bash")
     assert bash
-    script = slurm.script(parse(["--print-slurm", *COMMAND]))
+    script = manifests.slurm(parse(["--print-slurm", *COMMAND]))
     code, printed = run_script(tmp_path, script, codes=[0])
     assert printed.split("|")[-5:] == ["python", "train.py", "--name", "it's", "\n"]
     assert code == 0
@@ -131,7 +131,7 @@ def test_slurm_script_runs_the_command(tmp_path: Any) -> None:
 def test_slurm_script_starts_again(
     tmp_path: Any, codes: list[int], ends_with: int, runs: int, requeued: bool
 ) -> None:
-    script = slurm.script(parse(["--print-slurm", "--max-restarts", "2", *COMMAND]))
+    script = manifests.slurm(parse(["--print-slurm", "--max-restarts", "2", *COMMAND]))
     code, printed = run_script(tmp_path, script, codes)
     assert (code, printed.count("train.py")) == (ends_with, runs)
     assert ("requeue 17" in printed) == requeued

@@ -16,7 +16,7 @@ HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "5"}
 
 def prefixed(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tfdist.launcher.mpi_output", *program],
+        [sys.executable, "-m", "tfdist.launcher.output", *program],
         env=ENVIRON | HYDRA,
         pass_fds=fds,
         capture_output=True,

@@ -69,7 +69,7 @@ def test_model_that_the_function_takes_with_it() -> None:
         tfdist.notebook_launch(lambda: inner())
     with pytest.raises(LaunchError, match="a EagerTensor of this notebook"):
         tfdist.notebook_launch(lambda x: x, args=(tf.constant(1),))
-    with pytest.raises(LaunchError, match=r"cannot go to the workers .*lock.*: make that"):
+    with pytest.raises(LaunchError, match=r"cannot be pickled .*lock.*: create it"):
         tfdist.notebook_launch(lambda x: x, kwargs={"x": threading.Lock()})
 
 
@@ -91,7 +91,7 @@ def test_result_that_cannot_come_back() -> None:
     def fn() -> object:
         return (number for number in range(3))
 
-    with pytest.raises(LaunchError, match="generator, which pickle does not take"):
+    with pytest.raises(LaunchError, match="generator, which cannot be pickled"):
         tfdist.notebook_launch(fn, num_workers=1)
 
 

@@ -17,9 +17,8 @@ from tests.support.starting import launch
 from tfdist import cluster
 from tfdist.cluster import mpi_library
 from tfdist.errors import LaunchError
-from tfdist.launcher import horovod, mpirun, plan, workers
-from tfdist.launcher.flags import parse
-from tfdist.launcher.options import Options
+from tfdist.launcher import horovod, mpirun, plan
+from tfdist.launcher.options import Options, parse
 
 
 def test_places_are_those_that_horovod_computes() -> None:
@@ -32,7 +31,7 @@ def test_places_are_those_that_horovod_computes() -> None:
 
 def test_every_worker_is_told_the_same_cluster() -> None:
     slots = plan.slots({"a": 2, "b": 1})
-    made = workers.plan(["run"], slots, first_port=5000, interface="eth0")
+    made = plan.workers(["run"], slots, first_port=5000, interface="eth0")
     seen = [cluster.discover(process.environ) for process in made.processes]
     assert [found.rank for found in seen] == [0, 1, 2]
     assert [found.local_rank for found in seen] == [0, 1, 0]
@@ -42,18 +41,18 @@ def test_every_worker_is_told_the_same_cluster() -> None:
 
 
 def test_each_worker_sees_gpus_of_its_own() -> None:
-    made = workers.plan(["run"], plan.slots({"a": 2, "b": 1}), first_port=5000, gpus_per_worker=2)
+    made = plan.workers(["run"], plan.slots({"a": 2, "b": 1}), first_port=5000, gpus_per_worker=2)
     visible = [process.environ["CUDA_VISIBLE_DEVICES"] for process in made.processes]
     assert visible == ["0,1", "2,3", "0,1"]
 
 
 def test_servers_and_workers_are_told_the_same_cluster() -> None:
-    made = plan.with_servers(["run"], num_workers=2, num_ps=1)
+    made = plan.with_parameter_servers(["run"], num_workers=2, num_ps=1)
     seen = [cluster.discover(process.environ) for process in made]
     assert [found.task for found in seen] == ["chief", "worker", "worker", "ps"]
     assert [process.name for process in made] == ["chief", "worker 0", "worker 1", "ps 0"]
     assert len({*seen[0].addresses, *seen[0].ps}) == 4
-    assert [process.leads for process in made] == [True, False, False, False]
+    assert [process.ends_run for process in made] == [True, False, False, False]
 
 
 def parsed(*flags: str) -> Options:
@@ -76,7 +75,7 @@ def test_mpirun(kind: str, flags: list[str], words: str, monkeypatch: pytest.Mon
     process = mpirun.process(parsed("--via", "mpirun", *flags))
     line = " ".join(process.command)
     assert words in line
-    assert line.endswith("-m tfdist.launcher.mpi_output program --flag")
+    assert line.endswith("-m tfdist.launcher.output program --flag")
     assert ("OMPI_ALLOW_RUN_AS_ROOT" in process.environ) == (
         kind == "Open MPI" and os.geteuid() == 0
     )
@@ -136,8 +135,8 @@ def test_host_s_own_name(address: str, fits: bool, monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(not horovod.installed(), reason="no Horovod")
 def test_workers_meet_at_horovod_s_server() -> None:
     slots = plan.slots({plan.LOCAL: 2})
-    made = workers.plan(["run"], slots)
-    with workers.rendezvous(made, slots):
+    made = plan.workers(["run"], slots)
+    with plan.rendezvous(made, slots):
         url = f"http://{made.rendezvous}/scope/key"
         put = urllib.request.Request(url, data=b"value", method="PUT")
         urllib.request.urlopen(put, timeout=10).close()

@@ -14,10 +14,8 @@ from tests.support.starting import ENVIRON, SECONDS, command, launch, program
 from tests.support.waiting import wait_for
 from tfdist import launch as launching
 from tfdist.errors import REQUEUE
-from tfdist.launcher.child import Failure
-from tfdist.launcher.elastic import Elastic
-from tfdist.launcher.flags import parse
-from tfdist.launcher.restarts import Restarts, supervised
+from tfdist.launcher.options import parse
+from tfdist.launcher.restarts import Elastic, Failure, Restarts, run_with_restarts
 
 FAILED, PREEMPTED = Failure("1", 9, ""), Failure("0", REQUEUE, "")
 #: What a rank says that waited for another one in vain.
@@ -38,37 +36,37 @@ def test_the_limit_is_exact_and_preemptions_do_not_count(
 ) -> None:
     restarts = Restarts(3)
     attempts = iter(ends)
-    assert supervised(lambda: next(attempts), restarts) == last
+    assert run_with_restarts(lambda: next(attempts), restarts) == last
     assert next(attempts, "all made") == "all made"
     assert (restarts.failures, restarts.preemptions) == (3, ends.count(PREEMPTED))
 
 
 def test_a_training_that_starts_again_goes_on() -> None:
-    (*_, flag, value) = parse(["--epochs", "2"]).going_on.command
+    (*_, flag, value) = parse(["--epochs", "2"]).resuming.command
     assert (flag, value) == ("--resume", "auto")
     for told in (["--resume=never"], ["--", "true"]):
-        assert parse(told).going_on == parse(told)
+        assert parse(told).resuming == parse(told)
 
 
 def test_without_restarts_a_preemption_is_left_to_the_scheduler() -> None:
-    assert supervised(lambda: PREEMPTED, Restarts(0)) == PREEMPTED
+    assert run_with_restarts(lambda: PREEMPTED, Restarts(0)) == PREEMPTED
 
 
 @pytest.mark.parametrize("failure", [FAILED, WAITED])
 def test_a_place_that_fails_twice_is_left_out_and_tried_again(failure: Failure) -> None:
     elastic = Elastic(2, 3, retry_seconds=8)
     counted = [elastic.note(failure)]
-    assert (elastic.places, elastic.seconds) == ([0, 1, 2], None)
+    assert (elastic.slots, elastic.seconds) == ([0, 1, 2], None)
     counted.append(elastic.note(failure))
-    assert (elastic.places, elastic.seconds) == ([0, 2], 8)
+    assert (elastic.slots, elastic.seconds) == ([0, 2], 8)
     counted.append(elastic.note(PREEMPTED))  # after 8 seconds
-    assert (elastic.places, elastic.seconds) == ([0, 1, 2], None)
+    assert (elastic.slots, elastic.seconds) == ([0, 1, 2], None)
     counted.append(elastic.note(failure))
-    assert (elastic.places, elastic.seconds) == ([0, 2], 16)
+    assert (elastic.slots, elastic.seconds) == ([0, 2], 16)
     assert counted == [True, True, True, False]
-    for _ in range(3):  # of the place 2: fewer than two must not go on
+    for _ in range(3):  # for slot 2: at least two workers remain
         assert elastic.note(failure)
-        assert elastic.places == [0, 2]
+        assert elastic.slots == [0, 2]
 
 
 BODY = """
@@ -95,10 +93,10 @@ time.sleep(600)
         assert len(set((tmp_path / f"runs {rank} 2").read_text().splitlines())) == 3
 
 
-def test_it_goes_on_without_a_place_that_fails_and_tries_it_again(
+def test_a_slot_that_fails_is_excluded_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The GPU of place 1 is out of order until the run has gone on without it.
+    """The GPU of slot 1 is broken until the run has continued without it.
 
     The seconds are for one worker to begin in, on a busy machine too.
     """
@@ -151,7 +149,7 @@ def test_preemption_of_a_worker_lets_all_save_and_is_a_launcher_s_end(tmp_path: 
     began = time.monotonic()
     done = launch("--", sys.executable, program(tmp_path, body), cwd=tmp_path)
     assert done.returncode == REQUEUE
-    assert "was preempted, and all stopped: the same command goes on." in done.stderr
+    assert "was preempted, and all workers stopped: run the same command" in done.stderr
     assert len(list(tmp_path.glob("saved *"))) == 2
     assert time.monotonic() - began < SECONDS / 2
 
@@ -160,11 +158,14 @@ def test_preemption_of_a_worker_lets_all_save_and_is_a_launcher_s_end(tmp_path: 
     ("flags", "says"),
     [
         (["--elastic", "2:1", "--max-restarts", "1"], "expected numbers of workers like 2:4"),
-        (["--elastic", "1:2"], "with --max-restarts"),
-        (["--elastic", "1:2", "--max-restarts", "1", "--num-workers", "3"], "leave --num-workers"),
-        (["--elastic", "1:2", "--max-restarts", "1", "--via", "mpirun"], "is for workers of this"),
-        (["--max-restarts", "1", "--hosts", "a:1,b:1"], "one launcher alone cannot start"),
-        (["--max-restarts", "1", "--print-k8s", "tfjob"], "Let the scheduler start all"),
+        (["--elastic", "1:2"], "--elastic needs --max-restarts"),
+        (
+            ["--elastic", "1:2", "--max-restarts", "1", "--num-workers", "3"],
+            "leave out --num-workers",
+        ),
+        (["--elastic", "1:2", "--max-restarts", "1", "--via", "mpirun"], "works only for workers"),
+        (["--max-restarts", "1", "--hosts", "a:1,b:1"], "cannot restart the workers of the others"),
+        (["--max-restarts", "1", "--print-k8s", "tfjob"], "let the scheduler restart all"),
     ],
 )
 def test_what_cannot_be_started_again(

@@ -1,4 +1,4 @@
-"""Which callbacks each worker gets, as a list or in a container made by hand."""
+"""The callbacks of each worker, given as a list or as a container."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def names(container: kc.CallbackList) -> list[str]:
     return [type(callback).__name__ for callback in container.callbacks]
 
 
-def test_order_stays_and_the_progress_line_comes_last() -> None:
+def test_order_is_kept_and_the_progress_bar_is_last() -> None:
     callbacks = [[kc.EarlyStopping()], Writer(), kc.TerminateOnNaN()]
     chief, other = (create(callbacks, Worker(rank), ProgressBar(None)) for rank in (0, 1))
     assert names(other) == ["EarlyStopping", "TerminateOnNaN", "ProgressBar", "History"]
@@ -49,13 +49,13 @@ def test_one_worker_is_the_chief() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_container_is_left_as_it_is(num_workers: int) -> None:
+def test_a_container_is_not_changed(num_workers: int) -> None:
     container = kc.CallbackList([Writer() if num_workers == 1 else kc.TerminateOnNaN()])
     assert create(container, Worker(0, num_workers), ProgressBar(None)) is container
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_variables_are_compared_where_the_chief_might_change_them(rank: int) -> None:
+def test_variables_are_compared_if_the_chief_may_change_them(rank: int) -> None:
     reader = Writer()
     reader.only_reads = True
     assert type(create([reader], Worker(rank))) is kc.CallbackList
@@ -63,7 +63,7 @@ def test_variables_are_compared_where_the_chief_might_change_them(rank: int) -> 
     assert type(create([Writer()], Worker(0, num_workers=1))) is kc.CallbackList
 
 
-def test_container_of_several_workers_loses_what_is_the_chiefs() -> None:
+def test_other_workers_drop_the_chiefs_callbacks() -> None:
     model = keras.Model()
     container = kc.CallbackList([Writer(), kc.TerminateOnNaN()], model=model, epochs=3)
     other = create(container, Worker(1), ProgressBar(None))

@@ -1,4 +1,4 @@
-"""What runs on every worker and what on the chief alone, for every callback of Keras and others."""
+"""Which callbacks of Keras and other packages run on every worker, and which on the chief."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def test_every_callback_of_keras_is_known() -> None:
 
 
 @pytest.mark.parametrize("cls", sorted(WRITE, key=str))
-def test_what_writes_runs_on_the_chief_alone(cls: type[kc.Callback]) -> None:
+def test_writers_run_on_the_chief(cls: type[kc.Callback]) -> None:
     assert is_chief_only(made(cls))
     assert not is_chief_only(made(cls, chief_only=False))
 
 
 @pytest.mark.parametrize("cls", sorted(DECIDE, key=str))
-def test_what_decides_runs_everywhere(cls: type[kc.Callback]) -> None:
+def test_deciding_callbacks_run_on_every_worker(cls: type[kc.Callback]) -> None:
     assert not is_chief_only(made(cls))
     assert is_chief_only(made(cls, chief_only=True))
 
 
-def test_what_only_writes_is_known_to_leave_the_model_as_it_is(tmp_path: Path) -> None:
+def test_writers_do_not_change_the_model(tmp_path: Path) -> None:
     path = tmp_path / "one.keras"
     for callback in (kc.ModelCheckpoint(path), kc.CSVLogger(path), Curves(path), MetricsLog(path)):
         assert not may_change_model(callback)
@@ -68,7 +68,7 @@ def test_what_only_writes_is_known_to_leave_the_model_as_it_is(tmp_path: Path) -
     assert may_change_model(made(kc.Callback, chief_only=True))
 
 
-def test_an_object_may_say_it_of_itself() -> None:
+def test_chief_only_of_an_instance() -> None:
     callback = keras.callbacks.LambdaCallback()
     callback.chief_only = True
     assert is_chief_only(callback)

@@ -1,4 +1,4 @@
-"""What `keras.config` limits, and data that end early."""
+"""Limits from `keras.config`, and data that end early."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.loops.test_epoch import Listener, run
 from tfdist.loops.data_handler import limited_epochs, limited_steps_per_epoch
-from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.base import Strategy
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_as_many_as_the_configuration_allows() -> None:
         limited_steps_per_epoch(None),
         limited_steps_per_epoch(7),
     ) == (1, 1)
-    assert run(OneDevice()) == [1]
+    assert run(Strategy()) == [1]
 
 
 def test_without_a_limit_nothing_changes() -> None:
@@ -40,8 +40,8 @@ def test_without_a_limit_nothing_changes() -> None:
     ) == (None, 7)
 
 
-def test_where_the_data_end_no_further_call_begins() -> None:
+def test_no_call_after_the_end_of_the_data() -> None:
     heard: list[str] = []
     with pytest.warns(UserWarning, match="ended after 3 of 7 steps"):
-        run(OneDevice(), Listener("callback", heard), steps_per_epoch=7)
+        run(Strategy(), Listener("callback", heard), steps_per_epoch=7)
     assert heard[-2:] == ["callback from 2", "callback to 2"]

@@ -1,4 +1,4 @@
-"""What the workers of a run agree on after each call, and who hears of it; without any graph."""
+"""What workers agree on after each call, and the order of observers; without any graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.epoch import Call, Observer
 from tfdist.loops.steps_per_call import StepsPerCall
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import LoopResult
-from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.inner_loop import Made
 
 
-class WithAnother(OneDevice):
+class WithAnother(Strategy):
     """One device, and another worker whose answers are made up.
 
     Args:
@@ -66,26 +65,26 @@ def run(
     """Goes through three batches and returns how many steps each call was asked for."""
     asked: list[int] = []
 
-    def steps(_: Iterator[Any], num_steps: int) -> tuple[LoopResult, dict[str, Any]]:
+    def steps(_: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, Any]]:
         asked.append(num_steps)
-        return LoopResult(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
+        return Made(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
 
-    feed = DataHandler(OneDevice(), X, y=Y, batch_size=5, **options)
+    feed = DataHandler(Strategy(), X, y=Y, batch_size=5, **options)
     per_call = StepsPerCall(steps_per_call, build(), [])
     assert epoch.run(steps, feed, per_call, strategy, observers) == {"loss": 1.0}
     return asked
 
 
-def test_observers_hear_in_their_order() -> None:
+def test_order_of_observers() -> None:
     heard: list[str] = []
     first, second = Listener("first", heard), Listener("second", heard)
-    assert run(OneDevice(), first, second, steps_per_call=2) == [2, 1]
+    assert run(Strategy(), first, second, steps_per_call=2) == [2, 1]
     by_two = ["3 batches", "from 0", "to 1", "from 2", "to 2"]
     assert heard == [f"{name} {what}" for what in by_two for name in ("first", "second")]
 
 
 def test_an_observer_stops_the_epoch() -> None:
-    assert run(OneDevice(), Observer(), Stop(), Observer()) == [1]
+    assert run(Strategy(), Observer(), Stop(), Observer()) == [1]
 
 
 def test_another_worker_stops_all() -> None:
@@ -112,12 +111,12 @@ def test_time_of_another_worker_is_up() -> None:
 def test_time_is_up_after_a_call() -> None:
     listener = Listener("who", heard := [])
     with pytest.raises(interrupts.TimeIsUp), interrupts.deadline(0.0):
-        run(OneDevice(), listener)
+        run(Strategy(), listener)
     assert heard == ["who 3 batches", "who from 0", "who to 0"]
     with interrupts.deadline(None):
-        assert run(OneDevice()) == [1, 1, 1]
+        assert run(Strategy()) == [1, 1, 1]
 
 
-def test_another_worker_is_fed_other_batches() -> None:
-    with pytest.raises(DataError, match=r"Up to step 1 rank 1 was fed other batches than rank 0"):
+def test_different_batches_on_workers_are_refused() -> None:
+    with pytest.raises(DataError, match=r"Up to step 1, rank 1 got different batches from rank 0"):
         run(WithAnother(checksum=7))

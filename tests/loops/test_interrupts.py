@@ -51,12 +51,12 @@ def test_the_second_ctrl_c_raises_at_once() -> None:
     assert stopped_by(INTERRUPT, INTERRUPT) == (KeyboardInterrupt, ["SIGINT"])
 
 
-def test_what_another_worker_was_told_is_raised_here() -> None:
+def test_requests_of_another_worker_are_raised() -> None:
     with pytest.raises(Preempted), interrupts.held_back(lambda told: max(told, 3)):
         pass
 
 
-def test_before_and_after_a_training_preemption_raises_once() -> None:
+def test_preemption_outside_of_training_raises_once() -> None:
     with pytest.raises(Preempted), interrupts.preemption_raises():
         os.kill(os.getpid(), TERMINATE)
     with pytest.raises(Preempted), interrupts.preemption_raises():  # noqa: PT012
@@ -68,13 +68,13 @@ def test_before_and_after_a_training_preemption_raises_once() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_script_that_minds_nothing_asks_to_be_started_again() -> None:
+def test_a_preempted_script_exits_for_a_restart() -> None:
     program = "from tfdist.errors import Preempted; raise Preempted"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert done.returncode == REQUEUE == 128 + signal.SIGUSR1
 
 
-def test_a_handler_of_the_users_own_stays() -> None:
+def test_user_handlers_are_kept() -> None:
     calls: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: calls.append(number))
     try:
@@ -85,7 +85,7 @@ def test_a_handler_of_the_users_own_stays() -> None:
     assert calls == [signal.SIGINT]
 
 
-def test_other_threads_cannot_hold_back_and_need_not() -> None:
+def test_other_threads_do_not_delay_signals() -> None:
     def work() -> None:
         with interrupts.held_back():
             seen.append(signal.getsignal(signal.SIGINT))

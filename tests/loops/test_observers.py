@@ -1,4 +1,4 @@
-"""Who hears of the calls of an epoch, and what it costs."""
+"""Observers of the calls of an epoch, and what they cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OnBatches(keras.callbacks.Callback):
     ("callbacks", "times"),
     [([], 2), ([OnBatches(only_reads=True)], 2), ([OnBatches(only_reads=False)], 2 * 3)],
 )
-def test_copies_are_made_equal_only_where_somebody_may_have_changed_the_model(
+def test_copies_are_synchronized_only_after_possible_changes(
     callbacks: list[Any], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, calls = mirrored(), []

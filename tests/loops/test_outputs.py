@@ -1,4 +1,4 @@
-"""Outputs of several workers come together in the order of the rows, as they are."""
+"""Outputs of several workers are combined in the order of the rows, unchanged."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.groups.base import LocalGroup
-from tfdist.loops.outputs import Own, of_all
-from tfdist.strategies.one_device import OneDevice
+from tfdist.loops.outputs import LocalOutputs, outputs_of_all_workers
+from tfdist.strategies.base import Strategy
 
 #: Of two steps; rank 1 has no rows in the second.
 ROWS = ([2, 1], [1, 0])
@@ -26,11 +25,11 @@ KINDS = {
 }
 
 
-class Together(LocalGroup):
-    """A group that returns what both ranks have sent."""
+class Together(Strategy):
+    """Says what both ranks have said to others of it."""
 
     def __init__(self, said: list[np.ndarray]) -> None:
-        super().__init__()
+        super().__init__(["CPU:0"])
         self.said = said
 
     def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
@@ -50,7 +49,7 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kinds", [["numbers", "flags", "words", "brain"], [*KINDS]])
-def test_rows_come_in_order_as_they_are(kinds: list[str]) -> None:
+def test_rows_are_in_order_and_unchanged(kinds: list[str]) -> None:
     begins = ([0, 3], [2, 4])
     said: list[np.ndarray] = []
     for begin, size in zip(begins, ROWS, strict=True):
@@ -58,7 +57,7 @@ def test_rows_come_in_order_as_they_are(kinds: list[str]) -> None:
             {kind: _rows(KINDS[kind], b, n) for kind in kinds}
             for b, n in zip(begin, size, strict=True)
         ]
-        found = of_all(OneDevice("CPU:0", Together(said)), Own(pieces, 2))
+        found = outputs_of_all_workers(Together(said), LocalOutputs(pieces, 2))
     assert len(found) == (1 if "ragged" not in kinds else 4)
     for kind in kinds:
         rows = [row for piece in found for row in _plain(piece[kind])]
@@ -66,17 +65,16 @@ def test_rows_come_in_order_as_they_are(kinds: list[str]) -> None:
         assert all(piece[kind].dtype == KINDS[kind].dtype for piece in found)
 
 
-def test_arrays_of_several_steps_are_taken_apart() -> None:
+def test_arrays_of_several_steps_are_split() -> None:
     said: list[np.ndarray] = []
     for values, counts in (([0, 1, 3], ROWS[0]), ([2], ROWS[1])):
-        (found,) = of_all(
-            OneDevice("CPU:0", Together(said)),
-            Own([(tf.constant(values),)], 2, np.array(counts)[:, None]),
+        (found,) = outputs_of_all_workers(
+            Together(said), LocalOutputs([(tf.constant(values),)], 2, np.array(counts)[:, None])
         )
     keras.tree.map_structure(lambda t: np.testing.assert_array_equal(t, range(4)), found)
 
 
-def test_pieces_of_other_widths_stay_apart() -> None:
+def test_pieces_of_different_widths_are_not_concatenated() -> None:
     pieces = [tf.ones([1, 2]), tf.ones([1, 3])]
-    found = of_all(OneDevice("CPU:0", Together([])), Own(pieces, 2))
+    found = outputs_of_all_workers(Together([]), LocalOutputs(pieces, 2))
     assert [piece.shape for piece in found] == [(1, 2), (1, 3)]

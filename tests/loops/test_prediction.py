@@ -1,4 +1,4 @@
-"""Outputs for exactly the rows given, from data in every form."""
+"""Predictions for exactly the given rows, from data in every form."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ class Calls(keras.callbacks.Callback):
         self.rows.append(len(logs["vector"]))
 
 
-def test_predict_takes_many_batches_a_call(predicted: Any) -> None:
+def test_predict_uses_many_batches_per_call(predicted: Any) -> None:
     trainer, calls = Trainer(with_outputs, "mirrored", devices=3, steps_per_call=5), Calls()
     found = trainer.predict(INPUTS, batch_size=2, verbose=0, callbacks=[calls])
     assert_close(found, predicted)
     assert calls.rows == [10, ROWS - 10]
 
 
-def test_predict_leaves_labels_aside() -> None:
+def test_predict_ignores_labels() -> None:
     trainer = mirrored(functools.partial(build, metrics=["mae"]))  # compiled, and never trained
     assert_close(trainer.predict(dataset(), verbose=0), build().predict(X, verbose=0))
 

@@ -1,4 +1,4 @@
-"""How many steps go into one call."""
+"""The number of steps per call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def calls(
     return given
 
 
-def test_calls_grow_to_the_time_they_should_last(model: keras.Model, clock: list[float]) -> None:
+def test_calls_grow_to_their_target_duration(model: keras.Model, clock: list[float]) -> None:
     fitting = int(TARGET_SECONDS / 0.001)
     found = calls(StepsPerCall("auto", model, []), clock, 0.001, 6)
     assert found[:2] == [1, 1]  # the first compiles and tells nothing
@@ -52,7 +52,7 @@ def test_calls_grow_to_the_time_they_should_last(model: keras.Model, clock: list
     assert found[-1] == pytest.approx(fitting, abs=1)
 
 
-def test_the_next_pass_begins_at_the_pace_of_the_last(
+def test_the_next_pass_starts_with_the_last_number_of_steps(
     model: keras.Model, clock: list[float]
 ) -> None:
     noted: list[int] = []
@@ -63,12 +63,12 @@ def test_the_next_pass_begins_at_the_pace_of_the_last(
     assert calls(pacing, clock, 0.002, 2) == [noted[-1], int(TARGET_SECONDS / 0.002)]
 
 
-def test_slow_steps_go_one_by_one(model: keras.Model, clock: list[float]) -> None:
+def test_one_slow_step_per_call(model: keras.Model, clock: list[float]) -> None:
     assert calls(StepsPerCall("auto", model, []), clock, 10 * TARGET_SECONDS, 4) == [1] * 4
 
 
 @pytest.mark.parametrize("number", [1, 5])
-def test_a_number_is_kept(number: int, model: keras.Model, clock: list[float]) -> None:
+def test_a_fixed_number_is_used(number: int, model: keras.Model, clock: list[float]) -> None:
     assert calls(StepsPerCall(number, model, []), clock, 1e-3, 4) == [number] * 4
 
 
@@ -79,8 +79,8 @@ def test_steps_per_execution_is_kept(clock: list[float]) -> None:
 
 
 @pytest.mark.parametrize("number", [0, -1, "fast", 1.5])
-def test_numbers_that_make_no_sense(number: Any, model: keras.Model) -> None:
-    with pytest.raises(ConfigurationError, match="expected 'auto' or a number from 1"):
+def test_invalid_numbers_are_refused(number: Any, model: keras.Model) -> None:
+    with pytest.raises(ConfigurationError, match="expected 'auto' or an integer of at least 1"):
         StepsPerCall(number, model, [])
 
 
@@ -134,7 +134,7 @@ CALLBACKS: dict[str, tuple[Callable[[Path], kc.Callback], bool, bool]] = {
 
 
 @pytest.mark.parametrize("name", CALLBACKS)
-def test_callbacks_that_want_every_batch(name: str, tmp_path: Path, model: keras.Model) -> None:
+def test_callbacks_that_need_every_batch(name: str, tmp_path: Path, model: keras.Model) -> None:
     make, in_training, in_tests = CALLBACKS[name]
     callback = make(tmp_path)
     callback.set_model(model)

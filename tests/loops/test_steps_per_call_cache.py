@@ -1,4 +1,4 @@
-"""A pass over the same data begins at the pace of the last one, and none over others does."""
+"""A pass over the same data starts with the steps per call of the last one; others do not."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import tensorflow as tf
 from tests.support.training import X
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.steps_per_call import StepsPerCallCache
-from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.base import Strategy
 
 
-def test_the_same_data_are_known_again() -> None:
-    cache, strategy = StepsPerCallCache(), OneDevice()
+def test_the_same_data_are_recognized() -> None:
+    cache, strategy = StepsPerCallCache(), Strategy()
     dataset = tf.data.Dataset.from_tensor_slices(X).batch(2)
     cache.note("test", DataHandler(strategy, dataset), 7)
     cache.note("test", DataHandler(strategy, X, batch_size=2), 8)

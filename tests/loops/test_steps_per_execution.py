@@ -1,4 +1,4 @@
-"""Steps that Keras makes in one go are as many, and callbacks hear of them, as in Keras."""
+"""With `steps_per_execution`, the number of steps and the callbacks' batches are Keras's."""
 
 from __future__ import annotations
 

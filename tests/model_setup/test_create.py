@@ -1,4 +1,4 @@
-"""Models and what `compile` brought come to belong to a strategy, with all that they carry."""
+"""Models and their compilation are created in a strategy's scope, with all their state."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_layers_made_late_have_the_precision_asked_for(first: str) -> None:
 def test_weights_are_built_in_the_scope_from_shapes(strategy: Mirrored) -> None:
     model = create.create(lambda: compiled(Network()), strategy)
     spec = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
-    build_missing.for_training(model, strategy, spec)
+    build_missing.build_for_training(model, strategy, spec)
     assert model.built
     assert model.optimizer.built
     assert all(strategy.owns(v.value) for v in model.variables + model.optimizer.variables)

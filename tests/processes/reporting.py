@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tfdist.watchdog.heartbeat import Heartbeat
-from tfdist.watchdog.report import State
+from tfdist.watchdog.status import State
 
 SIZE, SECONDS = 3, 4.0
 _FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
@@ -37,6 +37,7 @@ def main(folder: Path, rank: int, fault: str, victim: int) -> None:
     hosts = ["203.0.113.1", "127.0.0.1"]  # the first leads nowhere
     heartbeat = Heartbeat(rank, SIZE, broadcast, hosts)
     heartbeat.status.enter("fit", SECONDS)
+    # Rank 0 hears all the others; these hear rank 0.
     while not (known := heartbeat.reports()) or any(r.state is State.UNHEARD for r in known):
         time.sleep(0.05)
     come_to("heard")
@@ -46,12 +47,10 @@ def main(folder: Path, rank: int, fault: str, victim: int) -> None:
         if number := _FAULTS.get(fault):
             os.kill(os.getpid(), number)
         if fault == "failing":
-            heartbeat.status.leave(State.FAILED, "ValueError: cursed")
-            heartbeat.send()
+            heartbeat.leave(State.FAILED, "ValueError: cursed")
             return
         if fault == "leaving":
-            heartbeat.status.leave(State.OUTSIDE)
-            heartbeat.send()
+            heartbeat.leave(State.OUTSIDE)
             return
         time.sleep(3600)
     if fault == "failing":
@@ -61,8 +60,7 @@ def main(folder: Path, rank: int, fault: str, victim: int) -> None:
         for i in range(round(2 * SECONDS)):  # nobody waits for who is done
             heartbeat.status.passed(f"part {i} of the model saved")
             time.sleep(1)
-        heartbeat.status.leave(State.OUTSIDE)
-        heartbeat.send()
+        heartbeat.leave(State.OUTSIDE)
         return
     time.sleep(3600)  # the exchange that never ends
 

@@ -16,7 +16,7 @@ from benchmarks.hosts import Hosts
 from tests.processes.test_two_hosts import AS_ROOT, MPIRUN, needs_horovod, needs_mpi
 from tests.support import ROOT
 from tests.support.waiting import wait_for
-from tfdist.watchdog.exit import EXIT_CODE
+from tfdist.watchdog.deadline import EXIT_CODE
 
 START_SECONDS, END_SECONDS = 240.0, 60.0
 TRAIN = [sys.executable, "-m", "tfdist.train", "--smoke"]

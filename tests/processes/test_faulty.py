@@ -13,8 +13,8 @@ import pytest
 
 from tests.processes.faulty import ASLEEP
 from tests.support import ROOT
-from tfdist.cluster.ports import free_ports
-from tfdist.watchdog.exit import EXIT_CODE
+from tfdist.cluster.networks import free_ports
+from tfdist.watchdog.deadline import EXIT_CODE
 
 SECONDS = 240.0
 
@@ -52,7 +52,7 @@ def train() -> Iterator[Train]:
 def test_a_worker_that_is_killed(train: Train) -> None:
     code, output = train("killed")[0]
     assert "error: rank 1 on" in output
-    assert "died: its connection closed without a word." in output
+    assert "died: its connection closed unexpectedly." in output
     assert "faulty.py" in output  # the stack of the main thread, down to what the user wrote
     assert code == EXIT_CODE
 

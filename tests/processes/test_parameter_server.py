@@ -16,7 +16,7 @@ import pytest
 
 from tests.processes.parameter_server import BATCH_SIZE, BATCHES
 from tests.support import ROOT
-from tfdist.cluster.ports import free_ports
+from tfdist.cluster.networks import free_ports
 
 SECONDS = 240.0
 

@@ -1,4 +1,4 @@
-"""BatchNorm by default: moments of each replica's share, moving statistics of all of them."""
+"""BatchNorm by default: moments of each replica's batch, moving statistics of all replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from keras import layers
 
 import tfdist
-from tfdist.strategies import mirrored_variables
+from tfdist.strategies import copies
 
 STRATEGIES = ["mirrored", "central_storage", "towers"]
 MOMENTUM = 0.7
@@ -56,7 +56,7 @@ def test_moving_statistics_are_those_of_all_replicas(strategy: str, num_replicas
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_share_without_rows_does_no_harm(strategy: str) -> None:
+def test_a_replica_without_rows(strategy: str) -> None:
     """It has no moments, and must not spread that."""
     x, y = rows(15)
     trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
@@ -65,7 +65,7 @@ def test_a_share_without_rows_does_no_harm(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_truth_in_training_evaluation_and_files(strategy: str, tmp_path: Path) -> None:
+def test_training_evaluation_and_files_agree(strategy: str, tmp_path: Path) -> None:
     x, y = rows(15)
     trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
     history = trainer.fit(x, y, batch_size=7, epochs=3, verbose=0, validation_data=(x, y)).history
@@ -82,12 +82,12 @@ def test_one_truth_in_training_evaluation_and_files(strategy: str, tmp_path: Pat
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_every_copy_holds_the_same() -> None:
+def test_all_copies_are_equal() -> None:
     x, y = rows(15)
     trainer = tfdist.Trainer(build, strategy="mirrored", devices=3)
     trainer.fit(x, y, batch_size=7, epochs=2, verbose=0)
     for variable in trainer.model.variables:
-        of_devices = mirrored_variables.copies_of(variable.value).values()
+        of_devices = copies.of(variable.value).values()
         assert len(of_devices) == 2
         for copy in of_devices:
             np.testing.assert_array_equal(variable, copy)

@@ -1,4 +1,4 @@
-"""How many control edges a step has: the graph optimizer walks them all, at every first step."""
+"""The number of control edges in a step, which the graph optimizer walks at every first step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def traced_step(
         model = keras.Sequential([keras.Input((2,)), *hidden])
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     rows = tf.zeros((4, 2))
-    build.for_training(model, strategy, (tf.TensorSpec(rows.shape), tf.TensorSpec(rows.shape)))
+    build.build_for_training(
+        model, strategy, (tf.TensorSpec(rows.shape), tf.TensorSpec(rows.shape))
+    )
     strategy.prepare(model, [model.optimizer])
 
     def first_batch() -> tuple[tf.Tensor, tf.Tensor]:

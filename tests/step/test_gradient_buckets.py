@@ -1,4 +1,4 @@
-"""Gradients that cross in buckets: the same sums, and none waits for what it does not hold."""
+"""All-reduce of gradients in buckets: the same sums, and no bucket waits for other gradients."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.step.test_control_edges import traced_step
 from tfdist import strategies
 from tfdist.errors import ConfigurationError
 from tfdist.launcher.worker_pool import WorkerPool
-from tfdist.step.forward_backward import gradients_and
-from tfdist.strategies.one_device import OneDevice
+from tfdist.step.forward_backward import all_reduce_gradients
+from tfdist.strategies.base import Strategy
 
 DEPTH = 3  # layers, of a kernel and a bias each
 
 
-def test_slices_and_all_else_cross_once() -> None:
-    class Counting(OneDevice):
+def test_slices_and_dense_gradients_are_reduced_once() -> None:
+    class Counting(Strategy):
         bucket_bytes = 4 << 10
         crossed: list[int] = []  # noqa: RUF012 - of this test alone
 
@@ -31,7 +31,7 @@ def test_slices_and_all_else_cross_once() -> None:
 
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
     gradients = {0: slices, 1: tf.ones([1 << 10]), 2: tf.fill([1 << 10], 2.0)}
-    sums, rest = gradients_and(Counting("CPU:0"), gradients, {"loss": tf.constant(3.0)})
+    sums, rest = all_reduce_gradients(Counting("CPU:0"), gradients, {"loss": tf.constant(3.0)})
     assert Counting.crossed == [1, 3]
     assert list(sums) == [0, 1, 2]
     assert [float(tf.reduce_max(sums[i])) for i in range(3)] == [2.0, 2.0, 4.0]
@@ -43,16 +43,14 @@ def _is_slices(tensor: Any) -> bool:
 
 
 @pytest.mark.parametrize(("compression", "dtype"), [("fp16", tf.float16), ("bf16", tf.bfloat16)])
-def test_gradients_cross_in_a_format_and_all_else_in_its_own(
-    compression: str, dtype: tf.DType
-) -> None:
+def test_only_gradients_are_cast_to_the_wire_dtype(compression: str, dtype: tf.DType) -> None:
     strategy = strategies.create("multi_worker", 2, compression=compression)
 
     @tf.function(autograph=False)
     def sums() -> Any:
         def on_replica(i: int) -> Any:
             third = tf.constant([1 / 3]) * (i + 1)
-            return gradients_and(strategy, {0: third}, {"loss": third})
+            return all_reduce_gradients(strategy, {0: third}, {"loss": third})
 
         return strategy.local_results(strategy.run(on_replica))
 
@@ -73,7 +71,7 @@ def test_gradients_cross_in_a_format_and_all_else_in_its_own(
         ("mirrored", {"bucket_mb": 4}, "leave it out"),
     ],
 )
-def test_what_does_not_hold_is_refused(name: str, options: Any, cure: str) -> None:
+def test_invalid_bucket_options_are_refused(name: str, options: Any, cure: str) -> None:
     with pytest.raises(ConfigurationError, match=cure):
         strategies.create(name, 1, **options)
 
@@ -113,7 +111,7 @@ def _is_gradient_of_variable(operation: tf.Operation) -> bool:
     )
 
 
-def test_no_sum_of_multi_worker_waits_for_gradients_that_it_does_not_hold() -> None:
+def test_multi_worker_buckets_wait_only_for_their_gradients() -> None:
     one_each = gradients_before_each_sum("multi_worker", 2, bucket_mb=1e-6)
     assert len(one_each) == 2  # devices
     assert all(counts == [1, 2, 3, 4, 5, 6] for counts in one_each.values()), one_each
@@ -129,7 +127,7 @@ def _of_horovod() -> Any:
 
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
-def test_nor_does_one_of_horovod() -> None:
+def test_horovod_buckets_wait_only_for_their_gradients() -> None:
     with WorkerPool(_of_horovod) as pool:
         # Its own, and those that the rate limit lets cross before it: never the one just before.
         assert pool.ask(1e-6) == [[[1, 2, 3, 5]]] * 2
@@ -150,7 +148,7 @@ def _sums_of_buckets() -> Any:
         # They are there at other times in every call.
         late = {i: tf.reduce_mean(tf.random.uniform([1 + i * 9999])) for i in gradients}
         sent = {i: g + tf.math.maximum(0.0, -late[i]) for i, g in gradients.items()}
-        return gradients_and(strategy, sent, {})[0]
+        return all_reduce_gradients(strategy, sent, {})[0]
 
     def ask(num_calls: int) -> int:
         results = [b"".join(g.numpy().tobytes() for g in sums().values()) for _ in range(num_calls)]
@@ -161,7 +159,7 @@ def _sums_of_buckets() -> Any:
 
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
-def test_buckets_that_cross_as_they_come_are_equal_to_the_bit() -> None:
+def test_buckets_in_any_order_are_bitwise_identical() -> None:
     # Of two ranks they would be whatever is laid together.
     with WorkerPool(_sums_of_buckets, num_workers=3) as pool:
         assert pool.ask(40) == [1, 1, 1]

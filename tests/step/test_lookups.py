@@ -1,4 +1,4 @@
-"""Which rows of a table a batch looks up is asked on the first batch."""
+"""Which rows of an embedding a batch looks up is inferred from the first batch."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def number(tokens: Any) -> Any:
         ([number], False),
     ],
 )
-def test_lookups_of_all_rows_alike_or_of_each(indices: list[Indices], alike: bool) -> None:
+def test_alike_and_per_row_lookups(indices: list[Indices], alike: bool) -> None:
     assert lookups(*indices).are_alike(0) == alike
 
 
 @pytest.mark.parametrize("indices", [[itself, places], [lambda tokens: ops.max(tokens, axis=0)]])
-def test_a_table_looked_up_in_another_way_is_refused(indices: list[Indices]) -> None:
-    with pytest.raises(UnsupportedModelError, match="embeddings' is a table in which the rows"):
+def test_mixed_lookups_are_refused(indices: list[Indices]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"lookups .*embeddings' depend on the rows"):
         lookups(*indices).are_alike(0)
 
 
-def test_one_row_tells_nothing() -> None:
-    with pytest.raises(UnsupportedModelError, match="batch of 2 rows or more"):
+def test_a_batch_of_one_row_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="batch of at least 2 rows"):
         lookups(itself, rows=1).are_alike(0)

@@ -1,4 +1,4 @@
-"""Mixed precision: one replica's overflow is everyone's, and the step has not happened."""
+"""Mixed precision: an overflow on one replica skips the step on all replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that draw random numbers: each replica its own, the same again for the same seed."""
+"""Random layers draw different numbers on each replica, and the same for the same seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What user code computes from a share is asked how it adds up, on halves of the first batch."""
+"""Reductions of user code's values are inferred from two halves of the first batch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_added_losses(value: Value, expected: Reduction) -> None:
     assert reductions(Adds(value)).loss_reductions(1, training=True) == [expected]
 
 
-def test_each_added_loss_is_asked_by_itself() -> None:
+def test_each_added_loss_has_its_own_reduction() -> None:
     first, second = Adds(lambda x: ops.mean(x**2)), Adds(lambda x: ops.sum(x**2))
     assert reductions(first, second).loss_reductions(2, training=True) == [
         Reduction.MEAN,
@@ -79,7 +79,7 @@ def test_a_loss_that_only_training_adds() -> None:
     ) == [Reduction.MEAN]
 
 
-def test_noise_is_no_reason_to_refuse() -> None:
+def test_noise_is_tolerated() -> None:
     noisy = layers.GaussianNoise(0.05), Adds(lambda x: ops.sum(x**2), in_training=True)
     assert reductions(*noisy).loss_reductions(1, training=True) == [Reduction.SUM]
 
@@ -88,17 +88,17 @@ def test_noise_is_no_reason_to_refuse() -> None:
     ("value", "says"),
     [
         (lambda x: ops.sum(x) ** 2, "add_loss number 0 is neither a mean nor a sum over rows"),
-        (lambda x: ops.std(x), "override compute_loss, which sees the whole batch"),
+        (lambda x: ops.std(x), "Override compute_loss, which gets the full batch"),
         (lambda x: ops.mean(1 + x[:, 0] / 10) * ops.mean(1 + x[:, 1] / 10), "neither a mean nor"),
         (lambda x: 0.0 * ops.sum(x), "is zero on the first batch"),
     ],
 )
-def test_added_losses_that_do_not_add_up(value: Value, says: str) -> None:
+def test_added_losses_without_a_reduction_are_refused(value: Value, says: str) -> None:
     with pytest.raises(UnsupportedModelError, match=says):
         reductions(Adds(value)).loss_reductions(1, training=True)
 
 
-def test_losses_that_come_and_go() -> None:
+def test_losses_of_some_calls_only_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="add 2 losses in training, but 1"):
         reductions(Adds(lambda x: ops.mean(x**2))).loss_reductions(2, training=True)
 
@@ -124,7 +124,7 @@ def test_states_that_layers_update(value: Value, expected: Reduction) -> None:
         lambda state, x: state + ops.mean(1 + x[:, 0] / 10) * ops.mean(1 + x[:, 1] / 10),
     ],
 )
-def test_a_state_that_does_not_add_up(value: Callable[[Any, Any], Any]) -> None:
+def test_a_state_without_a_reduction_is_refused(value: Callable[[Any, Any], Any]) -> None:
     layer = Counts(value)
     with pytest.raises(UnsupportedModelError, match=r"The update of .* neither a mean nor a sum"):
         reductions(layer).state_reduction(layer.state)
@@ -136,8 +136,8 @@ def test_probing_changes_nothing() -> None:
     assert float(layer.state) == 1.0
 
 
-def test_one_row_tells_nothing() -> None:
-    with pytest.raises(UnsupportedModelError, match="batch of 2 rows or more"):
+def test_a_batch_of_one_row_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="batch of at least 2 rows"):
         reductions(Adds(lambda x: ops.mean(x**2)), rows=1).loss_reductions(1, training=True)
 
 
@@ -153,7 +153,7 @@ def centred(y_true: Any, y_pred: Any) -> Any:
 @pytest.mark.parametrize(
     ("loss", "independent"), [("mse", True), ("huber", True), (squared, True), (centred, False)]
 )
-def test_losses_of_rows_that_move_each_other(loss: Any, independent: bool) -> None:
+def test_losses_with_dependent_rows(loss: Any, independent: bool) -> None:
     assert reductions(loss=loss).has_independent_rows(0) == independent
 
 
@@ -174,6 +174,6 @@ class OfMaximum(keras.metrics.Metric):
 @pytest.mark.parametrize(
     ("metric", "whole"), [("mae", False), (squared, False), (centred, True), (OfMaximum, True)]
 )
-def test_metrics_that_need_whole_batches(metric: Any, whole: bool) -> None:
+def test_metrics_that_need_full_batches(metric: Any, whole: bool) -> None:
     made = metric() if isinstance(metric, type) else metric
     assert bool(reductions(metrics=[made]).full_batch_metrics()) == whole

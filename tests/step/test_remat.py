@@ -1,4 +1,4 @@
-"""Layers that are computed again on the way back come to the numbers of those that are kept."""
+"""Rematerialized layers give the numbers of layers that keep their activations."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ kept = functools.cache(trained)
         pytest.param("mirrored", text, marks=LONG),
     ],
 )  # fmt: skip
-def test_equals_what_is_kept(strategy: str, make: Any) -> None:
+def test_equals_training_without_remat(strategy: str, make: Any) -> None:
     assert_close(trained(make, strategy, "all"), kept(make, strategy))
 
 
@@ -171,13 +171,13 @@ def in_a_worker(strategy: str, devices: int) -> Callable[..., Any]:
     return answer
 
 
-def test_a_scope_in_build_model_is_heeded() -> None:
+def test_a_remat_scope_in_build_model_is_honored() -> None:
     found = trained(lambda: blocks("full"))
     assert_close(found, kept(blocks, "one_device"))
 
 
-def test_what_cannot_be_computed_again_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="finds none of the layers "):
+def test_functions_that_cannot_be_rematerialized_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="matches none of the layers "):
         Trainer(build, recompute="nothing").fit(**FIT)
     with pytest.raises(ConfigurationError, match="a regular expression that finds"):
         Trainer(build, recompute="(")
@@ -192,5 +192,5 @@ def test_what_cannot_be_computed_again_is_refused() -> None:
         model.compile("sgd", "mse")
         return model
 
-    with pytest.raises(UnsupportedModelError, match=r"'assigns' cannot be computed again.*kernel"):
+    with pytest.raises(UnsupportedModelError, match=r"'assigns' cannot be rematerialized.*kernel"):
         Trainer(make, "one_device", recompute="all").fit(**FIT)

@@ -1,4 +1,4 @@
-"""Whether rows depend on each other is found out on a few of them, and the layer is named."""
+"""Rows that depend on each other are detected from a few rows, and the layer is named."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_names_the_layer_that_mixes_rows(name: str) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", ALONE)
-def test_no_false_alarm(name: str, training: bool) -> None:
+def test_row_by_row_models_are_not_reported(name: str, training: bool) -> None:
     assert reason(model_of(ALONE[name]), training) is None
 
 
-def test_keras_own_layers_are_known() -> None:
+def test_keras_layers_are_not_probed() -> None:
     def never() -> Any:
         raise AssertionError("the data were read")
 

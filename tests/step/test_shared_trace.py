@@ -1,4 +1,4 @@
-"""Replicas that call one function: how often a model is in the graph, and what cannot be one."""
+"""One trace for all replicas: what is in the graph, and what cannot be shared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.step.test_control_edges import traced_step
 from tfdist.step.shared_trace import NotShareableError, SharedTrace
-from tfdist.strategies import mirrored_variables
+from tfdist.strategies import copies
 
 
 def test_a_model_and_its_update_are_in_the_graph_once_for_all_replicas() -> None:
@@ -40,7 +40,7 @@ def test_each_device_has_its_own_copies() -> None:
     def both(x: tf.Tensor) -> list[tf.Tensor]:
         found = []
         for name in ("", device):
-            with mirrored_variables.on_device(name):
+            with copies.on(name):
                 found.append(shared(x))
         return found
 
@@ -60,7 +60,7 @@ def _refuses(x: tf.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("fn", [_draws, _draws_in_a_loop, _refuses])
-def test_what_has_a_state_or_crosses_is_traced_by_itself(fn: Callable[..., Any]) -> None:
+def test_state_and_exchanges_are_not_shared(fn: Callable[..., Any]) -> None:
     found: list[Any] = []
 
     @tf.function(autograph=False)
@@ -71,7 +71,22 @@ def test_what_has_a_state_or_crosses_is_traced_by_itself(fn: Callable[..., Any])
     assert found == [None]
 
 
-def test_what_reads_a_tensor_of_the_graph_around_is_too() -> None:
+def test_the_reason_for_separate_traces_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @tf.function(autograph=False)
+    def on_replica(x: tf.Tensor) -> None:
+        SharedTrace(_refuses, 0)(x)
+        SharedTrace(_draws, 0)(x)
+        SharedTrace(lambda y: y + tf.constant("not a number"), 0)(x)
+
+    with caplog.at_level("INFO", logger="tfdist"):
+        on_replica(tf.constant(2.0))
+    reasons = [message.partition(": ")[2] for message in caplog.messages]
+    assert reasons[0] == "sums."
+    assert reasons[1] == "the function has operations with a state (RandomStandardNormal)."
+    assert reasons[2].startswith("tracing for all failed: ")
+
+
+def test_tensors_of_the_outer_graph_are_not_shared() -> None:
     found: list[Any] = []
 
     @tf.function(autograph=False)

@@ -1,4 +1,4 @@
-"""What tracing takes where replicas sum in the forward pass, as synchronised BatchNorm does."""
+"""Tracing with all-reduces in the forward pass, as for synchronized BatchNorm."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def operations_walked(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
     return len(walked)
 
 
-def test_a_sum_walks_through_no_layers_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_all_reduce_does_not_search_the_layers_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shallow, deep = (operations_walked(monkeypatch, depth) for depth in (2, 6))
     assert deep < 3.5 * shallow

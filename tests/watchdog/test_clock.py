@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.watchdog import clock
+from tfdist.watchdog import status as clock
 
 
 def test_a_stop_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tfdist.watchdog.report import Report, State
-from tfdist.watchdog.verdict import may_explain, verdict
+from tfdist.watchdog.status import Report, State
+from tfdist.watchdog.verdict import in_trouble, table, verdict, verdict_on_rank_0
 
 SECONDS = 100.0
 
@@ -51,22 +51,22 @@ def test_all_may_go_on(other: Report) -> None:
         (report(1, state=State.INTERRUPTED, idle=11), "was interrupted."),
         (
             report(1, connected=False, silent=11, **BEHIND),
-            "died: its connection closed without a word. It reached step 4, not step 5.",
+            "died: its connection closed unexpectedly. It reached step 4, not step 5.",
         ),
         (
             report(1, silent=31),
-            "has given no sign of life for 31 s: it was stopped, or the network to it broke. "
-            "It reached step 5.",
+            "has given no sign of life for 31 s: it was stopped, or the network to it is "
+            "interrupted. It reached step 5.",
         ),
         (
             report(1, num_calls=0, state=State.ENDED, connected=False, silent=11, place="the end"),
-            "has ended. It reached the end, not step 5.",
+            "has exited. It reached the end, not step 5.",
         ),
         (  # before it could say that it had begun the next call
             report(
                 1, num_calls=0, state=State.OUTSIDE, connected=False, silent=11, place="the end"
             ),
-            "died: its connection closed without a word. It reached the end, not step 5.",
+            "died: its connection closed unexpectedly. It reached the end, not step 5.",
         ),
     ],
 )
@@ -94,7 +94,7 @@ def test_who_holds_up_the_others_is_named() -> None:
 def test_nobody_moves() -> None:
     found = verdict([report(0, idle=101), report(1, idle=102)], SECONDS)
     assert found is not None
-    assert found.startswith("No rank has gone on from step 5 for 100 s, though all are alive.\n")
+    assert found.startswith("No rank has moved on from step 5 for 100 s, though all are alive.\n")
 
 
 @pytest.mark.parametrize("missed", [{"connected": False}, {}])
@@ -107,7 +107,7 @@ def test_who_is_missed_is_not_called_alive(missed: dict[str, bool]) -> None:
 def test_who_never_came_is_not_called_alive() -> None:
     found = verdict([report(0, idle=101), Report(rank=1)], SECONDS)
     assert found is not None
-    assert found.startswith("rank 1 was never heard of, and the others wait for 100 s.\n")
+    assert found.startswith("rank 1 was never heard from, and the others have waited for 100 s.\n")
 
 
 def test_who_works_alone_may_take_its_time() -> None:
@@ -138,4 +138,55 @@ def test_a_short_time_shortens_all_others() -> None:
     ],
 )
 def test_what_may_be_behind_an_error(other: Report, does: bool) -> None:
-    assert may_explain([report(0, silent=10), other], rank=0) is does
+    own = [report(0)]
+    assert (1 in in_trouble([*own, other], size=2)) is does
+
+
+def many(number: int, **known: Any) -> list[Report]:
+    """Workers of hosts with eight each, at step 5."""
+    return [report(rank, host=f"node{rank // 8}", **known) for rank in range(number)]
+
+
+def test_a_hundred_failures_of_thousands_are_one_short_verdict() -> None:
+    reports = many(4096)
+    for rank in range(1000, 1100):
+        reports[rank] = report(rank, host=f"node{rank // 8}", connected=False, silent=11, **BEHIND)
+    found = str(verdict(reports, SECONDS))
+    first, usual, host, *_ = lines = found.splitlines()
+    assert first.startswith("rank 1000 on node125 (pid 1070) died: its connection closed")
+    assert first.endswith("99 more are gone, on 13 hosts in all.")
+    assert usual == "  3996 ranks on 500 hosts: at work; reached step 5"
+    assert host == ("  node125: rank 1000-1007: at work when its connection closed; reached step 4")
+    assert len(lines) <= 40
+
+
+@pytest.mark.parametrize("number", [33, 500, 4096])
+def test_a_verdict_has_at_most_forty_lines(number: int) -> None:
+    reports = [
+        report(rank, host=f"node{rank}", place=f"step {rank}", silent=31) for rank in range(number)
+    ]
+    assert len(str(verdict(reports, SECONDS)).splitlines()) <= 40
+    assert table(reports)[-1].endswith("hosts")
+
+
+def test_silence_is_named_within_half_a_minute_at_any_size() -> None:
+    reports = many(4096)
+    reports[7] = report(7, silent=25)  # and up to five seconds until rank 0 looks again
+    assert "rank 7 on host7 (pid 77) has given no sign of life" in str(verdict(reports, SECONDS))
+
+
+@pytest.mark.parametrize(
+    ("rank_0", "reason"),
+    [
+        (report(0), None),
+        (report(0, idle=1000), None),  # which judges by itself
+        (report(0, connected=False, silent=11), "died: its connection closed unexpectedly."),
+        (report(0, silent=31), "has given no sign of life for 31 s"),
+        (report(0, state=State.FAILED, error="ValueError: x", idle=11), "failed: ValueError: x"),
+        (report(0, state=State.OUTSIDE, connected=False, silent=200), None),
+    ],
+)
+def test_rank_0_is_judged_by_the_others(rank_0: Report, reason: str | None) -> None:
+    found = verdict_on_rank_0(rank_0, report(1), SECONDS, 2)
+    assert (found is None) == (reason is None)
+    assert (reason or "") in (found or "")

@@ -1,35 +1,160 @@
-"""Messages between workers over a stream: JSON objects, one a line."""
+"""Authenticated messages between the processes of a job: JSON values, one per line.
+
+The listening side greets with a random number, the connecting side answers with one of its own, and
+every line carries an HMAC-SHA256 of both, its direction, its number and its text under a key. So
+only processes that know the key are heard, and no line can be changed, repeated or reflected. The
+texts are not encrypted.
+"""
 
 from __future__ import annotations
 
+import hmac
 import json
+import os
+import secrets
 from asyncio import StreamReader, StreamWriter
+from collections.abc import Mapping
 from typing import Any
 
-Message = dict[str, Any]
+#: The variable with the secret of a job, which launchers set in the environment of its processes.
+#: Without it messages are authenticated by an empty key, which protects from accidents only.
+SECRET = "TFDIST_JOB_SECRET"
 
-#: Bytes that a message may have: what is known of some thousand workers. For the limit of streams.
+#: Longest line, in bytes: the addresses of some ten thousand workers.
 LIMIT = 2**20
+#: Longest line of a process that has not authenticated itself yet.
+FIRST_LIMIT = 2**14
+
+_GREETING = b"tfdist "
+_NONCE_BYTES = 16
 
 
-def encode(message: Message) -> bytes:
-    """Returns a message as it is sent."""
-    return json.dumps(message).encode() + b"\n"
+def job_key() -> bytes:
+    """Returns the key of this job's messages; empty if no secret is set."""
+    return os.environ.get(SECRET, "").encode()
 
 
-def send(writer: StreamWriter, message: Message) -> None:
-    """Sends a message, without waiting until the other has taken it."""
-    writer.write(encode(message))
+def secret_environ() -> dict[str, str]:
+    """Returns the variable with the secret that this process inherited, or else a new one."""
+    return {SECRET: os.environ.get(SECRET) or secrets.token_hex(32)}
 
 
-async def receive(reader: StreamReader) -> Message | None:
-    """Returns the next message; None where the connection has ended, or what comes is none.
+def printable(text: str, most: int = 500) -> str:
+    """Returns a text of another process without control characters, and cut to `most` characters.
+
+    Escape sequences could change the terminal that prints them.
+    """
+    kept = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:most])
+    return f"{kept}..." if len(text) > most else kept
+
+
+class Session:
+    """Signs and verifies the lines of one connection.
+
+    Args:
+        key: What only the processes of this job know.
+        peer_nonce: The listening side's random number; None on the listening side.
+    """
+
+    def __init__(self, key: bytes, peer_nonce: bytes | None = None) -> None:
+        self._key, self._nonce = key, secrets.token_bytes(_NONCE_BYTES)
+        self._listens = peer_nonce is None
+        self._sent = self._received = 0
+        self._session_key = b""
+        if peer_nonce is not None:
+            self._session_key = self._derive(peer_nonce, self._nonce)
+
+    @classmethod
+    def answering(cls, key: bytes, greeting: bytes) -> Session | None:
+        """Returns the connecting side's session; None if the greeting is none."""
+        nonce = _unhex(greeting.removeprefix(_GREETING).strip())
+        return cls(key, nonce) if greeting.startswith(_GREETING) and nonce else None
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether a valid line has been received."""
+        return self._received > 0
+
+    def greeting(self) -> bytes:
+        """Returns the first line of the listening side."""
+        return _GREETING + self._nonce.hex().encode() + b"\n"
+
+    def sign(self, message: Any) -> bytes:
+        """Returns a message as a signed line."""
+        text = json.dumps(message, separators=(",", ":")).encode()
+        line = self._mac(self._listens, self._sent, text) + b" " + text + b"\n"
+        self._sent += 1
+        if self._sent == 1 and not self._listens:
+            line = self._nonce.hex().encode() + b" " + line
+        return line
+
+    def verify(self, line: bytes) -> Any:
+        """Returns the message of a received line.
+
+        Raises:
+            ValueError: The line is not signed by the other side, or is no JSON.
+        """
+        if self._listens and not self._received:
+            nonce, _, line = line.partition(b" ")
+            self._session_key = self._derive(self._nonce, _unhex(nonce) or b"")
+        mac, _, text = line.rstrip(b"\n").partition(b" ")
+        wanted = self._mac(not self._listens, self._received, text)
+        if not hmac.compare_digest(mac, wanted):
+            raise ValueError("not signed by a process of this job")
+        self._received += 1
+        return json.loads(text)
+
+    def _derive(self, listener: bytes, connector: bytes) -> bytes:
+        return hmac.digest(self._key, listener + connector, "sha256")
+
+    def _mac(self, by_listener: bool, number: int, text: bytes) -> bytes:
+        head = b"%d %d " % (by_listener, number)
+        return hmac.digest(self._session_key, head + text, "sha256").hex().encode()
+
+
+def _unhex(text: bytes) -> bytes | None:
+    try:
+        nonce = bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        return None
+    return nonce if len(nonce) == _NONCE_BYTES else None
+
+
+async def greet(writer: StreamWriter, key: bytes) -> Session:
+    """Begins the listening side of a connection."""
+    session = Session(key)
+    writer.write(session.greeting())
+    return session
+
+
+async def answer(reader: StreamReader, key: bytes) -> Session:
+    """Begins the connecting side of a connection.
+
+    Raises:
+        ConnectionError: The other side is no process of tfdist.
+    """
+    session = Session.answering(key, await _line(reader))
+    if session is None:
+        raise ConnectionError("it is not a worker of tfdist")
+    return session
+
+
+async def receive(reader: StreamReader, session: Session) -> Mapping[str, Any] | None:
+    """Returns the next message; None if the connection has ended or the line is not authentic.
 
     Raises:
         OSError: The connection broke.
     """
     try:
-        message = json.loads(await reader.readline())
-    except ValueError:  # no JSON, or more than a message may have
+        message = session.verify(await _line(reader))
+    except ValueError:
         return None
     return message if isinstance(message, dict) else None
+
+
+async def _line(reader: StreamReader) -> bytes:
+    """Returns the next line; a part of one if it is longer than the reader's limit."""
+    try:
+        return await reader.readline()
+    except ValueError:  # longer than the limit
+        return b""

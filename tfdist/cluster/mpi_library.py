@@ -1,4 +1,4 @@
-"""Which MPI a machine has: what `mpirun` says of itself. Imports no TensorFlow."""
+"""Which MPI is installed, as `mpirun --version` says. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import subprocess
 import sysconfig
 from typing import NamedTuple
 
-#: What the first line of `mpirun --version` looks like, and whose it is.
+#: Pattern of the first line of `mpirun --version`, and the MPI that prints it.
 _KINDS = {
     r"\(Open MPI\) ([\w.]+)": "Open MPI",
     r"Intel\(R\) MPI Library.* Version ([\d.]+)": "Intel MPI",
-    r"Version:\s+([\w.]+)": "MPICH",  # of Hydra, which many kinds of MPICH start
+    r"Version:\s+([\w.]+)": "MPICH",  # of Hydra, the launcher of many derivatives of MPICH
 }
 
 
 class Mpi(NamedTuple):
-    """An MPI.
+    """An installed MPI.
 
     Attributes:
-        kind: `"Open MPI"`, `"Intel MPI"`, `"MPICH"` or, where it says nothing known, `"MPI"`.
-        version: As in `"4.1.4"`; empty where unknown.
-        mpirun: The path of its launcher.
-        compiler: The path of its C++ compiler; None where only programs can be run.
+        kind: `"Open MPI"`, `"Intel MPI"`, `"MPICH"`, or `"MPI"` if it is not known.
+        version: As in `"4.1.4"`; empty if it is not known.
+        mpirun: Path of its launcher.
+        compiler: Path of its C++ compiler; None if it has none.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Mpi(NamedTuple):
 
 
 def search_path() -> str:
-    """Returns PATH with this Python environment's programs first, activated or not."""
+    """Returns PATH with the programs of this Python environment, activated or not, first."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 
 
@@ -45,7 +45,7 @@ def find(path: str | None = None) -> Mpi | None:
     """Returns the first MPI of a search path, or None.
 
     Args:
-        path: As the variable PATH; None: `search_path`.
+        path: In the form of the variable PATH; None: `search_path()`.
     """
     path = search_path() if path is None else path
     mpirun = shutil.which("mpirun", path=path)

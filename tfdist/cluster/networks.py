@@ -1,26 +1,40 @@
-"""Which address of each host the other hosts can reach."""
+"""Addresses and ports: which address of a host others can reach, and which ports are free.
+
+TensorFlow listens on all interfaces, so ports have to be free on all of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import random
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from tfdist.cluster.record import split
 from tfdist.errors import ClusterError
 
 _LOOPBACK = "127.0.0.1"
+
+#: Above well-known services, below what Kubernetes assigns to its own.
+_FIRST_PORT, _LAST_PORT = 10_000, 29_999
+_SYSTEM_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_TRIES = 100
+#: Not Python's global generator: workers with the same seed would all draw the same port.
+_random = random.SystemRandom()
 
 
 class Host(NamedTuple):
     """The IPv4 addresses of a host.
 
     Attributes:
-        interfaces: Address and network, as in `("10.0.0.1", "10.0.0.0/24")`, of what is up.
-        default: The address that packets to strangers leave from.
+        interfaces: Address and network, as in `("10.0.0.1", "10.0.0.0/24")`, of active interfaces.
+        default: The source address of the default route.
     """
 
     interfaces: tuple[tuple[str, str], ...]
@@ -28,7 +42,7 @@ class Host(NamedTuple):
 
 
 def this_host() -> Host:
-    """Returns the addresses of this host but the loopback's."""
+    """Returns the addresses of this host, without loopback."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found = [
         ipaddress.IPv4Interface(f"{one.address}/{one.netmask}")
@@ -41,14 +55,14 @@ def this_host() -> Host:
 
 
 def reachable(hosts: Sequence[Host]) -> list[str]:
-    """Returns for each host the address that all others reach.
+    """Returns for each worker the address of its host that all others can reach.
 
-    It lies in the first network that all of them share. An address that several hosts have, as the
-    bridges of container engines do, leads nowhere. Where there is no such network, routers have to
-    know the way, and it is the address that packets to strangers leave from.
+    It lies in the first network that all hosts share. An address that several hosts have, as the
+    bridges of container engines do, is of no use. Without a shared network it is the source address
+    of the default route.
 
     Args:
-        hosts: By rank; the same host stands there once for each of its workers.
+        hosts: By rank; a host appears once for each of its workers.
     """
     distinct = set(hosts)
     if len(distinct) == 1:
@@ -64,29 +78,108 @@ def reachable(hosts: Sequence[Host]) -> list[str]:
     return [host.default for host in hosts]
 
 
+def listen_address(hosts: Sequence[str]) -> str:
+    """Returns the address at which the first of these hosts, this one, should listen.
+
+    Args:
+        hosts: Names or addresses of the hosts that take part; the first one is this host.
+
+    Returns:
+        The loopback address if all hosts are the loopback; the first host's address if it is given
+        as an address of this host; otherwise empty, for all interfaces: other hosts may resolve a
+        name to another interface of this host.
+    """
+    if all(_is_loopback(host) for host in hosts):
+        return "::1" if hosts[0] == "::1" else _LOOPBACK
+    own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
+    return hosts[0] if hosts[0] in own and not _is_loopback(hosts[0]) else ""
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def interface_towards(host: str) -> str:
-    """Returns the name of the network interface by which this host reaches another, or itself.
+    """Returns the name of the network interface through which this host reaches another, or itself.
 
     Raises:
-        ClusterError: It does not.
+        ClusterError: It cannot reach it.
     """
     source = _source(host)
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == source for one in addresses):
             return name
-    raise ClusterError(f"This host does not reach {host!r}: see whether its name is known here.")
+    raise ClusterError(f"This host cannot reach {host!r}: check that its name resolves here.")
 
 
 def _default() -> str:
-    """The source address of the default route; without one, the loopback's."""
+    """Returns the source address of the default route; without one, the loopback address."""
     return _source("192.0.2.1") or _LOOPBACK  # an address that documentation may use
 
 
 def _source(host: str) -> str:
-    """The address that packets to a host leave from; empty where there is no way."""
+    """Returns the source address of packets to a host; empty without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
             one.connect((host, 9))  # of UDP: nothing is sent
         except OSError:
             return ""
         return str(one.getsockname()[0])
+
+
+@contextlib.contextmanager
+def held_ports(num_ports: int) -> Iterator[list[int]]:
+    """Yields distinct free ports, which no other process can get within the block."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(num_ports)]
+        for one in sockets:
+            _bind(one)
+        yield [one.getsockname()[1] for one in sockets]
+
+
+def free_ports(num_ports: int) -> list[int]:
+    """Returns distinct ports that were free a moment ago."""
+    with held_ports(num_ports) as ports:
+        return ports
+
+
+def _bind(one: socket.socket) -> None:
+    """Binds a socket to a port outside of the system's range for outgoing connections.
+
+    It may take a while until somebody listens there; by then an outgoing connection could have got
+    a port of the system's range.
+    """
+    has_range = _SYSTEM_RANGE.exists()
+    first_of_system = int(_SYSTEM_RANGE.read_text().split()[0]) if has_range else _LAST_PORT + 1
+    ports = range(_FIRST_PORT, min(_LAST_PORT + 1, first_of_system))
+    for _ in range(_TRIES if ports else 0):
+        with contextlib.suppress(OSError):
+            return one.bind(("", _random.choice(ports)))
+    one.bind(("", 0))
+
+
+def check_free(address: str) -> None:
+    """Checks that this process can listen at its own `"host:port"`.
+
+    TensorFlow does not check: its servers share a port with any process that allows it, and then
+    wait for messages that the other process receives.
+
+    Raises:
+        ClusterError: Another process listens there.
+    """
+    port = split(address)[1]
+    with socket.socket() as one:
+        # Connections that an ended process left behind do not matter; a listener still does.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("", port))
+        except OSError as error:
+            raise ClusterError(
+                f"This worker cannot listen at {address} ({error.strerror}): end the process that "
+                "listens there, or give the worker another port."
+            ) from None

@@ -1,11 +1,11 @@
-"""The record of a cluster as one of its processes sees it, and what every reader of one needs."""
+"""The record of a cluster as one of its processes sees it, and helpers to read one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfdist.cluster import cpu_binding
 from tfdist.errors import ClusterError
 
 Environ = Mapping[str, str]
@@ -13,20 +13,20 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Cluster:
-    """Who the workers of a run are, and which of them this process is.
+    """The workers of a run, and which of them this process is.
 
     Attributes:
-        source: What told it, for the start-up table.
-        rank: This worker's number, from 0. Parameter servers and evaluators are no workers: their
-            numbers go on after the last worker's, so that no two processes share one.
+        source: The launcher or flags that said so, for the start-up table.
+        rank: This worker's rank. Ranks of parameter servers and evaluators, which are no workers,
+            follow the last worker's, so that all processes have distinct ranks.
         size: The number of workers; a chief is one of them.
         local_rank: This worker's number among those of its host.
         local_size: The number of workers on its host.
-        addresses: `"host:port"` of each worker, by rank; empty where nobody has told them yet.
-        task: What this process is: `"worker"`, `"chief"`, `"ps"` or `"evaluator"`.
+        addresses: `"host:port"` of each worker, by rank; empty until they are known.
+        task: The type of this process: `"worker"`, `"chief"`, `"ps"` or `"evaluator"`.
         ps: `"host:port"` of each parameter server.
         has_chief: Whether the first address is a task of the type chief, not the first worker.
-        master: `"host:port"` where rank 0 waits for the others; empty where there is none.
+        master: `"host:port"` where rank 0 listens for the others; empty if there is none.
         gpus: Positions of the GPUs that this worker uses, among those it sees.
     """
 
@@ -67,12 +67,12 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is rank 0, the worker that writes and talks."""
+        """Whether this is rank 0, which writes files and prints progress."""
         return self.rank == 0
 
     @property
     def index(self) -> int:
-        """This process's number among the tasks of its type, as TF_CONFIG counts them."""
+        """The index of this process among the tasks of its type, as in TF_CONFIG."""
         if self.task == "worker":
             return self.rank - self.has_chief
         return {
@@ -83,7 +83,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """This process's own `"host:port"`; empty where nobody has told it."""
+        """This process's own `"host:port"`; empty if it is not known."""
         known = (*self.addresses, *self.ps) if self.addresses else ()
         return known[self.rank] if self.rank < len(known) else ""
 
@@ -94,7 +94,7 @@ class Cluster:
         return {task: list(addresses) for task, addresses in named.items() if addresses}
 
     def describe(self) -> dict[str, str]:
-        """Returns what the start-up table says of this cluster."""
+        """Returns the rows of the start-up table about this cluster."""
         who = f"rank {self.rank} of {self.size}"
         if self.task != "worker":
             who = f"{self.task} {self.index}, {self.size} workers"
@@ -103,14 +103,32 @@ class Cluster:
             rows["workers"] = ", ".join(self.addresses)
         if self.ps:
             rows["parameter servers"] = ", ".join(self.ps)
-        return rows | cpu_binding.describe(self.local_size)
+        return rows | describe_binding(self.local_size)
+
+
+def describe_binding(local_size: int) -> dict[str, str]:
+    """Returns a row of the start-up table if a launcher leaves cores of this host idle.
+
+    By default Open MPI binds each rank to one core where there are at most two ranks.
+
+    Args:
+        local_size: Workers on this host.
+    """
+    own = len(os.sched_getaffinity(0))
+    try:
+        host = len(os.sched_getaffinity(os.getppid()))  # of the launcher, which is not bound
+    except OSError:
+        return {}
+    if own * local_size >= host:
+        return {}
+    return {"cores": f"{own} of {host}: the launcher binds each worker; use mpirun --bind-to none"}
 
 
 def split(address: str) -> tuple[str, int]:
-    """Returns host and port of `"host:port"`; an IPv6 host stands in brackets.
+    """Returns host and port of `"host:port"`; an IPv6 host is in brackets.
 
     Raises:
-        ClusterError: It is none.
+        ClusterError: The text has another form.
     """
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
@@ -122,7 +140,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def check_distinct(source: str, addresses: Sequence[str]) -> None:
-    """Raises a ClusterError where two tasks have one address."""
+    """Raises a ClusterError if two tasks have the same address."""
     if twice := {address for address in addresses if addresses.count(address) > 1}:
         raise ClusterError(
             f"{source} gives {min(twice)} to two tasks: each needs an address of its own."
@@ -130,21 +148,22 @@ def check_distinct(source: str, addresses: Sequence[str]) -> None:
 
 
 def local_place(addresses: Sequence[str], rank: int) -> tuple[int, int]:
-    """Returns local rank and local size: which of the addresses on the same host is `rank`'s."""
+    """Returns local rank and local size: the position of `rank` among the addresses of its host."""
     hosts = [split(address)[0] for address in addresses]
     return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 
 
 def number(environ: Environ, name: str, default: int | None = None) -> int:
-    """Returns a variable that has to hold a number from 0.
+    """Returns the number in a variable.
 
     Raises:
-        ClusterError: It holds something else, or is missing and has no default.
+        ClusterError: It is no number of at least 0, or is missing without a default.
     """
     text = environ.get(name, "" if default is None else str(default))
     if not (text.isascii() and text.isdigit()):
         came = f"got {text!r}" if text else "it is not set"
         raise ClusterError(
-            f"${name}: expected a number from 0, {came}. Start the workers with one launcher."
+            f"${name}: expected a number of at least 0, {came}. Start the workers with one "
+            "launcher."
         )
     return int(text)

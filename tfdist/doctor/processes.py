@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import cluster
-from tfdist.cluster import mpi_library
-from tfdist.cluster.rendezvous import over_mpi
+from tfdist.cluster import mpi_library, rendezvous
 from tfdist.doctor.check import Check
 from tfdist.errors import TfdistError
 from tfdist.install_horovod import cuda, versions
@@ -101,7 +100,7 @@ def _loaded_libraries() -> str:
 def _mpi4py() -> Check:
     """What tells workers that mpirun started each other's addresses, for multi_worker."""
     try:
-        mpi = over_mpi.load()
+        mpi = rendezvous.load_mpi()
     except (ImportError, RuntimeError) as error:
         value = f"not usable: {' '.join(str(error).split())[:100]}"
         return Check("mpi4py", value, "missing", _CURE_MPI4PY)

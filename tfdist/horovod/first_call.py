@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.model_setup.build import cause
+from tfdist.model_setup.build import root_cause
 from tfdist.upstream.keras_model import build_for_training, flatten_layers
 
 
@@ -37,7 +37,7 @@ def before_first_call(model: keras.Model, function: Callable[[], None]) -> None:
         except Exception as error:
             raise UnsupportedModelError(
                 "The model has no weights to broadcast, and cannot be built from the data's shapes "
-                f"({cause(error)}): give it a keras.Input, or call it once on a batch."
+                f"({root_cause(error)}): give it a keras.Input, or call it once on a batch."
             ) from error
         function()
         return train_function(iterator)

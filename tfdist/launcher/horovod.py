@@ -1,6 +1,6 @@
 """What Horovod's Gloo controller needs from a launcher: variables, and a rendezvous server.
 
-As `horovod.runner.gloo_run` sets them, without its own way of starting and ending processes.
+This sets what `horovod.runner.gloo_run` sets, without its way of starting and ending processes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,27 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 
 from tfdist.errors import LaunchError
-from tfdist.launcher.plan import Slot
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The position of a worker, named as in MPI and Horovod: `cross` counts hosts."""
+
+    host: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
 
 
 def installed() -> bool:
-    """Tells whether Horovod is there, without importing it."""
+    """Tells whether Horovod is installed, without importing it."""
     return find_spec("horovod") is not None
 
 
@@ -25,11 +37,10 @@ def environ(slot: Slot, server: str, port: int, interface: str) -> dict[str, str
     """Returns the variables of one worker.
 
     Args:
-        slot: Its place.
+        slot: Its slot.
         server: Address of the host that runs `serving`.
-        port: Where that listens.
-        interface: The network interface by which this worker reaches the others; empty: left to
-            Horovod.
+        port: Port of that server.
+        interface: The network interface between the workers; empty: Horovod chooses.
     """
     return {
         "HOROVOD_HOSTNAME": slot.host,
@@ -48,13 +59,13 @@ def environ(slot: Slot, server: str, port: int, interface: str) -> dict[str, str
 
 
 def check_host_name() -> None:
-    """Makes sure that Gloo tells other hosts an address of this one that they reach.
+    """Checks that this host's name resolves to an address that other hosts can reach.
 
-    Horovod 0.28.1 hands the interface it is given to its first connections only; those of its sets
-    of processes (`GlooContext::InitializeForProcessSet`) look the host's own name up.
+    Horovod 0.28.1 uses the given interface for its first connections only. Those of its process
+    sets (`GlooContext::InitializeForProcessSet`) resolve the host's own name.
 
     Raises:
-        LaunchError: The name is that of the loopback.
+        LaunchError: The name resolves to a loopback address, or to none.
     """
     name = socket.gethostname()
     try:
@@ -63,8 +74,8 @@ def check_host_name() -> None:
         address = "nothing"
     if address == "nothing" or address.startswith("127."):
         raise LaunchError(
-            f"This host's name {name!r} stands for {address}, which Horovod's Gloo would tell the "
-            "other hosts: give it the host's address in /etc/hosts, or use --via mpirun."
+            f"This host's name {name!r} resolves to {address}, which Horovod's Gloo would tell the "
+            "other hosts: set it to the host's address in /etc/hosts, or use --via mpirun."
         )
 
 
@@ -75,7 +86,7 @@ def serving(slots: Sequence[Slot], port: int) -> Iterator[None]:
     from horovod.runner.http import http_server
 
     server = http_server.RendezvousHTTPServer(("", port), http_server.RendezvousHandler, False)
-    server.init([SlotInfo(**_named_as_horovod_does(slot)) for slot in slots])
+    server.init([SlotInfo(**_slot_info(slot)) for slot in slots])
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -86,6 +97,6 @@ def serving(slots: Sequence[Slot], port: int) -> Iterator[None]:
         thread.join()
 
 
-def _named_as_horovod_does(slot: Slot) -> dict[str, int | str]:
+def _slot_info(slot: Slot) -> dict[str, int | str]:
     fields = asdict(slot)
     return {"hostname": fields.pop("host"), **fields}

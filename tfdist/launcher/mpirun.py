@@ -12,22 +12,22 @@ from tfdist.errors import LaunchError
 from tfdist.launcher.options import Options
 from tfdist.launcher.plan import Process
 
-#: Variables that other hosts need to find the programs, where they are set.
+#: Variables that other hosts need to find the programs, if they are set.
 _EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
-#: Horovod's own for Open MPI, which version 5 knows with two dashes only.
+#: Horovod's default flags for Open MPI, which version 5 accepts with two dashes only.
 _NOT_BOUND = "--bind-to none --map-by slot"
 
 
 def process(options: Options) -> Process:
-    """Returns the one process that starts all the others.
+    """Returns the one process that starts all workers.
 
     Raises:
         LaunchError: The launcher is not installed.
     """
     if options.via == "mpirun":
         return _mpirun(options)
-    path = mpi_library.search_path()  # a venv need not be activated
+    path = mpi_library.search_path()  # works in a virtual environment that is not activated
     program = shutil.which("horovodrun", path=path)
     if not program:
         raise LaunchError("--via horovodrun: it is not installed; run make horovod.")
@@ -37,22 +37,24 @@ def process(options: Options) -> Process:
 
 
 def _mpirun(options: Options) -> Process:
-    """Open MPI's options, or those of Hydra, which MPICH and Intel MPI have."""
+    """Returns the command with flags of Open MPI, or of Hydra (MPICH and Intel MPI)."""
     found = mpi_library.find()
     if found is None:
-        raise LaunchError("--via mpirun: no MPI is installed; python -m tfdist.doctor says how.")
+        raise LaunchError(
+            "--via mpirun: no MPI is installed; python -m tfdist.doctor shows how to install one."
+        )
     head, number = found.mpirun, str(options.num_workers)
-    command = (sys.executable, "-m", "tfdist.launcher.mpi_output", *options.command)
+    command = (sys.executable, "-m", "tfdist.launcher.output", *options.command)
     if found.kind != "Open MPI":
         hosts = ["-hosts", _slots(options)] if options.hosts else []
-        # SIGUSR1 goes on to the ranks, SIGTERM ends them.
+        # It passes SIGUSR1 on to the ranks; SIGTERM ends them.
         whole = (head, *hosts, "-n", number, *command)
         return Process("mpirun", whole, preempt_by=signal.SIGUSR1)
     hosts = ["-H", _slots(options)] if options.hosts else ["--oversubscribe"]
     exported = [word for name in _EXPORTED if name in os.environ for word in ("-x", name)]
-    # Bound to one core each, the threads of a worker would share it.
+    # The threads of a worker that is bound to one core would share it.
     flags = ["--bind-to", "none", *exported, *hosts, "-np", number]
-    # Open MPI wants root to say so twice.
+    # Open MPI refuses to run as root without both variables.
     names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
     environ = dict.fromkeys(names, "1") if os.geteuid() == 0 else {}
     return Process("mpirun", (head, *flags, *command), environ, preempt_by=signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""`tfdist.notebook_launch`: a function of a notebook's cell on several workers of this host."""
+"""`tfdist.notebook_launch`: runs a function of a notebook on several workers of this host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import cloudpickle
 
+from tfdist import cluster
 from tfdist.errors import LaunchError
-from tfdist.launcher import notebook_worker
-from tfdist.launcher.signals import signals_raise
+from tfdist.launcher.processes import signals_raise
 from tfdist.launcher.worker_pool import WorkerPool
 
 
@@ -24,44 +24,42 @@ def notebook_launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Calls a function on workers of their own, and shows what rank 0 prints as it comes.
+    """Calls a function on several new workers, and shows what rank 0 prints.
 
-    Each worker is a new Python process that knows the others, as `python -m tfdist.launch` starts
-    them: what the function uses has to be in the function, in what it refers to, or importable.
-    This notebook's own TensorFlow stays as it is.
+    Each worker is a new Python process, started as by `python -m tfdist.launch`. Everything that
+    the function uses has to be in the function, in what it refers to, or importable. TensorFlow in
+    this notebook is not affected.
 
     Args:
-        fn: Makes its model and its `tfdist.Trainer` inside, with a strategy of several processes.
-            It may be defined in a cell.
-        num_workers: How many.
-        args: What it is called with, the same in each worker.
-        kwargs: The same by name.
+        fn: Creates its model and its `tfdist.Trainer`, with a strategy of several processes. It may
+            be defined in a cell.
+        num_workers: Number of workers.
+        args: Positional arguments of the function, the same in each worker.
+        kwargs: Keyword arguments of the function.
 
     Returns:
-        What rank 0 returned; it has to be something that pickle takes.
+        What the function returned on rank 0; it must be picklable.
 
     Raises:
-        LaunchError: A worker failed; its traceback is part of the message. Or the function takes
-            something with it that cannot go.
+        LaunchError: A worker failed (the message has its traceback), or the function refers to
+            something that cannot be pickled.
         KeyboardInterrupt: The kernel was interrupted; the workers have ended.
     """
     if num_workers < 1:
         raise LaunchError(f"num_workers={num_workers}: expected at least 1.")
-    question = _carried(functools.partial(fn, *args, **kwargs))
-    pool = WorkerPool(
-        notebook_worker.make_answer, num_workers=num_workers, answer_seconds=None, shows=0
-    )
+    question = _pickled(functools.partial(fn, *args, **kwargs))
+    pool = WorkerPool(make_answer, num_workers=num_workers, answer_seconds=None, shows=0)
     with signals_raise(), pool:
         returned = pool.ask(question)[0]
         pool.finish()
     return cloudpickle.loads(returned)
 
 
-def _carried(call: Callable[[], Any]) -> bytes:
-    """Returns a call as it goes to the workers, with all that it refers to.
+def _pickled(call: Callable[[], Any]) -> bytes:
+    """Returns a call with everything that it refers to, pickled for the workers.
 
     Raises:
-        LaunchError: That is no thing to carry.
+        LaunchError: It cannot be pickled.
     """
     written = io.BytesIO()
     try:
@@ -70,14 +68,14 @@ def _carried(call: Callable[[], Any]) -> bytes:
         raise
     except Exception as error:
         raise LaunchError(
-            f"The function, or what it refers to, cannot go to the workers ({error}): make that "
-            "inside the function."
+            f"The function refers to something that cannot be pickled ({error}): create it inside "
+            "the function."
         ) from error
     return written.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Refuses what would start TensorFlow in a worker as it arrives, before a strategy does."""
+    """Refuses objects that would start TensorFlow in a worker before a strategy does."""
 
     def reducer_override(self, obj: Any) -> Any:
         keras, tf = sys.modules.get("keras"), sys.modules.get("tensorflow")
@@ -85,7 +83,27 @@ class _Pickler(cloudpickle.Pickler):
         kinds += (tf.Tensor, tf.Variable, tf.data.Dataset) if tf else ()
         if isinstance(obj, kinds):
             raise LaunchError(
-                f"The function takes a {type(obj).__name__} of this notebook with it, which would "
-                "start TensorFlow before the strategy does: make it inside the function."
+                f"The function refers to a {type(obj).__name__} of this notebook, which would "
+                "start TensorFlow before the strategy does: create it inside the function."
             )
         return super().reducer_override(obj)
+
+
+def make_answer() -> Callable[[bytes], bytes | None]:
+    """Returns the function that a worker calls for each question of the pool."""
+    return _call
+
+
+def _call(function: bytes) -> bytes | None:
+    """Calls a pickled function in a worker, and returns its pickled result on rank 0."""
+    returned = cloudpickle.loads(function)()
+    cluster.end()
+    if not cluster.is_chief():
+        return None
+    try:
+        return cloudpickle.dumps(returned)
+    except Exception as error:
+        raise TypeError(
+            f"The function returned {type(returned).__name__}, which cannot be pickled: return "
+            "numbers or arrays, or save to a file."
+        ) from error

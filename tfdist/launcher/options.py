@@ -1,14 +1,28 @@
-"""What a command line of `python -m tfdist.launch` comes to."""
+"""The command line of `python -m tfdist.launch`: flags, their checks, and the command to run."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from tfdist.errors import REQUEUE, ConfigurationError
+from tfdist.launcher.plan import parse_hosts
+
+PROGRAM = "python -m tfdist.launch"
+_USAGE = f"{PROGRAM} [flags] -- COMMAND ...\n       {PROGRAM} [flags] [flags of tfdist.train]"
+_DESCRIPTION = "Start the workers of a run, and end all of them when one fails."
+#: Defaults of flags.
+_PORT, _NAME, _IMAGE = 12300, "tfdist", "tfdist:latest"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The flags, as their help describes them, and the command."""
+    """The flags, as their help texts describe them, and the command to run."""
 
     command: tuple[str, ...]
     num_workers: int
@@ -27,25 +41,252 @@ class Options:
     name: str
     image: str
     cpus_per_worker: int | None
-    #: Of the training command, as far as `run.strategy_of_workers` knows it.
+    #: Strategy of the training command, as far as `run.strategy_of_workers` can tell.
     strategy: str = ""
-    #: Whether Horovod joins the processes of that.
+    #: Whether Horovod connects the processes of that strategy.
     by_horovod: bool = False
 
     @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """The command as another machine or image finds it: by its own Python."""
+    def portable_command(self) -> tuple[str, ...]:
+        """The command for another machine or image, which has a Python of its own."""
         program, *arguments = self.command
         return ("python" if program == sys.executable else program, *arguments)
 
     @property
-    def trains(self) -> bool:
-        """Whether the command is that of the training command."""
+    def is_training_command(self) -> bool:
+        """Whether the command is `python -m tfdist.train`."""
         return self.command[1:3] == ("-m", "tfdist.train")
 
     @property
-    def going_on(self) -> Options:
-        """With the training command told to go on from its newest checkpoint, unless it is told."""
-        if not self.trains or any(word.partition("=")[0] == "--resume" for word in self.command):
+    def resuming(self) -> Options:
+        """The same options; a training command without `--resume` gets `--resume auto`."""
+        has_flag = any(word.partition("=")[0] == "--resume" for word in self.command)
+        if not self.is_training_command or has_flag:
             return self
         return replace(self, command=(*self.command, "--resume", "auto"))
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Returns the options of a command line; `--help` prints and exits.
+
+    Raises:
+        ConfigurationError: A flag is invalid, or flags contradict each other.
+    """
+    arguments = list(arguments)
+    own, command = arguments, []
+    if "--" in arguments:
+        at = arguments.index("--")
+        own, command = arguments[:at], arguments[at + 1 :]
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        importlib.import_module("argcomplete").autocomplete(parser)
+    known, rest = parser.parse_known_args(own)
+    if "--" in arguments and (rest or not command):
+        wrong = f"{' '.join(rest)!r} before --" if rest else "nothing after --"
+        raise ConfigurationError(f"{wrong}: expected {PROGRAM} [flags] -- COMMAND ...")
+    if rest and not rest[0].startswith("-"):
+        raise ConfigurationError(f"{' '.join(rest)!r}: put the command after --.")
+    flags = vars(known)
+    flags["hosts"] = parse_hosts(known.hosts) if known.hosts else {}
+    most = known.elastic[1] if known.elastic else 0
+    flags["num_workers"] = known.num_workers or sum(flags["hosts"].values()) or most or 2
+    flags["command"] = tuple(command) or (sys.executable, "-m", "tfdist.train", *rest)
+    options = Options(**flags)
+    _check(options)
+    return options
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports an error as every command of tfdist does: one line, and exit code 1."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}\n{PROGRAM} --help lists the flags.")
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not _natural(text):
+        raise argparse.ArgumentTypeError("expected a number of at least 1, got '0'")
+    return int(text)
+
+
+def _range(text: str) -> tuple[int, int]:
+    fewest, _, most = text.partition(":")
+    if not (fewest.isdecimal() and most.isdecimal() and 0 < int(fewest) <= int(most)):
+        raise argparse.ArgumentTypeError(f"expected numbers of workers like 2:4, got {text!r}")
+    return int(fewest), int(most)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Returns the parser; it leaves unknown flags to the training command."""
+    flags = _Parser(prog=PROGRAM, usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
+    _add_processes(flags.add_argument_group("Processes").add_argument)
+    _add_ends(flags.add_argument_group("Failures and preemptions").add_argument)
+    _add_printed(flags.add_argument_group("Print instead of starting").add_argument)
+    return flags
+
+
+def _add_processes(add: Callable[..., Any]) -> None:
+    add(
+        "--num-workers",
+        type=_positive,
+        metavar="N",
+        help="number of workers (2, or the sum of --hosts)",
+    )
+    add(
+        "--num-ps",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="number of parameter servers; a chief process is started in addition (0)",
+    )
+    add(
+        "--via",
+        choices=("processes", "mpirun", "horovodrun"),
+        default="processes",
+        help="what starts the workers: this program (with TF_CONFIG and Horovod's Gloo), mpirun "
+        "or horovodrun (processes)",
+    )
+    add(
+        "--gpus-per-worker",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="GPUs that each worker sees; 0: all, divided among the workers of a host (0)",
+    )
+    add(
+        "--hosts",
+        metavar="a:2,b:2",
+        help="hosts and their numbers of workers; prints the command to run on each host",
+    )
+    add("--on", metavar="HOST", help="start the workers of this one of --hosts here")
+    add(
+        "--port",
+        type=_positive,
+        default=_PORT,
+        metavar="N",
+        help=f"first port on each of --hosts ({_PORT})",
+    )
+
+
+def _add_ends(add: Callable[..., Any]) -> None:
+    add(
+        "--grace",
+        type=_positive,
+        default=15,
+        metavar="SECONDS",
+        help="time to save and exit after Ctrl-C or a preemption (15)",
+    )
+    add(
+        "--max-restarts",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="restart all workers from the newest checkpoint after up to N failures (0)",
+    )
+    add(
+        "--elastic",
+        type=_range,
+        metavar="MIN:MAX",
+        help="continue without a worker that keeps failing; the global batch stays the same",
+    )
+
+
+def _add_printed(add: Callable[..., Any]) -> None:
+    add("--dry-run", action="store_true", help="print the commands and their variables")
+    add("--print-slurm", action="store_true", help="print a script for sbatch")
+    add(
+        "--print-k8s",
+        nargs="?",
+        const="auto",
+        choices=("auto", "tfjob", "mpijob", "trainjob"),
+        help="print a Kubernetes manifest; auto: mpijob for --strategy horovod or --via mpirun, "
+        "else tfjob",
+    )
+    add("--name", default=_NAME, metavar="NAME", help=f"name of the job ({_NAME})")
+    add("--image", default=_IMAGE, metavar="IMAGE", help=f"image of the pods ({_IMAGE})")
+    add("--cpus-per-worker", type=_positive, metavar="N", help="for Slurm and Kubernetes")
+
+
+def _check(options: Options) -> None:
+    """Refuses flags that contradict each other or would have no effect.
+
+    Raises:
+        ConfigurationError: They do.
+    """
+    slots = sum(options.hosts.values())
+    if slots and slots != options.num_workers:
+        raise ConfigurationError(
+            f"--hosts has {slots} workers, but --num-workers is {options.num_workers}: leave out "
+            "--num-workers."
+        )
+    if options.on is not None and options.on not in options.hosts:
+        raise ConfigurationError(
+            f"--on {options.on}: expected one of --hosts ({', '.join(options.hosts) or 'none'})."
+        )
+    if options.num_ps and (options.hosts or options.print_slurm or options.via != "processes"):
+        raise ConfigurationError(
+            "--num-ps starts processes on this host, or works with --print-k8s. Elsewhere, set "
+            "TF_CONFIG for each process."
+        )
+    if options.num_ps and options.gpus_per_worker > 1:
+        raise ConfigurationError(
+            f"--gpus-per-worker {options.gpus_per_worker} with --num-ps: a worker of parameter "
+            "servers computes on one GPU. Use --gpus-per-worker 1 and as many workers as GPUs."
+        )
+    _check_restarts(options)
+    _check_effect(options)
+
+
+def _check_restarts(options: Options) -> None:
+    """Refuses restarts of workers that this program does not start."""
+    elsewhere = options.hosts and options.via == "processes" and not options.print_slurm
+    if options.max_restarts and (elsewhere or options.print_k8s in ("tfjob", "trainjob")):
+        raise ConfigurationError(
+            "--max-restarts works on this host, with --via, with --print-slurm and with an mpijob. "
+            "Here the launcher of one host cannot restart the workers of the others: let the "
+            f"scheduler restart all of them with the same command. A preempted run exits with "
+            f"{REQUEUE}."
+        )
+    if not options.elastic:
+        return
+    if options.elastic[1] != options.num_workers:
+        raise ConfigurationError(
+            f"--elastic allows up to {options.elastic[1]} workers, but --num-workers is "
+            f"{options.num_workers}: leave out --num-workers."
+        )
+    others = options.hosts or options.num_ps or options.via != "processes"
+    if others or options.print_slurm or options.print_k8s or not options.max_restarts:
+        raise ConfigurationError(
+            "--elastic needs --max-restarts, and works only for workers that this program starts "
+            "on this host. Elsewhere, run the same command with another number of workers: it "
+            "resumes from the newest checkpoint with the same global batches."
+        )
+
+
+def _check_effect(options: Options) -> None:
+    """Refuses flags that would have no effect."""
+    prints = options.print_slurm or options.print_k8s is not None
+    hands_over = options.via != "processes"
+    without_effect = {
+        "--port without --hosts: workers of this host get free ports": (
+            options.port != _PORT and not options.hosts
+        ),
+        "--gpus-per-worker with --via: the workers divide the GPUs that they see": (
+            options.gpus_per_worker and hands_over and not prints
+        ),
+        "--cpus-per-worker without --print-slurm or --print-k8s": (
+            options.cpus_per_worker and not prints
+        ),
+        "--name without --print-slurm or --print-k8s": options.name != _NAME and not prints,
+        "--image without --print-k8s": options.image != _IMAGE and options.print_k8s is None,
+    }
+    for flag, is_given in without_effect.items():
+        if is_given:
+            name, _, why = flag.partition(" ")
+            raise ConfigurationError(f"{name} has no effect {why}; leave it out.")

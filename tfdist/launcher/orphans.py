@@ -1,9 +1,9 @@
-"""Ends what is left of a run when its launcher is gone, however that ended.
+"""Kills what is left of a run when its launcher is gone, however that ended.
 
-The launcher starts this file as a process of its own and holds the other end of its standard input,
-which closes with the launcher: also after a SIGKILL, which no launcher can catch. Every process of
-the run inherits the mark, wherever it moved to, so it is found among all processes. (The kernel's
-own means, PR_SET_PDEATHSIG, reaches children only, not theirs.)
+The launcher runs this file as a process and holds the other end of its standard input, which closes
+with the launcher: also after a SIGKILL, which no launcher can catch. Every process of the run
+inherits a mark in its environment, so all of them are found, wherever they moved to. (The kernel's
+PR_SET_PDEATHSIG reaches direct children only.)
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from collections.abc import Iterator
 
 import psutil
 
-#: The variable that holds the mark; several with commas, where a launcher started a launcher.
+#: The variable with the mark; several marks are separated by commas, for nested launchers.
 MARK = "TFDIST_LAUNCH"
 
 
 @contextlib.contextmanager
 def watching(mark: str) -> Iterator[None]:
-    """Has every process with the mark ended when the block ends, or this process does."""
+    """Kills every process with the mark when the block or this process ends."""
     with subprocess.Popen(
         # As a file, and without its folder on the path: tfdist need not be installed.
         [sys.executable, "-P", __file__, mark],
         stdin=subprocess.PIPE,
-        start_new_session=True,  # a terminal's signals are not for it
+        start_new_session=True,  # so that the terminal's signals do not reach it
     ):
         yield
 
 
 def marked(mark: str) -> dict[str, str]:
-    """Returns the variable that puts the mark on a process, beside those this process has."""
+    """Returns the variable that adds the mark to those of this process."""
     return {MARK: ",".join(filter(None, [os.environ.get(MARK), mark]))}
 
 
 def sweep(mark: str) -> None:
-    """Kills all processes with the mark; again, until none started another meanwhile."""
+    """Kills all processes with the mark, until none has started another one meanwhile."""
     while found := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
         for process in found:
             with contextlib.suppress(psutil.Error):
@@ -51,7 +51,7 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
     try:
         marks = process.environ().get(MARK, "").split(",")
         return mark in marks and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # it has ended, or is another user's
+    except psutil.Error:  # it has ended, or belongs to another user
         return False
 
 

@@ -1,16 +1,20 @@
-"""Which processes a run has, where, and what each is told about the others."""
+"""Which processes a run has, on which host, and with which variables."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tfdist.cluster import gpus
-from tfdist.cluster.ports import free_ports
+from tfdist.cluster.networks import check_free, free_ports
 from tfdist.errors import ConfigurationError
+from tfdist.launcher import horovod
+from tfdist.launcher.horovod import Slot as Slot
 
 LOCAL = "127.0.0.1"
 
@@ -20,47 +24,46 @@ class Process:
     """One process of a run.
 
     Attributes:
-        name: What its lines of output begin with: `0`, or `ps 0` where there are several tasks.
+        name: Prefix of its output: `0`, or `ps 0` where there are several kinds of tasks.
         command: Program and arguments.
-        environ: What it is told beyond the launcher's own variables.
+        environ: Variables in addition to the launcher's own.
         host: Where it runs.
-        leads: Whether the run is over, and well, when this process ends well.
-        may_return: Whether the run goes on without it, so that it can be started again.
-        preempt_by: The signal by which it stops after a step; 0: the one that came.
+        ends_run: Whether the run is complete when this process exits with code 0.
+        restartable: Whether the run continues without it, so that it can be restarted alone.
+        preempt_by: The signal that makes it stop after a step; 0: the signal that was received.
     """
 
     name: str
     command: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
     host: str = LOCAL
-    leads: bool = False
-    may_return: bool = False
+    ends_run: bool = False
+    restartable: bool = False
     preempt_by: int = 0
 
     def line(self) -> str:
-        """Returns it as a shell takes it."""
+        """Returns the process as a shell command."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
         return " ".join([*variables, shlex.join(self.command)])
 
 
-@dataclass(frozen=True)
-class Slot:
-    """The place of a worker, named as MPI and Horovod do: `cross` counts hosts."""
+class Plan(NamedTuple):
+    """The workers of a run.
 
-    host: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+    Attributes:
+        processes: By rank.
+        rendezvous: `"host:port"` of Horovod's rendezvous server.
+    """
+
+    processes: list[Process]
+    rendezvous: str
 
 
 def parse_hosts(text: str) -> dict[str, int]:
-    """Returns the number of workers by host of `a:2,b:2`; a host alone has one.
+    """Returns the number of workers by host of `a:2,b:2`; a host without a number has one.
 
     Raises:
-        ConfigurationError: It is something else, or names a host twice.
+        ConfigurationError: The text has another form, or names a host twice.
     """
     hosts: dict[str, int] = {}
     for entry in text.split(","):
@@ -72,30 +75,98 @@ def parse_hosts(text: str) -> dict[str, int]:
 
 
 def slots(hosts: Mapping[str, int]) -> list[Slot]:
-    """Returns the places of all workers, host by host."""
-    places = [(host, local) for host, number in hosts.items() for local in range(number)]
+    """Returns the slots of all workers, host by host."""
+    local_ranks = [(host, local) for host, number in hosts.items() for local in range(number)]
     made = []
-    for rank, (host, local) in enumerate(places):
+    for rank, (host, local) in enumerate(local_ranks):
         peers = [other for other, number in hosts.items() if number > local]
         made.append(
-            Slot(host, rank, len(places), local, hosts[host], peers.index(host), len(peers))
+            Slot(host, rank, len(local_ranks), local, hosts[host], peers.index(host), len(peers))
         )
     return made
 
 
-def with_servers(
+def workers(
+    command: Sequence[str],
+    slots: Sequence[Slot],
+    *,
+    first_port: int | None = None,
+    interface: str = "",
+    gpus_per_worker: int = 0,
+    gpu_slots: Sequence[int] = (),
+    here: str = LOCAL,
+) -> Plan:
+    """Returns the workers of a synchronous run.
+
+    Each gets the variables of TensorFlow (`TF_CONFIG`) and of Horovod, because the launcher does
+    not know which one the command will use.
+
+    Args:
+        command: What each of them runs.
+        slots: The slot of each.
+        first_port: First port on every host: one for the rendezvous, then one for each worker.
+            None: free ports; all workers are on this host.
+        interface: The network interface between the workers; empty: Horovod chooses.
+        gpus_per_worker: How many GPUs of its host each worker sees; 0: all, which the workers of a
+            host divide among themselves.
+        gpu_slots: By rank, the local rank whose GPUs a worker gets; empty: its own.
+        here: This host's name among the slots. Its workers get some of the GPUs that this process
+            sees; those of other hosts begin with GPU 0.
+
+    Raises:
+        ConfigurationError: This host has too few GPUs.
+    """
+    first = slots[0].host
+    if first_port is None:
+        ports = free_ports(1 + len(slots))
+    else:
+        ports = [first_port, *(first_port + 1 + slot.local_rank for slot in slots)]
+    rendezvous, *own = ports
+    tasks = {"worker": [f"{slot.host}:{port}" for slot, port in zip(slots, own, strict=True)]}
+    processes = []
+    for slot in slots:
+        environ = tf_config(tasks, "worker", slot.rank)
+        if horovod.installed():
+            card = "lo" if first == LOCAL else interface
+            environ |= horovod.environ(slot, first, rendezvous, card)
+        if gpus_per_worker:
+            local_rank = gpu_slots[slot.rank] if gpu_slots else slot.local_rank
+            first_gpus = range((local_rank + 1) * gpus_per_worker)
+            elsewhere = {gpus.VISIBLE: ",".join(map(str, first_gpus))}
+            visible_to = os.environ if slot.host == here else elsewhere
+            environ |= gpus.assigned(gpus_per_worker, local_rank, visible_to)
+        processes.append(Process(str(slot.rank), tuple(command), environ, slot.host))
+    return Plan(processes, f"{first}:{rendezvous}")
+
+
+@contextlib.contextmanager
+def rendezvous(planned: Plan, slots: Sequence[Slot]) -> Iterator[None]:
+    """Runs Horovod's rendezvous server on this host within the block, if Horovod is installed.
+
+    Raises:
+        ClusterError: The port is in use.
+    """
+    if not horovod.installed():
+        yield
+        return
+    check_free(planned.rendezvous)
+    with horovod.serving(slots, int(planned.rendezvous.rpartition(":")[2])):
+        yield
+
+
+def with_parameter_servers(
     command: Sequence[str], num_workers: int, num_ps: int, gpus_per_worker: int = 0
 ) -> list[Process]:
     """Returns the processes of a run with parameter servers, on free ports of this host.
 
-    One more than workers and servers: the chief, which runs the script for all of them.
+    A chief, which runs the script for all of them, comes in addition to workers and servers.
 
     Args:
         command: What each of them runs.
         num_workers: Workers, which compute.
         num_ps: Parameter servers, which hold the variables and use no GPU.
-        gpus_per_worker: GPUs of each worker's own, which neither the chief nor a server sees then;
-            0: all see all, and each worker computes on one of them.
+        gpus_per_worker: GPUs that each worker sees, hidden from the chief and the servers; 0: all
+            processes see all GPUs, and each worker computes on one of them.
 
     Raises:
         ConfigurationError: This host has too few GPUs.
@@ -118,8 +189,8 @@ def with_servers(
             name="chief" if task == "chief" else f"{task} {index}",
             command=tuple(command),
             environ=tf_config(tasks, task, index) | visible_gpus(task, index),
-            leads=task == "chief",
-            may_return=task == "worker",
+            ends_run=task == "chief",
+            restartable=task == "worker",
         )
         for task, addresses in tasks.items()
         for index in range(len(addresses))
@@ -127,5 +198,5 @@ def with_servers(
 
 
 def tf_config(tasks: Mapping[str, Sequence[str]], task: str, index: int) -> dict[str, str]:
-    """Returns the variable that TensorFlow and `tfdist.cluster` read, for one task."""
+    """Returns the variable `TF_CONFIG` of one task."""
     return {"TF_CONFIG": json.dumps({"cluster": tasks, "task": {"type": task, "index": index}})}

@@ -1,6 +1,7 @@
-"""A worker of a `WorkerPool`: `pool_worker.py ADDRESS` answers questions until nobody asks.
+"""A worker of a `WorkerPool`: `pool_worker.py ADDRESS` answers questions until the pool ends.
 
-It is run as a file, and takes the asking process's path before it imports anything of it.
+It is run as a file, and takes over the import path of the pool's process before it imports
+anything.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from multiprocessing.connection import Client
 
 
 def main(address: str) -> None:
-    """Makes what answers, tells its rank, and answers."""
+    """Creates the function that answers, sends this worker's rank, and answers."""
     with Client(address, "AF_UNIX") as connection:
         sys.path[:] = connection.recv()
         make_answer, arguments = connection.recv()

@@ -1,6 +1,6 @@
-"""Worker processes that answer questions together: notebooks, benchmarks and tests ask them.
+"""Worker processes that answer questions together, for notebooks, benchmarks and tests.
 
-They are started as `python -m tfdist.launch` starts workers. Imports no TensorFlow.
+They are started as by `python -m tfdist.launch`. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from typing import Any
 import psutil
 
 from tfdist.errors import LaunchError
-from tfdist.launcher import flags, group, mpirun, pool_worker, workers
-from tfdist.launcher.child import Streams
-from tfdist.launcher.children import Children
+from tfdist.launcher import mpirun, options, plan, pool_worker, processes
 from tfdist.launcher.plan import LOCAL, Process, slots
+from tfdist.launcher.processes import Children, Streams
 
 _START_SECONDS, _ANSWER_SECONDS = 240.0, 120.0
-#: For a worker's end to be known after its connection closed; mpirun ends the others first.
+#: Time until a worker's exit code is known after its connection closed; mpirun ends the others
+#: first.
 _END_SECONDS = 10.0
-#: That workers have to save and end after Ctrl-C.
+#: Time for workers to save and exit after Ctrl-C.
 _GRACE_SECONDS = 15.0
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 class WorkerPool:
-    """Processes that answer questions together; use as a context.
+    """Processes that answer questions together; use it as a context manager.
 
-    One that fails, or gives no answer, ends them all; the next question starts new ones.
+    When one fails or gives no answer, all end; the next question starts new ones.
 
     Args:
-        make_answer: A function of a module. Each worker calls it once with the arguments, which
-            starts what is to be asked and returns what answers a question.
-        arguments: Of `make_answer`; pickle takes them.
-        num_workers: How many.
-        via: What starts them, as of `python -m tfdist.launch`; empty: nothing, so that the one
-            process is told of no others.
-        environ: Variables that they have beside this process's.
-        answer_seconds: What an answer may take; None: any time.
-        pauses: Whether they are stopped while nobody asks: threads that wait by looking again and
-            again would take the processor from those that are measured. TensorFlow's servers count
-            it as death, and Horovod's Gloo gives up after half a minute.
-        shows: The rank whose output is shown as it comes; None: nobody's is.
+        make_answer: A function of a module. Each worker calls it once with the arguments; it
+            returns the function that answers a question.
+        arguments: Arguments of `make_answer`; picklable.
+        num_workers: Number of workers.
+        via: What starts them, as in `python -m tfdist.launch`; empty: a single process is started,
+            without the variables of a launcher.
+        environ: Variables in addition to this process's.
+        answer_seconds: Time limit of an answer; None: no limit.
+        pauses: Whether workers are stopped between questions, so that threads that wait actively do
+            not disturb measurements. TensorFlow's servers take it for a failure, and Horovod's Gloo
+            gives up after half a minute.
+        shows: The rank whose output is shown; None: no output is shown.
 
     Attributes:
         num_workers: As given.
-        processes: The workers that run, by rank.
+        processes: The running workers, by rank.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class WorkerPool:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        if kind is None:  # all have answered, and have nothing to save
+        if kind is None:  # all have answered, and there is nothing to save
             self._to_each(psutil.Process.kill)
-        self._resume()  # who is stopped ends by no other signal
-        self._running.__exit__(kind, error, where)  # an interrupt reaches the workers, too
+        self._resume()  # a stopped process ends by no other signal
+        self._running.__exit__(kind, error, where)  # an interrupt reaches the workers as well
         self._disconnect()
         self._group, self.processes = None, []
 
     def start(self) -> None:
-        """Starts the workers, unless they run.
+        """Starts the workers, unless they are running.
 
         Raises:
             LaunchError: They do not start.
@@ -103,7 +103,7 @@ class WorkerPool:
         if self._group:
             return
         folder = tempfile.TemporaryDirectory(prefix="tfdist-")
-        with self._all_end("the workers did not start"), folder as name:
+        with self._ending_all("the workers did not start"), folder as name:
             self._start(str(Path(name, "pool")))
         self._pause()
 
@@ -111,11 +111,11 @@ class WorkerPool:
         """Returns every worker's answer, by rank.
 
         Raises:
-            LaunchError: One failed, with its traceback, or took too long.
+            LaunchError: A worker failed (the message has its traceback) or took too long.
         """
         self.start()
         self._resume()
-        with self._all_end(f"no answer to {question} within {self._answer_seconds} s"):
+        with self._ending_all(f"no answer to {question} within {self._answer_seconds} s"):
             for connection in self._connections:
                 connection.send(question)
             answers = _receive(self._connections, self._answer_seconds)
@@ -123,10 +123,10 @@ class WorkerPool:
         return answers
 
     def finish(self) -> None:
-        """Lets the workers end by themselves, and waits for it.
+        """Waits for the workers to end by themselves.
 
         Raises:
-            LaunchError: One failed at it.
+            LaunchError: One failed.
         """
         if self._group is None:
             return
@@ -142,14 +142,14 @@ class WorkerPool:
         self.__exit__(None, None, None)
 
     def _start(self, address: str) -> None:
-        """Starts the processes, and waits until all have made what answers."""
+        """Starts the processes, and waits until all can answer."""
         deadline = time.monotonic() + _START_SECONDS
-        with socket.socket(socket.AF_UNIX) as listener:  # in a folder of this user alone
+        with socket.socket(socket.AF_UNIX) as listener:  # in a folder that only this user can enter
             listener.bind(address)
             listener.listen()
-            listener.settimeout(_LOOK_SECONDS)
+            listener.settimeout(_POLL_SECONDS)
             command = [sys.executable, "-P", pool_worker.__file__, address]
-            started = group.started(
+            started = processes.started(
                 self._processes(command),
                 grace=_GRACE_SECONDS,
                 streams=self._streams,
@@ -167,34 +167,34 @@ class WorkerPool:
         self.processes = [psutil.Process(process_id) for _, process_id in by_rank]
 
     def _processes(self, command: Sequence[str]) -> list[Process]:
-        """What to start."""
+        """Returns the processes to start."""
         if not self._via:
             return [Process("0", tuple(command))]
         if self._via == "processes":
-            places = slots({LOCAL: self.num_workers})
-            plan = workers.plan(command, places)
-            self._running.enter_context(workers.rendezvous(plan, places))
-            return plan.processes
+            local_slots = slots({LOCAL: self.num_workers})
+            planned = plan.workers(command, local_slots)
+            self._running.enter_context(plan.rendezvous(planned, local_slots))
+            return planned.processes
         given = ["--via", self._via, "--num-workers", str(self.num_workers)]
-        return [mpirun.process(flags.parse([*given, "--", *command]))]
+        return [mpirun.process(options.parse([*given, "--", *command]))]
 
     def _accept(self, listener: socket.socket, deadline: float) -> Connection:
-        """Waits for the next worker."""
+        """Waits for the next worker to connect."""
         while time.monotonic() < deadline:
             try:
                 return Connection(listener.accept()[0].detach())
             except TimeoutError:
                 if self._group and (failed := self._group.wait(0)):
-                    self.stop()  # its last words come
+                    self.stop()  # which reads the rest of its output
                     raise LaunchError(str(failed.failure())) from None
         raise TimeoutError
 
     @contextlib.contextmanager
-    def _all_end(self, otherwise: str) -> Iterator[None]:
-        """Within the block one worker's end is that of all: the next answer would be to this.
+    def _ending_all(self, otherwise: str) -> Iterator[None]:
+        """Ends all workers if the block fails: their next answer would belong to this question.
 
         Args:
-            otherwise: What is told where none has failed.
+            otherwise: The message if no worker has failed.
         """
         try:
             yield
@@ -205,7 +205,7 @@ class WorkerPool:
             if failed:
                 raise LaunchError(str(failed.failure())) from None
             words = running.last_words() if running else str(error)
-            raise LaunchError(f"{otherwise}: {words or 'they said nothing'}") from None
+            raise LaunchError(f"{otherwise}: {words or 'no output'}") from None
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
@@ -220,7 +220,7 @@ class WorkerPool:
 
     def _to_each(self, act: Callable[[psutil.Process], None]) -> None:
         for process in self.processes:
-            with contextlib.suppress(psutil.Error):  # the next question tells of its end
+            with contextlib.suppress(psutil.Error):  # the next question finds that it has ended
                 act(process)
 
     def _disconnect(self) -> None:
@@ -230,7 +230,7 @@ class WorkerPool:
 
 
 def _receive(connections: Sequence[Connection], seconds: float | None) -> list[Any]:
-    """Returns a message of each; raises EOFError as soon as one ends, or TimeoutError."""
+    """Returns a message of each; raises EOFError as soon as one closes, or TimeoutError."""
     deadline = None if seconds is None else time.monotonic() + seconds
     received: dict[Connection, Any] = {}
     while pending := [one for one in connections if one not in received]:

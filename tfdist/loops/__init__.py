@@ -1,1 +1,1 @@
-"""The outer loop in plain Python: training, evaluation and prediction, and what feeds them."""
+"""The Python loops around the steps: training, evaluation, prediction, and their data."""

@@ -1,11 +1,7 @@
-"""What a training tells whoever saves it; here nobody does.
+"""Saves checkpoints during training, and resumes from them.
 
-Saves a training as it goes, and lets it go on from what was saved.
-
-Between two steps all workers hold the same state, and have had the same batches. So the chief's is
-that of all: it alone writes, and where a training goes on, what it reads is given to all.
-
-Writes the checkpoints of a training in a thread, and says what became of each write.
+Between two steps all workers hold the same state and have used the same batches. So only the chief
+writes, and when training resumes, what it reads is sent to all workers.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -27,66 +23,23 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import BackgroundWriter, Place, Store
 from tfdist.errors import ConfigurationError
-from tfdist.groups.agreement import from_rank0
-from tfdist.loops.epoch import Call, Observer
+from tfdist.loops.epoch import Call
+from tfdist.loops.keras_loops import CheckpointHooks
 from tfdist.loops.training_state import Progress, TrainingState
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.collectives.once import once
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_callbacks
-
-
-class CheckpointHooks(Observer):
-    """Saves nothing.
-
-    Attributes:
-        progress: Of the training.
-    """
-
-    def __init__(self) -> None:
-        self.progress = Progress()
-
-    def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
-        """Chooses what to go on from, before callbacks hear of anything.
-
-        Args:
-            callbacks: Of this worker.
-            epochs: To be made in all.
-
-        Returns:
-            Whether there is something to go on from; `progress` says how far it is.
-
-        Raises:
-            ConfigurationError: It cannot be gone on from, or there must be none.
-        """
-        del callbacks, epochs
-        return False
-
-    def after_train_begin(self) -> None:
-        """Undoes what callbacks have forgotten and changed as the training began."""
-
-    def after_epoch_begin(self) -> tuple[int, Logs]:
-        """Returns the steps that the epoch which begins has behind it, and the logs after them."""
-        return 0, {}
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Returns a context for an evaluation, of which nothing is saved."""
-        return nullcontext()
-
-    def end_epoch(self, logs: Logs) -> None:
-        """Hears of the end of an epoch, when all callbacks have and `progress` says so."""
-
-    def close(self) -> None:
-        """Waits until what is under way is written."""
 
 
 class Checkpointing(CheckpointHooks):
     """The checkpoints of one training.
 
     Args:
-        settings: Say where and how often.
-        model: To train.
-        strategy: Its workers.
-        state: Of the training.
+        settings: Where and how often to save.
+        model: The model.
+        strategy: Sends a checkpoint to all workers.
+        state: The state of the training.
     """
 
     def __init__(
@@ -102,39 +55,39 @@ class Checkpointing(CheckpointHooks):
         self._lock = FolderLock(settings.folder)
         self._writing = CheckpointWriter(settings, self._store, strategy)
         self._saved_at = time.monotonic()
-        # What the training goes on from, until it is as it was then.
+        # The checkpoint to resume from, until its state is completely restored.
         self._saved: Snapshot | None = None
         self._path = ""
 
     def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
         self._state.callbacks, self._epochs = callbacks, epochs
-        from_rank0(self._strategy.group, self._acquire_lock)
+        once(self._strategy, self._acquire_lock)
         found = resume.choose(self._settings, self._store, self._strategy, say)
         if found is None:
             return False
         self._path, self._saved = found
         self.progress = Progress(**self._saved.state["progress"])
-        self._give(self._saved)
+        self._restore(self._saved)
         self._state.before_training(self._saved)
         if self._strategy.is_chief:
-            self._tell()
+            self._report()
         return True
 
     def after_train_begin(self) -> None:
         if (saved := self._saved) is None:
             return
-        self._give(saved)
-        self._state.give_callbacks(saved)
-        self._state.give_data(saved)
+        self._restore(saved)
+        self._state.restore_callbacks(saved)
+        self._state.restore_data(saved)
         if not self.progress.step:
             self._saved = None
 
     def after_epoch_begin(self) -> tuple[int, Logs]:
         if (saved := self._saved) is None:
             return 0, {}
-        # As they were within the epoch, whatever its beginning has done once more.
-        self._give(saved)
-        self._state.give_callbacks(saved)
+        # Restored once more, because callbacks may have changed it in `on_epoch_begin`.
+        self._restore(saved)
+        self._state.restore_callbacks(saved)
         self._saved = None
         return self.progress.step, self.progress.logs
 
@@ -149,7 +102,7 @@ class Checkpointing(CheckpointHooks):
         every, seconds = self._settings.steps, self._settings.seconds
         is_step = every is not None and progress.total % every == 0
         is_time = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        if is_step or (is_time and not self._state.has_waiting()):  # each worker has its own clock
+        if is_step or (is_time and not self._state.has_waiting()):  # the clocks of workers differ
             self._save()
 
     def interrupted(self) -> None:
@@ -158,7 +111,7 @@ class Checkpointing(CheckpointHooks):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        # An evaluation that is cut off is to be made anew, from where it began.
+        # An evaluation that is interrupted is repeated from its beginning.
         job = self._job()
         try:
             yield
@@ -184,22 +137,22 @@ class Checkpointing(CheckpointHooks):
         self._lock.acquire()
         return ""
 
-    def _give(self, saved: Snapshot) -> None:
-        self._state.give_variables(saved, self._path, within_epoch=self.progress.step > 0)
+    def _restore(self, saved: Snapshot) -> None:
+        self._state.restore_variables(saved, self._path, within_epoch=self.progress.step > 0)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         done = self.progress
         if done.stopped or done.epoch >= self._epochs:
-            say(f"The training has ended after epoch {done.epoch}: {self._path}.")
+            say(f"Training is already complete after epoch {done.epoch}: {self._path}.")
         else:
             within = f" and {done.step} steps" if done.step else ""
-            say(f"Going on after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
+            say(f"Resuming after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
 
     def _is_best(self, logs: Logs) -> bool:
-        """Whether an epoch was the best so far; notes it if so."""
+        """Tells whether an epoch was the best so far, and notes it if it was."""
         monitor, best = self._settings.keep_best, self.progress.best
         name = (monitor or "").rpartition(":")[2]
-        if monitor is None or name not in logs:  # an epoch without a validation
+        if monitor is None or name not in logs:  # an epoch without validation
             return False
         value = float(logs[name])
         if best and not keras_callbacks.is_better(self._model, monitor, value, best["value"]):
@@ -213,23 +166,23 @@ class Checkpointing(CheckpointHooks):
         self._writing.submit(self._job())
 
     def _job(self) -> Callable[[], None] | None:
-        """Takes the state as it is now, and returns what writes it; None: not on this worker."""
+        """Returns a function that writes a copy of the current state; None except on the chief."""
         if (snapshot := self._state.take(self.progress)) is None:
             return None
         return self._writing.job(snapshot, self.progress, self._epochs)
 
 
-#: Which of TensorFlow's operations failed, before what became of it.
+#: The name of the failed TensorFlow operation at the beginning of its error message.
 _NODE = re.compile(r"^\{\{.*?\}\} ")
 
 
 class CheckpointWriter:
-    """One write after another.
+    """Writes checkpoints in a background thread, one at a time.
 
     Args:
-        settings: Say which checkpoints stay, and what a write that fails does to the training.
-        store: Takes them.
-        strategy: Of the training, for the manifest.
+        settings: Which checkpoints to keep, and whether a failed write stops the training.
+        store: Where to write.
+        strategy: Described in the manifest.
     """
 
     def __init__(self, settings: Checkpoints, store: Store, strategy: Strategy) -> None:
@@ -237,12 +190,12 @@ class CheckpointWriter:
         self._writer = BackgroundWriter()
 
     def job(self, snapshot: Snapshot, progress: Progress, epochs: int) -> Callable[[], None]:
-        """Returns what writes a state.
+        """Returns a function that writes a checkpoint.
 
         Args:
             snapshot: The state.
-            progress: Of the training then.
-            epochs: After which the training ends.
+            progress: Progress of the training at that point.
+            epochs: Total number of epochs.
         """
         packed, place, facts = snapshot.packed(), progress.place, self._facts(progress, epochs)
         best = Place(*progress.best["place"]) if progress.best else None
@@ -254,24 +207,24 @@ class CheckpointWriter:
         return write
 
     def submit(self, job: Callable[[], None] | None) -> None:
-        """Has the thread write, and says what became of the write before.
+        """Starts a write in the background thread, and reports the result of the previous one.
 
         Raises:
-            ConfigurationError: It failed, and the training is to stop then.
+            ConfigurationError: The previous write failed, and the settings stop the training then.
         """
         try:
             self._writer.wait()
         except (OSError, tf.errors.OpError) as error:
             reason = _NODE.sub("", str(error).splitlines()[0])
-            line = f"A checkpoint could not be written in {self._settings.folder}: {reason}"
+            line = f"Could not write a checkpoint to {self._settings.folder}: {reason}"
             if self._settings.on_error == "stop":
-                raise ConfigurationError(f"{line}. Older ones are whole.") from error
-            say(f"{line}. The training goes on; older ones are whole.")
+                raise ConfigurationError(f"{line}. Earlier checkpoints are intact.") from error
+            say(f"{line}. Training continues; earlier checkpoints are intact.")
         if job is not None:
             self._writer.submit(job)
 
     def _facts(self, progress: Progress, epochs: int) -> dict[str, Any]:
-        """What the manifest says of a checkpoint."""
+        """Returns the manifest of a checkpoint."""
         strategy = self._strategy
         return {
             "step": progress.total,

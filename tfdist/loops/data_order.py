@@ -1,16 +1,9 @@
-"""How data of which nothing is known begin at any batch of any pass over them.
+"""The order of data, pass after pass, and how to begin at any batch of any pass.
 
-A pass is one iterator: a `tf.data.Dataset` that shuffles has another order in each. So as many are
-begun as Keras's `fit` begins, and in the same places, of which some go unused. To go on within a
-pass, those before it are begun, and the batches before are taken, to be thrown away.
-
-Data whose passes are told their number, and so begin anywhere.
-
-Arrays: a pass begins anywhere at once, since its order follows from a seed and its number.
-
-Records that `pipelines` reads: a pass begins at any batch, without reading those before.
-
-Which order data have, and what a start-up table says of it.
+A pass is one iterator: a shuffled `tf.data.Dataset` has another order in each. `DataOrder` knows
+nothing about its data. It begins as many passes as Keras's `fit` does, and in the same places, even
+if some stay unused; to resume within a pass, it begins the passes before it and drops batches.
+Arrays and `pipelines` data sets know the number of a pass and can begin at any batch directly.
 """
 
 from __future__ import annotations
@@ -30,10 +23,10 @@ Distribute = Callable[[tf.data.Dataset], Any]
 
 
 class DataOrder:
-    """Data of which nothing is known but that they can be gone through again.
+    """The order of data that can be passed over again, of which nothing else is known.
 
     Args:
-        adapter: Of Keras; reads the data.
+        adapter: Keras's adapter that reads the data.
     """
 
     def __init__(self, adapter: Any) -> None:
@@ -41,19 +34,19 @@ class DataOrder:
         self._dataset: Any = None
         self._distributed: Any = None
         self._first: Any = None
-        # That the first batch was taken from: the next pass goes on with it.
+        # The iterator that the first batch was taken from; the next pass continues with it.
         self._looked_at: Iterator[Any] | None = None
         self._ahead: Iterator[Any] | None = None
 
     @property
     def dataset(self) -> tf.data.Dataset:
-        """Of global batches, for whoever looks at them besides."""
+        """The data set of global batches."""
         if self._dataset is None:
             self._dataset = self._adapter.get_tf_dataset()
         return self._dataset
 
     def first_batch(self) -> Any:
-        """Returns the first batch, with which the next pass begins all the same; None: no batch."""
+        """Returns the first batch, or None. The next pass still begins with it."""
         if self._first is None:
             iterator = iter(self.dataset)
             self._first = next(iterator, None)
@@ -66,15 +59,15 @@ class DataOrder:
         """Returns an iterator over distributed batches.
 
         Args:
-            distribute: Does so with a data set.
-            number: Of the pass, from 0.
-            batch: Of the pass, with which to begin.
-            state: Of an iterator there, which `state_of` returned; None: it had none.
+            distribute: Distributes a data set over the replicas.
+            number: Number of the pass, from 0.
+            batch: Number of the first batch to return.
+            state: The state of an iterator at this batch, from `state_of`, if there is one.
 
         Raises:
-            DataError: There are no such batches.
+            DataError: There are fewer batches than that.
         """
-        del number  # the data count for themselves
+        del number  # the data set counts its passes itself
         if state is not None and state["kind"] == _kind(self._all(distribute)):
             self._looked_at = None
             iterator = iter(self._all(distribute))
@@ -84,36 +77,36 @@ class DataOrder:
         for number in range(batch):
             if next(iterator, None) is None:
                 raise DataError(
-                    f"The data ended after {number} of {batch} batches that the run has had of "
-                    "them: go on with the data that it was begun with."
+                    f"The data ended after {number} batches, but the run has already used {batch}. "
+                    "Resume with the data that it was started with."
                 )
         return iterator
 
     def begin_ahead(self, distribute: Distribute) -> None:
-        """Begins the next pass now: others may go through the same data before it is wanted."""
+        """Begins the next pass now: other code may pass over the same data before it is used."""
         self._ahead = self._next_pass(distribute)
 
-    def begin_in_vain(self) -> None:
-        """Begins a pass of which nobody takes a batch."""
+    def begin_unused(self) -> None:
+        """Begins a pass that is not used."""
         if self._looked_at is not None:
             self._looked_at = None
         else:
             iter(self.dataset)
 
-    def leave_out(self) -> None:
-        """Lets the next pass be the one after it: a shuffle has another order each time."""
+    def skip_pass(self) -> None:
+        """Skips a pass, because a shuffle has another order in each."""
         if self._looked_at is not None:
             self._looked_at = None
             return
         begun = iter(self.dataset)
         if not tensorflow_data.has_iterator_state(self.dataset):
-            next(begun, None)  # Python may count passes, and hears of one with its first batch
+            next(begun, None)  # a Python generator counts a pass at its first batch
 
     def state_of(self, iterator: Any) -> Any:
-        """Returns the state of an iterator over distributed batches; None: it has none.
+        """Returns the state of an iterator over distributed batches, or None if it has none.
 
-        Only of data without an end. What was read ahead to the end of a pass is saved without its
-        shuffle, and the next pass has another order then.
+        Only data without an end have one. If a data set has read ahead to the end of a pass, its
+        state does not hold the shuffle, and the next pass would have another order.
         """
         if not is_endless(self.dataset):
             return None
@@ -121,11 +114,11 @@ class DataOrder:
         return None if found is None else {"kind": _kind(self._distributed), "state": found}
 
     def state(self) -> dict[str, Any]:
-        """Returns what the order follows from besides the number of a pass; JSON's values."""
+        """Returns what determines the order besides the number of a pass, as JSON values."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes over what another one's order followed from."""
+        """Restores the `state` of another order of the same data."""
 
     def _all(self, distribute: Distribute) -> Any:
         if self._distributed is None:
@@ -136,8 +129,8 @@ class DataOrder:
         if self._looked_at is None:
             return iter(self._all(distribute))
         first = tf.data.Dataset.from_tensors(self._first)
-        whole, self._looked_at = first.concatenate(_rest_of(self._looked_at)), None
-        return iter(distribute(whole))
+        all_batches, self._looked_at = first.concatenate(_remainder(self._looked_at)), None
+        return iter(distribute(all_batches))
 
 
 def is_endless(dataset: tf.data.Dataset) -> bool:
@@ -145,8 +138,8 @@ def is_endless(dataset: tf.data.Dataset) -> bool:
     return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 
 
-def _rest_of(iterator: Any) -> tf.data.Dataset:
-    """Returns what an iterator of `tf.data` has yet to give, for one pass."""
+def _remainder(iterator: Any) -> tf.data.Dataset:
+    """Returns the remaining elements of an iterator of `tf.data`, for one pass."""
     return (
         tf.data.Dataset.counter()
         .map(lambda _: iterator.get_next_as_optional())
@@ -156,20 +149,20 @@ def _rest_of(iterator: Any) -> tf.data.Dataset:
 
 
 def _kind(distributed: Any) -> str:
-    """What has to be alike where a state of an iterator is to hold."""
+    """Returns what has to be the same for the state of an iterator to be valid."""
     return f"TensorFlow {tf.version.VERSION}, {distributed.element_spec}"
 
 
 class NumberedOrder(DataOrder):
-    """Nothing is begun ahead, in vain or to be left out: no pass depends on those before it."""
+    """Data whose passes know their number, so that no pass depends on those before it."""
 
     def begin_ahead(self, distribute: Distribute) -> None:
         pass
 
-    def begin_in_vain(self) -> None:
+    def begin_unused(self) -> None:
         pass
 
-    def leave_out(self) -> None:
+    def skip_pass(self) -> None:
         pass
 
     def state_of(self, iterator: Any) -> Any:
@@ -177,10 +170,10 @@ class NumberedOrder(DataOrder):
 
 
 class ShuffledArrays(NumberedOrder):
-    """Arrays: their order follows from a seed, and from the number of the pass.
+    """Arrays, whose order follows from a seed and the number of the pass.
 
-    Where a seed was set it is Keras's order for that seed, which is one for all passes. Where none
-    was, one is drawn, and each pass has another order.
+    With `keras.utils.set_random_seed`, the order is Keras's for that seed, the same in all passes.
+    Without it, a seed is drawn, and each pass has another order.
     """
 
     def __init__(self, adapter: Any) -> None:
@@ -195,7 +188,7 @@ class ShuffledArrays(NumberedOrder):
         return self._dataset
 
     def first_batch(self) -> Any:
-        return next(iter(self.dataset), None)  # a look counts for nothing
+        return next(iter(self.dataset), None)  # does not count as a pass
 
     def begin(
         self, distribute: Distribute, number: int, batch: int = 0, state: Any = None
@@ -213,21 +206,21 @@ class ShuffledArrays(NumberedOrder):
 
 
 class PipelineOrder(NumberedOrder):
-    """What `pipelines.read` and `mix` return: they begin wherever they are told to.
+    """Data sets of `pipelines.read` and `mix`, which can begin at any batch of any pass.
 
-    An iterator of which no batch is taken does not count as a pass, in Keras's `fit` either.
+    As in Keras's `fit`, an iterator from which no batch is taken does not count as a pass.
     """
 
     def __init__(
-        self, adapter: Any, restart: pipelines.Restart, again: Callable[[Any], Any]
+        self, adapter: Any, restart: pipelines.Restart, adapter_of: Callable[[Any], Any]
     ) -> None:
         super().__init__(adapter)
-        self._restart, self._again = restart, again
+        self._restart, self._adapter_of = restart, adapter_of
         self._where = (0, 0)
         self._before = restart.num_iterations
 
     def first_batch(self) -> Any:
-        with pipelines.looking():  # what is read by them goes on as if nobody had looked
+        with pipelines.looking():  # does not count as a pass
             return next(iter(self.dataset), None)
 
     def begin(
@@ -235,7 +228,7 @@ class PipelineOrder(NumberedOrder):
     ) -> Iterator[Any]:
         if self._distributed is None:
             dataset = self._restart.dataset(lambda: self._where)
-            self._distributed = distribute(self._again(dataset).get_tf_dataset())
+            self._distributed = distribute(self._adapter_of(dataset).get_tf_dataset())
         self._where = (self._before + number, batch)
         self._restart.num_iterations = self._before + number + 1
         return iter(self._distributed)
@@ -247,23 +240,23 @@ class PipelineOrder(NumberedOrder):
         self._before = state.get("before", self._before)
 
 
-def order_of(x: Any, adapter: Any, again: Callable[[Any], Any]) -> DataOrder:
-    """Returns how data begin.
+def order_of(x: Any, adapter: Any, adapter_of: Callable[[Any], Any]) -> DataOrder:
+    """Returns the order of data.
 
     Args:
         x: The data.
-        adapter: Of Keras; reads them.
-        again: Returns an adapter for another data set in their place.
+        adapter: Keras's adapter that reads them.
+        adapter_of: Returns an adapter for another data set with the same options.
     """
     if (restart := pipelines.restart_of(x)) is not None:
-        return PipelineOrder(adapter, restart, again)
+        return PipelineOrder(adapter, restart, adapter_of)
     return ShuffledArrays(adapter) if keras_data.are_arrays(adapter) else DataOrder(adapter)
 
 
-def going_on(dataset: tf.data.Dataset) -> str:
-    """Returns what the start-up table says of how a data set goes on within a pass."""
+def resume_method(dataset: tf.data.Dataset) -> str:
+    """Returns how a data set resumes within a pass, for the start-up table."""
     if pipelines.restart_of(dataset) is not None:
         return "at the position in the records"
     if is_endless(dataset) and tensorflow_data.has_iterator_state(dataset):
-        return "from the state of the iterator, or past the batches already seen"
-    return "past the batches already seen, which are read again"
+        return "from the state of the iterator, or by reading the used batches again"
+    return "by reading the used batches again"

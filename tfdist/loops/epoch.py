@@ -1,10 +1,7 @@
-"""Who hears of the calls of the inner loop: Keras's callbacks, the watchdog, and others.
+"""One pass over the data: the loop that training, evaluation and prediction share.
 
-How fast steps go, and for how long they wait for data.
-
-One pass over the data: the loop that training, evaluation and prediction share.
-
-A call of the inner loop makes several steps. After each call all workers agree whether to go on.
+A call of the inner loop makes several steps. After each call, observers are notified (callbacks,
+watchdog, checkpoints, throughput), and all workers agree whether to continue.
 """
 
 from __future__ import annotations
@@ -24,10 +21,10 @@ from tfdist.loops.compiled_functions import CompiledFunctions, StepsFn
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.steps_per_call import StepsPerCall, StepsPerCallCache, wants_every_batch
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Logs, LoopResult
+from tfdist.strategies.inner_loop import Logs, Made
 from tfdist.watchdog.watchdog import Watchdog
 
-#: What Keras calls its loops in the names of callbacks' methods.
+#: Keras's names of its loops, as in the names of callbacks' methods.
 Loop = Literal["train", "test", "predict"]
 
 #: The attribute of a model by which a callback stops a loop.
@@ -39,40 +36,47 @@ STOP: dict[Loop, str] = {
 
 
 class Call(NamedTuple):
-    """A call of the inner loop that made one step or more."""
+    """A call of the inner loop that made at least one step.
 
-    last_step: int  # in its epoch, from 0
-    made: LoopResult
+    Attributes:
+        last_step: Number of its last step in the epoch, from 0.
+        made: What the call did.
+        seconds: Duration of the call.
+        logs: Logs after the last step.
+    """
+
+    last_step: int
+    made: Made
     seconds: float
-    logs: Logs  # after that step
+    logs: Logs
 
 
 class Observer:
-    """Hears of the calls of an epoch; what it does not override does nothing."""
+    """Is notified of the calls of an epoch. Methods that are not overridden do nothing."""
 
-    def begin_epoch(self, feed: DataHandler) -> None:
-        """Hears of an epoch and its data, before the first call."""
+    def begin_epoch(self, data: DataHandler) -> None:
+        """Called with the data of an epoch, before its first call."""
 
     def begin_call(self, step: int) -> None:
-        """Hears of a call, and of the step, from 0, with which it begins."""
+        """Called before a call, with the number of its first step, from 0."""
 
     def end_call(self, call: Call) -> None:
-        """Hears of what a call did."""
+        """Called after a call."""
 
-    def most_steps(self) -> int | None:
-        """Returns how many steps the next call may make at most, the same on every worker."""
+    def max_steps(self) -> int | None:
+        """Returns the most steps that the next call may make, the same on every worker."""
         return None
 
     def interrupted(self) -> None:
-        """Hears, when all have heard of the last call, that the workers stop after it."""
+        """Called if the workers stop after the last call, once all observers saw that call."""
 
     def wants_to_stop(self) -> bool:
-        """Tells whether the last call is to be that of the epoch; asked when all have heard."""
+        """Returns whether the epoch ends after the last call; all observers saw that call."""
         return False
 
 
 class KerasCallbacks(Observer):
-    """Callbacks, which hear of each call as of one batch, its last, and may stop the loop."""
+    """Keras callbacks. They see each call as one batch, its last one, and may stop the loop."""
 
     def __init__(
         self, loop: Loop, callbacks: keras.callbacks.CallbackList, model: keras.Model
@@ -92,51 +96,53 @@ class KerasCallbacks(Observer):
 
 
 class CopySync(Observer):
-    """Lets steps go on from what the user's code, the callbacks too, may have made of the model.
+    """Re-synchronizes the replicas after user code, callbacks included, changed the model.
 
     Args:
-        sync_copies: Does so; it costs something where variables have copies.
-        after_batches: Whether to do so before each call, not only before the first.
+        sync: Re-synchronizes; costs time if there are several copies of the variables.
+        after_batches: Whether to do so before each call, and not only before the first.
     """
 
-    def __init__(self, sync_copies: Callable[[], None], after_batches: bool) -> None:
-        self._sync_copies, self._after_batches = sync_copies, after_batches
+    def __init__(self, sync: Callable[[], None], after_batches: bool) -> None:
+        self._sync, self._after_batches = sync, after_batches
 
-    def begin_epoch(self, feed: DataHandler) -> None:
-        self._wanted = True
+    def begin_epoch(self, data: DataHandler) -> None:
+        self._is_due = True
 
     def begin_call(self, step: int) -> None:
-        if self._wanted:
-            self._sync_copies()
-        self._wanted = self._after_batches
+        if self._is_due:
+            self._sync()
+        self._is_due = self._after_batches
 
 
 class WatchdogMark(Observer):
-    """The watchdog, which every call brings a mark further.
+    """Reports the progress of every call to the watchdog.
 
     Args:
-        watchdog: Passes the marks.
-        of: To what the steps belong, as in "step 3 of epoch 1".
-        then: What else has been done by then.
+        watchdog: The watchdog.
+        of: What the steps belong to, as in "step 3 of epoch 1".
+        suffix: What else is done at that point.
     """
 
-    def __init__(self, watchdog: Watchdog, of: str, then: str = "") -> None:
-        self._watchdog, self._of, self._then = watchdog, of, then
+    def __init__(self, watchdog: Watchdog, of: str, suffix: str = "") -> None:
+        self._watchdog, self._of, self._suffix = watchdog, of, suffix
 
     def end_call(self, call: Call) -> None:
-        self._watchdog.passed(f"step {call.last_step + 1} of {self._of}{self._then}")
+        self._watchdog.passed(f"step {call.last_step + 1} of {self._of}{self._suffix}")
 
 
 class Throughput(Observer):
-    """Throughput of the epoch that runs, for progress lines and logs.
+    """Throughput of the running epoch, for progress bars and logs.
+
+    The first call of all compiles the step, and does not count for rates and times.
 
     Attributes:
-        examples_per_second: Rows of global batches, without the first call, which compiles.
-        seconds_per_step: Of the same calls.
-        data_wait_share: BatchPart of the time, 0 to 1, in which the devices waited for data.
-        steps_of_epoch: All of them so far.
-        rows_of_epoch: Of all their global batches.
-        last_call: The last call of all; None before the first.
+        examples_per_second: Rows of global batches per second.
+        seconds_per_step: Duration of a step.
+        data_wait_share: Fraction of the time, 0 to 1, that devices waited for data.
+        steps_of_epoch: Steps of this epoch so far.
+        rows_of_epoch: Rows of their global batches.
+        last_call: The last call; None before the first.
     """
 
     def __init__(self) -> None:
@@ -148,7 +154,7 @@ class Throughput(Observer):
         self._compiled = False
         self._seconds, self._rows, self._waited, self._steps = 0.0, 0, 0.0, 0
 
-    def begin_epoch(self, feed: DataHandler) -> None:
+    def begin_epoch(self, data: DataHandler) -> None:
         self.steps_of_epoch, self.rows_of_epoch = 0, 0
         self._seconds, self._rows, self._waited, self._steps = 0.0, 0, 0.0, 0
 
@@ -170,15 +176,15 @@ class Throughput(Observer):
 
 @dataclass(frozen=True)
 class OuterLoop:
-    """What the loops of one trainer work with.
+    """What the loops of one trainer have in common.
 
     Attributes:
         model: In the strategy's scope.
-        strategy: By which the workers agree.
+        strategy: The workers agree through it.
         functions: The model's compiled functions.
-        watchdog: Hears of every call.
-        steps_per_call: As the trainer's.
-        cache: Steps per call of the passes that were made.
+        watchdog: Is notified of every call.
+        steps_per_call: As in `Trainer`.
+        cache: Steps per call of earlier passes.
     """
 
     model: keras.Model
@@ -189,18 +195,18 @@ class OuterLoop:
     cache: StepsPerCallCache = field(default_factory=StepsPerCallCache)
 
     def per_call(
-        self, loop: Loop, callbacks: keras.callbacks.CallbackList, feed: DataHandler
+        self, loop: Loop, callbacks: keras.callbacks.CallbackList, data: DataHandler
     ) -> StepsPerCall:
-        """Returns what chooses the number of steps of the calls of a loop; asked by all workers.
+        """Returns what chooses the number of steps per call; called on all workers together.
 
         Args:
-            loop: Which of Keras's.
-            callbacks: Of the loop.
-            feed: Of which it makes passes.
+            loop: Keras's name of the loop.
+            callbacks: The callbacks of the loop.
+            data: The data that it passes over.
         """
-        # The rank 0's, as after every call: workers may differ in which data are the same objects.
-        known = int(self.strategy.gather([self.cache.known(loop, feed)])[0, 0])
-        note = functools.partial(self.cache.note, loop, feed)
+        # Rank 0 decides: workers may disagree about which data are the same objects as before.
+        known = int(self.strategy.gather([self.cache.known(loop, data)])[0, 0])
+        note = functools.partial(self.cache.note, loop, data)
         options = self.steps_per_call, self.model, callbacks.callbacks, loop
         return StepsPerCall(*options, known=known, note=note)
 
@@ -212,33 +218,31 @@ class OuterLoop:
         before: Sequence[Observer] = (),
         after: Sequence[Observer] = (),
     ) -> list[Observer]:
-        """Returns who hears of a loop's calls, in the order in which they hear.
+        """Returns the observers of a loop, in the order in which they are notified.
 
         Args:
-            loop: Which of Keras's.
-            callbacks: Hear of the calls.
+            loop: Keras's name of the loop.
+            callbacks: The callbacks of the loop.
             of: What the watchdog calls this pass over the data.
-            before: Hear ahead of the callbacks.
-            after: Hear after them.
+            before: Observers that are notified before the callbacks.
+            after: Observers that are notified after them.
         """
+        changes_model = any(
+            wants_every_batch(c, loop) and may_change_model(c) for c in callbacks.callbacks
+        )
         return [
             WatchdogMark(self.watchdog, of),
             *before,
             KerasCallbacks(loop, callbacks, self.model),
             *after,
-            CopySync(
-                self.functions.sync_copies,
-                any(
-                    wants_every_batch(c, loop) and may_change_model(c) for c in callbacks.callbacks
-                ),
-            ),
+            CopySync(self.functions.sync_copies, changes_model),
             WatchdogMark(self.watchdog, of, " and its callbacks"),
         ]
 
 
 def run(
     steps: StepsFn,
-    feed: DataHandler,
+    data: DataHandler,
     per_call: StepsPerCall,
     strategy: Strategy,
     observers: Sequence[Observer],
@@ -248,25 +252,25 @@ def run(
 
     Args:
         steps: The inner loop.
-        feed: Where the batches come from.
-        per_call: Chooses how many steps go into a call.
-        strategy: By which the workers agree.
-        observers: Hear of each call, one after another; any of them may stop the epoch.
-        begin: The steps of the epoch that were made before, and the logs after them.
+        data: The data.
+        per_call: Chooses the number of steps per call.
+        strategy: The workers agree through it.
+        observers: Notified of each call, in this order; any of them may stop the epoch.
+        begin: Number of steps of the epoch that were made before, and the logs after them.
 
     Returns:
         The logs after the last step.
 
     Raises:
-        DataError: The workers were fed different batches, or none.
-        KeyboardInterrupt: On all workers, after the same step, where one of them was interrupted; a
-            `Preempted` where a scheduler wants its machine back, a `TimeIsUp` where its time is.
+        DataError: The workers got different batches, or there are no data.
+        KeyboardInterrupt: One worker was interrupted; raised on all workers after the same step.
+            `Preempted` if a scheduler wants the machine back, `TimeIsUp` if time is up.
     """
     for observer in observers:
-        observer.begin_epoch(feed)
+        observer.begin_epoch(data)
     step, logs = begin
-    iterator, exhausted, stopped = feed.begin_epoch(step), False, False
-    while (wanted := _num_steps(feed, step, per_call, observers)) and not exhausted and not stopped:
+    iterator, exhausted, stopped = data.begin_epoch(step), False, False
+    while (wanted := _num_steps(data, step, per_call, observers)) and not exhausted and not stopped:
         for observer in observers:
             observer.begin_call(step)
         per_call.begin_call()
@@ -280,39 +284,39 @@ def run(
             for observer in observers:
                 observer.end_call(Call(last, made, seconds, logs))
             stopped = any(observer.wants_to_stop() for observer in observers)
-        # One worker's clock, callbacks and signals decide for all: none may go on alone.
-        said = [per_call.num_steps, stopped, made.checksum, interrupts.pending()]
-        told = strategy.gather(said)
-        _check_same_batches(told[:, 2], step)
-        if (pending := int(told[:, 3].max())) != 0:
+        # One worker's clock, callbacks, and signals decide for all: none may continue alone.
+        own = [per_call.num_steps, stopped, made.checksum, interrupts.pending()]
+        all_workers = strategy.gather(own)
+        _check_same_batches(all_workers[:, 2], step)
+        if (pending := int(all_workers[:, 3].max())) != 0:
             for observer in observers:
                 observer.interrupted()
             raise interrupts.stop(pending)
-        per_call.num_steps, stopped = int(told[0, 0]), bool(told[:, 1].any())
-    feed.end_epoch(step, exhausted, stopped)
+        per_call.num_steps, stopped = int(all_workers[0, 0]), bool(all_workers[:, 1].any())
+    data.end_epoch(step, exhausted, stopped)
     per_call.end_pass()
     return logs
 
 
 def _num_steps(
-    feed: DataHandler, made: int, per_call: StepsPerCall, observers: Sequence[Observer]
+    data: DataHandler, made: int, per_call: StepsPerCall, observers: Sequence[Observer]
 ) -> int:
-    """How many steps the next call is to make; none is left: 0."""
-    bounds = [observer.most_steps() for observer in observers]
+    """Returns the number of steps of the next call; 0 if none is left."""
+    bounds = [observer.max_steps() for observer in observers]
     most = min([per_call.num_steps, *(bound for bound in bounds if bound is not None)])
-    return feed.num_left(made, most, per_call.at_once)
+    return data.num_left(made, most, per_call.at_once)
 
 
 def _check_same_batches(checksums: np.ndarray, step: int) -> None:
-    """Checks that all workers were fed the same global batches.
+    """Checks that all workers got the same global batches.
 
     Raises:
-        DataError: They were not.
+        DataError: They did not.
     """
     others = np.flatnonzero(checksums != checksums[0])
     if len(others):
         raise DataError(
-            f"Up to step {step} rank {others[0]} was fed other batches than rank 0, so rows were "
-            "lost or seen twice: seed what shuffles the data (keras.utils.set_random_seed before "
-            "they are made), or pass a function of a tf.distribute.InputContext."
+            f"Up to step {step}, rank {others[0]} got different batches from rank 0, so rows were "
+            "lost or used twice. Seed what shuffles the data (keras.utils.set_random_seed before "
+            "creating them), or pass a function of a tf.distribute.InputContext."
         )

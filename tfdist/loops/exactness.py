@@ -1,4 +1,4 @@
-"""What of a training is not what one may expect of it, and the lines that say so."""
+"""The report of what will not match single-device results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tfdist.upstream.keras_model import seeds_of
 
 
 class ExactnessReport:
-    """Knows what is not exact of a trainer, and tells it once.
+    """Reports once what of a trainer's results will not match one device.
 
     Args:
-        model: What is trained.
-        strategy: Of its replicas.
+        model: The trained model.
+        strategy: Runs the replicas.
         accumulate: Rounds of a training step.
-        sync_batch_norm: Whether BatchNorm takes global moments.
-        is_rebuilt: Whether the model was made of another one, which its user may go on with.
+        sync_batch_norm: Whether BatchNorm uses global moments.
+        is_rebuilt: Whether the model was rebuilt from one that the user still holds.
     """
 
     def __init__(
@@ -33,34 +33,34 @@ class ExactnessReport:
         self._is_rebuilt = is_rebuilt
         self._model, self._strategy = model, strategy
         self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
-        self._told = False
+        self._is_reported = False
 
-    def told(self) -> str:
-        """Returns it for a table, after which no line says it again."""
-        self._told = True
+    def reported(self) -> str:
+        """Returns the report for a table; `print_once` then prints nothing."""
+        self._is_reported = True
         return self._text() or "nothing"
 
-    def print_once(self, feed: DataHandler) -> None:
-        """Prints it, on the chief and where nobody was told.
+    def print_once(self, data: DataHandler) -> None:
+        """Prints the report on the chief, unless it was reported before.
 
         Args:
-            feed: What the training is about to read; whole batches are exact.
+            data: The training data; full batches are exact.
         """
-        if self._told or not self._strategy.is_chief:
+        if self._is_reported or not self._strategy.is_chief:
             return
-        self._told = True
+        self._is_reported = True
         if self._is_rebuilt:
-            tables.text("trainer.model is trained: the model that was handed over stays as it was")
-        if not feed.full_batches and (text := self._text()):
+            tables.text("trainer.model is trained; the model that you passed does not change")
+        if not data.full_batches and (text := self._text()):
             tables.text(f"not exact: {text}")
 
     def _text(self) -> str:
         reasons = dict(self._strategy.inexact)
         if self._strategy.num_replicas * self._accumulate > 1:
-            synchronised = [self._sync_batch_norm or x.synchronized for x in layers_of(self._model)]
-            if not all(synchronised):
+            synchronized = [self._sync_batch_norm or x.synchronized for x in layers_of(self._model)]
+            if not all(synchronized):
                 cure = "sync_batch_norm" + (" without accumulate" if self._accumulate > 1 else "")
-                reasons["BatchNorm"] = f"each share has its own moments; {cure} mends it"
+                reasons["BatchNorm"] = f"each replica uses its own moments; use {cure}"
             if seeds_of(self._model):
-                reasons["random layers"] = "each share draws numbers of its own"
+                reasons["random layers"] = "each replica draws its own numbers"
         return "; ".join(f"{name}: {why}" for name, why in reasons.items())

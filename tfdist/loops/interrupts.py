@@ -1,11 +1,11 @@
-"""What ends a run from outside: Ctrl-C, a scheduler that wants its machine back, a time that is up.
+"""Stops a run on request: Ctrl-C, a scheduler that needs the machine back, or a time limit.
 
-A worker that stopped at once would leave the others in an exchange that never ends, and a state in
-the middle of a step is none to go on from. So signals are only noted, and the workers agree on them
-after each call of the inner loop, as they do on everything else; one worker agrees with itself.
+A worker that stopped at once would leave the others waiting in an all-reduce, and a state in the
+middle of a step cannot be resumed from. So signal handlers only take a note, and the workers agree
+on it after each call of the inner loop.
 
-SIGTERM is what Kubernetes and Slurm send before they end a process, SIGUSR1 what Slurm's
-`--signal=USR1@120` sends ahead of that.
+Kubernetes and Slurm send SIGTERM before they kill a process; Slurm's `--signal=USR1@120` sends
+SIGUSR1 some time ahead.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from tfdist.errors import Preempted
 
 _TIME_IS_UP, _INTERRUPTED, _PREEMPTED = 1, 2, 3
 _PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
-_HINT = b"\nCtrl-C: stops after this step; once more: at once.\n"
+_HINT = b"\nCtrl-C: stopping after this step. Press again to stop at once.\n"
 
 _pending = 0
 _holding = False
-_obeyed = False  # a preemption has been raised: what follows saves
+_raised = False  # a preemption was raised, and the run may be saving its state
 _deadline = math.inf
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """The time that a run was given has passed."""
+    """The time limit of a run has passed."""
 
 
 def pending() -> int:
-    """Returns what this worker was told and has not obeyed yet, for `stop`; 0: nothing."""
+    """Returns the request to stop that this worker noted, for `stop`; 0 for none."""
     return _pending or (_TIME_IS_UP if time.monotonic() >= _deadline else 0)
 
 
-def stop(told: int) -> KeyboardInterrupt:
-    """Returns what to raise where `pending` was this, or the largest of several workers'."""
+def stop(request: int) -> KeyboardInterrupt:
+    """Returns the exception for a request from `pending`, or for the largest of all workers."""
     kinds = {_TIME_IS_UP: TimeIsUp, _INTERRUPTED: KeyboardInterrupt, _PREEMPTED: Preempted}
-    return kinds[told]()
+    return kinds[request]()
 
 
 @contextmanager
 def deadline(seconds: float | None) -> Iterator[None]:
-    """Within the block loops stop at the end of a call when so many seconds have passed.
+    """Limits the time of the block: loops stop at the end of a call when it has passed.
 
     Args:
-        seconds: From now on, without end if None.
+        seconds: The limit, from now on; None for no limit.
 
     Raises:
         TimeIsUp: On all workers, after the same step.
@@ -67,18 +67,18 @@ def deadline(seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def held_back(agreed: Callable[[int], int] = int) -> Iterator[None]:
-    """Within the block signals are noted only; the second SIGINT raises at once.
+    """Delays signals within the block: they are only noted, but a second SIGINT raises at once.
 
-    A handler that somebody else has set stays.
+    Signal handlers that the user's code has set are kept.
 
     Args:
-        agreed: Returns the largest of what all workers say, to each of them.
+        agreed: Returns the maximum over all workers of a number.
 
     Raises:
-        KeyboardInterrupt: At the end of the block, where a signal came that nobody raised yet; a
-            `Preempted` where it was SIGTERM or SIGUSR1.
+        KeyboardInterrupt: At the end of the block, if a signal was noted that no loop has raised.
+            `Preempted` if it was SIGTERM or SIGUSR1.
     """
-    global _pending, _holding, _obeyed
+    global _pending, _holding, _raised
     if _holding or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -86,10 +86,10 @@ def held_back(agreed: Callable[[int], int] = int) -> Iterator[None]:
     _holding = True
     try:
         yield
-        if told := agreed(_pending):
-            raise stop(told)
+        if request := agreed(_pending):
+            raise stop(request)
     finally:
-        _obeyed |= _pending == _PREEMPTED
+        _raised |= _pending == _PREEMPTED
         _pending, _holding = 0, False
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -97,16 +97,16 @@ def held_back(agreed: Callable[[int], int] = int) -> Iterator[None]:
 
 @contextmanager
 def preemption_raises() -> Iterator[None]:
-    """Within the block, outside of `held_back`, SIGTERM and SIGUSR1 raise `Preempted`, once.
+    """Lets SIGTERM and SIGUSR1 raise `Preempted` once, within the block but outside `held_back`.
 
-    What comes later is not heard, so that what is saved then is saved whole.
+    Later signals are ignored, so that saving is not interrupted.
     """
-    global _obeyed
+    global _raised
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     free = [number for number in _PREEMPTING if signal.getsignal(number) is signal.SIG_DFL]
-    _obeyed = False
+    _raised = False
     try:
         for number in free:
             signal.signal(number, _raise_once)
@@ -117,7 +117,7 @@ def preemption_raises() -> Iterator[None]:
 
 
 def _replaced() -> dict[signal.Signals, Any]:
-    """Sets the handlers that note; returns what was there, of signals nobody else handles."""
+    """Sets handlers that take a note, except where the user has one; returns the old handlers."""
     usual = {signal.SIGINT: signal.default_int_handler} | dict.fromkeys(_PREEMPTING, signal.SIG_DFL)
     before = {}
     for number, default in usual.items():
@@ -133,7 +133,7 @@ def _note_interrupt(number: int, frame: FrameType | None) -> None:
     if _pending:
         signal.default_int_handler(number, frame)
     _pending = _INTERRUPTED
-    os.write(2, _HINT)  # print is not for handlers
+    os.write(2, _HINT)  # print is not safe in signal handlers
 
 
 def _note_preemption(number: int, frame: FrameType | None) -> None:
@@ -143,8 +143,8 @@ def _note_preemption(number: int, frame: FrameType | None) -> None:
 
 
 def _raise_once(number: int, frame: FrameType | None) -> None:
-    global _obeyed
+    global _raised
     del number, frame
-    if not _obeyed:
-        _obeyed = True
+    if not _raised:
+        _raised = True
         raise Preempted

@@ -1,7 +1,7 @@
-"""Models whose class overrides `fit`, `evaluate` or `predict`, and goes on by `super()`.
+"""Honors overrides of `fit`, `evaluate` and `predict` in a model subclass.
 
-KerasHub's tasks preprocess strings there, others add a callback. A trainer calls the override as
-Keras's users do, and takes the place of what it overrides.
+KerasHub's tasks preprocess strings in these methods, others add a callback. A trainer calls the
+override, as Keras's users do, and replaces the method of `keras.Model` that it calls by `super()`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def overrides(model: keras.Model, name: str) -> bool:
-    """Tells whether the class of a model has a method of its own instead of Keras's."""
+    """Tells whether the class of a model overrides a method of `keras.Model`."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def through_the_model(method: Method) -> Method:
-    """A method of a trainer that goes through the override that the model's class has of it."""
+    """Wraps a method of a trainer so that it runs the override of the model's class, if any."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -35,7 +35,7 @@ def through_the_model(method: Method) -> Method:
         def instead(model: keras.Model, *args: Any, **options: Any) -> Any:
             if model is not self.model:
                 return of_keras(model, *args, **options)
-            with replaced(keras.Model, name, of_keras):  # for callbacks, a plain model again
+            with replaced(keras.Model, name, of_keras):  # callbacks see a plain model
                 return method(self, *args, **options)
 
         with replaced(keras.Model, name, instead):

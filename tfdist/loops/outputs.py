@@ -1,8 +1,7 @@
-"""The compiled functions that compute a model's outputs.
+"""The compiled functions that compute a model's outputs, and their exchange between workers.
 
-The outputs of all workers, on each of them: each sends those of its shares once a call.
-
-They cross as they are, to the bit: numbers of every dtype, strings, ragged and sparse ones.
+Each worker sends the outputs of its rows once per call. They are exchanged bitwise identical,
+whatever their type: numbers of every dtype, strings, ragged and sparse tensors.
 """
 
 from __future__ import annotations
@@ -17,36 +16,45 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.groups import array_bytes
 from tfdist.loops.data_handler import DataHandler
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import LoopResult
+from tfdist.strategies.collectives import array_bytes
+from tfdist.strategies.inner_loop import Made
 from tfdist.upstream.keras_model import global_generator, use_global_generator
 from tfdist.upstream.keras_variables import values_of
 
 
-class Own(NamedTuple):
-    """What one worker has computed in some steps."""
+class LocalOutputs(NamedTuple):
+    """What one worker has computed in some steps.
 
-    pieces: list[Any]  # structures of tensors, as many a step, in the order of the rows
+    Attributes:
+        pieces: Structures of tensors, the same number per step, in the order of the rows.
+        num_steps: Number of steps.
+        counts: If one piece holds all steps, the number of rows of each output in each step.
+    """
+
+    pieces: list[Any]
     num_steps: int
-    counts: np.ndarray | None = None  # where one piece holds all steps: of each its outputs' rows
+    counts: np.ndarray | None = None
 
 
-#: Computes the outputs for up to that many batches of an iterator: what was done, and the outputs
-#: in pieces that laid end to end are in the order of the rows.
-OutputsFn = Callable[[Iterator[Any], int], tuple[LoopResult, list[Any]]]
+#: Computes the outputs for up to a number of batches of an iterator; returns what was done, and the
+#: outputs in pieces that are in the order of the rows.
+OutputsFn = Callable[[Iterator[Any], int], tuple[Made, list[Any]]]
 
-#: The same for the shares of this process alone: what was done, and its outputs, step by step.
-OwnFn = Callable[[Iterator[Any], int], tuple[LoopResult, Own]]
+#: The same for the rows of this process alone.
+LocalFn = Callable[[Iterator[Any], int], tuple[Made, LocalOutputs]]
+
+#: Outputs as arrays, or ragged or sparse tensors, in the order of a structure.
+Leaves = list[Any]
 
 
 class Outputs:
-    """Traces what computes outputs, once for shares and once for whole batches.
+    """Traces the functions that compute outputs, in parts or in full-batch mode.
 
     Args:
         model: Built, in the strategy's scope.
-        strategy: Of its replicas.
+        strategy: Runs the replicas.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy) -> None:
@@ -56,78 +64,79 @@ class Outputs:
         self._read: list[weakref.ref[tf.Variable]] = []
 
     @property
-    def made(self) -> bool:
-        """Whether there is one yet."""
+    def is_traced(self) -> bool:
+        """Whether there is any function yet."""
         return bool(self._of_one)
 
-    def function(self, feed: DataHandler, whole: bool) -> OutputsFn:
-        """Returns the function that computes the outputs for some batches.
+    def function(self, data: DataHandler, full_batch: bool) -> OutputsFn:
+        """Returns the function that computes the outputs for batches.
 
         Args:
-            feed: Of the batches.
-            whole: Whether every replica is given whole batches.
+            data: The data.
+            full_batch: Whether every replica gets full batches.
         """
-        self._forget_what_reads_others()
-        own = self._own(feed, whole)
-        # Of whole batches every worker has all outputs by itself.
-        crosses = self._strategy.stops_together and not whole
+        self._forget_stale()
+        local = self._local(data, full_batch)
+        # In full-batch mode every worker computes all outputs.
+        is_exchanged = self._strategy.stops_together and not full_batch
 
-        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, list[Any]]:
+        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[Made, list[Any]]:
             with self._strategy.collective_section():
-                made, outputs = own(iterator, num_steps)
-                if not crosses:
+                made, outputs = local(iterator, num_steps)
+                if not is_exchanged:
                     return made, outputs.pieces
-                return made, of_all(self._strategy, outputs)
+                return made, outputs_of_all_workers(self._strategy, outputs)
 
         return predict
 
-    def _forget_what_reads_others(self) -> None:
-        """Gives up functions of variables that are no longer the model's: cut, moved, or joined.
+    def _forget_stale(self) -> None:
+        """Forgets functions that read variables which are no longer the model's.
 
-        A training does so that begins after the first prediction; no function keeps them alive.
+        A training that begins after a prediction may shard, move, or gather them. The functions
+        do not keep them alive.
         """
-        own = [value for variable in self._model.variables for value in values_of(variable)]
-        pairs = itertools.zip_longest((known() for known in self._read), own)
+        values = [value for variable in self._model.variables for value in values_of(variable)]
+        pairs = itertools.zip_longest((known() for known in self._read), values)
         if any(known is not value for known, value in pairs):
             self._of_one.clear()
             self._of_many.clear()
-            self._read = [*map(weakref.ref, own)]
+            self._read = [*map(weakref.ref, values)]
 
-    def _own(self, feed: DataHandler, whole: bool) -> OwnFn:
-        """Returns what computes the outputs for this process's shares."""
-        of_one: Any = functools.partial(self._of_next, whole, feed.own_rows)
+    def _local(self, data: DataHandler, full_batch: bool) -> LocalFn:
+        """Returns the function that computes the outputs for the rows of this process."""
+        of_one: Any = functools.partial(self._of_next, full_batch, data.own_rows)
         if self._model.run_eagerly:
-            return self._one_by_one(of_one, feed)
-        key = whole, feed.own_rows
+            return self._one_by_one(of_one, data)
+        key = full_batch, data.own_rows
         if key not in self._of_one:
             self._of_one[key] = tf.function(of_one, reduce_retracing=True, autograph=False)
             counts = self._strategy.stops_together
             many = functools.partial(_outputs_of_many, self._of_one[key], counts)
             self._of_many[key] = tf.function(many, reduce_retracing=True, autograph=False)
-        one_by_one = self._one_by_one(self._of_one[key], feed)
-        if feed.may_end or feed.own_rows:
+        one_by_one = self._one_by_one(self._of_one[key], data)
+        if data.may_end or data.own_rows:
             return one_by_one
         return self._in_graph(self._of_one[key], self._of_many[key], one_by_one)
 
-    def _in_graph(self, of_one: Any, of_many: Any, one_by_one: OwnFn) -> OwnFn:
-        """Returns what takes many batches in one call, where an array can hold their outputs."""
+    def _in_graph(self, of_one: Any, of_many: Any, one_by_one: LocalFn) -> LocalFn:
+        """Returns a function of many batches per call, if arrays can hold their outputs."""
 
-        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Own]:
+        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[Made, LocalOutputs]:
             if num_steps == 1 or not _fit_in_arrays(_pieces(of_one, iterator)):
                 return one_by_one(iterator, num_steps)
             rows, checksum, outputs, counts = of_many(iterator, tf.constant(num_steps))
-            made = LoopResult(num_steps, int(rows), 0.0, int(checksum))
-            return made, Own([outputs], num_steps, np.asarray(counts))
+            made = Made(num_steps, int(rows), 0.0, int(checksum))
+            return made, LocalOutputs([outputs], num_steps, np.asarray(counts))
 
         return predict
 
-    def _one_by_one(self, of_one: Any, feed: DataHandler) -> OwnFn:
-        """Returns what takes a batch a call, until the data end."""
-        # Batches without rows follow, which nobody may leave while others have some.
-        ends_without_rows = feed.own_rows and self._strategy.stops_together
+    def _one_by_one(self, of_one: Any, data: DataHandler) -> LocalFn:
+        """Returns a function that takes one batch after the other, until the data end."""
+        # When the data of one worker end, it gets batches without rows until all data end.
+        ends_without_rows = data.own_rows and self._strategy.stops_together
 
-        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Own]:
-            num_made, num_rows, mixture, outputs = 0, 0, 0, list[Any]()
+        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[Made, LocalOutputs]:
+            num_made, num_rows, checksum_sum, outputs = 0, 0, 0, list[Any]()
             for _ in range(num_steps):
                 try:
                     rows, checksum, by_replica = of_one(iterator)
@@ -136,16 +145,16 @@ class Outputs:
                 if ends_without_rows and rows == 0:
                     break
                 num_made, num_rows = num_made + 1, num_rows + int(rows)
-                mixture += int(checksum)
+                checksum_sum += int(checksum)
                 outputs.extend(by_replica)
-            return LoopResult(num_made, num_rows, 0.0, mixture), Own(outputs, num_made)
+            return Made(num_made, num_rows, 0.0, checksum_sum), LocalOutputs(outputs, num_made)
 
         return predict
 
     def _of_next(
-        self, whole: bool, own_rows: bool, iterator: Any
+        self, full_batch: bool, own_rows: bool, iterator: Any
     ) -> tuple[tf.Tensor, tf.Tensor, list[Any]]:
-        """The rows and the checksum of the next global batch, and the outputs for its shares."""
+        """Returns rows and checksum of the next global batch, and the outputs by replica."""
         generator = global_generator()
 
         def on_rows(rows: Any) -> Any:
@@ -154,17 +163,17 @@ class Outputs:
             return self._model.predict_step(rows)
 
         element = self._strategy.received(next(iterator), own_rows)
-        outputs = self._strategy.outputs(on_rows, element, whole)
+        outputs = self._strategy.outputs(on_rows, element, full_batch)
         return element.num_rows, element.checksum, outputs
 
 
 def _pieces(of_one: Any, iterator: Any) -> list[Any]:
-    """What the function of one batch returns of each replica, as traced."""
+    """Returns what the function of one batch returns for each replica, as traced."""
     return of_one.get_concrete_function(iterator).structured_outputs[2]
 
 
 def _fit_in_arrays(pieces: list[Any]) -> bool:
-    """Whether outputs are dense tensors that differ by their numbers of rows alone."""
+    """Tells whether outputs are dense tensors that differ only in their number of rows."""
     return all(
         isinstance(one, tf.Tensor) and one.shape.rank and None not in one.shape[1:]
         for one in keras.tree.flatten(pieces)
@@ -174,14 +183,14 @@ def _fit_in_arrays(pieces: list[Any]) -> bool:
 def _outputs_of_many(
     of_one: Any, counts: bool, iterator: Any, num_steps: tf.Tensor
 ) -> tuple[Any, Any, Any, Any]:
-    """The rows and checksum of some batches, and their outputs laid end to end in host memory.
+    """Returns rows and checksum of several batches, and their outputs, concatenated on the host.
 
     Args:
         of_one: The function of one batch, as `Outputs` traces it.
-        counts: Whether to return how many rows each output has of each batch, too: int32, a row a
-            batch. Otherwise there are none.
-        iterator: Has as many batches.
-        num_steps: Of how many; int32 scalar.
+        counts: Whether to return the number of rows of each output in each batch too: int32, one
+            row per batch. Otherwise the result has no rows.
+        iterator: Has at least that many batches.
+        num_steps: Number of batches, int32 scalar.
     """
     pieces = _pieces(of_one, iterator)
     size = num_steps * len(pieces)
@@ -209,7 +218,7 @@ def _outputs_of_many(
         if counts:
             arrays.append(tf.TensorArray(tf.int32, num_steps, element_shape=[len(leaves)]))
     zero = tf.constant(0, tf.int64)
-    # Not two at a time: workers join weights that they have in parts in the order of the batches.
+    # One at a time: workers gather sharded weights in the order of the batches.
     _, rows, checksum, arrays = tf.while_loop(
         lambda number, *_: number < num_steps, step, (0, zero, zero, arrays), parallel_iterations=1
     )
@@ -219,26 +228,22 @@ def _outputs_of_many(
     return rows, checksum, keras.tree.pack_sequence_as(pieces[0], whole), own
 
 
-#: Outputs as arrays, or ragged or sparse tensors, in the order in which a structure has them.
-Leaves = list[Any]
-
-
-def of_all(strategy: Strategy, own: Own) -> list[Any]:
-    """Returns outputs that laid end to end are those of the global batches, in order.
+def outputs_of_all_workers(strategy: Strategy, local: LocalOutputs) -> list[Any]:
+    """Returns the outputs for the global batches, in order; called on all workers together.
 
     Args:
-        strategy: By which the workers exchange them; all of them call this.
-        own: Of this worker.
+        strategy: Connects the workers.
+        local: The outputs of this worker.
     """
-    if own.counts is None:
-        own = _joined(own)
-    gathered = strategy.group.gather_bytes(array_bytes.packed(_arrays(own)))
+    if local.counts is None:
+        local = _concatenated(local)
+    gathered = strategy.gather_bytes(array_bytes.packed(_arrays(local)))
     if any(part.size == 0 for part in gathered):
-        return own.pieces  # nobody has any; or only some have, which the loop will say
-    like = own.pieces[0]
+        return local.pieces  # no worker has outputs; or only some have, which the loop reports
+    like = local.pieces[0]
     by_worker = [_by_step(array_bytes.unpacked(part), like) for part in gathered]
     if len(set(map(len, by_worker))) > 1:
-        return own.pieces  # likewise
+        return local.pieces  # as above
     in_order = [
         leaves for step in zip(*by_worker, strict=True) for group in step for leaves in group
     ]
@@ -247,28 +252,30 @@ def of_all(strategy: Strategy, own: Own) -> list[Any]:
     return [_as_tensors(like, leaves) for leaves in in_order]
 
 
-def _joined(own: Own) -> Own:
-    """Lays pieces end to end where they are arrays that differ by their numbers of rows alone."""
-    pieces = [[_as_array(leaf) for leaf in keras.tree.flatten(piece)] for piece in own.pieces]
+def _concatenated(local: LocalOutputs) -> LocalOutputs:
+    """Concatenates pieces if they are arrays that differ only in their number of rows."""
+    pieces = [[_as_array(leaf) for leaf in keras.tree.flatten(piece)] for piece in local.pieces]
     if not pieces or not _differ_by_rows(pieces):
-        return own
+        return local
     rows = np.array([[len(leaf) for leaf in leaves] for leaves in pieces])
-    counts = rows.reshape(own.num_steps, -1, len(pieces[0])).sum(1)
+    counts = rows.reshape(local.num_steps, -1, len(pieces[0])).sum(1)
     whole = [np.concatenate(column) for column in zip(*pieces, strict=True)]
-    return Own([keras.tree.pack_sequence_as(own.pieces[0], whole)], own.num_steps, counts)
+    return LocalOutputs(
+        [keras.tree.pack_sequence_as(local.pieces[0], whole)], local.num_steps, counts
+    )
 
 
-def _arrays(own: Own) -> list[np.ndarray]:
-    """What a worker sends: `Own.counts`, or else how many steps there are; and the pieces."""
-    if not own.pieces:
+def _arrays(local: LocalOutputs) -> list[np.ndarray]:
+    """Returns what a worker sends: `counts` or else the number of steps, and the pieces."""
+    if not local.pieces:
         return []
-    head = np.array(own.num_steps) if own.counts is None else own.counts
-    leaves = keras.tree.flatten(own.pieces)
+    head = np.array(local.num_steps) if local.counts is None else local.counts
+    leaves = keras.tree.flatten(local.pieces)
     return [head.astype(np.int64), *(array for leaf in leaves for array in _components(leaf))]
 
 
 def _by_step(arrays: list[np.ndarray], like: Any) -> list[list[Leaves]]:
-    """The pieces of each step of what a worker has sent."""
+    """Returns the pieces of each step from what a worker sent."""
     head, *rest = arrays
     components = iter(rest)
     leaves = keras.tree.flatten(like)
@@ -285,7 +292,7 @@ def _by_step(arrays: list[np.ndarray], like: Any) -> list[list[Leaves]]:
 
 
 def _differ_by_rows(pieces: list[Leaves]) -> bool:
-    """Whether all are arrays of the same shapes but for the numbers of rows."""
+    """Tells whether all outputs are arrays whose shapes differ only in the number of rows."""
     return all(
         all(isinstance(one, np.ndarray) and one.ndim for one in column)
         and len({one.shape[1:] for one in column}) == 1
@@ -298,7 +305,7 @@ def _as_array(leaf: Any) -> Any:
 
 
 def _as_tensors(like: Any, leaves: Leaves) -> Any:
-    """A structure of tensors, of the dtypes of another."""
+    """Returns a structure of tensors with the dtypes of another."""
     tensors = [
         tf.convert_to_tensor(leaf, one.dtype) if isinstance(leaf, np.ndarray) else leaf
         for leaf, one in zip(leaves, keras.tree.flatten(like), strict=True)
@@ -307,7 +314,7 @@ def _as_tensors(like: Any, leaves: Leaves) -> Any:
 
 
 def _components(leaf: Any) -> list[np.ndarray]:
-    """The arrays that make an output."""
+    """Returns the arrays that an output consists of."""
     parts = [leaf]
     if isinstance(leaf, tf.RaggedTensor):
         parts = [leaf.flat_values, *leaf.nested_row_splits]
@@ -317,14 +324,14 @@ def _components(leaf: Any) -> list[np.ndarray]:
 
 
 def _size(like: Any) -> int:
-    """How many arrays make an output."""
+    """Returns the number of arrays that an output consists of."""
     if isinstance(like, tf.RaggedTensor):
         return 1 + like.ragged_rank
     return 3 if isinstance(like, tf.SparseTensor) else 1
 
 
 def _put_together(like: Any, components: Iterator[np.ndarray]) -> Any:
-    """An output of the kind of another, of as many arrays as make it."""
+    """Returns an output of the same type as another from the arrays that it consists of."""
     arrays = [next(components) for _ in range(_size(like))]
     if isinstance(like, tf.RaggedTensor):
         values = tf.convert_to_tensor(arrays[0], like.dtype)

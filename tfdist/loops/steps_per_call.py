@@ -1,7 +1,4 @@
-"""How many steps go into one call of the inner loop.
-
-How many steps went into a call when data were gone through last: the next pass begins so.
-"""
+"""Chooses how many steps one call of the inner loop makes."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from tfdist.errors import ConfigurationError
 from tfdist.loops.data_handler import DataHandler
 from tfdist.upstream import keras_data
 
-#: Seconds that a call should last: long enough to make Python's share small, short enough for a
-#: progress line and for Ctrl-C.
+#: Target duration of a call in seconds: long enough to make Python's overhead small, short enough
+#: for a progress bar and for Ctrl-C.
 TARGET_SECONDS = 0.25
 
 
@@ -25,21 +22,20 @@ class StepsPerCall:
     """Chooses the number of steps of each call.
 
     Args:
-        steps_per_call: A number, or `"auto"`: every step by itself for callbacks that want each
-            batch, otherwise calls of about `TARGET_SECONDS`.
-        model: Whose `steps_per_execution`, if above 1, counts as Keras means it.
-        callbacks: Of this call.
-        loop: Whose batches they may want: `"train"`, `"test"` or `"predict"`.
-        known: Steps of a call that are known to last about as long; 0: none are.
-        note: Is told, at the end of each pass over the data, those that were found.
+        steps_per_call: A number, or `"auto"`: one step per call if a callback needs every batch,
+            otherwise calls of about `TARGET_SECONDS`.
+        model: Its `steps_per_execution`, if above 1, has the same effect as in Keras.
+        callbacks: The callbacks of the loop.
+        loop: Keras's name of the loop: `"train"`, `"test"` or `"predict"`.
+        known: Number of steps that took about `TARGET_SECONDS` in an earlier pass; 0 if unknown.
+        note: Called with that number at the end of each pass over the data.
 
     Attributes:
-        num_steps: Of the next call.
-        at_once: Steps that Keras makes without asking whether they are wanted: so many as
-            `steps_per_execution` end an epoch of `steps_per_epoch`, whatever is left of these.
+        num_steps: Number of steps of the next call.
+        at_once: `steps_per_execution`. Keras rounds `steps_per_epoch` up to a multiple of it.
 
     Raises:
-        ConfigurationError: A number below 1, or a word that is not `"auto"`.
+        ConfigurationError: `steps_per_call` is neither `"auto"` nor at least 1.
     """
 
     def __init__(
@@ -55,7 +51,7 @@ class StepsPerCall:
             isinstance(steps_per_call, int) and steps_per_call >= 1
         ):
             raise ConfigurationError(
-                f"steps_per_call={steps_per_call!r}: expected 'auto' or a number from 1."
+                f"steps_per_call={steps_per_call!r}: expected 'auto' or an integer of at least 1."
             )
         fixed = steps_per_call if isinstance(steps_per_call, int) else None
         self.at_once = model.steps_per_execution if model.compiled else 1
@@ -68,48 +64,48 @@ class StepsPerCall:
         self.num_steps = fixed or known or 1
         self._note = note
         self._began = 0.0
-        # The first call compiles, and tells nothing.
-        self._tells = known > 0
+        # The first call compiles, and does not count.
+        self._is_measured = known > 0
 
     def begin_call(self) -> None:
-        """Starts the clock."""
+        """Starts timing a call."""
         self._began = time.perf_counter()
 
     def end_call(self, made: int) -> float:
-        """Stops the clock and sets the next call's number of steps; returns the seconds."""
+        """Returns the duration of a call in seconds, and sets `num_steps` of the next one."""
         seconds = time.perf_counter() - self._began
-        if self._adapts and self._tells and made:
+        if self._adapts and self._is_measured and made:
             fitting = int(TARGET_SECONDS * made / max(seconds, 1e-6))
             self.num_steps = max(1, min(fitting, 8 * self.num_steps))
-        self._tells = True
+        self._is_measured = True
         return seconds
 
     def end_pass(self) -> None:
-        """Notes what was found in a pass over the data."""
-        if self._adapts and self._tells and self._note:
+        """Calls `note` at the end of a pass over the data."""
+        if self._adapts and self._is_measured and self._note:
             self._note(self.num_steps)
 
     def last_step(self, first: int, made: int) -> int:
-        """Returns the number of a call's last step, from 0, as callbacks are told it.
+        """Returns the number of a call's last step, from 0, for callbacks.
 
-        Keras counts a last call of fewer than `steps_per_execution` steps as if it had made them.
+        Keras counts a last call of fewer than `steps_per_execution` steps as a full one.
 
         Args:
-            first: The number of its first step.
-            made: How many steps it made.
+            first: Number of the call's first step.
+            made: Number of steps that it made.
         """
         return first + (self._counted or made) - 1
 
 
 def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -> bool:
-    """Tells whether a callback does something at each batch of a loop, as Keras names it.
+    """Tells whether a callback has to be called after every batch of a loop.
 
-    Keras's own ModelCheckpoint, BackupAndRestore and TensorBoard define the methods but use them
-    only when told to work by batches; progress bars take batches in any portion, and so does
-    another that says `every_batch = False`.
+    Keras's ModelCheckpoint, BackupAndRestore and TensorBoard define the methods, but use them only
+    if configured to work by batches. Progress bars work with any number of batches, and so do
+    callbacks that set `every_batch = False`.
     """
-    any_portion = not getattr(callback, "every_batch", True)
-    if any_portion or isinstance(callback, keras.callbacks.ProgbarLogger):
+    takes_any_number = not getattr(callback, "every_batch", True)
+    if takes_any_number or isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
     if isinstance(callback, keras.callbacks.TensorBoard):
         traces = loop == "train" and keras_data.profiles_batches(callback)
@@ -123,47 +119,47 @@ def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -
 
 
 def _overrides(callback: Any, name: str) -> bool:
-    """Whether a method is not the base class's, on the class or (LambdaCallback) the instance."""
+    """Tells whether a method is overridden, by the class or (LambdaCallback) by the instance."""
     method = getattr(callback, name)
     base = getattr(keras.callbacks.Callback, name)
     return getattr(method, "__func__", method) is not base
 
 
 class StepsPerCallCache:
-    """Steps per call, by the loop and the data.
+    """Remembers steps per call by loop and data, for the next pass over the same data.
 
-    Data are the same where they are the same object, or arrays of the same shapes in batches of the
-    same size. Others may be slower to read, and a call at the pace of those before would last.
+    Data are the same if they are the same object, or arrays of the same shapes with the same batch
+    size. Other data may be slower to read, so that a call of as many steps would take too long.
     """
 
     def __init__(self) -> None:
         self._of_arrays: dict[Hashable, int] = {}
         self._of_data: MutableMapping[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
-    def known(self, loop: str, feed: DataHandler) -> int:
-        """Returns what was noted last; 0: nothing was.
+    def known(self, loop: str, data: DataHandler) -> int:
+        """Returns the number that was noted last, or 0.
 
         Args:
-            loop: Which of Keras's.
-            feed: Of the data.
+            loop: Keras's name of the loop.
+            data: The data.
         """
-        if feed.are_arrays:
-            return self._of_arrays.get((loop, _kind(feed)), 0)
-        own = self._of_data.get(feed.source) if _is_kept(feed.source) else None
-        return own.get(loop, 0) if own else 0
+        if data.are_arrays:
+            return self._of_arrays.get((loop, _kind(data)), 0)
+        by_loop = self._of_data.get(data.source) if _is_hashable(data.source) else None
+        return by_loop.get(loop, 0) if by_loop else 0
 
-    def note(self, loop: str, feed: DataHandler, num_steps: int) -> None:
+    def note(self, loop: str, data: DataHandler, num_steps: int) -> None:
         """Keeps a number of steps for the next pass over the same data."""
-        if feed.are_arrays:
-            self._of_arrays[loop, _kind(feed)] = num_steps
-        elif _is_kept(feed.source):
-            self._of_data.setdefault(feed.source, {})[loop] = num_steps
+        if data.are_arrays:
+            self._of_arrays[loop, _kind(data)] = num_steps
+        elif _is_hashable(data.source):
+            self._of_data.setdefault(data.source, {})[loop] = num_steps
 
 
-def _kind(feed: DataHandler) -> Hashable:
-    return feed.batch_size, str(feed.element_spec)
+def _kind(data: DataHandler) -> Hashable:
+    return data.batch_size, str(data.element_spec)
 
 
-def _is_kept(source: Any) -> bool:
-    """Whether an object can be known again without being kept alive."""
+def _is_hashable(source: Any) -> bool:
+    """Tells whether an object can be a key that does not keep it alive."""
     return isinstance(source, Hashable) and type(source).__weakrefoffset__ != 0

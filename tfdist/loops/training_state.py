@@ -1,7 +1,7 @@
-"""The state of a training, taken between two steps and given to one that goes on.
+"""The state of a training, saved between two steps and restored when it resumes.
 
-What is the same on all workers is the chief's. What waits on each replica is brought together, for
-which all workers have to ask for the state at the same step.
+State that is the same on all workers is taken from the chief. Gradients that wait on each replica
+are gathered, for which all workers have to call `take` at the same step.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tfdist.strategies.base import Strategy
 
 @dataclass
 class Progress:
-    """How far a training is.
+    """The progress of a training.
 
     Attributes:
-        epoch: Epochs that have ended; the number, from 0, of the one that goes on or comes next.
+        epoch: Number of completed epochs, which is the number of the current or next one, from 0.
         step: Steps made in that epoch.
         total: Steps made in all epochs.
-        logs: After the last of these steps, or of the last epoch.
+        logs: Logs after the last step, or of the last epoch.
         stopped: Whether a callback has ended the training.
-        best: The best value so far of what `keep_best` names, and where that was.
+        best: The best value so far of the metric `keep_best`, and the place of its checkpoint.
     """
 
     epoch: int = 0
@@ -43,22 +43,22 @@ class Progress:
 
     @property
     def place(self) -> Place:
-        """By which a checkpoint is called."""
+        """The place that names the checkpoint of this progress."""
         return Place(self.total, self.epoch)
 
 
 class TrainingState:
-    """Takes and gives the state of one training.
+    """Saves and restores the state of one training.
 
     Args:
-        model: To train.
-        strategy: Its workers.
-        functions: Of the model; know what its steps change.
-        feeds: Of the training.
-        tested: Those of its validation.
+        model: The model.
+        strategy: Gathers state of all workers.
+        functions: The model's compiled functions, which know the variables that steps change.
+        handlers: The training data.
+        validation: The validation data.
 
     Attributes:
-        callbacks: Of this worker.
+        callbacks: The callbacks of this worker.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class TrainingState:
         model: keras.Model,
         strategy: Strategy,
         functions: CompiledFunctions,
-        feeds: EpochDataHandlers,
-        tested: Sequence[DataHandler],
+        handlers: EpochDataHandlers,
+        validation: Sequence[DataHandler],
     ) -> None:
         self._model, self._strategy, self._functions = model, strategy, functions
-        self._feeds, self._tested = feeds, tested
+        self._handlers, self._validation = handlers, validation
         self.callbacks: Sequence[keras.callbacks.Callback] = ()
 
     @functools.cached_property
@@ -78,38 +78,38 @@ class TrainingState:
         return export.architecture(self._model)
 
     def has_waiting(self) -> bool:
-        """Tells whether gradients wait on the replicas, so that all workers have to ask."""
+        """Tells whether gradients wait on the replicas, so that all workers have to call `take`."""
         accumulation = self._functions.accumulation
         return accumulation is not None and accumulation.has_waiting()
 
     def take(self, progress: Progress) -> Snapshot | None:
-        """Returns the state as it is now, on the chief; None on other workers."""
+        """Returns the current state on the chief, and None on other workers."""
         accumulation, waiting = self._functions.accumulation, None
         if accumulation is not None and accumulation.has_waiting():
             waiting = variables.take_gradient_sums(self._strategy, accumulation.waiting)
         if not self._strategy.is_chief:
             return None
-        snapshot, feeding = Snapshot(), self._feeds.of_epoch(progress.epoch)
+        snapshot, current = Snapshot(), self._handlers.of_epoch(progress.epoch)
         variables.take(self._functions.variables(), snapshot)
         snapshot.state = {
             "progress": asdict(progress),
             "callbacks": callback_state.states(self.callbacks),
-            "data": [f.state(progress.step if f is feeding else 0) for f in self._all_feeds()],
+            "data": [h.state(progress.step if h is current else 0) for h in self._all_handlers()],
             "waiting gradients": waiting,
             export.MODEL: self._architecture,
         }
         return snapshot
 
-    def give_variables(self, saved: Snapshot, where: str, within_epoch: bool) -> None:
-        """Gives the model and its optimizers what they were.
+    def restore_variables(self, saved: Snapshot, where: str, within_epoch: bool) -> None:
+        """Restores the model and its optimizers.
 
         Args:
             saved: The state.
-            where: It lies.
-            within_epoch: Whether metrics go on.
+            where: Path of the checkpoint, for messages.
+            within_epoch: Whether to restore metrics too.
 
         Raises:
-            ConfigurationError: It is of another model.
+            ConfigurationError: The state is of another model.
         """
         with self._strategy.collective_section():
             variables.give(self._functions.variables(), saved, where, within_epoch)
@@ -118,18 +118,18 @@ class TrainingState:
             variables.give_gradient_sums(self._strategy, accumulation.waiting, waiting)
 
     def before_training(self, saved: Snapshot) -> None:
-        """Has callbacks that open files go on with them."""
+        """Lets callbacks that write files append to them."""
         callback_state.before_training(self.callbacks, saved.state["callbacks"])
 
-    def give_callbacks(self, saved: Snapshot) -> None:
-        """Gives callbacks what they remembered."""
+    def restore_callbacks(self, saved: Snapshot) -> None:
+        """Restores the attributes of callbacks."""
         callback_state.restore(self.callbacks, saved.state["callbacks"])
 
-    def give_data(self, saved: Snapshot) -> None:
-        """Has the next epoch begin where the data were."""
-        for feed, where in zip(self._all_feeds(), saved.state["data"], strict=False):
-            feed.restore(where)
+    def restore_data(self, saved: Snapshot) -> None:
+        """Lets the next epoch begin at the resume position of the data."""
+        for handler, state in zip(self._all_handlers(), saved.state["data"], strict=False):
+            handler.restore(state)
 
-    def _all_feeds(self) -> list[DataHandler]:
-        """Each once, in an order that is always the same."""
-        return list(dict.fromkeys([*self._feeds.all(), *self._tested]))
+    def _all_handlers(self) -> list[DataHandler]:
+        """Returns each data handler once, always in the same order."""
+        return list(dict.fromkeys([*self._handlers.all(), *self._validation]))

@@ -1,1 +1,1 @@
-"""The user's model becomes ours: made or rebuilt in a strategy's scope, and checked."""
+"""Creates, rebuilds, builds, and checks the user's model in a strategy's scope."""

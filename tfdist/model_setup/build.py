@@ -1,6 +1,6 @@
-"""Creates what a model still lacks, once the shapes of the data are known, and checks it.
+"""Builds what a model still lacks once the shapes of the data are known.
 
-What to tell a user when model and data do not go together: Keras's cause, in two lines.
+Errors of Keras and TensorFlow become messages of two lines with the cause and the cure.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from tfdist.upstream import keras_model, keras_optimizers
 
 
 def check_trainable(model: keras.Model) -> None:
-    """Refuses a model that lacks what a step needs.
+    """Checks that a model has what a step needs.
 
     Raises:
         ConfigurationError: The model is not compiled.
     """
     steps = (type(model).train_step, type(model).test_step)
-    own = steps != (keras.Model.train_step, keras.Model.test_step)
-    if not model.compiled or (model.optimizer is None and not own):
+    has_custom_step = steps != (keras.Model.train_step, keras.Model.test_step)
+    if not model.compiled or (model.optimizer is None and not has_custom_step):
         raise ConfigurationError(
             "The model is not compiled: call model.compile(optimizer=..., loss=...) inside "
             "build_model."
         )
 
 
-def weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
-    """Creates the weights that are still missing from the shapes of the data.
+def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
+    """Creates the weights that are still missing, from the shapes of the data.
 
     Args:
         model: In the strategy's scope.
-        strategy: Whose scope that is.
+        strategy: The strategy.
         element_spec: `tf.TensorSpec`s of a global batch.
 
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
-    # One without a call of its own is never built: its step calls its layers.
+    # A model without a call of its own is never built: its custom step calls its layers.
     has_call = type(model).call is not keras.Model.call
     layers = keras_model.flatten_layers(model)
     if all(layer.built for layer in layers if has_call or layer is not model):
@@ -55,19 +55,19 @@ def weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be built from the data's shapes {shapes(x)} "
-            f"({cause(error)}): give it an Input, or call it once in build_model."
+            f"({root_cause(error)}). Give it an Input, or call it once in build_model."
         ) from error
 
 
-def for_training(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
-    """Creates all that training and evaluation need: weights, states of metrics and optimizer.
+def build_for_training(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
+    """Creates weights and the states of metrics and optimizer, for training and evaluation.
 
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
         DataError: The data do not fit the loss or the metrics.
-        OutOfMemoryError: The optimizer's state does not fit the device.
+        OutOfMemoryError: The optimizer's state does not fit into the device's memory.
     """
-    weights(model, strategy, element_spec)
+    build_weights(model, strategy, element_spec)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     try:
         with strategy.scope():
@@ -76,34 +76,30 @@ def for_training(model: keras.Model, strategy: Strategy, element_spec: Any) -> N
                     keras_optimizers.build_as_fit_does(model)
             keras_model.build_for_training(model, (x, y, sample_weight))
     except tf.errors.ResourceExhaustedError as error:
-        raise OutOfMemoryError(out_of_memory(error)) from error
+        raise OutOfMemoryError(out_of_memory_message(error)) from error
     except Exception as error:
-        raise DataError(describe(model, element_spec, error)) from error
+        raise DataError(mismatch_message(model, element_spec, error)) from error
 
 
-def _symbolic(spec: Any) -> Any:
-    return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
-
-
-def describe(model: keras.Model, element_spec: Any, error: Exception) -> str:
-    """Says in two lines how data and model do not fit together."""
+def mismatch_message(model: keras.Model, element_spec: Any, error: Exception) -> str:
+    """Returns two lines that say how data and model do not fit together."""
     if isinstance(error, tf.errors.OpError):  # a label out of range, a corrupt file, ...
-        return f"A batch cannot be computed: {cause(error)}{_of_user(error)}"
+        return f"A batch cannot be computed: {root_cause(error)}{_user_traceback(error)}"
     x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     outputs = getattr(model, "output_shape", "of unknown shape")
     return (
         f"The data do not fit the model: x {shapes(x)}, y {shapes(y)}, outputs {outputs}; "
-        f"{cause(error)}\n"
+        f"{root_cause(error)}\n"
         "Check the shapes of the inputs against the model, and of the labels against the loss."
     )
 
 
-def out_of_memory(error: Exception) -> str:
-    """Says in two lines that a training finds no room, and what needs less."""
+def out_of_memory_message(error: Exception) -> str:
+    """Returns two lines that say that memory ran out, and what needs less of it."""
     return (
-        f"out of memory: {cause(error)}\n"
-        "Take a smaller --batch-size, --accumulate 2 (the same numbers in two rounds), more "
-        "devices, --precision mixed_bfloat16, or, where weights fill it, --strategy sharded."
+        f"out of memory: {root_cause(error)}\n"
+        "Use a smaller --batch-size, --accumulate 2 (the same results in two rounds), more "
+        "devices, --precision mixed_bfloat16, or, if weights fill the memory, --strategy sharded."
     )
 
 
@@ -118,22 +114,26 @@ def shapes(structure: Any) -> Any:
     return tf.nest.map_structure(shape, structure)
 
 
-def _of_user(error: Exception) -> str:
-    """The traceback of a Python function in a data pipeline, where one failed, in its own lines."""
-    _, found, text = str(error).partition("Traceback (most recent call last):")
-    frames = re.findall(r'^  File ".*\n(?:    .*\n)+', text.partition("[[{{node")[0], re.MULTILINE)
-    of_others = (*tf.__path__, *keras.__path__)
-    own = [frame for frame in frames if not any(f'"{path}/' in frame for path in of_others)]
-    return "\n" + "".join(own).rstrip() if found and own else ""
-
-
-def cause(error: Exception) -> str:
-    """Returns the line of an error, of Keras or TensorFlow, that says what went wrong."""
+def root_cause(error: Exception) -> str:
+    """Returns the line of an error of Keras or TensorFlow that says what went wrong."""
     text = re.sub(r"\x1b\[\d+m|Exception encountered when calling .*", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # An error while a graph runs names its cause right before the node.
+    # An error while a graph runs has its cause right before the name of the node.
     node = next((i for i, line in enumerate(lines) if line.startswith("[[{{node")), 1)
     line = lines[max(node, 1) - 1] if lines else type(error).__name__
     if asserted := re.search(r"assertion failed: \[(.*?)\]", line):
-        line = asserted[1]  # the data pipeline's own words
+        line = asserted[1]  # the message of an assertion in the data pipeline
     return re.sub(r"^\(\d+\) [A-Z_]+:\s*", "", line)[:300]
+
+
+def _user_traceback(error: Exception) -> str:
+    """Returns the user's frames of the traceback if a Python function of a data pipeline failed."""
+    _, found, text = str(error).partition("Traceback (most recent call last):")
+    frames = re.findall(r'^  File ".*\n(?:    .*\n)+', text.partition("[[{{node")[0], re.MULTILINE)
+    libraries = (*tf.__path__, *keras.__path__)
+    users = [frame for frame in frames if not any(f'"{path}/' in frame for path in libraries)]
+    return "\n" + "".join(users).rstrip() if found and users else ""
+
+
+def _symbolic(spec: Any) -> Any:
+    return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)

@@ -1,4 +1,4 @@
-"""Creates the model in the scope of a strategy, or what `compile` brought to it later."""
+"""Creates the model in the strategy's scope, and adopts what a later `compile` adds to it."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ def create(
 
     Args:
         source: A function that builds and compiles a model, or a compiled model to rebuild.
-        strategy: In whose scope the model is made.
-        policy: Name of the dtype policy to build with; None: as the function builds it.
-        loss_scale: How the loss is scaled; None: dynamically for the float16 policies.
+        strategy: The model is made in its scope.
+        policy: Name of the dtype policy to build with; None to build with the current one.
+        loss_scale: How to scale the loss; None for dynamic scaling with the float16 policies.
 
     Raises:
-        ConfigurationError: A precision for a model that is already built, or no model.
-        UnsupportedModelError: A model that cannot be rebuilt from its configuration.
-        OutOfMemoryError: Its weights do not fit the device.
+        ConfigurationError: `source` returned no model, or a dtype policy was given for a model
+            that is already built.
+        UnsupportedModelError: The model cannot be rebuilt from its configuration.
+        OutOfMemoryError: The weights do not fit into the device's memory.
     """
     try:
         if strategy.num_replicas == 1:
             return _create(source, strategy, policy, loss_scale)
-        # What XLA compiles cannot exchange: forward and backward pass may have to.
+        # No XLA by default: the forward and the backward pass may contain an all-reduce.
         with keras_model.xla_on_demand():
             model = _create(source, strategy, policy, loss_scale)
     except tf.errors.ResourceExhaustedError as error:
-        raise OutOfMemoryError(build.out_of_memory(error)) from error
+        raise OutOfMemoryError(build.out_of_memory_message(error)) from error
     keras_model.take_xla_on_demand(model)
     return model
 
@@ -61,8 +62,8 @@ def _create(
     if isinstance(source, keras.Model):
         if policy is not None:
             raise ConfigurationError(
-                f"precision={policy!r} came with a model that is already built: pass the "
-                "function that builds it, or build it under that dtype policy."
+                f"precision={policy!r} cannot be applied to a model that is already built: pass "
+                "the function that builds it, or build it with that dtype policy."
             )
         with strategy.scope():
             model = rebuild(source)
@@ -75,8 +76,8 @@ def _create(
             )
         if not all(strategy.owns(v.value) for v in model.variables):
             warnings.warn(
-                "build_model returned a model that was built before, outside the strategy's "
-                "scope: it is rebuilt there with its weights.",
+                "build_model returned a model that was built outside the strategy's scope: it is "
+                "rebuilt inside, with its weights.",
                 stacklevel=4,
             )
             with strategy.scope():
@@ -91,20 +92,20 @@ def adopt(
     policy: str | None,
     loss_scale: precision.LossScale | None,
 ) -> None:
-    """Makes what `compile` brought the strategy's own: after `create`, or a later `compile`.
+    """Moves what `compile` added into the strategy's scope: after `create`, or a later `compile`.
 
-    An optimizer or metrics that were created outside the scope are created again in it.
+    An optimizer or metrics that were created outside the scope are created again inside.
 
     Raises:
-        ConfigurationError: The optimizer is another model's, or exchanges gradients by itself; or
-            weights were added outside the scope since.
+        ConfigurationError: The optimizer belongs to another model or synchronizes gradients
+            itself, or weights were added outside the scope.
     """
     if not model.compiled or model.optimizer is None:
         return
     if added := [v.path for v in model.variables if not strategy.owns(v.value)]:
         raise ConfigurationError(
-            f"{added[0]} was made outside the strategy's scope, which the model is in: change the "
-            "model `with trainer.strategy.scope():`, or make another Trainer of the changed one."
+            f"{added[0]} was created outside the strategy's scope. Change the model inside "
+            "`with trainer.strategy.scope():`, or create another Trainer with the changed model."
         )
     _claim_optimizer(model)
     with strategy.scope(), precision.policy(policy):
@@ -120,11 +121,11 @@ def adopt(
 
 
 def _claim_optimizer(model: keras.Model) -> None:
-    """Refuses an optimizer that another model has: its state is about one set of weights."""
+    """Refuses an optimizer of another model, because its state belongs to that model's weights."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if "_tfdist_exchange" in vars(optimizer):
         raise ConfigurationError(
-            "The optimizer is a tfdist.horovod.DistributedOptimizer, but the Trainer exchanges "
+            "The optimizer is a tfdist.horovod.DistributedOptimizer, but the Trainer synchronizes "
             "gradients itself: compile the model with the plain optimizer."
         )
     owner = optimizer.__dict__.get("_tfdist_owner", lambda: None)()
@@ -134,7 +135,7 @@ def _claim_optimizer(model: keras.Model) -> None:
     fits = known is None or all(id(v) in known for v in model.trainable_variables)
     if owner not in (None, model) or not fits:
         raise ConfigurationError(
-            "The model's optimizer already belongs to another model or Trainer, whose weights its "
-            "state is about: create the optimizer inside build_model."
+            "The model's optimizer already belongs to another model or Trainer, with the state for "
+            "its weights: create the optimizer inside build_model."
         )
     optimizer.__dict__["_tfdist_owner"] = weakref.ref(model)

@@ -1,4 +1,4 @@
-"""Makes a model again from its configuration, with its weights and its compilation."""
+"""Rebuilds a model from its configuration, with its weights and its compilation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import keras
 import numpy as np
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.model_setup.build import cause
+from tfdist.model_setup.build import root_cause
 from tfdist.upstream import keras_model, keras_optimizers, keras_remat
 
 
 def rebuild(model: keras.Model) -> keras.Model:
-    """Returns a model of the same configuration, weights and compilation, in the current scope.
+    """Returns a model with the same configuration, weights, and compilation, in the current scope.
 
     Raises:
-        UnsupportedModelError: The class does not come back from its configuration.
+        UnsupportedModelError: The model cannot be rebuilt from its configuration.
     """
     try:
         if keras_model.is_functional(model):
@@ -25,20 +25,20 @@ def rebuild(model: keras.Model) -> keras.Model:
         else:
             copied = type(model).from_config(model.get_config())
         if type(copied) is not type(model):
-            raise TypeError(f"a {type(copied).__name__} came back")
+            raise TypeError(f"the result is a {type(copied).__name__}")
         for old, new in [(model, copied), *zip(model.layers, copied.layers, strict=True)]:
-            if old.built and not new.built:  # a model may have layers that are, and be none itself
+            if old.built and not new.built:  # a model may not be built although its layers are
                 new.build_from_config(old.get_build_config())
         _copy(model.variables, copied.variables)
         layers = keras_model.flatten_layers(model), keras_model.flatten_layers(copied)
         for old, new in zip(*layers, strict=True):
-            _copy_what_it_learned(old, new)
+            _copy_adapted_state(old, new)
             keras_remat.copy(new, old)
-        copied.built = model.built  # Keras leaves it to the first call of a subclassed model
+        copied.built = model.built  # Keras sets it in the first call of a subclassed model
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be rebuilt from its configuration "
-            f"({cause(error)}): pass a function that builds it instead of the model."
+            f"({root_cause(error)}): pass a function that builds it instead of the model."
         ) from error
     if model.compiled:
         compile_like(model, copied)
@@ -46,7 +46,7 @@ def rebuild(model: keras.Model) -> keras.Model:
 
 
 def _clone_uncompiled(model: keras.Model) -> keras.Model:
-    """Clones layers alone: a custom loss need not be registered, since it is handed on as it is."""
+    """Clones the layers without the compilation, so that a custom loss need not be registered."""
     compiled, model.compiled = model.compiled, False
     try:
         return keras.models.clone_model(model)
@@ -55,15 +55,15 @@ def _clone_uncompiled(model: keras.Model) -> keras.Model:
 
 
 def compile_like(model: keras.Model, copied: keras.Model) -> None:
-    """Compiles a copy as its model was: new optimizer and metrics, for both hold variables.
+    """Compiles a copy like its model, with a new optimizer and new metrics, which hold variables.
 
     Raises:
-        UnsupportedModelError: The class has a `compile` of its own.
+        UnsupportedModelError: The class overrides `compile`.
     """
     if type(model).compile is not keras.Model.compile:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has a compile of its own, whose arguments are not known "
-            "afterwards: pass a function that builds and compiles it instead of the model."
+            f"{type(model).__name__} overrides compile, whose arguments cannot be recovered: pass "
+            "a function that builds and compiles it instead of the model."
         )
 
     def fresh(part: Any) -> Any:
@@ -86,10 +86,10 @@ def _copy_state(
     copied: keras.optimizers.Optimizer,
     variables: list[tuple[keras.Variable, keras.Variable]],
 ) -> None:
-    """Copies what an optimizer keeps about weights, also about those that are frozen since.
+    """Copies the state of an optimizer, also for weights that were frozen later.
 
     Raises:
-        ConfigurationError: It keeps something about another model's.
+        ConfigurationError: It has state for weights of another model.
     """
     copies = {id(old): new for old, new in variables}
     known = keras_optimizers.weights_known_to(optimizer)
@@ -102,8 +102,8 @@ def _copy_state(
     _copy(optimizer.variables, copied.variables)
 
 
-def _copy_what_it_learned(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
-    """Copies what a preprocessing layer has from `adapt` as a file would: not all are variables."""
+def _copy_adapted_state(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
+    """Copies the state of a preprocessing layer after `adapt`, also what is not a variable."""
     if hasattr(layer, "adapt"):
         store: dict[str, Any] = {}
         layer.save_own_variables(store)
@@ -116,6 +116,6 @@ def _copy_what_it_learned(layer: keras.layers.Layer, copied: keras.layers.Layer)
 
 def _copy(sources: list[keras.Variable], targets: list[keras.Variable]) -> None:
     if len(sources) != len(targets):
-        raise ValueError(f"{len(targets)} variables came back of {len(sources)}")
+        raise ValueError(f"it has {len(targets)} variables instead of {len(sources)}")
     for source, target in zip(sources, targets, strict=True):
         target.assign(source.numpy())

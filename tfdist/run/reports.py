@@ -62,7 +62,7 @@ def what_runs(
     if unread:
         rows["of no effect"] = f"{', '.join(unread)}: the recipe does not read them"
     if config.checkpoint_every != "never":
-        rows["a run goes on"] = data_order.going_on(data)
+        rows["a run goes on"] = data_order.resume_method(data)
     if config.smoke:
         rows["smoke"] = SMOKE
     rows |= extent.description(config)

@@ -24,15 +24,13 @@ def with_strategy(options: Options) -> Options:
     """
     found = _named(options)
     declared = STRATEGIES.get(current_name(found.strategy))
-    by_tensorflow = "tensorflow" in _values(found.command, "--process-group")[-1:]
-    by_horovod = declared is not None and declared.by_horovod and not by_tensorflow
-    return replace(found, by_horovod=by_horovod)
+    return replace(found, by_horovod=declared is not None and declared.by_horovod)
 
 
 def _named(options: Options) -> Options:
     """The same, without what follows from the name."""
     flags = _values(options.command, "--strategy")
-    if not options.trains:
+    if not options.is_training_command:
         return replace(options, strategy=flags[-1] if flags else "")
     named = Setting(flags[-1], "--strategy") if flags else _in_files(options.command)
     if named is None and options.num_workers + options.num_ps > 1:

@@ -1,15 +1,9 @@
-"""Accumulation: of the rounds of a step (`over_rounds`), and of steps (`GradientAccumulation`).
+"""Gradient accumulation, over rounds within a batch and over batches.
 
-The trainer's `accumulate` cuts a per-replica batch into microbatches that are computed one after
-the other, so that only one of them needs memory. A loss that divides by something other than rows
-(a mask, weights) needs that total before the first gradient: only then does a forward pass over
-all rounds precede.
-
-Keras defines an optimizer's `gradient_accumulation_steps` as follows: the gradients of K batches
-are averaged, whatever the sizes of the batches, and every K-th batch changes the weights. Each
-replica keeps the sum of its own gradients, and only the K-th batch sends it. The Keras optimizer
-is still called for every batch, because it counts, averages and constrains: with zeros in between,
-and with the sum of all K batches at the end, to which its own accumulators add nothing.
+`Trainer(accumulate=N)` splits each replica's batch into N microbatches that are computed one after
+the other, so that only one of them needs memory at a time (`over_rounds`).
+`gradient_accumulation_steps=K` of a Keras optimizer averages the gradients of K batches
+(`GradientAccumulation`). Both all-reduce once per optimizer step.
 """
 
 from __future__ import annotations
@@ -20,30 +14,35 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.groups.fusion import local_sum
 from tfdist.precision import Scaling
-from tfdist.step.forward_backward import ReplicaOutputs, all_reduced
+from tfdist.step.forward_backward import ReplicaOutputs, all_reduce
 from tfdist.step.replica import Totals
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, share
+from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.upstream.keras_optimizers import num_batches_seen
 
-#: (replica, round, what it computes in that, totals) -> what that contributes
+#: (replica, round, its rows in that round, totals) -> the replica's outputs
 Compute = Callable[[int, Any, Share, Totals], ReplicaOutputs]
+
+Gradients = dict[int, Any]  # by place among the trainable variables
 
 
 def over_rounds(
     strategy: Strategy, compute: Compute, shares: Sequence[Share], num_rounds: int
 ) -> list[ReplicaOutputs]:
-    """Adds up what each replica of this process contributes in all rounds.
+    """Sums what each replica of this process computes in all rounds.
+
+    A loss that divides by something other than rows (a mask, weights) needs that total over all
+    rounds before the first gradient. Only then a forward pass over all rounds runs first.
 
     Returns:
-        The sums by replica, not yet exchanged.
+        The sums by replica, not yet all-reduced.
     """
 
     def of_round(number: Any, totals: list[Totals]) -> list[ReplicaOutputs]:
-        cut = [_microbatch(own, number, num_rounds) for own in shares]
-        results = strategy.run(lambda i: compute(i, number, cut[i], totals[i]))
+        microbatches = [_microbatch(one, number, num_rounds) for one in shares]
+        results = strategy.run(lambda i: compute(i, number, microbatches[i], totals[i]))
         return strategy.local_results(results)
 
     def noted(number: Any) -> tuple[list[list[tf.Tensor]], tuple[()]]:
@@ -52,94 +51,34 @@ def over_rounds(
         return [t.noted for t in totals], ()
 
     known: list[Any] = [None for _ in shares]
-    local, _ = _in_rounds(noted, num_rounds)
+    local, _ = _summed_over_rounds(noted, num_rounds)
     if local[0]:
         known = strategy.local_results(strategy.run(lambda i: strategy.all_reduce(local[i])))
 
     def computed(number: Any) -> tuple[list[ReplicaOutputs], list[ReplicaOutputs]]:
         each = of_round(number, [Totals(known=k) for k in known])
-        return [share.summable() for share in each], [share.same() for share in each]
+        return [outputs.summable() for outputs in each], [outputs.same() for outputs in each]
 
-    sums, same = _in_rounds(computed, num_rounds)
+    sums, same = _summed_over_rounds(computed, num_rounds)
     return [total.with_same(each) for total, each in zip(sums, same, strict=True)]
 
 
-def _in_rounds(fn: Callable[[Any], tuple[Any, Any]], num_rounds: int) -> tuple[Any, Any]:
-    """Returns the sum of what a function of a round's number returns first, and the rest once.
-
-    Its graph, which has the model's for each replica, is traced once and is there once: TensorFlow
-    needs the more time to make and to optimize a graph, the larger it is. One that returns nothing
-    is left out.
-
-    Args:
-        fn: Returns two structures, of tensors and slices; the second is the same in each round.
-        num_rounds: In which to call it.
-    """
-    if tf.executing_eagerly():
-        parts, same = zip(*(fn(number) for number in range(num_rounds)), strict=True)
-        return tf.nest.map_structure(lambda *terms: local_sum(terms), *parts), same[0]
-    traced = tf.function(fn, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
-    like = traced.structured_outputs
-    if not tf.nest.flatten(like):
-        return like
-
-    def add(number: tf.Tensor, sums: Any, _: Any) -> tuple[tf.Tensor, Any, Any]:
-        # TensorFlow returns plain tuples, whatever they were.
-        more, same = tf.nest.pack_sequence_as(like, tf.nest.flatten(traced(number)))
-        sums = tf.nest.map_structure(_plus, sums, more)
-        return number + 1, sums, same
-
-    begin = tf.constant(0), *tf.nest.map_structure(_none_yet, like)
-    shapes = tf.TensorShape([]), *tf.nest.map_structure(_shape, like)
-    # One after the other, or several would need memory at a time.
-    in_turn = {"parallel_iterations": 1}
-    _, sums, same = tf.while_loop(lambda n, *_: n < num_rounds, add, begin, shapes, **in_turn)
-    return sums, same
-
-
-def _microbatch(own: Share, number: Any, num_rounds: int) -> Share:
-    """Returns what a replica computes of its share in one round."""
-    rows = own.num_rows
-    return share(own.rows, rows * number // num_rounds, rows * (number + 1) // num_rounds)
-
-
-def _plus(total: Any, more: Any) -> Any:
-    """Adds what a round returns to the sum of those before it."""
-    if isinstance(more, tf.IndexedSlices) or more.shape.is_fully_defined():
-        return local_sum([total, more])
-    missing = tf.shape(more) - tf.shape(total)  # before the first round
-    return more + tf.pad(total, tf.stack([tf.zeros_like(missing), missing], 1))
-
-
-def _none_yet(value: Any) -> Any:
-    """Zeros in the form of what a round returns, as few as may be, or slices of no row."""
-    if not isinstance(value, tf.IndexedSlices):
-        return tf.zeros([size or 0 for size in value.shape], value.dtype)
-    values = tf.zeros([0, *value.values.shape[1:]], value.dtype)
-    return tf.IndexedSlices(values, tf.zeros([0], value.indices.dtype), tf.constant([*value.shape]))
-
-
-def _shape(value: Any) -> Any:
-    """The shape of a sum in all rounds: slices become more."""
-    if not isinstance(value, tf.IndexedSlices):
-        return value.shape
-    shape = tf.TensorShape([None, *value.values.shape[1:]])
-    return tf.IndexedSlicesSpec(shape, value.dtype, value.indices.dtype, tf.int32, [None])
-
-
-Gradients = dict[int, Any]  # by place among the trainable variables
-
-
 class GradientAccumulation:
-    """The sums of gradients that wait on each replica of this process for the K-th batch.
+    """`gradient_accumulation_steps` of a Keras optimizer, with one all-reduce per K batches.
+
+    As in Keras, the gradients of K batches are averaged, whatever the sizes of the batches, and
+    every K-th batch updates the weights. Each replica keeps its own part of the sum, which is
+    all-reduced with the K-th batch. The Keras optimizer is still called for every batch, because
+    it counts them, averages weights, and applies constraints: with zeros in between, and with the
+    sum of all K batches at the end, to which its own accumulators add nothing.
 
     Args:
         strategy: Runs the replicas.
-        scaling: Scales the loss; its optimizer accumulates.
+        scaling: The scaling of the loss; its optimizer accumulates gradients.
         trainable: The variables that the optimizer trains.
 
     Attributes:
-        waiting: The sums, by replica of this process and by variable.
+        waiting: The sums so far, by replica of this process and by variable.
     """
 
     def __init__(
@@ -153,40 +92,40 @@ class GradientAccumulation:
         ]
 
     def has_waiting(self) -> bool:
-        """Tells whether gradients wait now; called outside of any graph."""
+        """Tells whether gradients are waiting now; called outside of any graph."""
         return int(num_batches_seen(self._scaling.optimizer)) % self._every > 0
 
-    def summed(self, local: list[ReplicaOutputs]) -> Any:
-        """Sums the contributions of all replicas, but keeps the gradients until the K-th batch.
+    def all_reduced(self, local: list[ReplicaOutputs]) -> Any:
+        """Sums outputs over all replicas, but keeps gradients back until the K-th batch.
 
         Args:
-            local: Of each replica of this process.
+            local: The outputs of each replica of this process.
 
         Returns:
-            The sums on each replica, as `Strategy.run` returns them. The gradients are those of K
-            batches, zeros in between, and NaN for a batch that is to be skipped.
+            The sums on each replica, in the form of `Strategy.run`. The gradients are those of K
+            batches, zeros in between, and NaN for a batch that overflowed.
         """
         strategy = self._strategy
 
-        def but_gradients(i: int) -> tuple[ReplicaOutputs, tf.Tensor]:
+        def all_but_gradients(i: int) -> tuple[ReplicaOutputs, tf.Tensor]:
             rest = local[i]._replace(gradients={}, indices={})
             overflows = self._scaling.overflows(list(local[i].gradients.values()))
-            sums, overflows = all_reduced(strategy, (rest.summable(), overflows))
+            sums, overflows = all_reduce(strategy, (rest.summable(), overflows))
             return sums.with_same(rest), overflows
 
-        rest = strategy.local_results(strategy.run(but_gradients))
-        own = [share.gradients_of(self._trainable) for share in local]
-        gradients = self._add(own, [overflows for _, overflows in rest])
-        return strategy.run(lambda i: rest[i][0]._replace(gradients=gradients[i]))
+        rest = strategy.local_results(strategy.run(all_but_gradients))
+        gradients = [outputs.gradients_of(self._trainable) for outputs in local]
+        released = self._add(gradients, [overflows for _, overflows in rest])
+        return strategy.run(lambda i: rest[i][0]._replace(gradients=released[i]))
 
     def _add(self, local: list[Gradients], overflows: Sequence[tf.Tensor]) -> list[Gradients]:
-        """Adds a batch's gradients; on the K-th batch, sums them over the replicas.
+        """Adds a batch's gradients to those waiting; returns the sums on the K-th batch.
 
         Args:
             local: Gradients by replica, scaled; dense or `tf.IndexedSlices`.
-            overflows: By replica: how many gradients, over all workers, are not finite. Each
-                replica uses the sum that it has itself: a sum that nobody uses is pruned, and the
-                other replicas would wait for it forever.
+            overflows: Number of gradients, over all workers, that are not finite, by replica.
+                Each replica uses its own copy of this sum: TensorFlow would prune a copy that is
+                not used, and the other replicas would wait for it forever.
         """
         finite = [number == 0 for number in overflows]
         waiting = [
@@ -217,7 +156,7 @@ class GradientAccumulation:
         return totals
 
     def _exchange(self, waiting: list[dict[int, tf.Variable]]) -> tf.Operation:
-        """Replaces what has been waiting by its sum over the replicas."""
+        """Replaces the waiting gradients by their sums over the replicas."""
         strategy = self._strategy
 
         def scaled(variable: tf.Variable) -> tf.Tensor:
@@ -228,7 +167,7 @@ class GradientAccumulation:
             )
 
         values = tf.nest.map_structure(lambda v: _on_its_device(scaled, v), waiting)
-        totals = strategy.local_results(strategy.run(lambda i: all_reduced(strategy, values[i])))
+        totals = strategy.local_results(strategy.run(lambda i: all_reduce(strategy, values[i])))
         assigned = tf.nest.map_structure(lambda v, total: v.assign(total), waiting, totals)
         return tf.group(tf.nest.flatten(assigned))
 
@@ -246,3 +185,66 @@ def _clear(variables: Sequence[tf.Variable]) -> tf.Operation:
 def _zeros(variable: keras.Variable, device: str) -> tf.Variable:
     with tf.device(device):
         return tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
+
+
+def _summed_over_rounds(fn: Callable[[Any], tuple[Any, Any]], num_rounds: int) -> tuple[Any, Any]:
+    """Returns the sum of what a function of a round's number returns first, and the rest once.
+
+    The function is traced once and is in the graph once, since TensorFlow's time to build and
+    optimize a graph grows with its size. A function that returns no tensors is not called again.
+
+    Args:
+        fn: Returns two structures of tensors and `tf.IndexedSlices`; the second is the same in
+            every round.
+        num_rounds: Number of rounds.
+    """
+    if tf.executing_eagerly():
+        parts, same = zip(*(fn(number) for number in range(num_rounds)), strict=True)
+        return tf.nest.map_structure(lambda *terms: local_sum(terms), *parts), same[0]
+    traced = tf.function(fn, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
+    like = traced.structured_outputs
+    if not tf.nest.flatten(like):
+        return like
+
+    def add(number: tf.Tensor, sums: Any, _: Any) -> tuple[tf.Tensor, Any, Any]:
+        # TensorFlow returns plain tuples in place of named ones.
+        more, same = tf.nest.pack_sequence_as(like, tf.nest.flatten(traced(number)))
+        sums = tf.nest.map_structure(_plus, sums, more)
+        return number + 1, sums, same
+
+    begin = tf.constant(0), *tf.nest.map_structure(_initial, like)
+    shapes = tf.TensorShape([]), *tf.nest.map_structure(_shape, like)
+    # One round at a time, or several would need memory at once.
+    sequential = {"parallel_iterations": 1}
+    _, sums, same = tf.while_loop(lambda n, *_: n < num_rounds, add, begin, shapes, **sequential)
+    return sums, same
+
+
+def _microbatch(batch: Share, number: Any, num_rounds: int) -> Share:
+    """Returns the rows of a replica's batch that it computes in one round."""
+    rows = batch.num_rows
+    return share(batch.rows, rows * number // num_rounds, rows * (number + 1) // num_rounds)
+
+
+def _plus(total: Any, more: Any) -> Any:
+    """Adds what a round returns to the sum of the rounds before it."""
+    if isinstance(more, tf.IndexedSlices) or more.shape.is_fully_defined():
+        return local_sum([total, more])
+    missing = tf.shape(more) - tf.shape(total)  # before the first round
+    return more + tf.pad(total, tf.stack([tf.zeros_like(missing), missing], 1))
+
+
+def _initial(value: Any) -> Any:
+    """Returns zeros in the form of what a round returns; of unknown sizes, none."""
+    if not isinstance(value, tf.IndexedSlices):
+        return tf.zeros([size or 0 for size in value.shape], value.dtype)
+    values = tf.zeros([0, *value.values.shape[1:]], value.dtype)
+    return tf.IndexedSlices(values, tf.zeros([0], value.indices.dtype), tf.constant([*value.shape]))
+
+
+def _shape(value: Any) -> Any:
+    """Returns the shape of a sum in the loop: slices grow in number from round to round."""
+    if not isinstance(value, tf.IndexedSlices):
+        return value.shape
+    shape = tf.TensorShape([None, *value.values.shape[1:]])
+    return tf.IndexedSlicesSpec(shape, value.dtype, value.indices.dtype, tf.int32, [None])

@@ -1,4 +1,4 @@
-"""Synchronised BatchNorm: the moments of the global batch, on shares of any size."""
+"""BatchNorm over replicas: moments of each replica's batch, or of the global batch."""
 
 from __future__ import annotations
 
@@ -17,46 +17,47 @@ def layers_of(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     return [layer for layer in flatten_layers(model) if isinstance(layer, batch_norm)]
 
 
-def share_moments(
+def local_moments(
     layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Takes the place of a layer's own where each share has its own moments.
+    """Returns the moments of this replica's batch; replaces the layer's own method.
 
-    A share without rows has none; with the moving ones instead, no NaN reaches a gradient.
+    A replica without rows has no moments. It gets the moving ones, so that no NaN reaches a
+    gradient.
 
     Args:
-        layer: Whose axes are used.
+        layer: The layer.
         inputs: Float tensor, channels along `layer.axis`.
         mask: Bool tensor of one rank less, or None.
 
     Returns:
-        Mean and variance over the share, one number a channel.
+        Mean and variance, one number per channel.
     """
-    replica, replica_loss = current(), moments(layer, inputs, mask)
+    replica, found = current(), moments(layer, inputs, mask)
     if replica is None or replica.num_microbatches == 1:
-        return replica_loss
+        return found
     moving = (layer.moving_mean, layer.moving_variance)
     return tuple(
-        tf.where(replica.num_rows > 0, own, tf.cast(old, own.dtype))
-        for own, old in zip(replica_loss, moving, strict=True)
+        tf.where(replica.num_rows > 0, new, tf.cast(old, new.dtype))
+        for new, old in zip(found, moving, strict=True)
     )
 
 
 def global_moments(
     layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Takes the place of a layer's own while a replica is traced.
+    """Returns the moments of the global batch; replaces the layer's own method.
 
-    Two sums, as on one device: the variance is taken around the global mean, because E[x^2] -
-    E[x]^2 loses what the mean is large against.
+    Takes two sums over the replicas, as one device takes two over the rows: the variance is taken
+    around the global mean, because E[x^2] - E[x]^2 cancels digits where the mean is large.
 
     Args:
-        layer: Whose axes are used.
+        layer: The layer.
         inputs: Float tensor, channels along `layer.axis`.
         mask: Bool tensor of one rank less, or None.
 
     Returns:
-        Mean and variance over all replicas, one number a channel.
+        Mean and variance over all replicas, one number per channel.
     """
     replica = current()
     if replica is None:
@@ -66,7 +67,7 @@ def global_moments(
     weights = replica.if_counted(weights)
     if mask is not None:
         weights *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
-    # Keras adds epsilon to the weights that a mask leaves; without a mask the count is exact.
+    # Keras adds epsilon to the number of entries that a mask leaves; without one it is exact.
     epsilon = keras.backend.epsilon() if mask is not None else 0.0
 
     def total(values: tf.Tensor) -> tf.Tensor:

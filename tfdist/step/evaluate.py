@@ -1,4 +1,4 @@
-"""The step that evaluates: loss and metrics of a global batch; nothing is trained."""
+"""The evaluation step: loss and metrics of one global batch, without training."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import tensorflow as tf
 from tfdist.step.forward_backward import ReplicaOutputs, forward
 from tfdist.step.keras_patches import keras_patched
 from tfdist.step.replica_runner import ReplicaRunner
-from tfdist.step.shared_trace import Packed
 from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 
 
 class EvaluateStep:
-    """Loss and metrics of a global batch; see `strategies.inner_loop.Step`.
+    """Loss and metrics of a global batch; implements `strategies.inner_loop.Step`.
 
     Args:
         model: Built and compiled.
-        strategy: Computes the replicas' shares.
-        state: Of the model.
-        full_batch_reason: As of `ReplicaRunner`.
+        strategy: Runs the replicas and sums what they compute.
+        state: The variables of the model that a forward pass may change.
+        full_batch_reason: Why every replica computes the full batch; None if each computes its
+            own part of it.
     """
 
     training = False
@@ -40,18 +40,18 @@ class EvaluateStep:
         self._model, self._strategy, self._state = model, strategy, state
         compute = functools.partial(forward, model, state)
         self._replicas = ReplicaRunner(strategy, compute, 1, model.jit_compile, full_batch_reason)
+        self._update = self._replicas.update_function(self._apply)
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         with keras_patched(self._model, sync_batch_norm=False):
-            sums = self._replicas.summed(total_rows, shares)
-        return self._strategy.update(self._apply, sums)
+            sums = self._replicas.all_reduced(total_rows, shares)
+        return self._strategy.update(self._update, sums)
 
-    def _apply(self, packed: ReplicaOutputs | Packed) -> tf.Tensor:
-        """Changes one copy of the variables; returns a tensor that is ready thereafter."""
-        sums = self._replicas.unpacked(packed)
+    def _apply(self, sums: ReplicaOutputs) -> tf.Tensor:
+        """Updates one copy of the variables; returns a tensor that is ready once that is done."""
         self._state.commit(sums.state)
         return self._state.commit_metrics(sums.metrics)
 
     def logs(self) -> dict[str, tf.Tensor]:
-        """Returns the metrics over all steps since they were reset."""
+        """Returns the metrics over all steps since their last reset."""
         return self._model.get_metrics_result()

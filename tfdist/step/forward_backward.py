@@ -1,10 +1,9 @@
-"""What a share of the batch contributes to a step: its forward pass, and its backward pass.
+"""The forward and the backward pass of one replica, and the all-reduce of what they compute.
 
-Plain functions of a replica and its rows, in which no variable changes. Whatever they return is a
-sum over the rows, or is the same on every share: so contributions add up, over microbatches and
-over replicas, to what one device computes from the whole batch.
-
-Sums over all replicas of structures of tensors; gradients in the format in which they cross.
+`forward` and `forward_backward` are plain functions of a replica and its rows, and change no
+variable. Everything they return is either a sum over the rows or the same on every replica.
+Therefore the outputs of microbatches and replicas add up to what one device computes from the
+global batch.
 """
 
 from __future__ import annotations
@@ -16,75 +15,77 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.groups import buckets
 from tfdist.precision import Scaling
-from tfdist.step import parameter_gather
 from tfdist.step.loss import gather_masks_and_logits, replica_loss, track_loss
-from tfdist.step.parameter_gather import Scope
 from tfdist.step.replica import Replica
-from tfdist.step.state import Changes, ForwardState, nothing_like, same_as
+from tfdist.step.scope import Scope
+from tfdist.step.state import Changes, ForwardState, copied, zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
+from tfdist.strategies.collectives import buckets
 from tfdist.upstream.keras_losses import loss_tracker
 from tfdist.upstream.keras_model import takes_training
 from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces
 
 
 class ReplicaOutputs(NamedTuple):
-    """What a share brings to a step, or the sum of what several bring.
+    """What one replica computes in a step, or the sum of what several compute.
 
     Attributes:
-        gradients: Of the scaled loss, by place among the trainable variables; those that the loss
-            does not depend on have none. Of slices for rows that all shares look up alike, the
-            values.
-        state: What the forward pass moved: seeds, statistics, counters.
-        metrics: What it moved in the metrics.
-        indices: Of the rows that all shares look up alike, by place, in pieces as the gradients.
+        gradients: Gradients of the scaled loss, by place among the trainable variables. Variables
+            that the loss does not depend on are left out. For an embedding of which all replicas
+            look up the same rows, only the values of its `tf.IndexedSlices`.
+        state: Changes of the model's state: seeds, moving statistics, counters.
+        metrics: Changes of the metrics' state.
+        indices: The rows of embeddings that all replicas look up alike, by place, in as many
+            pieces as the gradients.
     """
 
     gradients: dict[int, Any]
     state: Changes
     metrics: Changes
-    indices: dict[int, Any] = {}  # noqa: RUF012 - nobody changes it
+    indices: dict[int, Any] = {}  # noqa: RUF012 - never modified
 
     def summable(self) -> ReplicaOutputs:
-        """Returns what is to be summed: all but what is the same on every share."""
+        """Returns the part to sum over replicas, without what is the same on every replica."""
         state, metrics = (changes._replace(same={}) for changes in (self.state, self.metrics))
         return self._replace(state=state, metrics=metrics, indices={})
 
     def same(self) -> ReplicaOutputs:
-        """Returns the rest, for `with_same`: what is the same on every share."""
+        """Returns the part that is the same on every replica, for `with_same`."""
         state, metrics = (Changes({}, {}, changes.same) for changes in (self.state, self.metrics))
         return ReplicaOutputs({}, state, metrics, self.indices)
 
-    def of_whole(self, counts: bool, zero: int | tf.Tensor) -> ReplicaOutputs:
-        """Returns what a replica brings where each computes the whole batch: all of it, or zeros.
+    def with_same(self, other: ReplicaOutputs) -> ReplicaOutputs:
+        """Returns sums together with the part of `other` that is the same on every replica."""
+        return self._replace(
+            state=self.state._replace(same=other.state.same),
+            metrics=self.metrics._replace(same=other.metrics.same),
+            indices=other.indices,
+        )
 
-        One replica's counts, exactly as it is; the others get it by the exchange, so that no copy
-        of the variables drifts.
+    def of_full_batch(self, counts: bool, zero: int | tf.Tensor) -> ReplicaOutputs:
+        """Returns what a replica adds to the sums in full-batch mode: everything, or zeros.
+
+        Only the first replica's results count. The others receive them through the all-reduce, so
+        that no copy of the variables drifts.
 
         Args:
-            counts: Whether this one's does.
-            zero: The number, int32.
+            counts: Whether this replica's results count.
+            zero: The number 0, int32.
         """
         gradients = {}
-        # Buckets follow the order in which operations make the gradients: one for all replicas.
+        # Buckets follow the order of the operations that compute the gradients, which has to be
+        # the same on all replicas.
         for i, gradient in self.gradients.items():
-            # Other zeros each: TensorFlow makes one of two sums of the same, and Horovod waits.
-            nothing = functools.partial(nothing_like, zero=zero * (i + 1))
-            gradients[i] = each_piece(same_as if counts else nothing, gradient)
-        state, metrics = self.state.crossing(), self.metrics.crossing()
+            # Every zero differs: TensorFlow merges two equal all-reduces into one, and Horovod
+            # would wait for the other.
+            zeros = functools.partial(zeros_beside, zero=zero * (i + 1))
+            gradients[i] = each_piece(copied if counts else zeros, gradient)
+        state, metrics = self.state.reduced_floats(), self.metrics.reduced_floats()
         if not counts:
-            state, metrics = state.nothing(zero), metrics.nothing(zero)
+            state, metrics = state.zeros(zero), metrics.zeros(zero)
         return self._replace(gradients=gradients, state=state, metrics=metrics)
-
-    def with_same(self, share: ReplicaOutputs) -> ReplicaOutputs:
-        """Returns sums together with what a share had in common with all others."""
-        return self._replace(
-            state=self.state._replace(same=share.state.same),
-            metrics=self.metrics._replace(same=share.metrics.same),
-            indices=share.indices,
-        )
 
     def gradients_of(self, trainable: list[keras.Variable]) -> dict[int, Any]:
         """Returns the gradients of variables, by place: tensors and `tf.IndexedSlices`."""
@@ -103,9 +104,9 @@ class ReplicaOutputs(NamedTuple):
 def forward(
     model: keras.Model, state: ForwardState, replica: Replica, share: Share
 ) -> ReplicaOutputs:
-    """Returns what a share adds to loss and metrics; nothing is trained."""
+    """Returns what a replica adds to loss and metrics, without gradients."""
     with state.scope(replica) as scope, replica:
-        batch, y_pred = _outputs(model, state, replica, share, scope, training=False)
+        batch, y_pred = _call_model(model, state, replica, share, scope, training=False)
         loss = replica_loss(
             model, replica, batch, y_pred, scope.losses, state.reductions, training=False
         )
@@ -122,66 +123,93 @@ def forward_backward(
     replica: Replica,
     share: Share,
 ) -> ReplicaOutputs:
-    """Returns the gradients of a share's part of the loss, and all else that it adds."""
+    """Returns the gradients of a replica's part of the loss, and its changes of the state."""
     with state.scope(replica) as scope, replica:
-        with tf.GradientTape() as tape:
-            scope.joins.tape = tape
-            batch, y_pred = _outputs(model, state, replica, share, scope, training=True)
+        with scope.recorded() as tape:
+            batch, y_pred = _call_model(model, state, replica, share, scope, training=True)
             loss = replica_loss(
                 model, replica, batch, y_pred, scope.losses, state.reductions, training=True
             )
             scaled = scaling.scale(loss)
-        sources = [scope.source(v) for v in trainable]
-        with scope.joins.gradients():
-            found = strategy.gradients(tape, scaled, sources)
-        gradients = enumerate(
-            parameter_gather.total(g, v) if isinstance(g, list) else g
-            for g, v in zip(found, trainable, strict=True)
-        )
+        gradients = scope.gradients(functools.partial(strategy.gradients, tape, scaled), trainable)
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
-    connected = {i: shaped(g, trainable[i]) for i, g in gradients if g is not None}
+    connected = {
+        i: with_static_shape(g, trainable[i]) for i, g in enumerate(gradients) if g is not None
+    }
     indices = {}
     for i, gradient in connected.items():
         if not isinstance(pieces(gradient)[0], tf.IndexedSlices):
             continue
         strategy.check_table(trainable[i])
         if replica.num_microbatches > 1 and state.lookups.are_alike(i):
-            connected[i] = each_piece(lambda own: own.values, gradient)
-            indices[i] = each_piece(lambda own: own.indices, gradient)
+            connected[i] = each_piece(lambda slices: slices.values, gradient)
+            indices[i] = each_piece(lambda slices: slices.indices, gradient)
     return ReplicaOutputs(connected, *state.changes(scope, replica), indices)
 
 
-def shaped(gradient: Any, variable: keras.Variable) -> Any:
-    """Returns the gradient of a variable, of which TensorFlow may not know that shape itself."""
+def with_static_shape(gradient: Any, variable: keras.Variable) -> Any:
+    """Returns a gradient with the static shape of its variable, which TensorFlow may not know."""
 
-    def of_piece(own: Any, shape: Sequence[int]) -> Any:
-        if isinstance(own, tf.IndexedSlices):
-            own.values.set_shape([None, *shape[1:]])
-            return tf.IndexedSlices(own.values, own.indices, tf.constant([*shape]))
-        own.set_shape(shape)
-        return own
+    def of_piece(piece: Any, shape: Sequence[int]) -> Any:
+        if isinstance(piece, tf.IndexedSlices):
+            piece.values.set_shape([None, *shape[1:]])
+            return tf.IndexedSlices(piece.values, piece.indices, tf.constant([*shape]))
+        piece.set_shape(shape)
+        return piece
 
     return each_piece(of_piece, gradient, shapes_of_pieces(gradient, variable))
 
 
-def exchange(
-    strategy: Strategy, share: ReplicaOutputs, variables: Sequence[keras.Variable] = ()
+def all_reduce_outputs(
+    strategy: Strategy, outputs: ReplicaOutputs, variables: Sequence[keras.Variable] = ()
 ) -> ReplicaOutputs:
-    """Adds up the contributions of all replicas; called on a replica.
+    """Sums the outputs of all replicas; called on a replica.
 
     Args:
-        strategy: Of the replicas.
-        share: What this one brings.
-        variables: What the gradients are of, by place.
+        strategy: Runs the replicas.
+        outputs: Those of this replica.
+        variables: The variables that the gradients are of, by place.
     """
-    in_parts = strategy.reduce_sharded(share.gradients, variables)
-    whole = {i: g for i, g in share.gradients.items() if i not in in_parts}
-    rest = share.summable()._replace(gradients={})
-    gradients, sums = gradients_and(strategy, whole, rest)
-    return sums._replace(gradients=gradients | in_parts).with_same(share)
+    sharded = strategy.reduce_sharded(outputs.gradients, variables)
+    dense = {i: g for i, g in outputs.gradients.items() if i not in sharded}
+    rest = outputs.summable()._replace(gradients={})
+    gradients, sums = all_reduce_gradients(strategy, dense, rest)
+    return sums._replace(gradients=gradients | sharded).with_same(outputs)
 
 
-def _outputs(
+def all_reduce(strategy: Strategy, structure: Any) -> Any:
+    """Sums each tensor of a structure over all replicas, in one exchange; called on a replica."""
+    return tf.nest.pack_sequence_as(structure, strategy.all_reduce(tf.nest.flatten(structure)))
+
+
+def all_reduce_gradients(
+    strategy: Strategy, gradients: Mapping[int, Any], rest: Any
+) -> tuple[dict[int, Any], Any]:
+    """Sums gradients over all replicas in buckets, and a structure with the last bucket.
+
+    Called on a replica.
+
+    Args:
+        strategy: Runs the replicas; has the size of a bucket and the dtype of the exchange.
+        gradients: By place: dense tensors or `tf.IndexedSlices`, the same places on every replica.
+        rest: Any structure of tensors to sum as well.
+    """
+    wire = strategy.wire_dtype
+    sent = {i: g if wire is None else tf.cast(g, wire) for i, g in gradients.items()}
+    places = buckets.in_order(gradients, strategy.bucket_bytes)
+    # Lists, because `tf.nest` sorts the keys of a dictionary.
+    *first, last = [[sent[i] for i in bucket] for bucket in places]
+    *summed, (of_last, rest) = buckets.each(
+        functools.partial(all_reduce, strategy),
+        [*first, (last, rest)],
+        strategy.bucket_bytes,
+        strategy.buckets_wait,
+    )
+    totals = buckets.by_place(places, [*summed, of_last])
+    return {i: tf.cast(total, gradients[i].dtype) for i, total in totals.items()}, rest
+
+
+def _call_model(
     model: keras.Model,
     state: ForwardState,
     replica: Replica,
@@ -192,7 +220,8 @@ def _outputs(
     """Calls the model as Keras's own steps do.
 
     Returns:
-        Inputs, labels and weights, and the model's output for them; also of a row that stands in.
+        Inputs, labels, and weights; and the model's outputs for them. A padding row has outputs
+        too.
     """
     batch = keras.utils.unpack_x_y_sample_weight(share.rows)
     with state.counting(scope, replica):
@@ -210,46 +239,14 @@ def _update_metrics(
     y_pred: Any,
     loss: tf.Tensor,
 ) -> None:
-    """Counts this share, or the whole batch for metrics that are no sums over rows."""
+    """Updates metrics with this replica's rows, or with all rows where a metric needs them."""
     track_loss(loss_tracker(model), loss, replica)
     x, y, sample_weight = batch
-    if state.sees_whole_batches(replica):
-        share_pred = y_pred
+    if state.needs_full_batch(replica):
+        local_pred = y_pred
         x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
-        gather_masks_and_logits(replica, share_pred, y_pred)
+        gather_masks_and_logits(replica, local_pred, y_pred)
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return
     with state.counting(scope, replica):
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-
-def all_reduced(strategy: Strategy, structure: Any) -> Any:
-    """Sums each tensor of a structure over all replicas, in one exchange; called on a replica."""
-    return tf.nest.pack_sequence_as(structure, strategy.all_reduce(tf.nest.flatten(structure)))
-
-
-def gradients_and(
-    strategy: Strategy, gradients: Mapping[int, Any], rest: Any
-) -> tuple[dict[int, Any], Any]:
-    """Sums gradients over all replicas, bucket by bucket, and a structure with the last of them.
-
-    Called on a replica.
-
-    Args:
-        strategy: Of the replicas; says how large buckets are, and in what format they cross.
-        gradients: By place: dense tensors or `tf.IndexedSlices`; the same on every replica.
-        rest: What is to be summed else.
-    """
-    wire = strategy.wire_dtype
-    sent = {i: g if wire is None else tf.cast(g, wire) for i, g in gradients.items()}
-    places = buckets.in_order(gradients, strategy.bucket_bytes)
-    # Lists, since `tf.nest` would put the keys of a dictionary into an order of its own.
-    *first, last = [[sent[i] for i in bucket] for bucket in places]
-    *summed, (of_last, rest) = buckets.each(
-        functools.partial(all_reduced, strategy),
-        [*first, (last, rest)],
-        strategy.bucket_bytes,
-        strategy.buckets_wait,
-    )
-    totals = buckets.by_place(places, [*summed, of_last])
-    return {i: tf.cast(total, gradients[i].dtype) for i, total in totals.items()}, rest

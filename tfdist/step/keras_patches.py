@@ -1,7 +1,7 @@
-"""Keras as it has to be while replicas are traced: it sees one device.
+"""The patches of Keras under which replicas are traced, so that Keras sees one device.
 
-Keras divides losses by the number of replicas on its own account, and takes BatchNorm's moments
-from one share. Both are done elsewhere here, in one place.
+Keras divides losses by the number of replicas and takes BatchNorm's moments from one replica's
+batch. Here both are done for the global batch instead, in `loss.py` and `batch_norm.py`.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from contextlib import ExitStack, contextmanager
 import keras
 
 from tfdist.step import batch_norm
-from tfdist.step.parameter_gather import layer_inputs_noted
-from tfdist.step.remat import computed_again
+from tfdist.step.remat import layers_rematerialized
+from tfdist.step.scope import layer_inputs_noted
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import moments_taken_by
+from tfdist.upstream.keras_variables import is_joined_to_read
 
 
 @contextmanager
-def keras_patched(
-    model: keras.Model, sync_batch_norm: bool, recompute: str = "none"
-) -> Iterator[None]:
-    """Traces replicas inside; entered outside of them, since they are traced in turns.
+def keras_patched(model: keras.Model, sync_batch_norm: bool, remat: str = "none") -> Iterator[None]:
+    """Returns a context to trace replicas in; entered once, outside of all replicas.
 
     Args:
-        model: Whose BatchNorm layers are meant.
-        sync_batch_norm: Whether all of them take global moments; a layer made with
+        model: Its layers are patched.
+        sync_batch_norm: Whether all BatchNorm layers use global moments. A layer made with
             `synchronized=True` always does.
-        recompute: Which layers are computed again on the way back, as of `Trainer`.
+        remat: The layers to rematerialize, as in `Trainer(remat=...)`.
     """
     with ExitStack() as stack:
         stack.enter_context(losses_of_one_device())
-        stack.enter_context(layer_inputs_noted(model))
-        stack.enter_context(computed_again(model, recompute, sync_batch_norm))
+        if any(map(is_joined_to_read, model.variables)):
+            stack.enter_context(layer_inputs_noted())
+        stack.enter_context(layers_rematerialized(model, remat, sync_batch_norm))
         for layer in batch_norm.layers_of(model):
-            whole = sync_batch_norm or layer.synchronized
-            moments = batch_norm.global_moments if whole else batch_norm.share_moments
+            is_global = sync_batch_norm or layer.synchronized
+            moments = batch_norm.global_moments if is_global else batch_norm.local_moments
             stack.enter_context(moments_taken_by(layer, functools.partial(moments, layer)))
         yield

@@ -1,4 +1,4 @@
-"""One replica's view of a step: its share of the batch, and sums over all the shares."""
+"""One replica's view of a step: its rows of the global batch, and sums over all replicas."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def current() -> Replica | None:
 class Totals:
     """Sums over all rounds of an accumulating step, taken in a pass ahead of the gradients.
 
-    In that pass a replica notes the terms of its round in `noted`; in the second it takes the
-    totals from `known`, in the same order. With one round both stay unused.
+    In that pass a replica appends the terms of its round to `noted`. In the second pass it takes
+    the totals from `known`, in the same order. With one round both stay unused.
     """
 
     noted: list[tf.Tensor] = field(default_factory=list)
@@ -45,17 +45,18 @@ class Replica:
     """A replica in one round of a step.
 
     Attributes:
-        index: Its number among all replicas, from 0: a Python int, or int32 in a shared trace.
-        num_replicas: Over all workers.
+        index: Number of the replica, from 0: a Python int, or int32 in a shared trace.
+        num_replicas: Number of replicas over all workers.
         num_rounds: Rounds of accumulation in the step.
-        round: Which of them this is: int32, or a Python int.
-        num_rows: Rows of this share in this round, int32 scalar; may be 0, where one stands in.
+        round: Number of this round: int32, or a Python int.
+        num_rows: Rows of this replica in this round, int32 scalar. May be 0; then there is one
+            row of padding.
         total_rows: Rows of the global batch, over all replicas and rounds, int32 scalar.
         all_reduce: Sums a list of tensors over the replicas.
-        totals: Where sums over several rounds come from.
-        in_xla: Whether this is traced into an XLA cluster, where nothing can be exchanged.
-        weight: Of the gradients that are being taken, where they are weighted only afterwards;
-            None: the loss that they are of is a part of the batch's.
+        totals: Source of sums over several rounds.
+        in_xla: Whether this is traced into an XLA cluster, in which nothing can be exchanged.
+        weight: The weight of the gradients that are being computed, if they are weighted only
+            afterwards; None if the loss is already a part of the global batch's.
     """
 
     index: int | tf.Tensor
@@ -71,34 +72,34 @@ class Replica:
 
     @property
     def num_microbatches(self) -> int:
-        """Into how many the global batch is cut: a replica has one a round."""
+        """Number of microbatches in the global batch: one per replica and round."""
         return self.num_replicas * self.num_rounds
 
     @property
     def microbatch(self) -> int | tf.Tensor:
-        """The number of this one among `num_microbatches`: another in each round and replica."""
+        """Number of this microbatch, from 0: a different one in each round and replica."""
         return self.round * self.num_replicas + self.index
 
     @property
     def fraction(self) -> tf.Tensor:
-        """The fraction of the global batch's rows that are in this microbatch, float64."""
+        """Fraction of the global batch's rows that are in this microbatch, float64."""
         return tf.cast(self.num_rows, tf.float64) / tf.cast(self.total_rows, tf.float64)
 
     def drop_padding(self, structure: Any) -> Any:
-        """Returns rows, or what was computed from them, without one that only stands in.
+        """Returns rows, or what was computed from them, without padding.
 
-        XLA knows no slice of unknown size: it is given shares without rows.
+        XLA has no slices of unknown size, and gets batches without padding.
         """
         if self.num_microbatches == 1 or self.in_xla:
             return structure
         return batches.drop_padding(structure, self.num_rows)
 
     def if_counted(self, value: tf.Tensor, otherwise: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns what was computed from this share; where no row of it counts, the other.
+        """Returns what was computed from this replica's rows, or a replacement if it has none.
 
         Args:
-            value: The share's.
-            otherwise: Takes its place; None: zeros.
+            value: Computed from the rows.
+            otherwise: The replacement; None for zeros.
         """
         if self.num_microbatches == 1:
             return value
@@ -114,19 +115,19 @@ class Replica:
         _local.replica = None
 
     def sum(self, terms: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums scalars over all of the global batch; no gradient flows through them."""
+        """Sums scalars over the global batch; no gradient flows through them."""
         terms = [tf.stop_gradient(term) for term in terms]
         if self.num_rounds == 1:
             return self._exchange(terms)
         if self.in_xla:
-            self._exchange(terms)  # raises: nothing leaves an XLA cluster half way
+            self._exchange(terms)  # raises: an XLA cluster cannot exchange
         if self.totals.known is None:
             self.totals.noted += terms
             return terms
         return self.totals.take(len(terms))
 
     def sum_through(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums tensors over the replicas, and their gradients over the replicas on the way back."""
+        """Sums tensors over the replicas, and their gradients in the backward pass."""
         if self.num_replicas == 1 or not tensors:
             return tensors
 
@@ -145,19 +146,20 @@ class Replica:
         return tf.nest.flatten(forward(*tensors))
 
     def gather(self, structure: Any) -> Any:
-        """Lays the shares of all replicas end to end: the global batch, on every replica.
+        """Concatenates the rows of all replicas: the global batch, on every replica.
 
-        For a loss that every replica computes whole and counts as 1/N of: the gradient that
-        reaches a share is multiplied by N, so that the sum over the replicas comes out right.
+        This is for a loss that every replica computes from the global batch and counts as 1/N.
+        The gradient of a replica's rows is multiplied by N, so that the sum over the replicas is
+        right.
 
         Raises:
-            UnsupportedModelError: The batch is cut into rounds too, or holds strings.
+            UnsupportedModelError: There are several rounds, or the batch holds strings.
         """
         if self.num_rounds > 1:
             raise UnsupportedModelError(
-                "accumulate=N needs a loss and metrics that are sums over rows, but one of this "
-                "model's sees whole batches (compute_loss is overridden, or it gives one number a "
-                "batch): use accumulate=1."
+                "accumulate=N needs a loss and metrics that are sums over rows, but a loss or "
+                "metric of this model needs the full batch (compute_loss is overridden, or it "
+                "returns one number per batch). Use accumulate=1."
             )
         if self.num_replicas == 1:
             return structure
@@ -166,8 +168,8 @@ class Replica:
         tensors = [leaf for leaf in leaves if has_rows(leaf)]
         if any(t.dtype == tf.string or not isinstance(t, tf.Tensor) for t in tensors):
             raise UnsupportedModelError(
-                "A loss over whole batches takes dense numbers, but the batch holds strings, "
-                "ragged or sparse tensors: encode them before, or use one device."
+                "A loss over the full batch needs dense numbers, but the batch holds strings, "
+                "ragged or sparse tensors. Encode them first, or use one device."
             )
         whole = iter(self._gather_floats(tensors, begin))
         return tf.nest.pack_sequence_as(
@@ -175,7 +177,7 @@ class Replica:
         )
 
     def _gather_floats(self, tensors: list[tf.Tensor], begin: tf.Tensor) -> list[tf.Tensor]:
-        """Sums the shares, each padded with zeros to its place in the global batch."""
+        """Sums the rows of all replicas, each padded with zeros to their place in the batch."""
 
         @tf.custom_gradient
         def forward(*shares: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
@@ -201,25 +203,25 @@ class Replica:
         return tf.pad(share, [[begin, after]] + [[0, 0]] * (share.shape.rank - 1))
 
     def _first_row(self) -> tf.Tensor:
-        """Where this share begins in the global batch."""
-        mine = tf.one_hot(self.index, self.num_replicas, self.num_rows, dtype=tf.int32)
-        return tf.cumsum(self._exchange([mine])[0], exclusive=True)[self.index]
+        """Returns the number of this replica's first row in the global batch."""
+        own = tf.one_hot(self.index, self.num_replicas, self.num_rows, dtype=tf.int32)
+        return tf.cumsum(self._exchange([own])[0], exclusive=True)[self.index]
 
     def _exchange(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """All-reduces inside the forward or backward pass."""
+        """All-reduces within the forward or backward pass."""
         if self.in_xla and self.num_microbatches > 1:
             raise ConfigurationError(
-                "jit_compile=True compiles forward and backward pass as one, but this model's "
-                "loss or BatchNorm needs sums over the replicas in between: "
-                "compile it with jit_compile=False."
+                "jit_compile=True compiles forward and backward pass into one XLA program, but "
+                "this model's loss or BatchNorm needs an all-reduce in between. Compile the model "
+                "with jit_compile=False."
             )
         return self.all_reduce(tensors)
 
 
 def _with_own_gradient(sums: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns what a function with a custom gradient computed, none of it to be differentiated.
+    """Returns the results of a function with a custom gradient, without any other gradient.
 
-    TensorFlow looks for variables in all that has a gradient behind it: from an exchange on it
-    would walk the whole graph of the other replicas, once for each layer that exchanges.
+    TensorFlow searches everything that has a gradient for variables. Behind an all-reduce it would
+    walk the whole graph of the other replicas, once for each layer with an all-reduce.
     """
     return [tf.stop_gradient(total) for total in sums]

@@ -1,4 +1,4 @@
-"""The shares of a global batch on the replicas of this process, each in one round or in several."""
+"""Runs forward and backward pass on the replicas of this process, in one round or in several."""
 
 from __future__ import annotations
 
@@ -10,27 +10,35 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.accumulation import over_rounds
-from tfdist.step.forward_backward import ReplicaOutputs, exchange
+from tfdist.step.forward_backward import ReplicaOutputs, all_reduce_outputs
 from tfdist.step.replica import Replica, Totals
-from tfdist.step.shared_trace import NotShareableError, Packed, PackedRunner
+from tfdist.step.shared_trace import (
+    NotShareableError,
+    PackedOutputs,
+    SharedReplicaTrace,
+    SharedTrace,
+)
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, drop_padding
 
+#: The sums on one replica: packed where all replicas share one trace.
+Sums = ReplicaOutputs | PackedOutputs
+
 
 class ReplicaRunner:
-    """Computes what the replicas contribute to a step.
+    """Computes the outputs of all replicas for a step, and sums them.
 
     Args:
-        strategy: Of the replicas.
-        compute: Returns what rows of a replica contribute.
-        num_rounds: In which each replica computes its share.
-        in_xla: Whether XLA compiles `compute`, where a replica has variables of its own.
-        full_batch_reason: Why every replica computes the full batch; None if each computes its
-            own part of it.
-        variables: What gradients in the contributions are of, by place.
+        strategy: Runs the replicas.
+        compute: Returns the outputs of a replica for its rows.
+        num_rounds: Number of rounds in which each replica computes its batch.
+        in_xla: Whether XLA compiles `compute`, if the replica has variables of its own.
+        full_batch_reason: Why every replica computes the full batch, of which only the first
+            replica's results count; None if each computes its own part of it.
+        variables: The variables that `ReplicaOutputs.gradients` numbers by place.
 
     Raises:
-        UnsupportedModelError: Whole batches in rounds.
+        UnsupportedModelError: Full-batch mode with several rounds.
     """
 
     def __init__(
@@ -44,78 +52,104 @@ class ReplicaRunner:
     ) -> None:
         if full_batch_reason and num_rounds > 1:
             raise UnsupportedModelError(
-                f"accumulate={num_rounds} cuts a batch into rounds, but it has to be computed "
-                f"whole: {full_batch_reason}. Use accumulate=1."
+                f"accumulate={num_rounds} splits a batch into rounds, but this model needs the "
+                f"full batch: {full_batch_reason}. Use accumulate=1."
             )
         self._strategy, self._compute, self._num_rounds = strategy, compute, num_rounds
         self._variables = variables
         self._in_xla = in_xla and strategy.has_local_variables
-        self._has_whole_batches = full_batch_reason is not None
+        self._has_full_batches = full_batch_reason is not None
         self._compiled: dict[int, Callable[..., ReplicaOutputs]] = {}
-        self._packed_runner: PackedRunner | None = None
-        min_operations, is_alone = strategy.one_trace_from, strategy.num_local_replicas == 1
-        if not (min_operations is None or is_alone or self._in_xla or full_batch_reason):
-            self._packed_runner = PackedRunner(self._alone, variables, min_operations)
+        self._shared: SharedReplicaTrace | None = None
+        self._min_operations = None if strategy.num_local_replicas == 1 else strategy.one_trace_from
+        if self._min_operations is not None and not (self._in_xla or full_batch_reason):
+            self._shared = SharedReplicaTrace(
+                self._independent_outputs, variables, self._min_operations
+            )
 
-    def summed(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        """Returns the sums over all replicas, on each of them, as `Strategy.run` returns them.
+    def all_reduced(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
+        """Returns the sums over all replicas, on each of them, in the form of `Strategy.run`.
 
-        They are to be `unpacked`.
+        Args:
+            total_rows: Rows of the global batch, int32 scalar.
+            shares: The per-replica batch of each replica of this process.
         """
         run = self._strategy.run
-        if self._num_rounds == 1:
-            compute = self._on_rows(total_rows)
+        if self._num_rounds > 1:
+            local = self.local(total_rows, shares)
+            return run(lambda i: self._all_reduce(local[i]))
+        compute = self._on_rows(total_rows)
 
-            def on_replica(i: int) -> ReplicaOutputs | Packed:
-                if (packed := self._packed(i, total_rows, 0, shares[i])) is None:
-                    return self._exchange(compute(i, 0, shares[i], Totals()))
-                return packed._replace(sent=self._strategy.all_reduce(packed.sent))
+        def on_replica(i: int) -> Sums:
+            if (packed := self._packed(i, total_rows, 0, shares[i])) is None:
+                return self._all_reduce(compute(i, 0, shares[i], Totals()))
+            return packed._replace(tensors=self._strategy.all_reduce(packed.tensors))
 
-            return run(on_replica)
-        local = self.local(total_rows, shares)
-        return run(lambda i: self._exchange(local[i]))
-
-    def unpacked(self, sums: ReplicaOutputs | Packed) -> ReplicaOutputs:
-        """Returns the sums that a replica has."""
-        if isinstance(sums, ReplicaOutputs):
-            return sums
-        if self._packed_runner is None:
-            raise TypeError("packed sums come from one trace alone")
-        return self._packed_runner.unpacked(sums)
-
-    def _packed(
-        self, index: int, total_rows: tf.Tensor, number: Any, share: Share
-    ) -> Packed | None:
-        """Returns what a share contributes, if all replicas can call one function for it."""
-        if self._packed_runner is None:
-            return None
-        return self._packed_runner(index, total_rows, number, share)
-
-    def _exchange(self, local: ReplicaOutputs) -> ReplicaOutputs:
-        return exchange(self._strategy, local, self._variables)
+        return run(on_replica)
 
     def local(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> list[ReplicaOutputs]:
-        """Returns what each replica of this process contributes, not yet exchanged."""
+        """Returns the outputs of each replica of this process, before any all-reduce."""
         compute = self._on_rows(total_rows)
         if self._num_rounds > 1:
             return over_rounds(self._strategy, compute, shares, self._num_rounds)
         results = self._strategy.run(lambda i: compute(i, 0, shares[i], Totals()))
         return self._strategy.local_results(results)
 
+    def update_function(
+        self, apply: Callable[[ReplicaOutputs], tf.Tensor], share_trace: bool = False
+    ) -> Callable[[Sums], tf.Tensor]:
+        """Returns a function for `Strategy.update` that applies the sums of `all_reduced`.
+
+        Args:
+            apply: Updates one copy of the variables from the sums.
+            share_trace: Whether to trace it once for all replicas where that is possible.
+        """
+
+        def update(sums: Sums) -> tf.Tensor:
+            return apply(self._unpacked(sums))
+
+        if not share_trace or self._min_operations is None:
+            return update
+        shared = SharedTrace(update, self._min_operations, writes=True)
+
+        def update_by_shared_trace(sums: Sums) -> tf.Tensor:
+            done = None if tf.executing_eagerly() else shared(sums)
+            return update(sums) if done is None else done
+
+        return update_by_shared_trace
+
+    def _unpacked(self, sums: Sums) -> ReplicaOutputs:
+        if isinstance(sums, ReplicaOutputs):
+            return sums
+        if self._shared is None:
+            raise TypeError("Packed sums without a shared trace.")
+        return self._shared.unpacked(sums)
+
+    def _packed(
+        self, index: int, total_rows: tf.Tensor, number: Any, share: Share
+    ) -> PackedOutputs | None:
+        """Returns a replica's outputs from the shared trace, or None if there is none."""
+        if self._shared is None:
+            return None
+        return self._shared(index, total_rows, number, share)
+
+    def _all_reduce(self, local: ReplicaOutputs) -> ReplicaOutputs:
+        return all_reduce_outputs(self._strategy, local, self._variables)
+
     def _on_rows(self, total_rows: tf.Tensor) -> Callable[..., ReplicaOutputs]:
-        """Returns a function of a replica, a round, its share of that and totals."""
+        """Returns a function of a replica's index, a round, its rows in that round, and totals."""
 
         def compute(index: int, number: Any, share: Share, totals: Totals) -> ReplicaOutputs:
             if not self._in_xla:
                 if (packed := self._packed(index, total_rows, number, share)) is not None:
-                    return self.unpacked(packed)
-                return self._contribution(index, total_rows, number, share, totals)
-            is_cut = self._strategy.num_replicas * self._num_rounds > 1
-            if is_cut and not self._has_whole_batches:
+                    return self._unpacked(packed)
+                return self._outputs(index, total_rows, number, share, totals)
+            is_split = self._strategy.num_replicas * self._num_rounds > 1
+            if is_split and not self._has_full_batches:
                 share = share._replace(rows=drop_padding(share.rows, share.num_rows))
-            if index not in self._compiled:  # one a replica: each captures its own variables
+            if index not in self._compiled:  # one per replica: each captures its own variables
                 self._compiled[index] = tf.function(
-                    lambda *arguments: self._contribution(index, *arguments),
+                    lambda *arguments: self._outputs(index, *arguments),
                     jit_compile=True,
                     autograph=False,
                 )
@@ -123,34 +157,38 @@ class ReplicaRunner:
 
         return compute
 
-    def _alone(
+    def _independent_outputs(
         self, index: tf.Tensor, total_rows: tf.Tensor, number: tf.Tensor, share: Share
     ) -> ReplicaOutputs:
-        """Computes what a share contributes without a word from the others.
+        """Computes a replica's outputs without any exchange with the others.
 
         Raises:
-            NotShareableError: That cannot be.
+            NotShareableError: The model needs an exchange in between.
         """
 
         def refuse(tensors: list) -> list:
-            raise NotShareableError(f"{len(tensors)} tensors are summed in between.")
+            raise NotShareableError(
+                f"{len(tensors)} tensors are all-reduced within the forward or backward pass"
+            )
 
         totals = Totals()
         replica = self._replica(index, total_rows, number, share, totals, refuse)
         found = self._compute(replica, share)
         if totals.noted:
-            raise NotShareableError(f"{len(totals.noted)} totals are taken over all rounds before.")
+            raise NotShareableError(
+                f"{len(totals.noted)} totals over all rounds are needed before the gradients"
+            )
         return found
 
-    def _contribution(
+    def _outputs(
         self, index: int, total_rows: tf.Tensor, number: Any, share: Share, totals: Totals
     ) -> ReplicaOutputs:
-        if self._has_whole_batches:
+        if self._has_full_batches:
             rows = share.num_rows
             alone = Replica(0, 1, 1, 0, rows, rows, lambda tensors: tensors, in_xla=self._in_xla)
             is_first = self._strategy.first_replica + index == 0
             zero = 0 if self._in_xla else tf.minimum(rows, 0)
-            return self._compute(alone, share).of_whole(is_first, zero)
+            return self._compute(alone, share).of_full_batch(is_first, zero)
         all_reduce = self._strategy.all_reduce
         replica = self._replica(index, total_rows, number, share, totals, all_reduce)
         return self._compute(replica, share)

@@ -1,18 +1,16 @@
-"""Whether the rows of a batch depend on each other, so that no share can be computed alone.
+"""Detects models in which the rows of a batch depend on each other: they need full batches.
 
-A layer may subtract the batch's mean, an output may be the distances of all pairs, a number of
-rows may be written into the model. The first batch is asked: what do a few of its rows come to
-beside others, and by themselves?
-
-Whether a model is made of nothing but layers that are known to treat each row by itself.
-
-What the layers of a model were called with, and what they returned: to find where two differ.
+A layer may subtract the batch's mean, an output may hold the distances between all pairs of rows,
+and a number of rows may be hard-coded in the model. Such a model cannot be computed on parts of a
+batch. Models that are made of Keras's own layers are known to be row by row. Others are probed on
+the first batch: the outputs of a few rows must not change with the other rows in the batch.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -22,46 +20,90 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.model_setup.build import cause
+from tfdist.model_setup.build import root_cause
 from tfdist.step import batch_norm
-from tfdist.step.parameter_gather import Scope
 from tfdist.step.reductions import ReductionProbe
+from tfdist.step.scope import Scope
 from tfdist.strategies import batches
 from tfdist.strategies.batches import has_rows, num_rows, uneven
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_model import flatten_layers
 from tfdist.upstream.patching import replaced
 
-#: Rows that stay, while as many others change.
+logger = logging.getLogger(__name__)
+
+#: Rows that a probe keeps, while it replaces as many others.
 _NUM_ROWS = 2
+
+#: Modules whose layers treat each row by itself. Some preprocessing layers do not (MelSpectrogram,
+#: MixUp, TextVectorization).
+_ROW_BY_ROW = ("keras.src.layers.", "keras.src.models.", "keras.src.applications.")
+_UNKNOWN = ("keras.src.layers.preprocessing.", "keras.src.layers.core.lambda_layer")
 
 
 def full_batch_reason(
     model: keras.Model, first_batch: Callable[[], Any], training: bool
 ) -> str | None:
-    """Returns why no share of a batch can be computed alone, naming the layer; None: it can.
+    """Returns why a model needs full batches, with the name of the layer; None if it does not.
 
     Args:
         model: Built.
-        first_batch: Returns the first global batch; called outside of any graph, and only for a
-            model that is not made of Keras's own layers alone.
+        first_batch: Returns the first global batch. Called outside of any graph, and only for a
+            model that has other layers than Keras's.
         training: Whether the model is called as in training.
     """
-    if training and (found := _overwritten(model)):
-        return f"{found} takes the largest value of a batch"
-    if treat_rows_alone(model):
+    if training and (found := _overwritten_weight(model)):
+        return f"{found} is updated with the largest value of the full batch"
+    if has_only_row_by_row_layers(model):
         return None
     with tf.init_scope(), ExitStack() as stack:
         batch = first_batch()
-        for layer in batch_norm.layers_of(model):  # moments of a share are documented
+        for layer in batch_norm.layers_of(model):  # moments of each replica are documented
             moving = functools.partial(_moving_moments, layer)
             stack.enter_context(keras_model.moments_taken_by(layer, moving))
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-        return uneven(batch) or _asked(model, x, training) or _no_sum(model, x, training)
+        return (
+            uneven(batch)
+            or _probe_outputs(model, x, training)
+            or _probe_reductions(model, x, training)
+        )
 
 
-def _overwritten(model: keras.Model) -> str | None:
-    """A weight whose gradient is its new value: the running maxima of float8 layers."""
+def has_only_row_by_row_layers(model: keras.Model) -> bool:
+    """Tells whether all layers of a model are Keras's own, used in a way that mixes no rows.
+
+    BatchNormalization is one of them, because it is documented to use each replica's moments.
+    """
+    return all(_is_row_by_row(layer) for layer in flatten_layers(model))
+
+
+def _is_row_by_row(layer: keras.layers.Layer) -> bool:
+    if not _is_of_keras(type(layer)) or getattr(layer, "stateful", False):
+        return False
+    # A functional model may hold bare operations.
+    nodes = getattr(layer, "operations", [])
+    if not all(isinstance(node, keras.layers.Layer) for node in nodes):
+        return False
+    axes = [getattr(layer, name, None) for name in ("axis", "axes")]
+    if any(0 in (axis if isinstance(axis, (list, tuple)) else [axis]) for axis in axes):
+        return False
+    functions = [value for value in vars(layer).values() if _is_function(value)]
+    # Functions of tfdist are its patches of Keras's.
+    return all(_is_of_keras(function, "keras.src.", "tfdist.") for function in functions)
+
+
+def _is_of_keras(source: Any, *modules: str) -> bool:
+    module = getattr(source, "__module__", None) or ""
+    return module.startswith(modules or _ROW_BY_ROW) and not module.startswith(_UNKNOWN)
+
+
+def _is_function(value: Any) -> bool:
+    """Tells whether an attribute of a layer is an activation or another function."""
+    return inspect.isroutine(value) or isinstance(value, functools.partial)
+
+
+def _overwritten_weight(model: keras.Model) -> str | None:
+    """Returns a weight whose gradient is its new value: the running maximum of a float8 layer."""
     found = (v.path for v in model.trainable_variables if v.overwrite_with_gradient)
     return next(found, None)
 
@@ -74,68 +116,74 @@ def _moving_moments(
     return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
 
-def _asked(model: keras.Model, x: Any, training: bool) -> str | None:
-    """Compares what rows come to beside others with different ones beside them, and with none."""
+def _probe_outputs(model: keras.Model, x: Any, training: bool) -> str | None:
+    """Compares the outputs of rows beside other rows with their outputs in another batch."""
     kept = min(_NUM_ROWS, int(num_rows(x)) // 2)
     if kept == 0:
         return None
     first, second = batches.take(x, 0, kept), batches.take(x, kept, 2 * kept)
     try:
-        # Each beside the other: the largest value of a batch moves only the rows that lack it.
-        return _beside(model, first, second, training) or _beside(model, second, first, training)
+        # Both ways: the largest value of a batch affects only the rows that do not hold it.
+        return _probe_beside(model, first, second, training) or _probe_beside(
+            model, second, first, training
+        )
     except Exception as error:
         try:
             layer_calls(model, x, training)
-        except Exception:  # what is wrong is said where a step computes it
+        except Exception as broken:
+            # The first step raises the same error, with a message about model and data.
+            logger.debug("The model cannot be probed: %s", broken)
             return None
-        return f"the model takes no other number of rows ({cause(error)})"
+        return f"the model takes no other number of rows ({root_cause(error)})"
 
 
-def _beside(model: keras.Model, some: Any, others: Any, training: bool) -> str | None:
+def _probe_beside(model: keras.Model, some: Any, others: Any, training: bool) -> str | None:
     kept = int(num_rows(some))
-    both, twice = _end_to_end(some, others), _end_to_end(some, some)
-    # Random layers draw the same for as many rows; the rest is asked where they are at rest.
-    return _mixing(model, both, twice, kept, training) or _mixing(
+    both, twice = _concatenated(some, others), _concatenated(some, some)
+    # With as many rows, random layers draw the same numbers. Fewer rows are probed without them.
+    return _mixing_layer(model, both, twice, kept, training) or _mixing_layer(
         model, both, some, kept, training=False, shift=1
     )
 
 
-def _no_sum(model: keras.Model, x: Any, training: bool) -> str | None:
-    """Says which added loss or updated state of a share is no part of the batch's."""
+def _probe_reductions(model: keras.Model, x: Any, training: bool) -> str | None:
+    """Returns which added loss or updated state is neither a mean nor a sum over rows."""
     options = {"training": training} if keras_model.takes_training(model) else {}
     try:
         with Scope(collect_losses=True) as scope:
             model(batches.take(x, 0, min(_NUM_ROWS, int(num_rows(x)))), **options)
-    except Exception:  # said where a step computes it
+    except Exception as error:
+        # The first step raises the same error, with a message about model and data.
+        logger.debug("Added losses and states cannot be probed: %s", error)
         return None
     generator = keras_model.global_generator()
     known = [*keras_model.seeds_of(model), *model.metrics_variables]
     known += [v for layer in batch_norm.layers_of(model) for v in layer.variables]
     known += [] if generator is None else [generator.state]
     states = [v for v in scope.updated.values() if all(v is not other for other in known)]
-    reductions = ReductionProbe(model, lambda: (x,))
+    probe = ReductionProbe(model, lambda: (x,))
     try:
         if scope.losses:
-            reductions.loss_reductions(len(scope.losses), training)
+            probe.loss_reductions(len(scope.losses), training)
         for state in states:
-            reductions.state_reduction(state)
+            probe.state_reduction(state)
     except UnsupportedModelError as error:
         return str(error).split(",")[0]
     return None
 
 
-def _mixing(
+def _mixing_layer(
     model: keras.Model, batch: Any, other: Any, kept: int, training: bool, shift: int = 0
 ) -> str | None:
-    """Names the layer that makes something else of a batch's first rows in another batch.
+    """Names the layer whose outputs for a batch's first rows change with the rows beside them.
 
     Args:
-        model: To call.
+        model: Built.
         batch: Inputs.
         other: Inputs that begin with the same rows.
-        kept: How many they are.
+        kept: Number of these rows.
         training: As in `Model.call`.
-        shift: Of the seeds, by which to see whether the numbers are random ones.
+        shift: Added to the seeds, to see whether the outputs are random.
     """
     calls = layer_calls(model, batch, training)
     found = first_difference(calls, layer_calls(model, other, training), kept)
@@ -147,59 +195,21 @@ def _mixing(
     return f"{type(found).__name__} {found.name!r} mixes the rows of a batch"
 
 
-def _end_to_end(first: Any, second: Any) -> Any:
-    """Lays the rows of two batches end to end; what has none is the first's."""
+def _concatenated(first: Any, second: Any) -> Any:
+    """Concatenates the rows of two batches; leaves without rows are those of the first."""
 
-    def joined(a: Any, b: Any) -> Any:
+    def concatenated(a: Any, b: Any) -> Any:
         if not has_rows(a):
             return a
         if isinstance(a, tf.SparseTensor):
             return tf.sparse.concat(0, [a, b])
         return tf.concat([a, b], 0)
 
-    return tf.nest.map_structure(joined, first, second)
-
-
-#: Whose parts do; preprocessing has some that do not (MelSpectrogram, MixUp, TextVectorization).
-_ROW_BY_ROW = ("keras.src.layers.", "keras.src.models.", "keras.src.applications.")
-_UNKNOWN = ("keras.src.layers.preprocessing.", "keras.src.layers.core.lambda_layer")
-
-
-def treat_rows_alone(model: keras.Model) -> bool:
-    """Tells whether all layers of a model are Keras's own, used in a way that mixes no rows.
-
-    BatchNormalization is one of them: that its moments are those of a share is documented.
-    """
-    return all(_is_known(layer) for layer in flatten_layers(model))
-
-
-def _is_known(layer: keras.layers.Layer) -> bool:
-    if not _is_of_keras(type(layer)) or getattr(layer, "stateful", False):
-        return False
-    # A functional model may hold bare operations.
-    nodes = getattr(layer, "operations", [])
-    if not all(isinstance(node, keras.layers.Layer) for node in nodes):
-        return False
-    axes = [getattr(layer, name, None) for name in ("axis", "axes")]
-    if any(0 in (axis if isinstance(axis, (list, tuple)) else [axis]) for axis in axes):
-        return False
-    functions = [value for value in vars(layer).values() if _is_function(value)]
-    # Ours are those that a trainer has put in the place of Keras's.
-    return all(_is_of_keras(function, "keras.src.", "tfdist.") for function in functions)
-
-
-def _is_of_keras(source: Any, *where: str) -> bool:
-    module = getattr(source, "__module__", None) or ""
-    return module.startswith(where or _ROW_BY_ROW) and not module.startswith(_UNKNOWN)
-
-
-def _is_function(value: Any) -> bool:
-    """Whether it is an activation, or the like, that a layer was given."""
-    return inspect.isroutine(value) or isinstance(value, functools.partial)
+    return tf.nest.map_structure(concatenated, first, second)
 
 
 class LayerCall(NamedTuple):
-    """One call of a layer, or of the model itself."""
+    """One call of a layer, or of the model itself, with its inputs and outputs."""
 
     layer: keras.layers.Layer
     inputs: list[np.ndarray]
@@ -207,10 +217,12 @@ class LayerCall(NamedTuple):
 
 
 def layer_calls(model: keras.Model, x: Any, training: bool, shift: int = 0) -> list[LayerCall]:
-    """Calls a model and returns the calls of all layers, as they came back: the model's is last.
+    """Calls a model and returns the calls of all layers in the order in which they returned.
+
+    The last one is the model's own.
 
     Args:
-        model: Built; it stays as it is.
+        model: Built; does not change.
         x: Inputs.
         training: As in `Model.call`.
         shift: Added to the seeds of random layers.
@@ -229,7 +241,7 @@ def layer_calls(model: keras.Model, x: Any, training: bool, shift: int = 0) -> l
     seeds = [(v, v + tf.cast(shift, v.dtype)) for v in keras_model.seeds_of(model)]
     with ExitStack() as stack:
         stack.enter_context(keras.StatelessScope(seeds))
-        for layer in keras_model.flatten_layers(model):
+        for layer in flatten_layers(model):
             stack.enter_context(replaced(layer, "call", recorded(layer, layer.call)))
         model(x, training=training) if keras_model.takes_training(model) else model(x)
     return calls
@@ -238,7 +250,7 @@ def layer_calls(model: keras.Model, x: Any, training: bool, shift: int = 0) -> l
 def first_difference(
     some: Sequence[LayerCall], others: Sequence[LayerCall], rows: int
 ) -> keras.layers.Layer | None:
-    """Returns the layer that makes something else of the same first rows, if the model does."""
+    """Returns the first layer with different outputs for the same rows, if the model has any."""
     if not differ(some[-1].outputs, others[-1].outputs, rows):
         return None
     for a, b in zip(some, others, strict=False):
@@ -259,10 +271,10 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     if a.dtype.kind not in "fc":
         return np.array_equal(a, b)
     tolerance = 0.05 if a.dtype.itemsize == 2 else 1e-4
-    return np.allclose(a, b, rtol=tolerance, atol=tolerance * _size(b), equal_nan=True)
+    return np.allclose(a, b, rtol=tolerance, atol=tolerance * _mean_size(b), equal_nan=True)
 
 
-def _size(array: np.ndarray) -> float:
+def _mean_size(array: np.ndarray) -> float:
     finite = array[np.isfinite(array)]
     return float(np.abs(finite).mean()) if finite.size else 0.0
 
@@ -276,5 +288,5 @@ def _array(tensor: Any) -> np.ndarray:
         tensor = tensor.to_tensor()
     if isinstance(tensor, tf.SparseTensor):
         tensor = tf.sparse.to_dense(tensor)
-    half = tensor.dtype == tf.bfloat16  # NumPy calls it no float
-    return np.atleast_1d(np.asarray(tf.cast(tensor, tf.float16) if half else tensor))
+    is_bfloat16 = tensor.dtype == tf.bfloat16  # not a floating type of NumPy
+    return np.atleast_1d(np.asarray(tf.cast(tensor, tf.float16) if is_bfloat16 else tensor))

@@ -1,8 +1,8 @@
-"""What a forward pass changes besides gradients: metrics, moving statistics, seeds.
+"""What a forward pass changes besides gradients: metrics, moving statistics, and seeds.
 
-A replica runs in a `keras.StatelessScope`, where assignments are kept aside. What they come to is
-among what the share contributes, is summed with the gradients, and is written to every copy of
-the variables alike. So any copy holds the state of all replicas, at any time, also where it is
+A replica runs in a `keras.StatelessScope`, which keeps assignments aside. The resulting changes
+are part of the replica's outputs, are summed together with the gradients, and are written to every
+copy of the variables. So at any time any copy holds the state of all replicas, also where it is
 saved or evaluated.
 """
 
@@ -17,51 +17,51 @@ import tensorflow as tf
 
 from tfdist.step import batch_norm
 from tfdist.step.lookups import Lookups
-from tfdist.step.parameter_gather import Scope
 from tfdist.step.reductions import Reduction, ReductionProbe
 from tfdist.step.replica import Replica
+from tfdist.step.scope import Scope
 from tfdist.upstream.keras_model import global_generator, seeds_of, use_global_generator
 
-#: Keeps the random numbers of replicas and rounds apart: added to a seed, times the microbatch's
-#: number. The first draws what one device draws.
+#: Keeps the random numbers of replicas and rounds apart: a seed is increased by this times the
+#: number of the microbatch. The first microbatch draws what one device draws.
 SEED_STRIDE = 0x9E3779B9
 
 
 class Changes(NamedTuple):
-    """What a share changes in the variables of a list, by their place in it.
+    """What a replica changes in a list of variables, by their place in the list.
 
     Attributes:
-        added: Summed over the shares, then added to the variable.
-        averaged: New values weighted by rows: their sum over the shares is the new value.
-        same: New values that are the same on every share, and do not cross.
+        added: Summed over the replicas, then added to the variable.
+        averaged: New values weighted by rows; their sum over the replicas is the new value.
+        same: New values that are the same on every replica and need no all-reduce.
     """
 
     added: dict[int, Any]
     averaged: dict[int, Any]
     same: dict[int, Any]
 
-    def crossing(self) -> Changes:
-        """Returns them with all that is no integer among what crosses the replicas."""
+    def reduced_floats(self) -> Changes:
+        """Returns the changes with all floating-point values among those that are all-reduced."""
         floats = {i: new for i, new in self.same.items() if new.dtype.is_floating}
         same = {i: new for i, new in self.same.items() if i not in floats}
         return Changes(self.added, self.averaged | floats, same)
 
-    def nothing(self, zero: int | tf.Tensor) -> Changes:
-        """Returns zeros for all that crosses."""
+    def zeros(self, zero: int | tf.Tensor) -> Changes:
+        """Returns zeros for everything that is all-reduced."""
         return Changes(
-            {i: nothing_like(change, zero) for i, change in self.added.items()},
-            {i: nothing_like(change, zero) for i, change in self.averaged.items()},
+            {i: zeros_beside(change, zero) for i, change in self.added.items()},
+            {i: zeros_beside(change, zero) for i, change in self.averaged.items()},
             self.same,
         )
 
 
 class ForwardState:
-    """The variables of a model that a forward pass may move, and how shares move them.
+    """The variables of a model that a forward pass may change, and how to combine the changes.
 
     Args:
-        model: Whose.
-        reductions: Tells how user code's values add up.
-        lookups: Tells whose rows its tables look up.
+        model: Built.
+        reductions: Knows how the updates of user code combine.
+        lookups: Knows which rows the model looks up in its embeddings.
         writes_alone: As `Strategy.writes_alone`.
     """
 
@@ -82,25 +82,25 @@ class ForwardState:
         self._state = self._seeds + [v for v in model.variables if id(v) not in others]
         self._statistics = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
 
-    def sees_whole_batches(self, replica: Replica) -> bool:
-        """Tells whether a metric has to be updated with all shares together."""
+    def needs_full_batch(self, replica: Replica) -> bool:
+        """Tells whether a metric has to be updated with the rows of all replicas together."""
         return replica.num_microbatches > 1 and bool(self.reductions.full_batch_metrics())
 
     def scope(self, replica: Replica) -> Scope:
-        """The state as a replica finds it: its own seeds, and metrics that start from zero.
+        """Returns the scope for a replica, with seeds of its own, and metrics that start at zero.
 
-        Metrics that see whole batches go on from where they are, alike on every replica.
+        Metrics that need full batches start from their current values, alike on every replica.
         """
-        goes_on = self._metrics_that_go_on(replica)
+        continued = self._continued_metrics(replica)
         if self._generator is not None:
             use_global_generator(self._generator)  # the replica may be traced in another thread
         seeds = [(v, v + offset(v, replica.microbatch)) for v in self._seeds + self._global_seeds]
-        metrics = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in goes_on]
-        return Scope(seeds + metrics, collect_losses=True)
+        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in continued]
+        return Scope(seeds + zeros, collect_losses=True)
 
     @contextmanager
     def counting(self, scope: Scope, replica: Replica) -> Iterator[None]:
-        """Within it metrics are updated, and count a share's rows alone, none that stands in."""
+        """Returns a context in which metrics count a replica's rows, but no padding."""
         before = [scope.get_current_value(v) for v in self._metrics]
         yield
         for variable, old in zip(self._metrics, before, strict=True):
@@ -110,7 +110,7 @@ class ForwardState:
                 scope.add_update((variable, replica.if_counted(new, old)))
 
     def changes(self, scope: Scope, replica: Replica) -> tuple[Changes, Changes]:
-        """Returns what the forward pass changed: in the model's state, and in the metrics."""
+        """Returns what the forward pass changed in the model's state, and in the metrics."""
         known = {id(v) for v in self._state + self._metrics}
         self._state += [v for i, v in scope.updated.items() if i not in known]
         state = Changes({}, {}, {})
@@ -118,50 +118,50 @@ class ForwardState:
             if place < len(self._seeds):
                 state.same[place] = new - offset(variable, replica.microbatch)
             elif any(variable is seed for seed in self._global_seeds):
-                # It moves by no fixed number: the first microbatch says where to.
+                # It does not move by a fixed number: the first microbatch decides.
                 first = tf.cast(replica.microbatch == 0, tf.int64)
                 state.averaged[place] = tf.cast(new, tf.int64) * first
-            elif self._aggregation(variable, replica) is Reduction.SUM:
+            elif self._reduction(variable, replica) is Reduction.SUM:
                 state.added[place] = replica.if_counted(new - variable)
             elif keras.backend.is_float_dtype(variable.dtype):
                 state.averaged[place] = _weighted(new, replica)
-            else:  # a counter, which moves alike on every replica
+            else:  # a counter, which changes alike on every replica
                 state.same[place] = new
-        metrics, goes_on = Changes({}, {}, {}), self._metrics_that_go_on(replica)
+        metrics, continued = Changes({}, {}, {}), self._continued_metrics(replica)
         for place, variable, new in _assigned(scope, self._metrics):
-            (metrics.same if id(variable) in goes_on else metrics.added)[place] = new
+            (metrics.same if id(variable) in continued else metrics.added)[place] = new
         return state, metrics
 
     def commit(self, changes: Changes) -> None:
-        """Writes seeds, counters and statistics to one copy of the variables."""
+        """Writes seeds, counters, and statistics to one copy of the variables."""
         _write(self._state, changes)
 
     def commit_metrics(self, changes: Changes) -> tf.Tensor:
-        """Moves the metrics' states in one copy; returns a tensor that is ready thereafter."""
+        """Updates one copy of the metrics; returns a tensor that is ready once that is done."""
         _write(self._metrics, changes)
         return tf.identity(self._metrics[-1].value) if self._metrics else tf.constant(0)
 
-    def _metrics_that_go_on(self, replica: Replica) -> frozenset[int]:
-        """Ids of the metrics' variables that are updated where they are, not from zero."""
-        if replica.num_microbatches == 1 and self._writes_alone:  # nobody else adds anything
+    def _continued_metrics(self, replica: Replica) -> frozenset[int]:
+        """Returns the ids of metrics' variables that continue from their values, not from zero."""
+        if replica.num_microbatches == 1 and self._writes_alone:  # nothing else is added
             return frozenset(id(v) for v in self._metrics)
         return self.reductions.full_batch_metrics()
 
-    def _aggregation(self, variable: keras.Variable, replica: Replica) -> Reduction:
-        # BatchNorm's moments of a share are averaged by rows: exact for the mean, and for both
-        # with synchronised moments, which are alike on every replica.
+    def _reduction(self, variable: keras.Variable, replica: Replica) -> Reduction:
+        # BatchNorm's moments of each replica are averaged by rows. That is exact for the mean, and
+        # for both with synchronized moments, which are the same on every replica.
         if replica.num_microbatches == 1 or id(variable) in self._statistics:
             return Reduction.MEAN
         return self.reductions.state_reduction(variable)
 
 
-def nothing_like(value: Any, zero: int | tf.Tensor) -> Any:
-    """Returns a tensor of zeros, or slices of no row, in the form of another and beside it.
+def zeros_beside(value: Any, zero: int | tf.Tensor) -> Any:
+    """Returns zeros with the shape and on the device of another tensor; of slices, no rows.
 
     Args:
         value: Dense tensor or `tf.IndexedSlices`.
-        zero: The number, int32; where it is not known before, TensorFlow takes no sum of zeros out
-            of the loop over the steps, which Horovod would wait for in vain.
+        zero: The number 0, int32. If it is a tensor of unknown value, TensorFlow cannot move an
+            all-reduce of zeros out of the loop over the steps, where Horovod would time out.
     """
     with tf.device(value.device):
         if isinstance(value, tf.IndexedSlices):
@@ -169,14 +169,14 @@ def nothing_like(value: Any, zero: int | tf.Tensor) -> Any:
         return tf.fill(tf.shape(value), tf.cast(zero, value.dtype))
 
 
-def same_as(value: Any) -> Any:
-    """Returns a dense tensor or `tf.IndexedSlices` as it is, by an operation beside it."""
+def copied(value: Any) -> Any:
+    """Returns a dense tensor or `tf.IndexedSlices` by an identity operation on its device."""
     with tf.device(value.device):
         return tf.identity(value)
 
 
 def offset(seed: keras.Variable, microbatch: int | tf.Tensor) -> tf.Tensor:
-    """What a microbatch adds to a seed's state, `[seed, count]`, to draw numbers of its own."""
+    """Returns what a microbatch adds to a seed's state, `[seed, count]`, for its own numbers."""
     number = tf.cast(microbatch, seed.dtype)
     return tf.stack([number * tf.cast(SEED_STRIDE, seed.dtype), tf.zeros((), seed.dtype)])
 
@@ -184,7 +184,7 @@ def offset(seed: keras.Variable, microbatch: int | tf.Tensor) -> tf.Tensor:
 def _assigned(
     scope: Scope, variables: list[keras.Variable]
 ) -> Iterator[tuple[int, keras.Variable, Any]]:
-    """Yields place, variable and new value of those that have one in a scope."""
+    """Yields place, variable, and new value of the variables that were assigned in a scope."""
     for place, variable in enumerate(variables):
         new = scope.assigned(variable)
         if new is not None:
@@ -192,10 +192,10 @@ def _assigned(
 
 
 def _weighted(new: tf.Tensor, replica: Replica) -> tf.Tensor:
-    """A value of a microbatch by its rows among the batch's."""
+    """Returns a microbatch's value times its fraction of the global batch's rows."""
     if replica.num_microbatches == 1:
         return new
-    # Moments of no rows are NaN, which a weight of zero would not take out.
+    # Moments of no rows are NaN, and stay NaN when multiplied by zero.
     return replica.if_counted(new * tf.cast(replica.fraction, new.dtype))
 
 

@@ -1,7 +1,7 @@
-"""The inner loop: many steps per call, in the graph.
+"""The inner loop: many steps in one call, in the graph, each on a batch taken first.
 
-The batch is taken before a step begins, so that the end of the data ends the loop without half a
-step: `optimizer.iterations`, schedules and seeds count exactly the steps that were made.
+The batch is taken before the step begins, so that the end of the data ends the loop without half
+a step: `optimizer.iterations`, schedules and seeds count exactly the steps that were made.
 """
 
 from __future__ import annotations
@@ -18,70 +18,68 @@ from tfdist.strategies.batches import Element, Share, combined_checksum
 from tfdist.upstream.tensorflow_graphs import free_with
 
 
-class LoopResult(NamedTuple):
-    """What a call of the loop has done."""
+class Made(NamedTuple):
+    """What a call has done."""
 
     num_steps: Any  # int32 scalar
     num_rows: Any  # in those steps; int64 scalar
-    seconds_waited: Any  # seconds that the devices waited for data; float64 scalar
+    seconds_waited: Any  # by the devices, for data; float64 scalar
     checksum: Any = 0  # of their batches; int64 scalar
 
 
 Logs = dict[str, Any]
 
-#: Takes an iterator and the largest number of steps, int32; returns what was done, and the logs.
-LoopFn = Callable[[Iterator[Any], tf.Tensor], tuple[LoopResult, Logs]]
+#: Takes an iterator and the number of steps to make at most, int32; returns the logs after them.
+Run = Callable[[Iterator[Any], tf.Tensor], tuple[Made, Logs]]
 
-#: Turns what an iterator yields into the batch of the next step; called by all workers.
+#: Turns what an iterator yields into the batch of the next step, on every worker at once.
 Receive = Callable[[Any], Element]
 
 
 class Step(Protocol):
     """What a loop repeats; called outside of the replicas."""
 
-    training: bool  # whether the step changes weights
+    training: bool  # whether it changes weights
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        """Makes one step on the per-replica batches of a global batch of `total_rows` rows.
+        """Makes one step on the shares of one global batch of `total_rows` rows.
 
         Returns tensors that are ready when the step has been made.
         """
 
     def logs(self) -> Logs:
-        """Returns the logs after the steps: metrics over all of them."""
+        """Returns what is known after the steps: metrics over all of them."""
 
 
 class End(enum.Enum):
-    """How a loop detects the end of the data."""
+    """How a loop finds that the data have ended."""
 
     OF_ITERATOR = enum.auto()
-    WITHOUT_ROWS = enum.auto()  # a global batch has no rows: the data of all workers have ended
+    WITHOUT_ROWS = enum.auto()  # a global batch has none: all workers' data have ended
 
 
-def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
+def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Run:
     """Returns a loop of steps, and the logs after it, as one `tf.function`.
 
     Args:
-        receive: Makes a global batch from what the iterator yields.
-        step: The step to repeat.
-        end: How to detect the end of the data; None: there are enough data for all steps. Checking
-            at each step makes a tiny network a quarter slower.
+        receive: Makes a global batch of what the iterator yields.
+        step: To repeat.
+        end: How to find the end of the data; None: they last for the steps asked for. To ask at
+            each step costs a tiny network a quarter of its time.
     """
     graphs: list[tf.Graph] = []
 
-    def run(iterator: Any, num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
+    def run(iterator: Any, num_steps: tf.Tensor) -> tuple[Made, Logs]:
         if not tf.executing_eagerly():
             graphs.append(tf.compat.v1.get_default_graph())
 
-        def take(
-            made: LoopResult, last_done_at: tf.Tensor, _: tf.Tensor
-        ) -> tuple[LoopResult, Any, Any]:
+        def take(made: Made, last_done_at: tf.Tensor, _: tf.Tensor) -> tuple[Made, Any, Any]:
             batch, has_batch, ready_at = _next(iterator, end)
             if end is End.WITHOUT_ROWS:
                 batch = receive(batch)
                 has_batch = batch.num_rows > 0
 
-            def make_step() -> tuple[LoopResult, tf.Tensor]:
+            def make_step() -> tuple[Made, tf.Tensor]:
                 element = batch
                 if end is not End.WITHOUT_ROWS:
                     taken = batch.get_value() if end else batch
@@ -145,10 +143,10 @@ def _from_then_on(ready_at: tf.Tensor, batch: Any) -> Any:
         return tf.nest.map_structure(same, batch, expand_composites=True)
 
 
-def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
+def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Run:
     """Returns `in_graph`'s loop in Python, for `run_eagerly=True`: slow, open to a debugger."""
 
-    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
+    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Made, Logs]:
         made = _nothing()
         for _ in range(int(num_steps)):
             began = time.perf_counter()
@@ -167,14 +165,14 @@ def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Lo
     return run
 
 
-def _nothing() -> LoopResult:
+def _nothing() -> Made:
     zero = tf.constant(0, tf.int64)
-    return LoopResult(tf.constant(0), zero, tf.constant(0.0, tf.float64), zero)
+    return Made(tf.constant(0), zero, tf.constant(0.0, tf.float64), zero)
 
 
-def _after(made: LoopResult, element: Element, waited: Any) -> LoopResult:
+def _after(made: Made, element: Element, waited: Any) -> Made:
     """What has been done after one more step."""
-    return LoopResult(
+    return Made(
         made.num_steps + 1,
         made.num_rows + tf.cast(element.num_rows, tf.int64),
         waited,

@@ -30,13 +30,15 @@ def copy(layer: keras.Operation, from_layer: keras.Operation) -> None:
     replace(layer, "_remat_mode", getattr(from_layer, "_remat_mode", None))
 
 
-def carry_out_by(function: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Lets `function` be `keras.remat` from now on: `remat` of the backend's `core`.
+def carried_out_by(
+    function: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> AbstractContextManager[None]:
+    """Returns a context in which `function` is `keras.remat`: `remat` of the backend's `core`.
 
     Keras's own refuses keyword arguments in a graph, draws other random numbers the second time,
-    and forgets gradients of what a `StatelessScope` holds, and of losses that layers add.
+    and loses gradients of what a `StatelessScope` holds, and of losses that layers add.
     """
-    replace(core, "remat", function)
+    return replaced(core, "remat", function)
 
 
 def surroundings() -> Callable[[], AbstractContextManager[None]]:

@@ -1,4 +1,4 @@
-"""Bounds how long workers wait for each other before there is a heartbeat between them."""
+"""Limits how long workers wait for each other before there are heartbeats between them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from tfdist.watchdog.deadline import deadline
-from tfdist.watchdog.exit import exit_now
+from tfdist.watchdog.deadline import deadline, exit_now
 from tfdist.watchdog.verdict import COMPILE_SECONDS
 
-#: More than TensorFlow's own bound and the roll call's (120 s), which raise an error instead.
+#: More than the limits of TensorFlow and of the roll call (120 s), which raise an error instead.
 SECONDS = 150.0
 _CHECK_SECONDS = 10.0
 
 
 @contextmanager
 def waiting(rank: int, size: int, silent: Callable[[], list[int]]) -> Iterator[None]:
-    """Ends this process where the block, in which all workers meet, takes longer than `SECONDS`.
+    """Ends this process if the block, in which all workers meet, takes longer than `SECONDS`.
 
-    On GPUs it may take `COMPILE_SECONDS`, as long as all the others give signs of life: the first
-    exchange compiles kernels.
+    On GPUs it may take `COMPILE_SECONDS` while all the others respond: the first exchange compiles
+    kernels.
 
     Args:
         rank: Of this process.
-        size: Number of workers; one waits for nobody.
-        silent: Returns those of the others that give no sign of life, as far as that can be known.
+        size: Number of workers; a single one waits for nobody.
+        silent: Returns the other ranks that do not respond, as far as that can be known.
     """
     if size == 1:
         yield
@@ -37,16 +36,17 @@ def waiting(rank: int, size: int, silent: Callable[[], list[int]]) -> Iterator[N
     finished, began = threading.Event(), time.monotonic()
 
     def give_up() -> None:
+        missing = silent()
         if tf.config.get_visible_devices("GPU"):
-            while not (missing := silent()) and time.monotonic() < began + COMPILE_SECONDS:
+            while not missing and time.monotonic() < began + COMPILE_SECONDS:
                 if finished.wait(_CHECK_SECONDS):
                     return
-        else:
-            missing = silent()
-        named = " and ".join(f"rank {other}" for other in missing) or "a rank that is not known"
+                missing = silent()
+        named = " and ".join(f"rank {other}" for other in missing[:8]) or "an unknown rank"
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         exit_now(
             f"rank {rank} of {size} waited {time.monotonic() - began:.0f} s in start-up for "
-            f"{named}: it was stopped, or the network to it broke."
+            f"{named}{more}: it was stopped, or the network to it is interrupted."
         )
 
     with deadline(SECONDS, give_up):

@@ -1,110 +1,221 @@
-"""Who holds the others up: judged from what every worker reported last."""
+"""Which worker the others wait for: judged from the latest report of every worker."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
-from tfdist.watchdog.report import Report, State
+from tfdist.watchdog.status import (
+    HEARTBEAT_SECONDS,
+    Report,
+    State,
+    heartbeat_seconds,
+    missed_seconds,
+)
 
-#: How long who has failed or gone is waited for. The others may be about to fail by themselves,
-#: with an error that says more, or to be ended by a launcher.
+#: Time between a failure or a lost connection and the verdict: the others may be about to fail with
+#: an error that says more, or to be ended by a launcher.
 GRACE_SECONDS = 10.0
-#: Longest time without a sign of life; a thread that only reports is never that busy.
+#: Time after which a worker without a sign of life has been named; a thread that only reports is
+#: never busy for that long.
 SILENCE_SECONDS = 30.0
 
 #: Longest time for the first steps of a task on GPUs. TensorFlow's wheel has no machine code for
 #: GPUs newer than it: the driver compiles every kernel, which TensorFlow says can take 30 minutes.
 COMPILE_SECONDS = 3600.0
 
+#: Longest table of a verdict.
+_MOST_LINES = 32
+
 
 def verdict(reports: Sequence[Report], seconds: float) -> str | None:
-    """Returns why those at work can only wait, or None while they may still go on.
+    """Returns why the workers in a call can only wait; None while they may still continue.
+
+    Takes O(workers) time; the text has at most 40 lines.
 
     Args:
         reports: One for each worker, in any order.
-        seconds: For which nobody may have passed a place.
+        seconds: Longest time without progress of any worker.
     """
     call = max((r.num_calls for r in reports if r.state is State.AT_WORK), default=None)
     if call is None:
         return None
     reports = sorted(reports, key=lambda r: r.progress)
     awaited = [r for r in reports if r.state is State.AT_WORK or r.num_calls < call]
+    grace = min(seconds, GRACE_SECONDS)
     reason = (
-        _failed([r for r in reports if r.num_calls == call], min(seconds, GRACE_SECONDS))
-        or _gone(awaited, reports[-1], min(seconds, GRACE_SECONDS))
-        or _silent(awaited, reports[-1], min(seconds, SILENCE_SECONDS))
-        or _stuck(awaited, reports[-1], seconds)
+        _failed([r for r in reports if r.num_calls == call], grace)
+        or _gone(awaited, reports[-1], grace)
+        or _silent(awaited, reports[-1], silence_limit(seconds, len(reports)))
+        or _stuck(awaited, reports[-1], seconds, missed_seconds(len(reports)))
     )
-    return reason and "\n".join([reason, *map(_line, sorted(reports, key=lambda r: r.rank))])
+    return reason and "\n".join([reason, *table(reports)])
 
 
-def may_explain(reports: Sequence[Report], rank: int) -> bool:
-    """Tells whether an error of a rank may come from another worker's end."""
-    call = max((r.num_calls for r in reports if r.rank == rank), default=0)
-    return any(
-        r.state is State.FAILED or (r.missed and (r.state is State.AT_WORK or r.num_calls < call))
+def verdict_on_rank_0(rank_0: Report, own: Report, seconds: float, size: int) -> str | None:
+    """Returns why this worker can only wait for rank 0; None while it may still continue.
+
+    Rank 0 judges all workers and sends its verdict; the others judge only whether rank 0 is gone.
+
+    Args:
+        rank_0: The latest report of rank 0.
+        own: This worker's report.
+        seconds: Longest time without progress of any worker.
+        size: Number of workers.
+    """
+    if own.state is not State.AT_WORK:
+        return None
+    grace = min(seconds, GRACE_SECONDS)
+    awaited = rank_0.state is State.AT_WORK or rank_0.num_calls < own.num_calls
+    awaited_reports = [rank_0] if awaited else []
+    first = max(rank_0, own, key=lambda r: r.progress)
+    reason = (
+        _failed([rank_0] if rank_0.num_calls == own.num_calls else [], grace)
+        or _gone(awaited_reports, first, grace)
+        or _silent(awaited_reports, first, silence_limit(seconds, size))
+    )
+    return reason and "\n".join([reason, *table([rank_0, own])])
+
+
+def silence_limit(seconds: float, size: int) -> float:
+    """Returns the silence after which a worker is named, so that it is within `SILENCE_SECONDS`."""
+    return min(seconds, SILENCE_SECONDS - HEARTBEAT_SECONDS - heartbeat_seconds(size))
+
+
+def in_trouble(reports: Iterable[Report], size: int) -> list[int]:
+    """Returns the ranks whose end may explain an error of another one in the current call."""
+    reports = list(reports)
+    call = max((r.num_calls for r in reports), default=0)
+    limit = missed_seconds(size)
+    return [
+        r.rank
         for r in reports
-        if r.rank != rank
-    )
+        if r.state is State.FAILED
+        or (r.missed(limit) and (r.state is State.AT_WORK or r.num_calls < call))
+    ]
 
 
 def _failed(reports: Sequence[Report], grace: float) -> str | None:
+    failed = [r for r in reports if r.state is State.FAILED]
+    interrupted = [r for r in reports if r.state is State.INTERRUPTED]
     for report in reports:
         if report.state is State.FAILED and report.idle >= grace:
-            return f"{report} failed: {report.error}"
+            return f"{report} failed: {report.error}{_others(failed, 'failed')}"
         if report.state is State.INTERRUPTED and report.idle >= grace:
-            return f"{report} was interrupted."
+            return f"{report} was interrupted.{_others(interrupted, 'were interrupted')}"
     return None
 
 
 def _gone(awaited: Sequence[Report], first: Report, grace: float) -> str | None:
-    for report in awaited:
-        if not report.connected and report.silent >= grace:
+    gone = [r for r in awaited if not r.connected]
+    for report in gone:
+        if report.silent >= grace:
             if report.state is State.ENDED:
-                return f"{report} has ended. {_reached(report, first)}"
-            return f"{report} died: its connection closed without a word. {_reached(report, first)}"
-    return None
-
-
-def _silent(awaited: Sequence[Report], first: Report, limit: float) -> str | None:
-    for report in awaited:
-        if report.connected and report.state is not State.UNHEARD and report.silent >= limit:
+                return f"{report} has exited. {_reached(report, first)}"
             return (
-                f"{report} has given no sign of life for {report.silent:.0f} s: it was stopped, or "
-                f"the network to it broke. {_reached(report, first)}"
+                f"{report} died: its connection closed unexpectedly. {_reached(report, first)}"
+                f"{_others(gone, 'are gone')}"
             )
     return None
 
 
-def _stuck(awaited: Sequence[Report], first: Report, seconds: float) -> str | None:
-    """Who is alive, but keeps the others waiting; of who is missed, the others judge in time."""
+def _silent(awaited: Sequence[Report], first: Report, limit: float) -> str | None:
+    silent = [r for r in awaited if r.connected and r.state is not State.UNHEARD]
+    silent = [r for r in silent if r.silent >= limit]
+    for report in silent:
+        return (
+            f"{report} has given no sign of life for {report.silent:.0f} s: it was stopped, or "
+            f"the network to it is interrupted. {_reached(report, first)}"
+            f"{_others(silent, 'are silent')}"
+        )
+    return None
+
+
+def _stuck(
+    awaited: Sequence[Report], first: Report, seconds: float, missed_after: float
+) -> str | None:
+    """Names a worker that is alive, but keeps the others waiting."""
     if any(r.compiling for r in awaited):
         seconds = max(seconds, COMPILE_SECONDS)
     if len(awaited) < 2 or min(r.idle for r in awaited) < seconds:
         return None
-    if any(r.missed for r in awaited):
+    if any(r.missed(missed_after) for r in awaited):  # which is soon named as gone or silent
         return None
+    behind = [r for r in awaited if r.progress < first.progress]
     for report in awaited:
         if report.state is State.UNHEARD:
-            waited = f"the others wait for {seconds:.0f} s"
-            return f"rank {report.rank} was never heard of, and {waited}."
+            return (
+                f"rank {report.rank} was never heard from, and the others have waited for "
+                f"{seconds:.0f} s."
+            )
         if report.progress < first.progress:
-            held_up = f"is alive, but has held up the others for {seconds:.0f} s"
-            return f"{report} {held_up}. {_reached(report, first)}"
-    return f"No rank has gone on from {first.place} for {seconds:.0f} s, though all are alive."
+            return (
+                f"{report} is alive, but has held up the others for {seconds:.0f} s. "
+                f"{_reached(report, first)}{_others(behind, 'are behind')}"
+            )
+    return f"No rank has moved on from {first.place} for {seconds:.0f} s, though all are alive."
+
+
+def _others(reports: Sequence[Report], what: str) -> str:
+    others, hosts = len(reports) - 1, {r.host for r in reports}
+    if others < 1:
+        return ""
+    return f" {others} more {what}, on {len(hosts)} host{'s' * (len(hosts) > 1)} in all."
 
 
 def _reached(report: Report, first: Report) -> str:
-    """How far a worker came, and how far another; `first` is the furthest of all."""
+    """Returns how far a worker came, and how far `first`, the furthest of all."""
     missed = f", not {first.place}" if report.progress < first.progress else ""
     return f"It reached {report.place}{missed}."
 
 
+def table(reports: Sequence[Report]) -> list[str]:
+    """Returns a line for each worker; for many workers a line for each host, and few in all."""
+    reports = sorted(reports, key=lambda r: r.rank)
+    if len(reports) <= _MOST_LINES:
+        return [f"  {_line(report)}" for report in reports]
+    conditions = Counter(map(_condition, reports))
+    usual = conditions.most_common(1)[0][0]
+    usual_hosts = {r.host for r in reports if _condition(r) == usual}
+    lines = [f"  {conditions[usual]} ranks on {len(usual_hosts)} hosts: {usual}"]
+    unusual = [r for r in reports if _condition(r) != usual]
+    groups: dict[tuple[str, str], list[int]] = {}
+    for report in unusual:
+        groups.setdefault((report.host, _condition(report)), []).append(report.rank)
+    shown = list(itertools.islice(groups.items(), _MOST_LINES - 2))
+    lines += [f"  {host}: rank {_ranges(ranks)}: {what}" for (host, what), ranks in shown]
+    if len(groups) > len(shown):
+        rest = list(groups.items())[len(shown) :]
+        hosts = {host for (host, _), _ in rest}
+        lines.append(f"  and {sum(len(r) for _, r in rest)} more ranks on {len(hosts)} hosts")
+    return lines
+
+
+def _condition(report: Report) -> str:
+    """Returns what many workers may have in common."""
+    if report.state is State.UNHEARD:
+        return str(report.state)
+    closed = "" if report.connected else " when its connection closed"
+    return f"{report.state}{closed}; reached {report.place}"
+
+
 def _line(report: Report) -> str:
     if report.state is State.UNHEARD:
-        return f"  rank {report.rank}: {report.state}"
-    state = report.state if report.connected else f"{report.state} when its connection closed"
+        return f"rank {report.rank}: {report.state}"
     return (
-        f"  {report}: {state}; reached {report.place} {report.idle:.0f} s ago; "
+        f"{report}: {_condition(report)} {report.idle:.0f} s ago; "
         f"last sign of life {report.silent:.0f} s ago"
     )
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Returns ranks in order as text: 1-3, 7; at most six ranges."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    texts = [f"{low}" if low == high else f"{low}-{high}" for low, high in ranges[:6]]
+    return ", ".join([*texts, "..."] if len(ranges) > 6 else texts)

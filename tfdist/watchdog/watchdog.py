@@ -1,4 +1,4 @@
-"""What the trainer uses of the watchdog: it says when it works, and how far it is."""
+"""What the trainer uses of the watchdog: it marks its calls and their progress."""
 
 from __future__ import annotations
 
@@ -12,41 +12,38 @@ import tensorflow as tf
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
 from tfdist.watchdog.heartbeat import Heartbeat, own_hosts
-from tfdist.watchdog.report import State
-from tfdist.watchdog.verdict import GRACE_SECONDS, SILENCE_SECONDS, may_explain
-
-#: For the news of a worker's end to come, after its end broke an exchange.
-_NEWS_SECONDS = 3.0
+from tfdist.watchdog.status import State, missed_seconds
+from tfdist.watchdog.verdict import GRACE_SECONDS, SILENCE_SECONDS
 
 _heartbeat: Heartbeat | None = None
 
 
 class Workers(Protocol):
-    """A strategy, as far as the watchdog needs one."""
+    """The part of a strategy that the watchdog uses."""
 
     @property
     def num_workers(self) -> int:
-        """Processes that train together."""
+        """Number of processes that train together."""
 
     @property
     def rank(self) -> int:
-        """This process among them."""
+        """Rank of this process."""
 
     @property
     def stops_together(self) -> bool:
-        """Whether they wait for each other in every step."""
+        """Whether the workers wait for each other in every step."""
 
     def broadcast_text(self, text: str) -> str:
-        """Returns the text of rank 0, in each of them."""
+        """Returns the text of rank 0 on every worker."""
 
 
 class Watchdog:
-    """Watches that no worker waits for ever for another. With one worker it does nothing.
+    """Ends a run in which workers would wait forever. With one worker it does nothing.
 
     Args:
-        workers: The trainer's strategy, which all hand to a watchdog at the same place.
-        seconds: For which nobody may make a step, however busy; 0: never ends a run. A worker that
-            has died or fallen silent is noticed sooner. The same on every worker.
+        workers: The trainer's strategy; all workers create their watchdogs at the same point.
+        seconds: Longest time without progress of any worker; 0: the watchdog never ends a run. Dead
+            and silent workers are named sooner. The same on every worker.
 
     Attributes:
         seconds: As given; it may be changed between two calls of the trainer.
@@ -59,24 +56,25 @@ class Watchdog:
         if seconds < 0:
             raise ConfigurationError(f"watchdog_seconds={seconds!r}: expected 0 or more.")
         self.seconds = seconds
+        self._workers = workers
         self._watched = workers.stops_together and seconds > 0
-        if self._watched:  # not first in fit, to which a worker may never come
+        if self._watched:  # not later, in fit: a worker may never get there
             _join(workers)
 
     def passed(self, place: str) -> None:
-        """Passes a place; cheap. All workers pass the same ones, in the same order."""
+        """Passes a mark, cheaply. All workers pass the same ones, in the same order."""
         if self._watched and _heartbeat:
             _heartbeat.status.passed(place)
 
     @contextmanager
     def watching(self, task: str) -> Iterator[None]:
-        """Watches within the block, which all workers enter. One inside another is part of it."""
+        """Watches within the block, which all workers enter; a nested block has no effect."""
         if not (self._watched and _heartbeat) or _heartbeat.status.at_work:
             yield
             return
         heartbeat = _heartbeat
         heartbeat.status.enter(task, self.seconds)
-        heartbeat.send()  # who dies in the next moment died at work
+        heartbeat.send()  # a worker that dies in the next moment died at work
         left, error = State.OUTSIDE, ""
         try:
             yield
@@ -86,29 +84,33 @@ class Watchdog:
         except BaseException as raised:
             left, error = State.FAILED, _first_line(raised)
             if any(isinstance(e, tf.errors.OpError) for e in (raised, raised.__cause__)):
-                _wait_for_an_explanation(heartbeat)
+                _wait_for_an_explanation(heartbeat, missed_seconds(self._workers.num_workers))
             raise
         finally:
-            heartbeat.status.leave(left, error)
-            heartbeat.send()
+            heartbeat.leave(left, error)
 
 
 def _join(workers: Workers) -> None:
-    """Starts the heartbeat of this process, once; all workers do together."""
+    """Starts the heartbeat of this process, once; all workers do so together."""
     global _heartbeat
     if _heartbeat is None:
-        hosts = own_hosts(cluster.current())
+        hosts, listen_at = own_hosts(cluster.current())
         on_gpus = bool(tf.config.get_visible_devices("GPU"))
         _heartbeat = Heartbeat(
-            workers.rank, workers.num_workers, workers.broadcast_text, hosts, on_gpus
+            workers.rank, workers.num_workers, workers.broadcast_text, hosts, on_gpus, listen_at
         )
 
 
-def _wait_for_an_explanation(heartbeat: Heartbeat) -> None:
-    """Waits while another's end may be why an exchange broke; if so the process ends here."""
+def _wait_for_an_explanation(heartbeat: Heartbeat, news_seconds: float) -> None:
+    """Waits while another worker's end may explain an error; if it does, a verdict ends this one.
+
+    Args:
+        heartbeat: Of this process.
+        news_seconds: Time until rank 0's answers tell of another worker's end.
+    """
     began = time.monotonic()
     while (waited := time.monotonic() - began) < SILENCE_SECONDS + GRACE_SECONDS:
-        if waited > _NEWS_SECONDS and not may_explain(heartbeat.reports(), heartbeat.status.rank):
+        if waited > news_seconds and not heartbeat.may_explain_error():
             return
         time.sleep(0.1)
 

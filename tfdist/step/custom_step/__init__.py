@@ -1,1 +1,1 @@
-"""Training and test steps that a model's class overrides, on shares of the batch."""
+"""A `train_step` or `test_step` that a model's class overrides, run over replicas."""

@@ -1,13 +1,9 @@
-"""How what a user's step computes from shares adds up to what it computes from the batch.
+"""Reduction inference for custom steps.
 
-Nothing tells it from outside: so the step is asked once, on the first batch.
-
-The parts of a first batch, each computed by a user's step, to compare them with the whole.
-
-To compare like with like, the parts go on with the gradients and the results of metrics that the
-whole has: then all of them find the same weights in a second loss, and in an update of them.
-
-Runs of a user's step that are compared: one is recorded, and others go on with what it took.
+Whether the values that a custom step computes are a mean or a sum over rows is inferred once, on
+the first batch: the step is run on both halves of some rows, and on all of them. To compare like
+with like, the runs on the halves continue with the gradients and metrics' results of the run on all
+rows. So all runs have the same weights when they compute a second loss, and a second update.
 """
 
 from __future__ import annotations
@@ -25,26 +21,27 @@ from tfdist.errors import TfdistError
 from tfdist.precision import Scaling
 from tfdist.step import batch_norm
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun
-from tfdist.step.custom_step.trial import StepFn, flat_logs, shaken, tried
-from tfdist.step.reductions import Reduction, closest, lost, rounding
+from tfdist.step.custom_step.trial import StepFn, flat_logs, perturbed, try_step
+from tfdist.step.reductions import Reduction, closest, rounding, rounding_of_change
 from tfdist.strategies import batches
 from tfdist.upstream import keras_model
 
-#: How far a part may be off that is computed in less than float32, relative to what is compared.
-_OF_16_BITS = 5e-2
+#: Relative tolerance for values that are computed in less than float32.
+_16_BIT_TOLERANCE = 5e-2
 
 
 @dataclass
 class ReductionPlan:
-    """How the parts of a batch make the whole.
+    """The reductions of everything that a custom step computes.
 
     Attributes:
-        logs: What the step returns, by name.
-        full_batch_reason: Why each replica is given the whole batch; None: it has a share.
-        gradients: Of variables, in the order in which the step takes them.
-        alike: Those of them that are slices of a table which every share looks up alike, by their
-            places: the batch has them once. Slices of other tables are laid end to end.
-        states: What the step changes in variables, by their ids.
+        logs: Those of the step's results, by name.
+        full_batch_reason: Why every replica computes the full batch; None if each computes its
+            own part of it.
+        gradients: Those of gradients, in the order in which the step computes them.
+        alike: For each gradient, the places of variables for which all replicas look up the same
+            rows, so that the batch has these slices once. Other slices are concatenated.
+        states: Those of the changes of variables, by id.
     """
 
     logs: dict[str, Reduction]
@@ -54,53 +51,53 @@ class ReductionPlan:
     states: dict[int, Reduction] = field(default_factory=dict)
 
     def digest(self) -> float:
-        """Returns a number that tells answers apart: workers may read rows of their own."""
+        """Returns a checksum, to compare the plans of workers, which may have different rows."""
         kinds = [*self.logs.items(), *self.gradients, *self.states.values()]
         alike = [sorted(places) for places in self.alike]
         return float(zlib.crc32(repr((self.full_batch_reason is None, kinds, alike)).encode()))
 
 
 def infer_reductions(parts: BatchParts, num_replicas: int) -> ReductionPlan:
-    """Asks a step how it adds up.
+    """Infers the reductions of a step.
 
     Args:
-        parts: Of its first batch.
-        num_replicas: With one, only the names of the logs are asked for.
+        parts: The step and its first batch.
+        num_replicas: With one replica, only the names of the logs are needed.
 
     Raises:
-        UnsupportedModelError: The step cannot be computed on whole batches either.
+        UnsupportedModelError: The step is not supported in full-batch mode either.
     """
     whole = parts.whole()
-    alone = ReductionPlan(dict.fromkeys(whole.logs, Reduction.SAME))
+    full_batch = ReductionPlan(dict.fromkeys(whole.logs, Reduction.SAME))
     if num_replicas == 1:
-        return alone
+        return full_batch
     try:
-        return _Comparison(parts.model, [*parts.of(whole), whole]).answer()
-    except NotReducibleError as why:
-        alone.full_batch_reason = str(why)
-        return alone
+        return _Comparison(parts.model, [*parts.of(whole), whole]).plan()
+    except NotReducibleError as reason:
+        full_batch.full_batch_reason = str(reason)
+        return full_batch
 
 
 class _Comparison:
-    """Compares two parts with both of them together."""
+    """Compares the runs on two parts with the run on both of them together."""
 
     def __init__(self, model: keras.Model, parts: Sequence[BatchPart]) -> None:
         self._parts, self._both = parts, parts[2]
         is_precise = model.dtype_policy.compute_dtype in ("float32", "float64")
-        self._tolerance = rounding(model) if is_precise else _OF_16_BITS
+        self._tolerance = rounding(model) if is_precise else _16_BIT_TOLERANCE
         self._statistics = {id(v) for x in batch_norm.layers_of(model) for v in x.variables}
         self._metrics = {
             id(v): metric for metric in keras_model.metrics_of(model) for v in metric.variables
         }
 
-    def answer(self) -> ReductionPlan:
-        """Returns how all of it adds up.
+    def plan(self) -> ReductionPlan:
+        """Returns the reductions.
 
         Raises:
-            NotReducibleError: It does not.
+            NotReducibleError: A value is neither a mean nor a sum.
         """
         if len({len(part.gradients) for part in self._parts}) > 1:
-            raise NotReducibleError("it takes other gradients for other rows")
+            raise NotReducibleError("it computes other gradients for other rows")
         return ReductionPlan(
             {name: self._log(name) for name in self._both.logs},
             gradients=[self._gradient(i) for i in range(len(self._both.gradients))],
@@ -120,7 +117,9 @@ class _Comparison:
             if np.array_equal(first, both) and np.array_equal(second, both):
                 found.add(place)
             elif len(first) + len(second) != len(both):
-                raise NotReducibleError(f"its gradient number {number} is partly of the same rows")
+                raise NotReducibleError(
+                    f"its gradient number {number} looks up the same rows in part"
+                )
         return frozenset(found)
 
     def _log(self, name: str) -> Reduction:
@@ -135,7 +134,7 @@ class _Comparison:
         variable = scope.assigned[key]
         what = f"the update of {variable.path!r}"
         if not all(key in part.changes for part in self._parts):
-            raise NotReducibleError(f"{what} comes and goes")
+            raise NotReducibleError(f"{what} does not happen for all rows")
         changes = [part.changes[key] for part in self._parts]
         is_same = all(np.array_equal(change, changes[2]) for change in changes)
         is_float = keras.backend.is_float_dtype(variable.dtype)
@@ -143,29 +142,29 @@ class _Comparison:
             return Reduction.SAME
         if key in self._statistics:
             return Reduction.MEAN
-        kind = self._kind(what, changes, lost(variable))
+        kind = self._kind(what, changes, rounding_of_change(variable))
         if kind is None and key in self._metrics:
             return self._of_metric(self._metrics[key], what)
         return _one({kind}, what)
 
     def _of_metric(self, metric: keras.Metric, what: str) -> Reduction:
-        """How a state adds up that does not change here, as none of the batch was right, say."""
+        """Infers the reduction of a state that does not change on the first batch."""
         changes = [[part.changes.get(id(v)) for part in self._parts] for v in metric.variables]
         kinds = {self._kind(what, each) for each in changes if each[2] is not None}
         if kinds == {None} and type(metric).__module__.startswith("keras.src."):
-            return Reduction.SUM  # a mean has counted something at least
+            return Reduction.SUM  # a mean would have changed its count
         return _one(kinds, what)
 
     def _kind(self, what: str, values: Sequence[Any], slack: float = 0.0) -> Reduction | None:
-        """Returns how values add up; None: nothing is there to add.
+        """Returns the reduction of values; None if all are zero.
 
         Args:
-            what: These are.
-            values: Of the first part, the second, and both together.
-            slack: How far they may be off, beside what is relative to them.
+            what: Name of the values, for messages.
+            values: Those of the first part, the second, and both together.
+            slack: Absolute tolerance, in addition to the relative one.
 
         Raises:
-            NotReducibleError: They do not.
+            NotReducibleError: They are neither a mean nor a sum.
         """
         first, second, both = values
         if first is None or second is None or not first.shape == second.shape == both.shape:
@@ -180,35 +179,35 @@ class _Comparison:
 
 
 def _one(kinds: set[Reduction | None], what: str) -> Reduction:
-    """Returns the one way in which all of something adds up."""
+    """Returns the one reduction that all parts of a value have."""
     found = [kind for kind in kinds if kind is not None]
     if len(found) == 1:
         return found[0]
     if found:
         raise NotReducibleError(f"{what} is partly a mean, partly a sum over rows")
-    raise NotReducibleError(f"{what} is zero on the first batch, which does not tell")
+    raise NotReducibleError(f"{what} is zero on the first batch, so it cannot be inferred")
 
 
-#: Rows to ask at most, where the step takes less than a batch.
+#: Most rows of a trial, if the step accepts fewer than a batch.
 MAX_ROWS = 64
 
 
 class NotReducibleError(Exception):
-    """Raised where the parts of a batch do not make the whole; says what does not."""
+    """A value of the step is neither a mean nor a sum over rows; the message names it."""
 
 
 @dataclass
 class BatchPart:
-    """What came of some rows: gradients, indices and changes as NumPy arrays, and the logs.
+    """The results of a step for some rows, as NumPy arrays.
 
     Attributes:
-        num_rows: How many.
-        run: What was asked on the way.
-        gradients: Those of variables, in the order in which the step takes them.
-        indices: Of those gradients that are slices, by their places.
-        changes: By the variables' ids.
-        logs: By name, as the step returned them.
-        scope: In which it ran.
+        num_rows: Number of rows.
+        run: The recorded run.
+        gradients: Gradients of variables, in the order in which the step computes them.
+        indices: Indices of the gradients that are `tf.IndexedSlices`, by place.
+        changes: Changes of variables, by id.
+        logs: Results of the step, by name.
+        scope: The scope in which it ran.
     """
 
     num_rows: int
@@ -222,14 +221,14 @@ class BatchPart:
 
 @dataclass(frozen=True)
 class BatchParts:
-    """A step of a model, and its first batch.
+    """A custom step and its first batch, to run the step on parts of it.
 
     Args:
         model: Built.
         known: All variables that its step may change.
         step: Its `train_step` or `test_step`.
-        scalings: Of its optimizers that scale their loss, by id.
-        batch: The first global one.
+        scalings: The scaling of each optimizer that scales its loss, by id.
+        batch: The first global batch.
     """
 
     model: keras.Model
@@ -239,7 +238,7 @@ class BatchParts:
     batch: Any
 
     def whole(self) -> BatchPart:
-        """Returns what comes of a number of rows that the step takes."""
+        """Returns the results for as many rows as the step accepts."""
         rows = int(batches.num_rows(self.batch))
         try:
             return self._part(0, min(rows, MAX_ROWS), RecordingRun(), 1.0)
@@ -248,19 +247,19 @@ class BatchParts:
         except Exception:
             if rows <= MAX_ROWS:
                 raise
-            return self._part(0, rows, RecordingRun(), 1.0)  # the number may be written into it
+            return self._part(0, rows, RecordingRun(), 1.0)  # the batch size may be hard-coded
 
     def of(self, whole: BatchPart) -> list[BatchPart]:
-        """Returns the first and the second part of a whole.
+        """Returns the results for the first and the second half of the rows.
 
         Raises:
-            NotReducibleError: The step cannot be asked.
+            NotReducibleError: The step cannot be run on them.
         """
         rows = whole.num_rows
         if whole.run.inner:
-            raise NotReducibleError("its loss is made of gradients of weights")
+            raise NotReducibleError("its loss contains gradients of weights")
         if rows < 2:
-            raise NotReducibleError("the first batch has one row, which does not tell")
+            raise NotReducibleError("the first batch has only one row")
         if found := batches.uneven(self.batch):
             raise NotReducibleError(found)
         if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(self.batch)):
@@ -273,15 +272,15 @@ class BatchParts:
         except TfdistError:
             raise
         except Exception as error:
-            cause = str(error).strip().splitlines() or [type(error).__name__]
-            raise NotReducibleError(f"it fails on a part of the batch ({cause[0]})") from error
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise NotReducibleError(f"it fails on a part of the batch ({lines[0]})") from error
 
     def _part(self, begin: int, end: int, run: RecordingRun, start: float) -> BatchPart:
-        """Runs the step on some rows, from metrics of a value."""
+        """Runs the step on some rows, with all metrics set to `start`."""
         metrics = {id(v) for m in keras_model.metrics_of(self.model) for v in m.variables}
-        values = shaken(self.model, self.known, metrics, start)
+        values = perturbed(self.model, self.known, metrics, start)
         rows = batches.take(self.batch, begin, end)
-        scope, logs = tried(self.model, self.step, rows, run, self.scalings, values)
+        scope, logs = try_step(self.model, self.step, rows, run, self.scalings, values)
         before = {id(v): array(value) for v, value in values}
         changes = {
             key: array(scope.state_mapping[key]) - before[key]
@@ -297,7 +296,7 @@ class BatchParts:
 
 
 def array(tensor: Any) -> np.ndarray:
-    """Returns a tensor, or slices, as numbers that can be subtracted."""
+    """Returns a tensor or `tf.IndexedSlices` as an array that can be subtracted."""
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype.is_floating:
         tensor = tf.cast(tensor, tf.float64)
@@ -307,7 +306,7 @@ def array(tensor: Any) -> np.ndarray:
 
 
 class RecordingRun(LocalRun):
-    """The whole: keeps what the step took."""
+    """The run on all rows: records gradients and results of metrics."""
 
     def __init__(self) -> None:
         self.inner = False
@@ -327,7 +326,7 @@ class RecordingRun(LocalRun):
 
 
 class ReplayRun(RecordingRun):
-    """A part: goes on with what was recorded of the whole."""
+    """The run on a part: continues with what was recorded for all rows."""
 
     def __init__(self, whole: RecordingRun) -> None:
         super().__init__()

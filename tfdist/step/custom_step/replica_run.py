@@ -1,4 +1,4 @@
-"""A user's step on one replica's share of the batch."""
+"""A custom step on one replica's rows of the global batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.custom_step.reductions import ReductionPlan
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, Values
-from tfdist.step.forward_backward import all_reduced, gradients_and
+from tfdist.step.forward_backward import all_reduce, all_reduce_gradients
 from tfdist.step.reductions import Reduction
 from tfdist.step.replica import Replica
 from tfdist.step.state import offset
@@ -19,45 +19,45 @@ from tfdist.strategies.base import Strategy
 
 
 class ReplicaRun(LocalRun):
-    """Answers a step on a share with what all replicas have.
+    """A `StepRun` that combines gradients, metrics, and logs of all replicas.
 
     Args:
-        strategy: Exchanges.
-        replica: Whose share this is.
-        adding_up: How the shares add up.
-        metrics: What the model's metrics have before the step; in the scope they begin at zero.
+        strategy: Sums over the replicas.
+        replica: This replica.
+        plan: The reductions of everything that the step computes.
+        metrics: States of the model's metrics before the step; in the scope they start at zero.
     """
 
     def __init__(
-        self, strategy: Strategy, replica: Replica, adding_up: ReductionPlan, metrics: Values
+        self, strategy: Strategy, replica: Replica, plan: ReductionPlan, metrics: Values
     ) -> None:
-        self._strategy, self._replica, self._adding_up = strategy, replica, adding_up
+        self._strategy, self._replica, self._plan = strategy, replica, plan
         self._metrics, self._num_taken = dict(metrics), 0
 
     def seed(self, drawn: tf.Tensor) -> tf.Tensor:
         return drawn + offset(drawn, self._replica.index)
 
     def gradients(self, compute: Callable[[], list], inner: bool) -> list:
-        known, number = self._adding_up.gradients, self._num_taken
+        known, number = self._plan.gradients, self._num_taken
         self._num_taken += 1
         if inner or number >= len(known):
             raise UnsupportedModelError(
-                "The step takes other gradients than on the first batch: what it does must not "
-                "depend on Python's state."
+                "The step computes other gradients than on the first batch. What it does must not "
+                "depend on Python state."
             )
         self._replica.weight = self._weight(known[number])
         own = compute()
         self._replica.weight = None
         parts = {i: self._part(g, known[number]) for i, g in enumerate(own) if g is not None}
-        alike = self._adding_up.alike[number]
+        alike = self._plan.alike[number]
         sums = self._summed({i: g.values if i in alike else g for i, g in parts.items()})
         for i in alike:
             sums[i] = tf.IndexedSlices(sums[i], own[i].indices, own[i].dense_shape)
         return [sums.get(i) for i in range(len(own))]
 
     def _summed(self, gradients: dict[int, Any]) -> dict[int, Any]:
-        """Sums gradients over the replicas, in the format in which they cross."""
-        return gradients_and(self._strategy, gradients, ())[0]
+        """All-reduces gradients."""
+        return all_reduce_gradients(self._strategy, gradients, ())[0]
 
     def result(
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
@@ -72,24 +72,24 @@ class ReplicaRun(LocalRun):
         return found
 
     def exchange_metrics(self, scope: CustomStepScope, variables: list[keras.Variable]) -> None:
-        """Adds what all shares have added to metrics since the last time."""
+        """Sums over the replicas what was added to metrics since the last call."""
         pending = [v for v in variables if id(v) in self._metrics and id(v) in scope.pending]
-        ways = {id(v): self._state_reduction(v) for v in pending}
+        kinds = {id(v): self._state_reduction(v) for v in pending}
         sent = {
             key: self._part(scope.state_mapping[key], how)
-            for key, how in ways.items()
+            for key, how in kinds.items()
             if how is not Reduction.SAME
         }
-        sums = all_reduced(self._strategy, list(sent.values()))
+        sums = all_reduce(self._strategy, list(sent.values()))
         totals = dict(zip(sent, sums, strict=True))
-        for key in ways:
+        for key in kinds:
             self._metrics[key] += totals.get(key, scope.state_mapping[key])
             scope.pending.discard(key)
 
     def finish(
         self, scope: CustomStepScope, before: Values, logs: dict[str, Any]
     ) -> tuple[Values, dict[str, Any]]:
-        """Returns the new values of variables, by id, and the logs: alike on all replicas."""
+        """Returns new values of variables, by id, and logs: the same on all replicas."""
         self.exchange_metrics(scope, list(scope.assigned.values()))
         news, sent = {}, {}
         for key, variable in scope.assigned.items():
@@ -102,32 +102,32 @@ class ReplicaRun(LocalRun):
                 sent[key] = self._part(new, how)
             else:
                 sent[key] = self._part(new - before[key], how)
-        ways = self._adding_up.logs
-        own = [name for name in logs if ways[name] is not Reduction.SAME]
-        crossing = {name: self._part(logs[name], ways[name]) for name in own}
-        sums, crossed = all_reduced(self._strategy, (list(sent.values()), crossing))
+        kinds = self._plan.logs
+        own = [name for name in logs if kinds[name] is not Reduction.SAME]
+        sent_logs = {name: self._part(logs[name], kinds[name]) for name in own}
+        sums, summed_logs = all_reduce(self._strategy, (list(sent.values()), sent_logs))
         for key, total in zip(sent, sums, strict=True):
             is_sum = self._state_reduction(scope.assigned[key]) is Reduction.SUM
             news[key] = before[key] + total if is_sum else total
-        return news, logs | crossed
+        return news, logs | summed_logs
 
     def _state_reduction(self, variable: keras.Variable) -> Reduction:
-        if (how := self._adding_up.states.get(id(variable))) is not None:
+        if (how := self._plan.states.get(id(variable))) is not None:
             return how
         raise UnsupportedModelError(
-            f"The step changes {variable.path!r}, which it did not on the first batch: what it "
-            "does must not depend on Python's state."
+            f"The step changes {variable.path!r}, which it did not change on the first batch. What "
+            "it does must not depend on Python state."
         )
 
     def _weight(self, how: Reduction) -> tf.Tensor:
-        """What this share's counts for in the batch's, float64."""
+        """Returns the weight of this replica's value in that of the batch, float64."""
         replica = self._replica
         if how is not Reduction.MEAN:
             return tf.constant(1.0, tf.float64)
         return tf.cast(replica.num_rows, tf.float64) / tf.cast(replica.total_rows, tf.float64)
 
     def _part(self, value: Any, how: Reduction) -> Any:
-        """What this share's value adds to the batch's."""
+        """Returns what this replica's value adds to that of the batch."""
         if isinstance(value, tf.IndexedSlices):
             part = self._part(value.values, how)
             return tf.IndexedSlices(part, value.indices, value.dense_shape)

@@ -1,13 +1,12 @@
-"""What a user's step asks, in a run of it, that depends on more than its own rows.
+"""The variables, tapes, and optimizers as one run of a custom step sees them.
 
-The variables as one run of a user's step finds and leaves them.
-
-All of them are plain tensors in here, read once: an assignment is seen by what follows in the same
-step and by nobody else. Gradients have to come out as for variables nevertheless, so tapes watch
-each value that a variable has while they are open.
+All variables are plain tensors in a `CustomStepScope`, read once: an assignment is visible to later
+code of the same step only. Gradients have to be those of variables nevertheless, so tapes watch
+every value that a variable has while they record.
 
 While a custom step runs, `patched_for_custom_step` routes its tapes, optimizers, metrics, and seed
-generators through the scope. Code that runs outside of a `CustomStepScope` is not affected.
+generators to the scope. It is entered outside of the replicas, which are traced in turns; code that
+runs outside of a `CustomStepScope` is not affected.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from tfdist.upstream.patching import replaced
 
 
 class StepRun(Protocol):
-    """Who answers it."""
+    """Everything in a run of a custom step that may depend on the rows of other replicas."""
 
     def gradients(self, compute: Callable[[], list], inner: bool) -> list:
         """Returns the gradients of variables.
 
         Args:
-            compute: Takes those of this run's rows.
+            compute: Returns the gradients for this run's rows.
             inner: Whether another tape records, so that the gradients are part of a loss.
         """
 
     def result(
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
     ) -> Any:
-        """Returns the result of a metric, which `compute` takes from the values in the scope."""
+        """Returns the result of a metric; `compute` returns it for the values in the scope."""
 
     def seed(self, drawn: tf.Tensor) -> tf.Tensor:
-        """Returns the seed with which to draw where a generator gave this one."""
+        """Returns the seed to use where a generator returned `drawn`."""
 
 
 class LocalRun:
-    """A `StepRun` whose rows are all there are: the whole batch, or a trial."""
+    """A `StepRun` that has all rows: those of the full batch, or of a trial."""
 
     def gradients(self, compute: Callable[[], list], inner: bool) -> list:
         del inner
@@ -64,27 +63,27 @@ class LocalRun:
         return drawn
 
 
-#: Of variables, by id.
+#: Values of variables, by id.
 Values = dict[int, Any]
 
 
 class CustomStepScope(keras.StatelessScope):
-    """A `keras.StatelessScope` that knows what was assigned, and that tapes see through.
+    """A `keras.StatelessScope` that notes assignments, and in which tapes watch variables.
 
     Args:
-        values: What variables are when the step begins.
-        run: Asked on the way.
-        scalings: Of the optimizers that scale their loss, by id.
-        trial: Whether variables that are not there yet are zeros, and optimizers that lack theirs
-            are noted in `unbuilt`.
+        values: The values of variables when the step begins.
+        run: Computes what may depend on the rows of other replicas.
+        scalings: The scaling of each optimizer that scales its loss, by id.
+        trial: Whether new variables start at zero, and optimizers without variables are noted in
+            `unbuilt`.
 
     Attributes:
-        assigned: The variables that were assigned to.
-        pending: Ids of those, until somebody has taken note and discards them.
-        by_optimizers: Ids of those that an optimizer assigned to.
-        results: What metrics returned.
-        added_losses: What layers added, each with the layer.
-        unbuilt: Optimizers, each with the variables that it was to change.
+        assigned: The variables that were assigned to, by id.
+        pending: Ids of assigned variables that `ReplicaRun` has not yet summed over replicas.
+        by_optimizers: Ids of variables that an optimizer assigned to.
+        results: Results of metrics.
+        added_losses: Losses that layers added, each with the layer.
+        unbuilt: Optimizers without variables, each with the variables that it should train.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class CustomStepScope(keras.StatelessScope):
 
     @staticmethod
     def current() -> CustomStepScope | None:
-        """Returns the scope that this thread is in."""
+        """Returns the scope of the current thread, or None."""
         scope = keras_model.stateless_scope()
         return scope if isinstance(scope, CustomStepScope) else None
 
@@ -125,16 +124,16 @@ class CustomStepScope(keras.StatelessScope):
         variable, value = update
         if self._graph not in (None, tf.compat.v1.get_default_graph()):
             raise UnsupportedModelError(
-                f"The step assigns to {variable.path!r} inside of a tf.cond or a loop of the "
-                "graph, which no copy outside of it would see: choose the value by tf.where, and "
-                "assign it in Python's own control flow."
+                f"The step assigns to {variable.path!r} inside of a tf.cond or tf.while_loop, so "
+                "that the replicas' variables would not change. Choose the value with tf.where, "
+                "and assign it outside."
             )
         self.assigned[id(variable)] = variable
         self.pending.add(id(variable))
         self._known[id(variable)] = variable
         if self.in_optimizer:
             self.by_optimizers.add(id(variable))
-        # No gradient flows through the assignment to a variable.
+        # No gradient flows through an assignment to a variable.
         self._set(variable, tf.stop_gradient(value))
 
     def _set(self, variable: keras.Variable, value: tf.Tensor) -> None:
@@ -143,14 +142,14 @@ class CustomStepScope(keras.StatelessScope):
             self._watch(tape, id(variable))
 
     def opened(self, tape: tf.GradientTape) -> None:
-        """Lets a tape that begins to record watch the variables."""
+        """Lets a tape watch the variables when it begins to record."""
         self._open.append(tape)
         self._versions.setdefault(tape, {})
         for key in self._known:
             self._watch(tape, key)
 
     def closed(self, tape: tf.GradientTape) -> None:
-        """Forgets a tape that records no more."""
+        """Forgets a tape when it stops recording."""
         self._open.remove(tape)
 
     def _watch(self, tape: tf.GradientTape, key: int) -> None:
@@ -160,16 +159,16 @@ class CustomStepScope(keras.StatelessScope):
             self._versions[tape].setdefault(key, []).append(value)
 
     def watched(self, tape: tf.GradientTape, variable: keras.Variable) -> list[Any]:
-        """Returns all values of a variable that a tape has seen: a gradient is of their sum."""
+        """Returns all values of a variable that a tape has watched; its gradient is their sum's."""
         return self._versions[tape].get(id(variable)) or [variable.value]
 
     def is_inside(self, tape: tf.GradientTape) -> bool:
-        """Tells whether another tape records what is done with this one."""
+        """Tells whether another tape records this tape's gradients."""
         return any(other is not tape for other in self._open)
 
     @contextmanager
     def optimizing(self) -> Iterator[None]:
-        """Within it, an optimizer assigns."""
+        """Marks assignments within the block as those of an optimizer."""
         self.in_optimizer = True
         yield
         self.in_optimizer = False
@@ -177,7 +176,7 @@ class CustomStepScope(keras.StatelessScope):
     def either(
         self, condition: Any, when_true: Callable[[], Any], when_false: Callable[[], Any]
     ) -> Any:
-        """A `cond` whose branches may assign: both are computed, and one is chosen."""
+        """Replaces `cond` where branches may assign: computes both, and selects one result."""
         values = self.state_mapping
         before = dict(values)
         out_true, if_true = when_true(), dict(values)
@@ -190,7 +189,7 @@ class CustomStepScope(keras.StatelessScope):
         )
 
     def result(self, metric: keras.Metric, compute: Callable[[], Any]) -> Any:
-        """Returns the result of a metric; those inside of it are part of its own."""
+        """Returns the result of a metric; results of metrics inside of it are part of it."""
         if self._in_result:
             return compute()
         self._in_result = True
@@ -207,7 +206,7 @@ _next = keras.random.SeedGenerator.next
 
 @contextmanager
 def patched_for_custom_step(model: keras.Model) -> Iterator[None]:
-    """Runs steps of a model inside."""
+    """Returns a context to run custom steps of a model in."""
     with ExitStack() as stack:
         stack.enter_context(keras_optimizers.optimizers_in_scope(_apply, _cond))
         stack.enter_context(keras_losses.added_losses_in(_added_losses))
@@ -272,7 +271,7 @@ def _gradients(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **o
 
 
 def _sum(gradients: Sequence[Any]) -> Any:
-    """The gradient of a variable is that of all values it had."""
+    """Returns the gradient of a variable: the sum of the gradients of all its values."""
     found = [g for g in gradients if g is not None]
     return found[0] if len(found) == 1 else tf.add_n(found) if found else None
 
@@ -290,18 +289,19 @@ def _result(metric: keras.Metric, plain: Callable[[], Any]) -> Any:
 def _apply(
     plain: Callable[..., None], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
-    """`Optimizer.apply`, and that of a `LossScaleOptimizer`.
+    """Replaces `Optimizer.apply`, also that of a `LossScaleOptimizer`.
 
     Raises:
-        UnsupportedModelError: The optimizer relies on `value` being the variable, not its value.
+        UnsupportedModelError: The optimizer reads a variable after assigning to it through
+            `Variable.value`.
     """
     scope = CustomStepScope.current()
     if scope is None:
         plain(optimizer, grads, trainable_variables)
     elif isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW):
         raise UnsupportedModelError(
-            "ScheduleFreeAdamW reads a moment after it has changed it, which values in a step of "
-            "one's own do not follow: use another optimizer, or Keras's own train_step."
+            "ScheduleFreeAdamW is not supported in a custom train_step, because it reads a moment "
+            "after changing it. Use another optimizer, or Keras's own train_step."
         )
     elif not optimizer.built:
         scope.unbuilt.append((optimizer, list(trainable_variables or ())))
@@ -313,7 +313,7 @@ def _apply(
 
 
 def _apply_scaled(scope: CustomStepScope, optimizer: Any, grads: list, variables: Any) -> None:
-    """As Keras's: gradients that are not finite change nothing but the scale."""
+    """Applies scaled gradients as Keras does: if they overflow, only the scale changes."""
     scaling = scope.scalings[id(optimizer)]
     unscaled = scaling.unscale(grads)
     finite = scaling.overflows(unscaled) == 0

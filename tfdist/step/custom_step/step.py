@@ -1,8 +1,8 @@
-"""A training or test step that a model's class overrides, on a global batch.
+"""The custom step: a `train_step` or `test_step` that a model's class overrides.
 
-The user's own method runs on every replica, in a scope where assignments are kept aside. There
-its tapes give the gradients of the batch, its optimizers change values that are the same on all
-replicas, and its metrics have seen all rows: so whatever it does with them is what one device does.
+The user's method runs on every replica, in a scope that keeps assignments aside. Its tapes return
+the gradients of the global batch, its optimizers change values that are the same on all replicas,
+and its metrics see all rows. So whatever it does with them is what one device does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfdist.step.custom_step.reductions import BatchParts, infer_reductions
 from tfdist.step.custom_step.replica_run import ReplicaRun
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
 from tfdist.step.custom_step.trial import flat_logs
-from tfdist.step.forward_backward import all_reduced
+from tfdist.step.forward_backward import all_reduce
 from tfdist.step.keras_patches import keras_patched
 from tfdist.step.replica import Replica
 from tfdist.strategies.base import Strategy
@@ -29,28 +29,22 @@ from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.tensorflow import op_seeds_by
 
 
-def overridden_step(model: keras.Model, training: bool) -> str | None:
-    """Returns the name of the step that a model's class overrides; None: it is Keras's own."""
-    name = "train_step" if training else "test_step"
-    return None if getattr(type(model), name) is getattr(keras.Model, name) else name
-
-
 class CustomStep:
-    """One user's step on a global batch; see `strategies.inner_loop.Step`.
+    """A custom step on a global batch; implements `strategies.inner_loop.Step`.
 
     Args:
         model: Compiled.
-        known: The variables that the step may change, as a trial has created them.
-        strategy: Computes the replicas' shares.
-        training: Whether it is `train_step`, or `test_step`.
+        known: The variables that the step may change, as `trial.build` returned them.
+        strategy: Runs the replicas.
+        training: Whether the step is `train_step` or `test_step`.
         first_batch: Returns the first global batch.
-        loss_scale: How the scale of its optimizers moves; None: as they say.
-        sync_batch_norm: Whether BatchNorm takes the moments of the global batch.
+        loss_scale: How the loss scale of its optimizers changes; None for their own rule.
+        sync_batch_norm: Whether BatchNorm uses the moments of the global batch.
 
     Attributes:
-        variables: Those that the step may change, and what it counts.
-        full_batch_reason: Why every replica computes the full batch; None if each computes its
-            own part of it.
+        variables: The variables that the step may change, and those that count skipped steps.
+        full_batch_reason: Why every replica computes the full batch, of which only the first
+            replica's results count; None if each computes its own part of it.
 
     Raises:
         UnsupportedModelError: The step cannot be computed over replicas.
@@ -71,8 +65,8 @@ class CustomStep:
         self._sync_batch_norm = sync_batch_norm
         if training and not strategy.writes_alone:
             raise UnsupportedModelError(
-                f"{type(model).__name__}.train_step writes new weights, which asynchronous workers "
-                "would take from each other: use one worker, or another strategy."
+                f"{type(model).__name__}.train_step assigns new weights, with which asynchronous "
+                "workers would overwrite each other's. Use one worker, or another strategy."
             )
         self._scalings = {
             id(optimizer): Scaling(optimizer, loss_scale)
@@ -82,14 +76,16 @@ class CustomStep:
         self._is_tuple = isinstance(batch := first_batch(), tuple) and len(batch) == 1
         self.variables = [*known, *(scaling.skipped for scaling in self._scalings.values())]
         parts = BatchParts(model, self.variables, getattr(model, self._name), self._scalings, batch)
-        self._adding_up = infer_reductions(parts, strategy.num_replicas)
-        told = strategy.gather([self._adding_up.digest()])
-        differ = "its parts add up otherwise on another worker" if (told != told[0]).any() else None
-        self.full_batch_reason = self._adding_up.full_batch_reason or differ
+        self._plan = infer_reductions(parts, strategy.num_replicas)
+        digests = strategy.gather([self._plan.digest()])
+        reason = self._plan.full_batch_reason
+        if reason is None and (digests != digests[0]).any():
+            reason = "another worker infers other reductions"
+        self.full_batch_reason = reason
         self._generator = keras_model.ensured_global_generator()
         self._places: dict[int, int] = {}
         self._variables: list[keras.Variable] = []
-        names, dtype = self._adding_up.logs, keras.config.floatx()
+        names, dtype = self._plan.logs, keras.config.floatx()
         self._logs = {name: keras.Variable(0.0, dtype=dtype, name=name) for name in names}
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
@@ -116,7 +112,7 @@ class CustomStep:
                 number, strategy.num_replicas, 1, 0, share.num_rows, total_rows, strategy.all_reduce
             )
             keys = [id(v) for m in keras_model.metrics_of(self._model) for v in m.variables]
-            run = ReplicaRun(strategy, replica, self._adding_up, {k: old[k] for k in keys})
+            run = ReplicaRun(strategy, replica, self._plan, {k: old[k] for k in keys})
             before |= {key: tf.zeros_like(old[key]) for key in keys}
         scope = CustomStepScope([(v, before[k]) for k, v in variables.items()], run, self._scalings)
         rows = (share.rows,) if self._is_tuple else share.rows
@@ -134,26 +130,26 @@ class CustomStep:
     def _of_first(
         self, number: int, rows: tf.Tensor, news: Values, logs: dict
     ) -> tuple[Values, dict]:
-        """The first replica's values, on all: so that no copy drifts."""
+        """Returns the first replica's values on all replicas, so that no copy drifts."""
         floats = [key for key, new in news.items() if new.dtype.is_floating]
         own = [news[key] for key in floats], logs
         if number:
-            # Not known to be zeros when it is traced: TensorFlow moves an exchange of constants out
-            # of the loop over the steps, and other replicas wait for it in vain.
+            # The zeros must not be constants: TensorFlow would move their all-reduce out of the
+            # loop over the steps, and the other replicas would time out waiting for it.
             has_none = rows < 0
             own = tf.nest.map_structure(lambda v: tf.where(has_none, v, tf.zeros_like(v)), own)
-        values, logs = all_reduced(self._strategy, own)
+        values, logs = all_reduce(self._strategy, own)
         return news | dict(zip(floats, values, strict=True)), logs
 
     def _place(self, variable: keras.Variable) -> int:
-        """The number of a variable, the same on all replicas."""
+        """Returns the number of a variable, the same on all replicas."""
         if id(variable) not in self._places:
             self._places[id(variable)] = len(self._variables)
             self._variables.append(variable)
         return self._places[id(variable)]
 
     def _apply(self, results: tuple[dict, dict]) -> tf.Tensor:
-        """Changes one copy of the variables; returns a tensor that is ready thereafter."""
+        """Updates one copy of the variables; returns a tensor that is ready once that is done."""
         news, logs = results
         written = [self._variables[place].assign(new) for place, new in news.items()]
         written += [self._logs[name].assign(value) for name, value in logs.items()]
@@ -162,7 +158,7 @@ class CustomStep:
             return tf.constant(0)
 
     def logs(self) -> dict[str, tf.Tensor]:
-        """Returns the metrics where the step returns those, else what it returned last."""
+        """Returns the metrics if that is what the step returns, else its last results."""
         metrics = self._model.get_metrics_result()
         if metrics.keys() == self._logs.keys():
             return metrics

@@ -1,11 +1,8 @@
-"""A user's step run once outside of any graph, from which no variable changes.
+"""A trial run of a custom step, outside of any graph, that changes no variable.
 
-Random numbers that do not tell rows apart, while a step of one's own is asked how it adds up.
-
-Every draw is one row, repeated: the same for half of the rows as for all of them. What a step
-makes of its rows then is not hidden behind other numbers for each.
-
-What a user's step returned, as Keras logs it.
+During a trial, random numbers do not distinguish rows: every draw is one row, repeated, and the
+same for half of the rows as for all of them. So the reductions of a step can be inferred even
+though it draws random numbers.
 """
 
 from __future__ import annotations
@@ -34,31 +31,31 @@ from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow import variables_assigned_by
 
-#: A user's `train_step` or `test_step`.
+#: A `train_step` or `test_step` of a model.
 StepFn = Callable[[Any], Any]
 
 
 def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> list[keras.Variable]:
-    """Creates what a step uses: weights, states of metrics and of each optimizer that it applies.
+    """Creates what a step uses: weights, states of metrics, and of each optimizer that it applies.
 
-    Nothing but the step knows all of them: a GAN has no `call`, and two optimizers.
+    Only the step itself knows all of them: a GAN has no `call`, and two optimizers.
 
     Args:
         model: In the strategy's scope.
-        strategy: Whose scope that is.
-        name: Of the model's method that is the step.
-        batch: The first global one.
+        strategy: The strategy.
+        name: Name of the model's method that is the step.
+        batch: The first global batch.
 
     Returns:
-        All variables that the step is known to be able to change.
+        All variables that the step may change.
 
     Raises:
-        ConfigurationError: An optimizer was created elsewhere.
+        ConfigurationError: An optimizer was created outside of the scope.
         UnsupportedModelError: The step assigns to a `tf.Variable`.
     """
     with strategy.scope():
         values = [(v, tf.convert_to_tensor(v)) for v in _variables_of(model)]
-        scope, _ = tried(model, getattr(model, name), batch, LocalRun(), {}, values)
+        scope, _ = try_step(model, getattr(model, name), batch, LocalRun(), {}, values)
         optimizers = keras_optimizers.optimizers_of(model)
         _check_owned([*optimizers, *(optimizer for optimizer, _ in scope.unbuilt)], strategy)
         for optimizer, variables in scope.unbuilt:
@@ -73,12 +70,12 @@ def _check_owned(optimizers: Sequence[keras.optimizers.Optimizer], strategy: Str
     for optimizer in optimizers:
         if not all(strategy.owns(v.value) for v in optimizer.variables):
             raise ConfigurationError(
-                f"The optimizer {optimizer.name!r} was created outside of build_model, so that its "
-                "variables are not on the replicas: create it inside."
+                f"The optimizer {optimizer.name!r} was created outside of build_model, so its "
+                "variables are not on the replicas. Create it inside of build_model."
             )
 
 
-def tried(
+def try_step(
     model: keras.Model,
     step: StepFn,
     rows: Any,
@@ -86,14 +83,14 @@ def tried(
     scalings: Mapping[int, Scaling],
     values: list[tuple[keras.Variable, tf.Tensor]],
 ) -> tuple[CustomStepScope, Any]:
-    """Runs a step on rows; returns what became of the variables, and the logs."""
+    """Runs a step on rows; returns the scope with the values of variables, and the logs."""
     scope = CustomStepScope(values, run, scalings, trial=True)
     with (
-        scope,  # left last: variables that were made in it then get their values
+        scope,  # exited last: only then new variables get their initial values
         patched_for_custom_step(model),
         losses_of_one_device(),
-        _moments_that_rest(model),
-        alike_for_all_rows(),
+        _fixed_moments(model),
+        _draws_alike_for_all_rows(),
         variables_assigned_by(_refused),
     ):
         return scope, step(rows)
@@ -101,14 +98,15 @@ def tried(
 
 def _refused(variable: Any, *_: Any, **__: Any) -> None:
     raise UnsupportedModelError(
-        f"The step assigns to the tf.Variable {getattr(variable, 'name', '')!r}, of which replicas "
-        "would write different values: make it a Keras one, by self.add_weight(trainable=False)."
+        f"The step assigns to the tf.Variable {getattr(variable, 'name', '')!r}, to which replicas "
+        "would write different values. Create a Keras variable with "
+        "self.add_weight(trainable=False) instead."
     )
 
 
 @contextmanager
-def _moments_that_rest(model: keras.Model) -> Iterator[None]:
-    """BatchNorm with moving moments: its own are per share, or exchanged, as the trainer says."""
+def _fixed_moments(model: keras.Model) -> Iterator[None]:
+    """Lets BatchNorm use its moving moments, which do not depend on the rows."""
     with ExitStack() as stack:
         for layer in batch_norm.layers_of(model):
 
@@ -127,29 +125,29 @@ def _variables_of(model: keras.Model) -> list[keras.Variable]:
     return found
 
 
-def shaken(
+def perturbed(
     model: keras.Model, known: Sequence[keras.Variable], metrics: set[int], start: float
 ) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Returns values to try a step from: near the variables', but none of them zero.
+    """Returns values for a trial: close to those of the variables, but not zero.
 
-    What is zero tells nothing of how it adds up. BatchNorm's statistics stay as they are.
+    From a value of zero, no reduction can be inferred. BatchNorm's statistics are not changed.
 
     Args:
-        model: Whose variables these are.
-        known: All that its step may change.
-        metrics: Ids of those of its metrics.
-        start: The value of those.
+        model: The model.
+        known: All variables that its step may change.
+        metrics: Ids of its metrics' variables.
+        start: The value for those.
     """
     numbers = np.random.default_rng(0)
     layers = batch_norm.layers_of(model)
-    resting = {id(v) for layer in layers for v in layer.non_trainable_variables}
-    own = {id(v) for v in model.variables} - resting
+    statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
+    weights = {id(v) for v in model.variables} - statistics
     values = []
     for variable in known:
         value = tf.convert_to_tensor(variable)
         if id(variable) in metrics:
             value = tf.cast(tf.fill(value.shape, start), value.dtype)
-        elif id(variable) in own and value.dtype.is_floating:
+        elif id(variable) in weights and value.dtype.is_floating:
             size = 0.05 * tf.math.reduce_std(tf.cast(value, tf.float32)) + 0.01
             noise = tf.cast(numbers.normal(size=value.shape), tf.float32) * size
             value += tf.cast(noise, value.dtype)
@@ -161,8 +159,8 @@ _STATELESS = ("stateless_normal", "stateless_uniform", "stateless_truncated_norm
 
 
 @contextmanager
-def alike_for_all_rows() -> Iterator[None]:
-    """Draws rows that are alike; the n-th draw is the same each time this is entered."""
+def _draws_alike_for_all_rows() -> Iterator[None]:
+    """Patches random functions to draw equal rows; the n-th draw is always the same."""
     drawn = 0
 
     def stateful(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,7 +168,7 @@ def alike_for_all_rows() -> Iterator[None]:
             nonlocal drawn
             drawn += 1
             names = ("minval", "maxval") if function is uniform else ("mean", "stddev")
-            return function(shape, (17, drawn), **_named(names, args), **options)
+            return function(shape, (17, drawn), **_by_name(names, args), **options)
 
         return draw
 
@@ -182,8 +180,8 @@ def alike_for_all_rows() -> Iterator[None]:
         (tf.random, "truncated_normal", stateful(truncated)),
         (tf.random, "shuffle", lambda value, *args, **options: value),
         (tf.random.experimental, "stateless_shuffle", lambda value, *args, **options: value),
-        (tf.random, "stateless_categorical", _likeliest),
-        (tf.random, "categorical", _likeliest),
+        (tf.random, "stateless_categorical", _most_likely),
+        (tf.random, "categorical", _most_likely),
         (tf.nn.experimental, "stateless_dropout", functools.partial(_dropout, uniform)),
         (tf.nn, "dropout", lambda x, rate, *_, **__: _dropout(uniform, x, rate, (17, 0))),
     ]
@@ -193,12 +191,12 @@ def alike_for_all_rows() -> Iterator[None]:
         yield
 
 
-def _named(names: tuple[str, ...], given: tuple[Any, ...]) -> dict[str, Any]:
+def _by_name(names: tuple[str, ...], given: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip((*names, "dtype"), given, strict=False))
 
 
 def _one_row(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Draws one row and repeats it."""
+    """Returns a function that draws one row and repeats it."""
 
     def draw(shape: Any, seed: Any, *args: Any, **options: Any) -> tf.Tensor:
         shape = tf.cast(tf.convert_to_tensor(shape), tf.int32)
@@ -208,7 +206,7 @@ def _one_row(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     return draw
 
 
-def _likeliest(logits: tf.Tensor, num_samples: int, *args: Any, **options: Any) -> tf.Tensor:
+def _most_likely(logits: tf.Tensor, num_samples: int, *args: Any, **options: Any) -> tf.Tensor:
     dtype = options.get("dtype", tf.int64)
     return tf.repeat(tf.argmax(logits, -1, dtype)[:, None], num_samples, 1)
 
@@ -219,10 +217,10 @@ def _dropout(uniform: Any, x: tf.Tensor, rate: Any, seed: Any, *_: Any, **__: An
 
 
 def flat_logs(logs: Any) -> dict[str, Any]:
-    """Returns what a step returned as Keras logs it: dictionaries inside of it laid open.
+    """Returns the results of a step as Keras logs them, with nested dictionaries flattened.
 
     Raises:
-        UnsupportedModelError: It is no dictionary of numbers.
+        UnsupportedModelError: They are not a dictionary of numbers.
     """
     found: dict[str, Any] = {}
     for name, value in (logs or {}).items() if isinstance(logs or {}, dict) else [("", logs)]:
@@ -231,8 +229,8 @@ def flat_logs(logs: Any) -> dict[str, Any]:
             continue
         if not name or not np.size(getattr(value, "shape", ())) == 0:
             raise UnsupportedModelError(
-                f"The step returns {name or type(value).__name__!r}, which is no number: return a "
-                "dictionary of scalars, or metrics' results."
+                f"The step returns {name or type(value).__name__!r}, which is not a number. Return "
+                "a dictionary of scalars or of results of metrics."
             )
         found[name] = value
     return found

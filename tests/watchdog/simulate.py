@@ -1,0 +1,296 @@
+"""Simulates the watchdog of thousands of workers: `python -m tests.watchdog.simulate`.
+
+Rank 0 runs in one process and the other workers in a few others, on real sockets and with the code
+that a training runs. It prints how long joining takes, what rank 0 costs while all is well, and the
+time until each kind of fault is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import multiprocessing
+import os
+import random
+import re
+import resource
+import socket
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import psutil
+
+from tfdist.watchdog.protocol import Coordinator, Reporter
+from tfdist.watchdog.status import Status
+from tfdist.watchdog.verdict import SILENCE_SECONDS
+
+_KEY = b"simulation"
+_HOST = "127.0.0.1"
+_WORKERS_PER_HOST = 8
+_STEP_SECONDS = 1.0
+#: Longest time without progress in the simulation, which names a lagging worker.
+_LIMIT = 25.0
+_END_SECONDS = 60.0
+_JOIN_SECONDS = 120.0
+#: What happens to workers; the number of workers is in front of it.
+FAULTS = ("1 killed", "1 stopped", "1 lagging", "100 killed")
+
+
+class Outcome(NamedTuple):
+    """What a simulation has measured.
+
+    Attributes:
+        join_seconds: Time until rank 0 has heard all workers.
+        cpu: Share of a core that rank 0 used while all was well.
+        sent: Bytes per second that rank 0 sent meanwhile.
+        received: Bytes per second that rank 0 received meanwhile.
+        memory: Bytes of rank 0's process.
+        named_seconds: By fault, the time until rank 0 had a verdict; None: it named another rank.
+        verdicts: By fault, the verdict.
+        heard: By fault, how many of the other workers received the verdict.
+    """
+
+    join_seconds: float
+    cpu: float
+    sent: float
+    received: float
+    memory: int
+    named_seconds: dict[str, float | None]
+    verdicts: dict[str, str]
+    heard: dict[str, int]
+
+
+class _Worker:
+    """A simulated worker, which makes steps."""
+
+    def __init__(self, rank: int, size: int, port: int) -> None:
+        self.status = Status(rank, size=size, host=f"node{rank // _WORKERS_PER_HOST:03d}")
+        self.waits, self.verdicts = False, 0
+        self.reporter = Reporter(self.status, size, [_HOST], port, _KEY, self._on_verdict)
+        self.task: asyncio.Task[None] | None = None
+
+    def suffer(self, fault: str) -> None:
+        """Lets something happen to it."""
+        connection = self.reporter._connection
+        if fault == "lagging":
+            self.waits = True
+        elif self.task and connection and connection.transport:
+            self.task.cancel()
+            if fault == "killed":
+                connection.transport.abort()
+            else:  # its sockets stay open, and nobody reads
+                connection.transport.pause_reading()
+
+    def _on_verdict(self, reason: str) -> None:
+        del reason
+        self.verdicts += 1
+
+
+async def _workers(ranks: range, size: int, port: int, parent: Connection) -> None:
+    """Runs some of the workers until the parent has closed the connection."""
+    workers = {rank: _Worker(rank, size, port) for rank in ranks}
+    for worker in workers.values():
+        worker.status.enter("fit", _LIMIT)
+        worker.task = asyncio.create_task(worker.reporter.run())
+    step = 0
+    while True:
+        while parent.poll():
+            try:
+                fault, victims = parent.recv()
+            except EOFError:
+                return
+            if fault == "count":
+                parent.send(sum(worker.verdicts > 0 for worker in workers.values()))
+            for rank, worker in workers.items():
+                if rank in victims:
+                    worker.suffer(fault)
+                elif fault == "lagging":  # the others come to the end of the step, and wait there
+                    worker.status.passed("the next step")
+                    worker.waits = True
+        await asyncio.sleep(_STEP_SECONDS)
+        step += 1
+        for worker in workers.values():
+            if not worker.waits:
+                worker.status.passed(f"step {step} of epoch 1")
+
+
+def _run_workers(ranks: range, size: int, port: int, parent: Connection) -> None:
+    _allow_files()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_workers(ranks, size, port, parent))
+    os._exit(0)
+
+
+def _allow_files() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Run:
+    """One group of workers: it joins, runs well for a while, and then has a fault."""
+
+    def __init__(self, size: int, processes: int) -> None:
+        self.size = size
+        self._listener = socket.create_server((_HOST, 0))
+        port = self._listener.getsockname()[1]
+        self._pipes, self._children = [], []
+        context = multiprocessing.get_context("spawn")
+        bounds = [1 + (size - 1) * i // processes for i in range(processes + 1)]
+        for low, high in itertools.pairwise(bounds):
+            ours, theirs = context.Pipe()
+            child = context.Process(
+                target=_run_workers, args=(range(low, high), size, port, theirs), daemon=True
+            )
+            child.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._children.append(child)
+        self.status = Status(0, size=size, host="node000")
+        self.verdict: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.coordinator = Coordinator(self.status, size, self._listener, _KEY, self._on_verdict)
+        self.status.enter("fit", _LIMIT)
+        self._tasks = [
+            asyncio.create_task(self.coordinator.run()),
+            asyncio.create_task(self._steps()),
+        ]
+
+    async def join(self) -> float:
+        """Returns the time from the first connection until all workers are heard."""
+        first = None
+        deadline = time.monotonic() + _JOIN_SECONDS
+        while time.monotonic() < deadline:
+            joined = len(self.coordinator._connections)
+            if joined and first is None:
+                first = time.monotonic()
+            if joined == self.size - 1:
+                return time.monotonic() - (first or time.monotonic())
+            await asyncio.sleep(0.02)
+        raise TimeoutError(f"{joined} of {self.size - 1} workers joined in {_JOIN_SECONDS:.0f} s")
+
+    async def measure(self, seconds: float) -> tuple[float, float, float]:
+        """Returns rank 0's share of a core, and the bytes per second it sent and received."""
+        began, cpu = time.monotonic(), time.process_time()
+        sent, received = self.coordinator.sent, self.coordinator.received
+        await asyncio.sleep(seconds)
+        took = time.monotonic() - began
+        return (
+            (time.process_time() - cpu) / took,
+            (self.coordinator.sent - sent) / took,
+            (self.coordinator.received - received) / took,
+        )
+
+    async def suffer(self, fault: str, victims: list[int]) -> tuple[float, str, int]:
+        """Returns the time until the verdict, the verdict, and how many workers received it."""
+        kind = fault.split()[1]
+        began = time.monotonic()
+        for pipe in self._pipes:
+            pipe.send((kind, victims))
+        if kind == "lagging":
+            self._tasks[1].cancel()
+            self.status.passed("the next step")
+        text = await asyncio.wait_for(self.verdict, _END_SECONDS)
+        took = time.monotonic() - began
+        await asyncio.sleep(3 * _STEP_SECONDS)
+        for pipe in self._pipes:
+            pipe.send(("count", []))
+        counts = [await asyncio.to_thread(pipe.recv) for pipe in self._pipes]
+        return took, text, sum(counts)
+
+    async def end(self) -> None:
+        """Ends all processes."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pipe in self._pipes:
+            pipe.close()
+        for child in self._children:
+            child.kill()
+            child.join()
+
+    async def _steps(self) -> None:
+        step = 0
+        while True:
+            await asyncio.sleep(_STEP_SECONDS)
+            step += 1
+            self.status.passed(f"step {step} of epoch 1")
+
+    def _on_verdict(self, reason: str) -> None:
+        if not self.verdict.done():
+            self.verdict.set_result(reason)
+
+
+async def simulate(
+    size: int, processes: int = 2, seconds: float = 20.0, faults: tuple[str, ...] = FAULTS
+) -> Outcome:
+    """Simulates workers, once for each fault.
+
+    Args:
+        size: Number of workers, with rank 0.
+        processes: Processes of the other workers.
+        seconds: Time for which rank 0's cost is measured.
+        faults: Which of `FAULTS`.
+    """
+    _allow_files()
+    named: dict[str, float | None] = {}
+    verdicts: dict[str, str] = {}
+    heard: dict[str, int] = {}
+    first: tuple[Any, ...] = ()
+    for fault in faults:
+        run = _Run(size, processes)
+        try:
+            joined = await run.join()
+            first = first or (
+                joined,
+                *await run.measure(seconds),
+                psutil.Process().memory_info().rss,
+            )
+            number = min(int(fault.split()[0]), size // 2)
+            begin = random.Random(size).randrange(1, size - number)
+            victims = list(range(begin, begin + number))
+            took, text, counted = await run.suffer(fault, victims)
+            culprit = re.match(r"rank (\d+) ", text)
+            named[fault] = took if culprit and int(culprit[1]) in victims else None
+            verdicts[fault], heard[fault] = text, counted
+        finally:
+            await run.end()
+    return Outcome(*first, named, verdicts, heard)
+
+
+def main() -> int:
+    """Prints a table; returns 1 if a goal is missed."""
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--workers", type=int, nargs="+", default=[64, 512, 4096])
+    flags.add_argument("--processes", type=int, default=2, help="of the other workers (2)")
+    flags.add_argument("--seconds", type=float, default=20.0, help="of measuring (20)")
+    flags.add_argument("--verdicts", action="store_true", help="print the verdicts")
+    given = flags.parse_args()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start")
+    head = ["workers", "join s", "CPU %", "sent MB/s", "received MB/s", "memory MB", *FAULTS]
+    print(" | ".join(head))
+    missed = 0
+    for size in given.workers:
+        outcome = asyncio.run(simulate(size, given.processes, given.seconds))
+        times = [outcome.named_seconds[fault] for fault in FAULTS]
+        cells = [
+            f"{size}", f"{outcome.join_seconds:.2f}", f"{100 * outcome.cpu:.2f}",
+            f"{outcome.sent / 1e6:.3f}", f"{outcome.received / 1e6:.3f}",
+            f"{outcome.memory / 2**20:.0f}",
+            *("another rank" if s is None else f"{s:.1f} s" for s in times),
+        ]  # fmt: skip
+        print(" | ".join(cells), flush=True)
+        missed += any(s is None or s > SILENCE_SECONDS for s in times)
+        for fault, text in outcome.verdicts.items():
+            lines = text.splitlines()
+            print(f"  {fault}: {len(lines)} lines, heard by {outcome.heard[fault]}: {lines[0]}")
+            if given.verdicts:
+                print("\n".join(f"    {line}" for line in lines[1:]))
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The watchdog of 64 workers on real sockets, in the simulation's short form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from tests.watchdog.simulate import simulate
+from tfdist.cluster.messages import Session
+from tfdist.watchdog.protocol import _UNREAD_LIMIT, Coordinator, Reporter
+from tfdist.watchdog.status import State, Status
+
+KEY = b"the key of this job"
+SECONDS = 30.0
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
+
+
+def test_sixty_four_workers_join_and_many_failures_are_one_verdict() -> None:
+    outcome = asyncio.run(simulate(64, processes=1, seconds=3.0, faults=("100 killed",)))
+    assert outcome.named_seconds["100 killed"] is not None
+    verdict = outcome.verdicts["100 killed"].splitlines()
+    assert "31 more are gone, on " in verdict[0]
+    assert len(verdict) <= 40
+    assert outcome.heard["100 killed"] == 31
+    # Each report and its answer have some hundred bytes; a broadcast to all would be 64 times that.
+    assert 0 < outcome.sent < 64 * 500
+    assert 0 < outcome.received < 64 * 500
+
+
+class Rank0:
+    """A coordinator of four workers, and what was sent to it."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[str] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.status = Status(0, size=4)
+        self.coordinator = Coordinator(self.status, 4, self.listener, KEY, self.verdicts.append)
+
+    async def __aenter__(self) -> Rank0:
+        self.task = asyncio.create_task(self.coordinator.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def connect(self, key: bytes = KEY) -> tuple[Any, Any, Session]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        session = Session.answering(key, await reader.readline())
+        assert session
+        return reader, writer, session
+
+    async def is_refused(self, sent: bytes) -> bool:
+        """Whether bytes end the connection and leave no report behind."""
+        reader, writer, _ = await self.connect()
+        writer.write(sent)
+        try:
+            answer = await reader.read()
+        except ConnectionError:
+            answer = b""
+        writer.close()
+        heard = [r.rank for r in self.coordinator.reports() if r.state is not State.UNHEARD]
+        return answer == b"" and heard == [0]
+
+
+def first(session: Session, rank: Any, report: Any = None) -> bytes:
+    return session.sign({"rank": rank, "report": report or Status(1).report().to_message()})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"x" * 10**5,
+        b'{"rank": 1, "report": []}\n',
+        b"\xff\x00\n",
+        (json.dumps({"rank": 1}) + "\n").encode() * 3,
+    ],
+    ids=["http", "long", "unsigned", "bytes", "several"],
+)
+def test_strangers_are_refused(sent: bytes) -> None:
+    async def attempt() -> bool:
+        async with Rank0() as rank_0:
+            return await rank_0.is_refused(sent)
+
+    assert run(attempt())
+
+
+@pytest.mark.parametrize("key", [b"", b"another job"])
+def test_another_key_is_refused(key: bytes) -> None:
+    async def attempt() -> bytes:
+        async with Rank0() as rank_0:
+            reader, writer, session = await rank_0.connect(key)
+            writer.write(first(session, 1))
+            try:
+                return await reader.read()
+            except ConnectionError:
+                return b""
+
+    assert run(attempt()) == b""
+
+
+@pytest.mark.parametrize("rank", [0, 4, -1, 10**9, "1", None])
+def test_ranks_out_of_range_are_refused(rank: Any) -> None:
+    async def attempt() -> bytes:
+        async with Rank0() as rank_0:
+            reader, writer, session = await rank_0.connect()
+            writer.write(first(session, rank))
+            try:
+                return await reader.read()
+            except ConnectionError:
+                return b""
+
+    assert run(attempt()) == b""
+
+
+def test_a_recorded_connection_cannot_be_repeated() -> None:
+    async def attempt() -> tuple[bytes, bytes]:
+        async with Rank0() as rank_0:
+            reader, writer, session = await rank_0.connect()
+            recorded = first(session, 1)
+            writer.write(recorded)
+            answer = await reader.readline()
+            again, second, _ = await rank_0.connect()
+            second.write(recorded)
+            try:
+                return answer, await again.read()
+            except ConnectionError:
+                return answer, b""
+
+    answer, repeated = run(attempt())
+    assert answer
+    assert repeated == b""
+
+
+def test_escape_sequences_of_a_worker_are_not_printed() -> None:
+    async def attempt() -> str:
+        async with Rank0() as rank_0:
+            status = Status(1, host="node\x1b[2J")
+            status.leave(State.FAILED, "\x1b]0;title\x07")
+            reader, writer, session = await rank_0.connect()
+            writer.write(first(session, 1, status.report().to_message()))
+            await reader.readline()
+            return "".join(f"{r.host}{r.error}" for r in rank_0.coordinator.reports())
+
+    assert "\x1b" not in run(attempt())
+
+
+def test_a_worker_that_does_not_read_is_dropped() -> None:
+    """It goes on reporting, and its answers must not fill rank 0's memory."""
+
+    async def attempt() -> int:
+        async with Rank0() as rank_0:
+            _, writer, session = await rank_0.connect()
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            writer.transport.pause_reading()
+            report = Status(1).report().to_message()
+            writer.write(first(session, 1))
+            most = 0
+            while not writer.is_closing():
+                for _ in range(100):
+                    writer.write(session.sign(report))
+                await asyncio.sleep(0)
+                connections = rank_0.coordinator._connections.values()
+                most = max([most, *(connection.unread for connection in connections)])
+                try:
+                    await writer.drain()
+                except ConnectionError:
+                    break
+            return most
+
+    assert run(attempt()) < 4 * _UNREAD_LIMIT
+
+
+def test_a_worker_hears_rank_0_and_its_verdict() -> None:
+    async def attempt() -> list[str]:
+        async with Rank0() as rank_0:
+            heard: list[str] = []
+            status = Status(1, size=4)
+            hosts = ["203.0.113.1.invalid", "127.0.0.1"]
+            reporter = Reporter(status, 4, hosts, rank_0.port, KEY, heard.append)
+            task = asyncio.create_task(reporter.run())
+            await reporter.answered.wait()
+            rank_0.status.enter("fit", 0.5)
+            status.enter("fit", 0.5)
+            rank_0.status.leave(State.FAILED, "ValueError: x")
+            while not heard or not rank_0.verdicts:
+                await asyncio.sleep(0.05)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return heard
+
+    assert "failed: ValueError: x" in run(attempt())[0]

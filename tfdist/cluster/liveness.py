@@ -1,0 +1,125 @@
+"""Whether the other processes exist and respond.
+
+A stopped process still accepts connections, but does not answer. Horovod's Gloo gives up by
+aborting the process, in C++, without naming the missing rank; so before Gloo starts, each rank
+registers at Horovod's rendezvous server, which stores any key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from tfdist.cluster.record import split
+from tfdist.errors import ClusterError
+
+#: The beginning of an HTTP/2 connection (RFC 9113, 3.4): preface and empty settings. A gRPC server
+#: answers with its own; ours answers anything.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_MAX_THREADS = 512
+
+
+def silent(addresses: Mapping[int, str], seconds: float = 5.0) -> list[int]:
+    """Returns the ranks that do not answer.
+
+    Args:
+        addresses: `"host:port"` of each rank: a gRPC server, or the port of `answering`.
+        seconds: Time limit for each answer.
+    """
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(min(len(addresses), _MAX_THREADS)) as pool:
+        answers = list(pool.map(_answers, addresses.values(), [seconds] * len(addresses)))
+    return [rank for rank, answered in zip(addresses, answers, strict=True) if not answered]
+
+
+def answering() -> int:
+    """Answers every connection while this process lives; returns the port."""
+    server = socketserver.ThreadingTCPServer(("", 0), _Answer)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True, name="liveness").start()
+    return server.server_address[1]
+
+
+class _Answer(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            self.request.sendall(b"alive")
+
+
+def _answers(address: str, seconds: float) -> bool:
+    try:
+        with socket.create_connection(split(address), timeout=seconds) as connection:
+            connection.sendall(_HELLO)
+            return bool(connection.recv(1))
+    except OSError:
+        return False
+
+
+#: How long a rank waits for the others to register.
+SECONDS = 120.0
+_RETRY_SECONDS = 0.1
+_SCOPE = "tfdist-roll-call"
+
+
+def roll_call(rank: int, size: int, seconds: float = SECONDS) -> dict[int, str]:
+    """Returns the addresses of the other ranks' `answering`, when all ranks have called this.
+
+    Returns nothing, at once, if no rendezvous server is set. Each rank sends O(ranks) requests.
+
+    Args:
+        rank: Of this process.
+        size: Number of processes.
+        seconds: Longest time to wait.
+
+    Raises:
+        ClusterError: Ranks are missing after that time, or the server is.
+    """
+    if size == 1 or "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ:
+        return {}
+    deadline = time.monotonic() + seconds
+    _register(rank, f"{os.environ.get('HOROVOD_HOSTNAME', 'localhost')}:{answering()}")
+    found: dict[int, str] = {}
+    while missing := [other for other in range(size) if other not in found and other != rank]:
+        found |= {other: address for other in missing if (address := _registered(other))}
+        if time.monotonic() > deadline and len(found) < size - 1:
+            named = " and ".join(f"rank {other}" for other in missing if other not in found)
+            raise ClusterError(
+                f"Rank {rank} of {size} waited {seconds:.0f} s in start-up for {named}: check "
+                "whether that process failed, and whether its host reaches the launcher's."
+            )
+        time.sleep(_RETRY_SECONDS)
+    return found
+
+
+def _server() -> tuple[str, str]:
+    prefix = "HOROVOD_GLOO_RENDEZVOUS_"
+    return os.environ[f"{prefix}ADDR"], os.environ[f"{prefix}PORT"]
+
+
+def _register(rank: int, address: str) -> None:
+    from horovod.runner.http.http_client import put_data_into_kvstore
+
+    try:
+        put_data_into_kvstore(*_server(), _SCOPE, str(rank), address)
+    except RuntimeError as error:
+        raise ClusterError(
+            f"Rank {rank} cannot reach the launcher's server at {':'.join(_server())}: check "
+            "whether the launcher is running, and whether this host reaches that address."
+        ) from error
+
+
+def _registered(rank: int) -> str:
+    """Returns the address that a rank registered; empty if it has not yet."""
+    from horovod.runner.http.http_client import read_data_from_kvstore
+
+    try:
+        return read_data_from_kvstore(*_server(), _SCOPE, str(rank))
+    except RuntimeError:
+        return ""

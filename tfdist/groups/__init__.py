@@ -1,1 +1,0 @@
-"""Process groups: how the processes that train together exchange values. They know no models."""

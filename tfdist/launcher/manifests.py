@@ -1,0 +1,177 @@
+"""What other schedulers need: a script for Slurm, and manifests for Kubernetes.
+
+The manifests are for the training operator and the MPI operator.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import yaml
+
+from tfdist.errors import REQUEUE, ConfigurationError
+from tfdist.launcher.options import Options
+
+#: Between SIGTERM and SIGKILL: time for a pod to finish a step and save.
+_SAVING_SECONDS = 120
+
+_SCRIPT = """\
+#!/bin/bash
+{directives}
+
+set -uo pipefail
+for restart in {{0..{max_restarts}}}; do
+    # Label lines with the rank, end all tasks when one fails, and fill the nodes rank by rank.
+    srun --label --kill-on-bad-exit=1 --distribution=block \\
+        {command}
+    code=$?
+    # Preempted, or out of time: the state is saved, and the same job resumes.
+    if [ $code = {requeue} ]; then scontrol requeue "$SLURM_JOB_ID"; exit $code; fi
+    if [ $code = 0 ]; then break; fi
+done
+exit $code
+"""
+
+
+def slurm(options: Options) -> str:
+    """Returns a script for sbatch, which restarts the command after `--max-restarts` failures.
+
+    `srun` starts the workers, and `tfdist.cluster` reads its variables.
+    """
+    directives_by_name = {
+        "job-name": options.name,
+        "output": f"{options.name}-%j.log",
+        "ntasks": options.num_workers,
+        "nodes": len(options.hosts) or None,
+        "nodelist": ",".join(options.hosts) or None,
+        "cpus-per-task": options.cpus_per_worker,
+        "gpus-per-task": options.gpus_per_worker or None,
+        "time": "24:00:00",
+        # 120 s before the time limit, so that the state is saved.
+        "signal": "USR1@120",
+        "open-mode": "append",
+    }
+    directives = [
+        f"#SBATCH --{name}={value}" for name, value in directives_by_name.items() if value
+    ]
+    return _SCRIPT.format(
+        directives="\n".join([*directives, "#SBATCH --requeue"]),
+        command=shlex.join(options.portable_command),
+        max_restarts=options.max_restarts,
+        requeue=REQUEUE,
+    )
+
+
+def kubernetes(options: Options) -> str:
+    """Returns a manifest as YAML, for `kubectl apply -f -`.
+
+    Raises:
+        ConfigurationError: The kind of job has no parameter servers.
+    """
+    kind = options.print_k8s
+    if kind == "auto":
+        with_mpi = options.by_horovod or options.via == "mpirun"
+        kind = "mpijob" if with_mpi else "tfjob"
+    if options.num_ps and kind != "tfjob":
+        raise ConfigurationError(f"--num-ps {options.num_ps}: only a tfjob has them, not {kind}.")
+    version, name, spec = {
+        "tfjob": ("kubeflow.org/v1", "TFJob", _tf_job),
+        "mpijob": ("kubeflow.org/v2beta1", "MPIJob", _mpi_job),
+        "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob", _train_job),
+    }[str(kind)]
+    manifest = {
+        "apiVersion": version,
+        "kind": name,
+        "metadata": {"name": options.name},
+        "spec": spec(options),
+    }
+    return yaml.safe_dump(manifest, sort_keys=False)
+
+
+def _tf_job(options: Options) -> dict[str, Any]:
+    """Returns a job with one pod per task; the operator sets TF_CONFIG in each."""
+    counts = {"Worker": options.num_workers}
+    if options.num_ps:
+        counts = {"Chief": 1, **counts, "PS": options.num_ps}
+    return {
+        # No limit of restarts: the operator would count those after a preemption.
+        "runPolicy": {"cleanPodPolicy": "Running"},
+        # With a chief, the job is complete when the chief is.
+        **({} if options.num_ps else {"successPolicy": "AllWorkers"}),
+        "tfReplicaSpecs": {
+            # The operator looks for a container of this name.
+            task: _replicas(number, _container("tensorflow", options, task == "Worker"), "ExitCode")
+            for task, number in counts.items()
+        },
+    }
+
+
+def _mpi_job(options: Options) -> dict[str, Any]:
+    """Returns a job with one pod per worker, which runs sshd, and one that runs mpirun."""
+    launcher = _container("mpi-launcher", options, computes=False)
+    launcher["command"] = [
+        *("mpirun", "--allow-run-as-root", "-np", str(options.num_workers)),
+        # The threads of a worker that is bound to one core would share it.
+        *("--bind-to", "none", "-x", "PATH", "-x", "LD_LIBRARY_PATH"),
+        *options.portable_command,
+    ]
+    worker = _container("mpi-worker", options) | {"command": ["/usr/sbin/sshd", "-De"]}
+    return {
+        "slotsPerWorker": 1,
+        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": options.max_restarts},
+        "launcherCreationPolicy": "WaitForWorkersReady",
+        "mpiReplicaSpecs": {
+            # All ranks end when one fails, so mpirun is restarted.
+            "Launcher": _replicas(1, launcher, "OnFailure" if options.max_restarts else "Never"),
+            "Worker": _replicas(options.num_workers, worker),
+        },
+    }
+
+
+def _train_job(options: Options) -> dict[str, Any]:
+    """Returns a job of the training operator 2, whose runtime sets ranks and rank 0's address."""
+    trainer: dict[str, Any] = {
+        "image": options.image,
+        "command": list(options.portable_command),
+        "numNodes": options.num_workers,
+        "numProcPerNode": 1,
+    }
+    if resources := _resources(options):
+        trainer["resourcesPerNode"] = resources
+    return {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
+
+
+def _replicas(
+    number: int, container: dict[str, Any], restart_policy: str = "Never"
+) -> dict[str, Any]:
+    """Returns equal pods. By default the failure of one fails the job.
+
+    The policy `ExitCode` restarts pods that exit with 128 or more: preempted workers, which all
+    stop after the same step and exit with `tfdist.errors.REQUEUE`.
+    """
+    pod = {"terminationGracePeriodSeconds": _SAVING_SECONDS, "containers": [container]}
+    return {
+        "replicas": number,
+        "restartPolicy": restart_policy,
+        "template": {"spec": pod},
+    }
+
+
+def _container(name: str, options: Options, computes: bool = True) -> dict[str, Any]:
+    """Returns a container that runs the command, with a worker's resources if it computes."""
+    container: dict[str, Any] = {
+        "name": name,
+        "image": options.image,
+        "command": list(options.portable_command),
+    }
+    if computes and (resources := _resources(options)):
+        container["resources"] = resources
+    return container
+
+
+def _resources(options: Options) -> dict[str, Any]:
+    """Returns the resources of a worker; empty where no flag sets them."""
+    limits = {"cpu": options.cpus_per_worker, "nvidia.com/gpu": options.gpus_per_worker}
+    given = {resource: number for resource, number in limits.items() if number}
+    return {"limits": given} if given else {}

@@ -1,0 +1,352 @@
+"""Runs the processes of one host as a group: when one fails all end, and none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType, MappingProxyType, TracebackType
+from typing import TextIO
+
+from tfdist.errors import REQUEUE, LaunchError
+from tfdist.launcher.orphans import marked, watching
+from tfdist.launcher.output import Relay
+from tfdist.launcher.plan import Process
+from tfdist.launcher.restarts import NO_RESTARTS, Failure, Restarts
+
+#: Longest time between SIGTERM and SIGKILL.
+_TERMINATION_SECONDS = 5.0
+_DRAIN_SECONDS = 1.0
+
+
+class SignalledError(SystemExit):
+    """A signal that ends this process, and asks the others to save their state."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    """Lets SIGTERM, SIGUSR1 and SIGHUP unwind the stack within the block, as Ctrl-C does.
+
+    SIGINT does so as well where a shell made this process ignore it, as for background jobs. Has no
+    effect outside of the main thread, where Python allows no signal handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # the terminal was closed
+            raise SystemExit(128 + number)
+        raise SignalledError(number)
+
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: leave,
+        signal.SIGUSR1: leave,
+        signal.SIGHUP: leave,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Where the output of processes goes.
+
+    Attributes:
+        only: Name of the one process whose output is shown, without a prefix; None: all are shown;
+            empty: none is.
+        out: For standard output; None: this process's.
+        err: For standard error; None: this process's.
+    """
+
+    only: str | None = None
+    out: TextIO | None = None
+    err: TextIO | None = None
+
+    def relay(self, name: str) -> Relay:
+        """Returns the relay for the output of the process of that name."""
+        if self.only not in (None, name):
+            return Relay(name, None, None)
+        return Relay("" if self.only else name, self.out or sys.stdout, self.err or sys.stderr)
+
+
+class Child:
+    """A process of a group.
+
+    Args:
+        process: What to start.
+        environ: Variables of all processes of the group.
+        streams: Where its output goes.
+    """
+
+    def __init__(self, process: Process, environ: Mapping[str, str], streams: Streams) -> None:
+        self.process = process
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # unless the user sets it
+        own = {"PYTHONUNBUFFERED": "1", **process.environ, **environ}
+        self._environ = {**quiet, **os.environ, **own}
+        self._relay = streams.relay(process.name)
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    def start(self, on_end: Callable[[Child], None]) -> None:
+        """Starts it.
+
+        Args:
+            on_end: Called from a thread when it has ended.
+
+        Raises:
+            LaunchError: It cannot be started.
+        """
+        try:
+            popen = subprocess.Popen(
+                self.process.command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # the launcher passes the terminal's signals on
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"{self.process.command[0]!r} cannot be started ({error.strerror}): "
+                "expected a program and its arguments after --."
+            ) from None
+        self._popen = popen
+        self._relay.start(popen)
+
+        def wait() -> None:
+            popen.wait()
+            on_end(self)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started, and has not ended."""
+        return self._popen is not None and self._popen.returncode is None
+
+    @property
+    def code(self) -> int:
+        """The exit code of an ended process as in a shell: 128 plus the number of a signal."""
+        code = self._popen.returncode if self._popen else 0
+        return code if code >= 0 else 128 - code
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process and its children."""
+        if self._popen and self.running:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self._popen.pid, number)
+
+    def drain(self) -> None:
+        """Waits for the rest of its output."""
+        self._relay.join(_DRAIN_SECONDS)
+
+    def failure(self) -> Failure:
+        """Returns how an ended process failed."""
+        return Failure(self.process.name, self.code, self._relay.last_words())
+
+
+class Children:
+    """All processes of a group; leaving the block ends those that still run.
+
+    Args:
+        children: Not started yet.
+        grace: As for `run`.
+        restarts: As for `run`.
+
+    Attributes:
+        ended: Names of the processes that exited with code 0, in order.
+    """
+
+    def __init__(self, children: Sequence[Child], grace: float, restarts: Restarts) -> None:
+        self._children, self._grace, self._restarts = children, grace, restarts
+        self._termination = min(grace, _TERMINATION_SECONDS)
+        self._queue: queue.SimpleQueue[Child] = queue.SimpleQueue()  # in the order of their ends
+        self.ended: list[str] = []
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            # Processes may want to save their state.
+            if kind is KeyboardInterrupt:
+                self._end(signal.SIGINT, self._grace)
+            if isinstance(error, SignalledError):
+                self._preempt(error)
+            self._end(signal.SIGTERM, self._termination)
+        finally:  # reached at once by a second Ctrl-C
+            self._end(signal.SIGKILL, _TERMINATION_SECONDS)
+
+    def start(self) -> None:
+        """Starts all.
+
+        Raises:
+            LaunchError: One cannot be started.
+        """
+        for child in self._children:
+            child.start(self._queue.put)
+
+    def wait(self, seconds: float | None = None) -> Child | None:
+        """Waits for the end of the run, or for so long; returns the process that failed, if any."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not self.done:
+            try:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                child = self._queue.get(timeout=left)
+            except queue.Empty:
+                return None
+            if child.code and self._restart(child):
+                continue
+            if child.code == REQUEUE:
+                return self._after_preemption(child)
+            if child.code:
+                return child
+            self.ended.append(child.process.name)
+            if child.process.ends_run:
+                self._wait_for_all(self._grace)
+                return None
+        return None
+
+    @property
+    def done(self) -> bool:
+        """Whether all have exited with code 0."""
+        return len(self.ended) == len(self._children)
+
+    def preempt(self) -> Failure | None:
+        """Stops all after a step; returns the first failure or preemption."""
+        for child in self._children:
+            child.signal(signal.SIGUSR1)
+        failed = self.wait(self._grace)
+        late = None if self.done else Failure("launcher", REQUEUE, "")  # resumes from a checkpoint
+        return failed.failure() if failed else late
+
+    def last_words(self) -> str:
+        """Returns the last lines of each process on standard error."""
+        words = {child.process.name: child.failure().last_words for child in self._children}
+        return "\n".join(f"{name}: {text}" for name, text in words.items() if text)
+
+    def _restart(self, child: Child) -> bool:
+        """Restarts a failed process alone, if that is allowed."""
+        if not child.process.restartable or not self._restarts.allow(child.failure()):
+            return False
+        child.start(self._queue.put)
+        return True
+
+    def _after_preemption(self, first: Child) -> Child:
+        """Lets the others save; returns one that failed to, or the one that ended first."""
+        self._wait_for_all(self._grace)
+        ended = [child for child in self._children if not child.running]
+        return next((child for child in ended if child.code not in (0, REQUEUE)), first)
+
+    def _preempt(self, received: SignalledError) -> None:
+        """Passes a preemption on to the process that stops the others, or to all."""
+        chiefs = [child for child in self._children if child.process.ends_run]
+        for child in chiefs or self._children:
+            child.signal(child.process.preempt_by or received.number)
+        self._wait_for_all(self._grace, chiefs)
+        if any(child.code == REQUEUE for child in self._children if not child.running):
+            received.code = REQUEUE
+
+    def _end(self, number: int, seconds: float) -> None:
+        """Sends a signal to the running processes, and waits for their end."""
+        for child in self._children:
+            child.signal(number)
+        self._wait_for_all(seconds)
+
+    def _wait_for_all(self, seconds: float, some: Sequence[Child] = ()) -> None:
+        """Waits until all processes, or some of them, have ended."""
+        deadline = time.monotonic() + seconds
+        awaited = some or self._children
+        while any(c.running for c in awaited) and (left := deadline - time.monotonic()) > 0:
+            try:
+                self._queue.get(timeout=left)
+            except queue.Empty:
+                return
+
+
+def run(
+    processes: Sequence[Process],
+    *,
+    grace: float,
+    restarts: Restarts = NO_RESTARTS,
+    streams: Streams | None = None,
+    seconds: float | None = None,
+) -> Failure | None:
+    """Runs processes until all have ended, or one fails and the others are ended.
+
+    Args:
+        processes: All on this host.
+        grace: Seconds for them to exit after an interrupt or a preemption, or after the chief's
+        end.
+        restarts: Limits the restarts of single processes.
+        streams: Where their output goes.
+        seconds: Time until they are preempted; None: never.
+
+    Returns:
+        The first failure, or None.
+
+    Raises:
+        KeyboardInterrupt: SIGINT was received; all have ended.
+        SystemExit: SIGTERM, SIGUSR1 or SIGHUP was received; all have ended. Its code is `REQUEUE`
+            if they have saved their state.
+        LaunchError: A program cannot be started.
+    """
+    running = started(processes, grace=grace, restarts=restarts, streams=streams)
+    with signals_raise(), running as children:
+        failed = children.wait(seconds)
+        if not failed and seconds is not None and not children.done:
+            return children.preempt()
+    return failed.failure()._replace(ended=tuple(children.ended)) if failed else None
+
+
+@contextmanager
+def started(
+    processes: Sequence[Process],
+    *,
+    grace: float,
+    restarts: Restarts = NO_RESTARTS,
+    streams: Streams | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Children]:
+    """Starts processes; leaving the block ends those that still run, and all that they started.
+
+    Args:
+        processes: As for `run`, like the other arguments.
+        grace: Seconds.
+        restarts: Of single processes.
+        streams: Where output goes.
+        environ: Variables of all processes, in addition to this process's and their own.
+
+    Raises:
+        LaunchError: A program cannot be started.
+    """
+    mark = uuid.uuid4().hex
+    shared = {**environ, **marked(mark)}
+    children = [Child(process, shared, streams or Streams()) for process in processes]
+    try:
+        with watching(mark), Children(children, grace, restarts) as group:
+            group.start()
+            yield group
+    finally:  # now that nobody holds a pipe open any more
+        for child in children:
+            child.drain()

@@ -1,0 +1,103 @@
+"""The scope in which a replica runs: keeps assignments aside, and reads sharded variables whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.step.parameter_gather import ParameterGather, total_gradient
+from tfdist.upstream.keras_graph import operations_called_through
+from tfdist.upstream.keras_model import stateless_scope
+from tfdist.upstream.keras_variables import is_joined_to_read, source_of
+
+
+class Scope(keras.StatelessScope):
+    """A `keras.StatelessScope` for one replica, in which sharded variables are read whole.
+
+    Attributes:
+        updated: All variables that were assigned to, by id, in the order of their first update.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.updated: dict[int, keras.Variable] = {}
+        self._tape: tf.GradientTape | None = None
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    @functools.cached_property
+    def gather(self) -> ParameterGather:
+        """Gathers sharded variables."""
+        return ParameterGather(self._graph, self._tape)
+
+    @contextmanager
+    def recorded(self) -> Iterator[tf.GradientTape]:
+        """Returns a context with a tape that also watches gathered variables."""
+        with tf.GradientTape() as self._tape:
+            yield self._tape
+
+    def gradients(
+        self, compute: Callable[[list], list], variables: Sequence[keras.Variable]
+    ) -> list:
+        """Returns the gradient of each variable, or None where there is none.
+
+        Args:
+            compute: Returns the gradients of sources. Those of sharded variables are lists.
+            variables: Plain or sharded.
+        """
+        sources = [self._source(variable) for variable in variables]
+        if "gather" not in vars(self):
+            return compute(sources)
+        with self.gather.backward():
+            found = compute(sources)
+        return [
+            total_gradient(gradient, variable) if isinstance(gradient, list) else gradient
+            for gradient, variable in zip(found, variables, strict=True)
+        ]
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Returns a variable's value in this scope; None if that is the value outside of it."""
+        value = self.assigned(variable)
+        if value is None and is_joined_to_read(variable):
+            return self.gather.read(variable)
+        return value
+
+    def assigned(self, variable: keras.Variable) -> Any:
+        """Returns the value that was assigned to a variable in this scope, or None."""
+        return super().get_current_value(variable)
+
+    def whole(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Returns a sharded variable gathered in its own dtype; None if it is not sharded."""
+        return self.gather.whole(variable) if is_joined_to_read(variable) else None
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Keeps the new value of a variable in this scope."""
+        self.updated[id(update[0])] = update[0]
+        super().add_update(update)
+
+    def _source(self, variable: keras.Variable) -> Any:
+        """Returns what to differentiate with respect to.
+
+        That is the new value if a layer has assigned to the variable, and a list of all tensors
+        that were read of it if the variable is sharded.
+        """
+        new = self.assigned(variable)
+        if new is not None:
+            return new
+        return self.gather.reads(variable) if is_joined_to_read(variable) else source_of(variable)
+
+
+def layer_inputs_noted() -> AbstractContextManager[None]:
+    """Returns a context in which gathers of sharded variables know the inputs of layers."""
+    return operations_called_through(_note_inputs)
+
+
+def _note_inputs(call: Any, operation: Any, *args: Any, **options: Any) -> Any:
+    scope = stateless_scope()
+    if isinstance(scope, Scope):
+        scope.gather.enter((args, options))
+    return call(operation, *args, **options)

@@ -1,0 +1,1 @@
+"""TensorFlow's collectives between workers that each run the script."""
