@@ -9,7 +9,7 @@ import pytest
 
 from tfdist.console import sizes
 from tfdist.plan import __main__ as plan
-from tfdist.plan import graph, liveness
+from tfdist.plan import graph, liveness, step_graph
 from tfdist.plan.devices import ReplicaPlanner, ReplicatedStep
 from tfdist.plan.graph import Operation
 from tfdist.plan.liveness import Allocator
@@ -129,6 +129,15 @@ def test_command_plans_split_models(strategy: str, devices: list[str], tmp_path:
     alone = 4 * (64 * 512 + 512 + 512 * 10 + 10)
     assert sum(sizes.num_bytes(row["weights"]) for row in rows) == pytest.approx(alone, rel=0.02)
     assert int(rows[0]["largest batch"]) > 30
+
+
+def test_grappler_estimates_about_as_much(capsys: pytest.CaptureFixture[str]) -> None:
+    network = Network("cnn", (16, 16, 3), 10)
+    (planned,) = ReplicaPlanner(ReplicatedStep(network), "one_device", 1).devices(64)
+    assert 0.67 < step_graph.grappler_estimate(network, 64) / planned.total < 1.5
+    line = ["memory", "--model", "mlp", "--input", "64", "--batch", "8", "--grappler"]
+    assert plan.main(line) == 0
+    assert "Grappler's estimate for one device with a batch of 8: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

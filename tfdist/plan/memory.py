@@ -78,6 +78,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--reserve", default=_RESERVE, metavar="SIZE",
         help="part of --card that is not available for tensors",
     )  # fmt: skip
+    parser.add_argument(
+        "--grappler", action="store_true",
+        help="also print the estimate of TensorFlow's Grappler for one device, as a baseline",
+    )  # fmt: skip
     parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
 
 
@@ -91,6 +95,7 @@ def run(
     shard: Sequence[str],
     card: str | None,
     reserve: str,
+    grappler: bool,
     table: str | None,
     **network: Any,
 ) -> None:
@@ -113,6 +118,14 @@ def run(
         )
     planners = _planners(chosen, names, layouts, devices, servers)
     _show(planners, batch, capacity, table)
+    if grappler:
+        from tfdist.plan import step_graph
+
+        tables.text(
+            f"Grappler's estimate for one device with a batch of {batch}: "
+            f"{sizes.in_words(step_graph.grappler_estimate(chosen, batch))}. It counts tensors "
+            "alone: neither what the allocator adds, nor variables that a step does not read."
+        )
 
 
 def _layouts(

@@ -7,6 +7,8 @@ train can be planned this way; only their variables have to fit into memory.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -20,6 +22,7 @@ from tfdist.plan import graph
 from tfdist.plan.graph import Operation
 from tfdist.plan.network import Network
 from tfdist.strategies.base import Strategy
+from tfdist.upstream.grappler import peak_memory
 from tfdist.upstream.patching import replaced
 
 #: Rows per replica or micro-batch of the two traced batches. More than one, since an axis of size
@@ -55,6 +58,30 @@ def trace(
     network: Network, num_rows: int, strategy: Strategy
 ) -> tuple[keras.Model, dict[str, Operation]]:
     """Returns a model in the strategy's scope and the operations of its step on `num_rows` rows."""
+    with _traced(network, num_rows, strategy) as (model, whole):
+        devices = graph.variable_devices(whole)
+        return model, graph.operations(graph.loop_body(whole), devices)
+
+
+def grappler_estimate(network: Network, num_rows: int) -> int:
+    """Returns the bytes of a step on one device, as estimated by TensorFlow's Grappler.
+
+    Args:
+        network: What is trained.
+        num_rows: Rows of the batch, which is traced as it is.
+    """
+    with _traced(network, num_rows, Strategy(1)) as (_, whole):
+        return peak_memory(graph.loop_body(whole))
+
+
+@contextlib.contextmanager
+def _traced(
+    network: Network, num_rows: int, strategy: Strategy
+) -> Iterator[tuple[keras.Model, tf.Graph]]:
+    """Yields a model in the strategy's scope, and the graph with the loop of its steps.
+
+    The graph is emptied at the end, when its function is deleted.
+    """
     model = create.create(network.build, strategy, network.precision)
     data = tf.data.Dataset.from_tensors(network.batch(num_rows)).repeat()
     feed = DataHandler(strategy, data, training=True, steps_per_epoch=1)
@@ -68,9 +95,7 @@ def trace(
     with replaced(strategy, "compile", compile_and_keep):
         CompiledFunctions(model, strategy, StepOptions(precision=network.precision)).train(feed)
     batches = iter(strategy.distribute(data))
-    whole = compiled[-1].get_concrete_function(batches, tf.constant(1)).graph
-    devices = graph.variable_devices(whole)
-    return model, graph.operations(graph.loop_body(whole), devices)
+    yield model, compiled[-1].get_concrete_function(batches, tf.constant(1)).graph
 
 
 def check_same_operations(
