@@ -1,14 +1,16 @@
-"""Limits from `keras.config`, and data that end early."""
+"""Limits from `keras.config`, data that end early, and positions of earlier versions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from tests.loops.test_epoch import Listener, run
-from tfdist.loops.data_handler import limited_epochs, limited_steps_per_epoch
+from tfdist.loops.data_handler import DataHandler, limited_epochs, limited_steps_per_epoch
 from tfdist.strategies.base import Strategy
 
 
@@ -45,3 +47,26 @@ def test_no_call_after_the_end_of_the_data() -> None:
     with pytest.warns(UserWarning, match="ended after 3 of 7 steps"):
         run(Strategy(), Listener("callback", heard), steps_per_epoch=7)
     assert heard[-2:] == ["callback from 2", "callback to 2"]
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_positions_of_earlier_versions_are_read(step: int) -> None:
+    def handler() -> DataHandler:
+        return DataHandler(Strategy(), np.arange(12.0)[:, None], training=True, batch_size=2)
+
+    first = handler()
+    iterator = first.begin_epoch()
+    for _ in range(step):
+        next(iterator)
+    state = first.state(step)
+    old_names = {"within pass": "goes on", "unused passes": "in vain"}
+    old = {old_names.get(name, name): value for name, value in state.items()}
+    assert {"goes on", "in vain"} <= old.keys()
+
+    def rows(saved: dict[str, Any]) -> list[Any]:
+        resumed = handler()
+        resumed.restore(saved)
+        return [np.asarray(batch).tolist() for batch, *_ in resumed.begin_epoch(step)]
+
+    assert rows(old) == rows(state)
+    assert len(rows(old)) == 6 - step

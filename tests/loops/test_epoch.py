@@ -15,7 +15,7 @@ from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.epoch import Call, Observer
 from tfdist.loops.steps_per_call import StepsPerCall
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Made
+from tfdist.strategies.inner_loop import LoopResult
 
 
 class WithAnother(Strategy):
@@ -65,9 +65,9 @@ def run(
     """Goes through three batches and returns how many steps each call was asked for."""
     asked: list[int] = []
 
-    def steps(_: Iterator[Any], num_steps: int) -> tuple[Made, dict[str, Any]]:
+    def steps(_: Iterator[Any], num_steps: int) -> tuple[LoopResult, dict[str, Any]]:
         asked.append(num_steps)
-        return Made(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
+        return LoopResult(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
 
     feed = DataHandler(Strategy(), X, y=Y, batch_size=5, **options)
     per_call = StepsPerCall(steps_per_call, build(), [])

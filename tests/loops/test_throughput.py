@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tfdist.loops.epoch import Call, Throughput
-from tfdist.strategies.inner_loop import Made
+from tfdist.strategies.inner_loop import LoopResult
 
 
 def call(num_rows: int, waited: float, seconds: float) -> Call:
-    return Call(0, Made(1, num_rows, waited), seconds, {})
+    return Call(0, LoopResult(1, num_rows, waited), seconds, {})
 
 
 def test_speed_and_waiting() -> None:

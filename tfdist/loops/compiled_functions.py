@@ -27,14 +27,14 @@ from tfdist.step.row_independence import full_batch_reason
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Logs, Made, Step
+from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.upstream.keras_layers import read_kernels_outside_of_xla
 from tfdist.upstream.keras_model import compile_config
 from tfdist.upstream.keras_optimizers import optimizers_of
 
 #: Makes up to a number of steps, each on a batch of the iterator; returns what was done, and the
 #: logs after the last step.
-StepsFn = Callable[[Iterator[Any], int], tuple[Made, Logs]]
+StepsFn = Callable[[Iterator[Any], int], tuple[LoopResult, Logs]]
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class CompiledFunctions:
             )
         steps = strategy.compile(step, model.run_eagerly, data.may_end, data.own_rows)
 
-        def call(iterator: Iterator[Any], num_steps: int) -> tuple[Made, Logs]:
+        def call(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Logs]:
             before_call()
             try:
                 # Inside, or a lost process would be reported as bad data.
@@ -214,7 +214,7 @@ class CompiledFunctions:
                 raise OutOfMemoryError(build.out_of_memory_message(error)) from error
             except (ValueError, TypeError, tf.errors.OpError) as error:
                 raise DataError(build.mismatch_message(model, data.element_spec, error)) from error
-            return Made(*(np.asarray(v).item() for v in made)), _as_floats(logs)
+            return LoopResult(*(np.asarray(v).item() for v in made)), _as_floats(logs)
 
         return call
 

@@ -119,7 +119,7 @@ class DataHandler:
     def restart(self) -> None:
         """Starts from the beginning of the data, as Keras does for each evaluation."""
         self._iterator = None
-        if self._resume_from and self._resume_from["goes on"]:
+        if self._resume_from and self._resume_from["within pass"]:
             self._order.skip_pass()
             self._resume_from = None
 
@@ -133,7 +133,7 @@ class DataHandler:
         self._in_epoch = True
         self._unused, self._unused_at_end = self._unused + self._unused_at_end, 0
         saved, self._resume_from = self._resume_from, None
-        if saved and saved["goes on"]:
+        if saved and saved["within pass"]:
             self._pass, self._taken = saved["pass"], saved["batch"] - step
             place = self._pass, saved["batch"], saved["iterator"]
             self._iterator = self._order.begin(self._distribute, *place)
@@ -155,22 +155,24 @@ class DataHandler:
         state = None
         if within_pass and self._strategy.num_workers == 1:
             state = self._order.state_of(self._iterator)
-        place = {"pass": self._pass, "batch": batch, "goes on": within_pass, "iterator": state}
+        place = {"pass": self._pass, "batch": batch, "within pass": within_pass, "iterator": state}
         unused = self._unused + (self._unused_at_end if step == 0 else 0)
         return {**place, "unused passes": unused, "order": self._order.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from the `state` of another handler of the same data."""
+        # Checkpoints of earlier versions have other names for two of the values.
+        within_pass = state.get("within pass", state.get("goes on", False))
+        self._unused = state.get("unused passes", state.get("in vain", 0))
         self._order.restore(state["order"])
-        for _ in range(state["pass"] + (not state["goes on"])):
+        for _ in range(state["pass"] + (not within_pass)):
             self._adapter.on_epoch_begin()
             self._order.skip_pass()
             self._adapter.on_epoch_end()
-        # Checkpoints of earlier versions have another name for it.
-        self._unused = state.get("unused passes", state.get("in vain", 0))
         for _ in range(self._unused):
             self._order.begin_unused()
-        self._pass, self._iterator, self._resume_from = state["pass"], None, state
+        self._pass, self._iterator = state["pass"], None
+        self._resume_from = {**state, "within pass": within_pass}
 
     def num_left(self, made: int, wanted: int, at_once: int = 1) -> int:
         """Returns how many of the `wanted` steps an epoch has left after `made` steps.

@@ -21,7 +21,7 @@ from tfdist.loops.compiled_functions import CompiledFunctions, StepsFn
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.steps_per_call import StepsPerCall, StepsPerCallCache, wants_every_batch
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Logs, Made
+from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.watchdog.watchdog import Watchdog
 
 #: Keras's names of its loops, as in the names of callbacks' methods.
@@ -46,7 +46,7 @@ class Call(NamedTuple):
     """
 
     last_step: int
-    made: Made
+    made: LoopResult
     seconds: float
     logs: Logs
 

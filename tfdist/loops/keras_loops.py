@@ -17,7 +17,7 @@ from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import Call, Observer, OuterLoop, Throughput
 from tfdist.loops.training_state import Progress
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Logs, Made
+from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.upstream import keras_data, keras_optimizers
 
 
@@ -182,7 +182,7 @@ def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Call
     compute = outer.functions.predict(data)
     outputs: list[Any] = []
 
-    def some_batches(iterator: Iterator[Any], wanted: int) -> tuple[Made, Logs]:
+    def some_batches(iterator: Iterator[Any], wanted: int) -> tuple[LoopResult, Logs]:
         made, pieces = compute(iterator, wanted)
         outputs.extend(pieces)
         return made, {"outputs": _concatenated(pieces)} if made.num_steps else {}

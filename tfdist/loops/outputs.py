@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.loops.data_handler import DataHandler
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.collectives import array_bytes
-from tfdist.strategies.inner_loop import Made
+from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream.keras_model import global_generator, use_global_generator
 from tfdist.upstream.keras_variables import values_of
 
@@ -40,10 +40,10 @@ class LocalOutputs(NamedTuple):
 
 #: Computes the outputs for up to a number of batches of an iterator; returns what was done, and the
 #: outputs in pieces that are in the order of the rows.
-OutputsFn = Callable[[Iterator[Any], int], tuple[Made, list[Any]]]
+OutputsFn = Callable[[Iterator[Any], int], tuple[LoopResult, list[Any]]]
 
 #: The same for the rows of this process alone.
-LocalFn = Callable[[Iterator[Any], int], tuple[Made, LocalOutputs]]
+LocalFn = Callable[[Iterator[Any], int], tuple[LoopResult, LocalOutputs]]
 
 #: Outputs as arrays, or ragged or sparse tensors, in the order of a structure.
 Leaves = list[Any]
@@ -80,7 +80,7 @@ class Outputs:
         # In full-batch mode every worker computes all outputs.
         is_exchanged = self._strategy.stops_together and not full_batch
 
-        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[Made, list[Any]]:
+        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, list[Any]]:
             with self._strategy.collective_section():
                 made, outputs = local(iterator, num_steps)
                 if not is_exchanged:
@@ -121,11 +121,11 @@ class Outputs:
     def _in_graph(self, of_one: Any, of_many: Any, one_by_one: LocalFn) -> LocalFn:
         """Returns a function of many batches per call, if arrays can hold their outputs."""
 
-        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[Made, LocalOutputs]:
+        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, LocalOutputs]:
             if num_steps == 1 or not _fit_in_arrays(_pieces(of_one, iterator)):
                 return one_by_one(iterator, num_steps)
             rows, checksum, outputs, counts = of_many(iterator, tf.constant(num_steps))
-            made = Made(num_steps, int(rows), 0.0, int(checksum))
+            made = LoopResult(num_steps, int(rows), 0.0, int(checksum))
             return made, LocalOutputs([outputs], num_steps, np.asarray(counts))
 
         return predict
@@ -135,7 +135,7 @@ class Outputs:
         # When the data of one worker end, it gets batches without rows until all data end.
         ends_without_rows = data.own_rows and self._strategy.stops_together
 
-        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[Made, LocalOutputs]:
+        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, LocalOutputs]:
             num_made, num_rows, checksum_sum, outputs = 0, 0, 0, list[Any]()
             for _ in range(num_steps):
                 try:
@@ -147,7 +147,9 @@ class Outputs:
                 num_made, num_rows = num_made + 1, num_rows + int(rows)
                 checksum_sum += int(checksum)
                 outputs.extend(by_replica)
-            return Made(num_made, num_rows, 0.0, checksum_sum), LocalOutputs(outputs, num_made)
+            return LoopResult(num_made, num_rows, 0.0, checksum_sum), LocalOutputs(
+                outputs, num_made
+            )
 
         return predict
 

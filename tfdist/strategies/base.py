@@ -299,7 +299,7 @@ class Strategy(OneWorker):
         eager: bool = False,
         may_end: bool = True,
         own_rows: bool = False,
-    ) -> inner_loop.Run:
+    ) -> inner_loop.LoopFn:
         """Returns a function that makes many steps in one call.
 
         Args:

@@ -18,7 +18,7 @@ from tfdist.strategies.batches import Element, Share, combined_checksum
 from tfdist.upstream.tensorflow_graphs import free_with
 
 
-class Made(NamedTuple):
+class LoopResult(NamedTuple):
     """What a call has done."""
 
     num_steps: Any  # int32 scalar
@@ -30,7 +30,7 @@ class Made(NamedTuple):
 Logs = dict[str, Any]
 
 #: Takes an iterator and the number of steps to make at most, int32; returns the logs after them.
-Run = Callable[[Iterator[Any], tf.Tensor], tuple[Made, Logs]]
+LoopFn = Callable[[Iterator[Any], tf.Tensor], tuple[LoopResult, Logs]]
 
 #: Turns what an iterator yields into the batch of the next step, on every worker at once.
 Receive = Callable[[Any], Element]
@@ -58,7 +58,7 @@ class End(enum.Enum):
     WITHOUT_ROWS = enum.auto()  # a global batch has none: all workers' data have ended
 
 
-def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Run:
+def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
     """Returns a loop of steps, and the logs after it, as one `tf.function`.
 
     Args:
@@ -69,17 +69,19 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
     """
     graphs: list[tf.Graph] = []
 
-    def run(iterator: Any, num_steps: tf.Tensor) -> tuple[Made, Logs]:
+    def run(iterator: Any, num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
         if not tf.executing_eagerly():
             graphs.append(tf.compat.v1.get_default_graph())
 
-        def take(made: Made, last_done_at: tf.Tensor, _: tf.Tensor) -> tuple[Made, Any, Any]:
+        def take(
+            made: LoopResult, last_done_at: tf.Tensor, _: tf.Tensor
+        ) -> tuple[LoopResult, Any, Any]:
             batch, has_batch, ready_at = _next(iterator, end)
             if end is End.WITHOUT_ROWS:
                 batch = receive(batch)
                 has_batch = batch.num_rows > 0
 
-            def make_step() -> tuple[Made, tf.Tensor]:
+            def make_step() -> tuple[LoopResult, tf.Tensor]:
                 element = batch
                 if end is not End.WITHOUT_ROWS:
                     taken = batch.get_value() if end else batch
@@ -143,10 +145,10 @@ def _from_then_on(ready_at: tf.Tensor, batch: Any) -> Any:
         return tf.nest.map_structure(same, batch, expand_composites=True)
 
 
-def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Run:
+def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
     """Returns `in_graph`'s loop in Python, for `run_eagerly=True`: slow, open to a debugger."""
 
-    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Made, Logs]:
+    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
         made = _nothing()
         for _ in range(int(num_steps)):
             began = time.perf_counter()
@@ -165,14 +167,14 @@ def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Ru
     return run
 
 
-def _nothing() -> Made:
+def _nothing() -> LoopResult:
     zero = tf.constant(0, tf.int64)
-    return Made(tf.constant(0), zero, tf.constant(0.0, tf.float64), zero)
+    return LoopResult(tf.constant(0), zero, tf.constant(0.0, tf.float64), zero)
 
 
-def _after(made: Made, element: Element, waited: Any) -> Made:
+def _after(made: LoopResult, element: Element, waited: Any) -> LoopResult:
     """What has been done after one more step."""
-    return Made(
+    return LoopResult(
         made.num_steps + 1,
         made.num_rows + tf.cast(element.num_rows, tf.int64),
         waited,

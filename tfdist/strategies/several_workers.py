@@ -138,7 +138,7 @@ class SeveralWorkers(Strategy):
         eager: bool = False,
         may_end: bool = True,
         own_rows: bool = False,
-    ) -> inner_loop.Run:
+    ) -> inner_loop.LoopFn:
         if not own_rows or self.num_workers == 1:
             return super().compile(step, eager, may_end, own_rows)
 

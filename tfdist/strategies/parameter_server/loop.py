@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.inner_loop import Logs, Made, Receive, Run, Step
+from tfdist.strategies.inner_loop import Logs, LoopFn, LoopResult, Receive, Step
 from tfdist.strategies.parameter_server.ledger import Ledger
 
 
@@ -22,7 +22,7 @@ def asynchronous(
     ledger: Ledger,
     coordinator: tf.distribute.coordinator.ClusterCoordinator,
     num_workers: int,
-) -> Run:
+) -> LoopFn:
     """Returns a loop of steps, each made by whichever worker is free.
 
     Args:
@@ -35,7 +35,7 @@ def asynchronous(
     closure = tf.function(_Closure(receive, step, ledger), autograph=False)
     logs = tf.function(step.logs, autograph=False)
 
-    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Made, Logs]:
+    def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
         (steps_before, rows_before), waited = ledger.totals(), 0.0
         left, ended = int(num_steps), False
         while left > 0 and not ended:  # again for steps that died with their worker
@@ -45,7 +45,7 @@ def asynchronous(
             ended = not all(more for _, more in results)
             steps, rows = ledger.totals()
             left = int(num_steps) - (steps - steps_before)
-        return Made(steps - steps_before, rows - rows_before, waited), logs()
+        return LoopResult(steps - steps_before, rows - rows_before, waited), logs()
 
     return run
 

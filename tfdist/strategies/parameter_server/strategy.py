@@ -144,7 +144,7 @@ class ParameterServer(Strategy):
         eager: bool = False,
         may_end: bool = True,
         own_rows: bool = False,
-    ) -> inner_loop.Run:
+    ) -> inner_loop.LoopFn:
         if eager or not step.training:
             return super().compile(step, eager, may_end, own_rows)
         return ps_loop.asynchronous(

@@ -116,10 +116,12 @@ class ShardedOverProcesses(Parts, Horovod):
         eager: bool = False,
         may_end: bool = True,
         own_rows: bool = False,
-    ) -> inner_loop.Run:
+    ) -> inner_loop.LoopFn:
         run = super().compile(step, eager, may_end, own_rows)
 
-        def call(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[inner_loop.Made, Any]:
+        def call(
+            iterator: Iterator[Any], num_steps: tf.Tensor
+        ) -> tuple[inner_loop.LoopResult, Any]:
             with self.collective_section():
                 return run(iterator, num_steps)
 
