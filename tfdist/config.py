@@ -122,6 +122,11 @@ class Spread(BaseModel):
     watchdog_seconds: NonNegativeFloat = Field(
         300.0, description="silence after which a worker counts as lost; 0: wait forever"
     )
+    replica_random: bool = Field(
+        False,
+        description="draw different random numbers on each replica, in dropout, noise and "
+        "augmentation, instead of those of one device",
+    )
     sync_batch_norm: bool = Field(
         False, description="compute BatchNorm statistics over all replicas"
     )

@@ -77,6 +77,8 @@ class Trainer:
             `"block_1/dense"`. Layers that `build_model` makes in a `keras.RematScope` are always
             rematerialized.
         recompute: Alias of `remat`.
+        replica_random: Whether each replica draws its own random numbers, in dropout, noise and
+            augmentation. By default, it draws its rows of the numbers that one device draws.
         watchdog_seconds: With several workers, the time without any step after which the run is
             ended. 0 to wait forever.
         checkpoints: Where `fit` saves checkpoints and resumes from. A second `fit` uses the folder
@@ -110,6 +112,7 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         recompute: str | None = None,
         remat: str = "none",
+        replica_random: bool = False,
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(
@@ -130,13 +133,15 @@ class Trainer:
         with remat_of_layers.exact_remat():
             self.model = create.create(build_model, strategy, precision, loss_scale)
         strategy.place(self.model)
-        options = StepOptions(accumulate, sync_batch_norm, precision, loss_scale, remat)
+        options = StepOptions(
+            accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random
+        )
         functions = CompiledFunctions(self.model, strategy, options)
         self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
         self._training = Training(self._outer)
         is_rebuilt = isinstance(build_model, keras.Model)
         self._exactness = ExactnessReport(
-            self.model, strategy, accumulate, sync_batch_norm, is_rebuilt
+            self.model, strategy, accumulate, sync_batch_norm, is_rebuilt, replica_random
         )
         self.stats = self._training.throughput
 

@@ -13,6 +13,7 @@ from tests.conformance import (  # noqa: F401 - importing registers the cases
     cases_normalisation,
     cases_optimizers,
     cases_own_steps,
+    cases_random,
     cases_rows,
     cases_weights,
 )

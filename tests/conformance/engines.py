@@ -58,6 +58,7 @@ _BY_STAGES = {
     "metric-in-call",
     "own-step",
     "own-step-of-pairs",
+    "own-step-with-noise",
     "subclassed-unbuilt",
     "tied-weights",
 }

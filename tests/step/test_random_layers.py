@@ -1,4 +1,4 @@
-"""Random layers draw different numbers on each replica, and the same for the same seed."""
+"""Layers that draw random numbers: each replica draws its rows of what one device draws."""
 
 from __future__ import annotations
 
@@ -41,26 +41,42 @@ class Noted(layers.Layer):
         return ops.sum(ops.stop_gradient(drawn) * rows, axis=-1, keepdims=True)
 
 
-def draws(kind: str, seed: int, strategy: str, num_replicas: int = 2, epochs: int = 1) -> Any:
-    """What each row's noise was, [rows, width], summed over the epochs of one step each."""
+def draws(
+    kind: str, seed: int, strategy: str, num_replicas: int = 2, epochs: int = 1, **options: Any
+) -> Any:
+    """Returns each row's noise, [rows, width], summed over the epochs of one step each."""
 
     def build() -> keras.Model:
         model = keras.Sequential([keras.Input((NUM_ROWS,)), Noted(LAYERS[kind](seed))])
         model.compile(keras.optimizers.SGD(1.0), lambda _, y_pred: y_pred)
         return model
 
-    trainer = tfdist.Trainer(build, strategy=strategy, devices=num_replicas)
+    trainer = tfdist.Trainer(build, strategy=strategy, devices=num_replicas, **options)
     x = np.eye(NUM_ROWS, dtype="float32")
     trainer.fit(x, x[:, :1], batch_size=NUM_ROWS, epochs=epochs, shuffle=False, verbose=0)
     return -NUM_ROWS * trainer.model.get_weights()[0]
 
 
+def drawn_by_keras(kind: str, seed: int) -> Any:
+    """Returns the noise that the layer by itself draws for a whole batch."""
+    layer = LAYERS[kind](seed)
+    ones = np.ones((NUM_ROWS, WIDTH), "float32")
+    return ops.convert_to_numpy(layer(ones, training=True))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_replicas_draw_differently(kind: str, strategy: str) -> None:
+def test_replicas_draw_the_rows_of_one_device(kind: str, strategy: str) -> None:
     noise = draws(kind, 3, strategy)
-    first, second = noise[: NUM_ROWS // 2], noise[NUM_ROWS // 2 :]
-    assert np.mean(np.isclose(first, second)) < 0.8
+    np.testing.assert_allclose(noise, drawn_by_keras(kind, 3), rtol=1e-5, atol=1e-6)
+    assert len(np.unique(noise, axis=0)) == NUM_ROWS
+
+
+def test_replica_random_draws_other_numbers_on_each_replica() -> None:
+    noise = draws("gaussian_noise", 3, "mirrored", replica_random=True)
+    half, alone = NUM_ROWS // 2, drawn_by_keras("gaussian_noise", 3)
+    np.testing.assert_allclose(noise[:half], alone[:half], rtol=1e-5, atol=1e-6)
+    assert not np.isclose(noise[half:], alone[half:]).any()
     assert len(np.unique(noise, axis=0)) == NUM_ROWS
 
 
@@ -85,9 +101,43 @@ def test_strategies_draw_alike() -> None:
 
 
 def test_one_device_draws_what_keras_draws() -> None:
-    layer = LAYERS["dropout"](3)
-    drawn = ops.convert_to_numpy(layer(np.ones((NUM_ROWS, WIDTH), "float32"), training=True))
+    drawn = drawn_by_keras("dropout", 3)
     np.testing.assert_allclose(draws("dropout", 3, "one_device", 1), drawn, rtol=1e-6)
+
+
+def test_dropout_in_xla_draws_the_rows_of_one_device() -> None:
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        random = layers.Dropout(0.5, seed=3)
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(5), random, layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+        return model
+
+    x = np.random.default_rng(0).normal(size=(9, 6)).astype("float32")
+    alone = build()
+    alone.fit(x, x[:, :1], batch_size=9, epochs=2, shuffle=False, verbose=0)
+    trainer = tfdist.Trainer(build, strategy="mirrored", devices=2)
+    trainer.fit(x, x[:, :1], batch_size=9, epochs=2, shuffle=False, verbose=0)
+    for own, expected in zip(trainer.model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
+class OddSize(layers.Layer):
+    """Draws numbers whose count does not come from the batch in a way that can be followed."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + keras.random.normal((ops.shape(inputs)[0] + 0, 4), seed=1)
+
+
+def test_a_size_of_unknown_origin_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), OddSize()])
+        model.compile("sgd", "mse")
+        return model
+
+    x = np.ones((8, 4), "float32")
+    tfdist.Trainer(build, devices=2).fit(x, x, batch_size=8, verbose=0)
+    assert "Each replica draws its own random numbers of shape (None, 4)" in caplog.text
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -47,6 +47,7 @@ class StepOptions:
         precision: Name of the dtype policy to build with; None for Keras's global one.
         loss_scale: How the loss scale changes; None for the optimizer's own rule.
         remat: The layers to rematerialize.
+        replica_random: Whether each replica draws its own random numbers.
     """
 
     accumulate: int = 1
@@ -54,6 +55,7 @@ class StepOptions:
     precision: str | None = None
     loss_scale: LossScale | None = None
     remat: str = "none"
+    replica_random: bool = False
 
 
 class CompiledFunctions:
@@ -172,7 +174,9 @@ class CompiledFunctions:
         model, options = self._model, self._options
         reductions = ReductionProbe(model, data.first_batch)
         lookups = Lookups(model, data.first_batch)
-        state = ForwardState(model, reductions, lookups, self._strategy.writes_alone)
+        state = ForwardState(
+            model, reductions, lookups, self._strategy.writes_alone, options.replica_random
+        )
         if not training:
             return EvaluateStep(model, self._strategy, state, reason)
         scaling = Scaling(model.optimizer, options.loss_scale)
@@ -335,7 +339,7 @@ class CustomSteps:
         with strategy.scope():
             step = CustomStep(
                 model, known, strategy, training, first_batch,
-                options.loss_scale, options.sync_batch_norm,
+                options.loss_scale, options.sync_batch_norm, options.replica_random,
             )  # fmt: skip
         if step.full_batch_reason:
             reason = f"{owner}.{name} cannot be computed in parts ({step.full_batch_reason})"

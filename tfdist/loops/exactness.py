@@ -20,6 +20,7 @@ class ExactnessReport:
         accumulate: Rounds of a training step.
         sync_batch_norm: Whether BatchNorm uses global moments.
         is_rebuilt: Whether the model was rebuilt from one that the user still holds.
+        replica_random: Whether each replica draws its own random numbers.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class ExactnessReport:
         accumulate: int,
         sync_batch_norm: bool,
         is_rebuilt: bool = False,
+        replica_random: bool = False,
     ) -> None:
-        self._is_rebuilt = is_rebuilt
+        self._is_rebuilt, self._replica_random = is_rebuilt, replica_random
         self._model, self._strategy = model, strategy
         self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
         self._is_reported = False
@@ -61,6 +63,6 @@ class ExactnessReport:
             if not all(synchronized):
                 cure = "sync_batch_norm" + (" without accumulate" if self._accumulate > 1 else "")
                 reasons["BatchNorm"] = f"each replica uses its own moments; use {cure}"
-            if seeds_of(self._model):
+            if self._replica_random and seeds_of(self._model):
                 reasons["random layers"] = "each replica draws its own numbers"
         return "; ".join(f"{name}: {why}" for name, why in reasons.items())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _READ = (
     {*Run.model_fields, *Spread.model_fields, *StrategyOptions.model_fields}
     | {"batch_size", "steps_per_call", "limit_steps", "evaluate"}
-) - {"run_dir", "smoke", "sync_batch_norm"}
+) - {"run_dir", "smoke", "sync_batch_norm", "replica_random"}
 
 
 def check_fields(given: Collection[str]) -> None:

@@ -39,7 +39,7 @@ _MAY_DIFFER = (
     {*Spread.model_fields, *StrategyOptions.model_fields, *Saving.model_fields}
     | {"run_dir", "verbose", "accumulate", "recompute", "steps_per_call"}
     | {"run_eagerly", "jit_compile", "max_time", *Outcome.model_fields}
-) - {"sync_batch_norm"}
+) - {"sync_batch_norm", "replica_random"}
 
 
 class RunFolder:

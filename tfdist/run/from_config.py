@@ -91,6 +91,7 @@ def make_trainer(
         loss_scale=_loss_scale(config),
         watchdog_seconds=config.watchdog_seconds,
         recompute=config.recompute,
+        replica_random=config.replica_random,
     )
 
 

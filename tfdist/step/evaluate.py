@@ -43,7 +43,7 @@ class EvaluateStep:
         self._update = self._replicas.update_function(self._apply)
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        with keras_patched(self._model, sync_batch_norm=False):
+        with keras_patched(self._model, False, replica_random=self._state.replica_random):
             sums = self._replicas.all_reduced(total_rows, shares)
         return self._strategy.update(self._update, sums)
 

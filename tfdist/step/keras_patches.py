@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import keras
 
 from tfdist.step import batch_norm
+from tfdist.step.random import draws_of_one_device
 from tfdist.step.remat import layers_rematerialized
 from tfdist.step.scope import layer_inputs_noted
 from tfdist.upstream.keras_losses import losses_of_one_device
@@ -21,7 +22,9 @@ from tfdist.upstream.keras_variables import is_joined_to_read
 
 
 @contextmanager
-def keras_patched(model: keras.Model, sync_batch_norm: bool, remat: str = "none") -> Iterator[None]:
+def keras_patched(
+    model: keras.Model, sync_batch_norm: bool, remat: str = "none", replica_random: bool = False
+) -> Iterator[None]:
     """Returns a context to trace replicas in; entered once, outside of all replicas.
 
     Args:
@@ -29,8 +32,11 @@ def keras_patched(model: keras.Model, sync_batch_norm: bool, remat: str = "none"
         sync_batch_norm: Whether all BatchNorm layers use global moments. A layer made with
             `synchronized=True` always does.
         remat: The layers to rematerialize, as in `Trainer(remat=...)`.
+        replica_random: Whether each replica draws its own random numbers.
     """
     with ExitStack() as stack:
+        if not replica_random:
+            stack.enter_context(draws_of_one_device())
         stack.enter_context(losses_of_one_device())
         if any(map(is_joined_to_read, model.variables)):
             stack.enter_context(layer_inputs_noted())

@@ -55,6 +55,8 @@ class Replica:
         all_reduce: Sums a list of tensors over the replicas.
         totals: Source of sums over several rounds.
         in_xla: Whether this is traced into an XLA cluster, in which nothing can be exchanged.
+        first_row: Position of its first row in the global batch, int64 scalar; selects its rows of
+            a random draw.
         weight: The weight of the gradients that are being computed, if they are weighted only
             afterwards; None if the loss is already a part of the global batch's.
     """
@@ -68,6 +70,7 @@ class Replica:
     all_reduce: Callable[[list], list]
     totals: Totals = field(default_factory=Totals)
     in_xla: bool = False
+    first_row: tf.Tensor | int = 0
     weight: tf.Tensor | None = None
 
     @property

@@ -212,4 +212,5 @@ class ReplicaRunner:
             all_reduce=all_reduce,
             totals=totals,
             in_xla=self._in_xla,
+            first_row=share.first_row,
         )

@@ -63,6 +63,7 @@ class ForwardState:
         reductions: Knows how the updates of user code combine.
         lookups: Knows which rows the model looks up in its embeddings.
         writes_alone: As `Strategy.writes_alone`.
+        replica_random: Whether each replica draws its own random numbers.
     """
 
     def __init__(
@@ -71,9 +72,10 @@ class ForwardState:
         reductions: ReductionProbe,
         lookups: Lookups,
         writes_alone: bool = True,
+        replica_random: bool = False,
     ) -> None:
         self.reductions, self.lookups = reductions, lookups
-        self._writes_alone = writes_alone
+        self._writes_alone, self.replica_random = writes_alone, replica_random
         self._seeds = seeds_of(model)
         self._generator = global_generator()
         self._global_seeds = [] if self._generator is None else [self._generator.state]
@@ -87,14 +89,17 @@ class ForwardState:
         return replica.num_microbatches > 1 and bool(self.reductions.full_batch_metrics())
 
     def scope(self, replica: Replica) -> Scope:
-        """Returns the scope for a replica, with seeds of its own, and metrics that start at zero.
+        """Returns the scope for a replica, with metrics that start at zero.
 
         Metrics that need full batches start from their current values, alike on every replica.
         """
         continued = self._continued_metrics(replica)
         if self._generator is not None:
             use_global_generator(self._generator)  # the replica may be traced in another thread
-        seeds = [(v, v + offset(v, replica.microbatch)) for v in self._seeds + self._global_seeds]
+        seeds = []
+        if self.replica_random:
+            known = self._seeds + self._global_seeds
+            seeds = [(v, v + offset(v, replica.microbatch)) for v in known]
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in continued]
         return Scope(seeds + zeros, collect_losses=True)
 
@@ -116,7 +121,8 @@ class ForwardState:
         state = Changes({}, {}, {})
         for place, variable, new in _assigned(scope, self._state):
             if place < len(self._seeds):
-                state.same[place] = new - offset(variable, replica.microbatch)
+                own = self.replica_random
+                state.same[place] = new - offset(variable, replica.microbatch) if own else new
             elif any(variable is seed for seed in self._global_seeds):
                 # It does not move by a fixed number: the first microbatch decides.
                 first = tf.cast(replica.microbatch == 0, tf.int64)

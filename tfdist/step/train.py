@@ -59,7 +59,9 @@ class TrainStep:
     ) -> None:
         self._model, self._strategy, self._state, self._scaling = model, strategy, state, scaling
         self._trainable = model.trainable_variables
-        self._patches = functools.partial(keras_patched, model, sync_batch_norm, remat)
+        self._patches = functools.partial(
+            keras_patched, model, sync_batch_norm, remat, state.replica_random
+        )
         compute = functools.partial(
             forward_backward, strategy, model, self._trainable, state, scaling
         )

@@ -20,6 +20,11 @@ _UNEVEN = "the parts of a batch have different numbers of rows:"
 _CHECKSUM_PRIME = 2_147_483_647
 
 
+#: Workers that bring their own rows count them from `rank * OWN_ROWS_APART` on: none knows how
+#: many the others bring, and rows that are far apart do not share random numbers.
+OWN_ROWS_APART = 2**32
+
+
 class Share(NamedTuple):
     """A per-replica batch: the rows of a global batch that one replica computes.
 
@@ -30,6 +35,7 @@ class Share(NamedTuple):
 
     num_rows: Any  # rows that count, an int32 scalar; may be 0
     rows: Batch  # as many rows, or one row of padding
+    first_row: Any = 0  # position of the first row in the global batch, an int64 scalar
 
 
 class Element(NamedTuple):
@@ -131,6 +137,9 @@ def split(
     if num_shares == 1:
         return (Share(rows, batch),)
     assert_even(batch)
+    # A leading size that is not static marks a tensor of rows: `step.random` needs to know, and
+    # replicas whose sizes differ share one trace.
+    rows = tf.compat.v1.placeholder_with_default(rows, [])
     bounds = [(rows * i // num_shares, rows * (i + 1) // num_shares) for i in wanted]
     return tuple(share(batch, begin, end) for begin, end in bounds)
 
@@ -148,7 +157,8 @@ def share(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Share:
         begin: The first row, int32 scalar.
         end: The row after the last, int32 scalar.
     """
-    return Share(end - begin, take(batch, begin, tf.maximum(end, begin + 1)))
+    rows = take(batch, begin, tf.maximum(end, begin + 1))
+    return Share(end - begin, rows, tf.cast(begin, tf.int64))
 
 
 def take(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Batch:

@@ -113,6 +113,8 @@ class SeveralWorkers(Strategy):
         if own_rows:
             rows, num_shares = num_rows(batch), self.num_local_replicas
             own = batches.split(pad_to_one_row(batch), num_shares, range(num_shares), rows)
+            far = tf.constant(self.rank * batches.OWN_ROWS_APART, tf.int64)
+            own = tuple(one._replace(first_row=far + one.first_row) for one in own)
             return batches.Element(rows, tf.constant(0, tf.int64), own)
         numbers = range(self.first_replica, self.first_replica + self.num_local_replicas)
         own = batches.split(batch, self.num_replicas, numbers)

@@ -26,16 +26,23 @@ class ReplicaRun(LocalRun):
         replica: This replica.
         plan: The reductions of everything that the step computes.
         metrics: States of the model's metrics before the step; in the scope they start at zero.
+        replica_random: Whether the replica draws its own random numbers.
     """
 
     def __init__(
-        self, strategy: Strategy, replica: Replica, plan: ReductionPlan, metrics: Values
+        self,
+        strategy: Strategy,
+        replica: Replica,
+        plan: ReductionPlan,
+        metrics: Values,
+        replica_random: bool = False,
     ) -> None:
         self._strategy, self._replica, self._plan = strategy, replica, plan
         self._metrics, self._num_taken = dict(metrics), 0
+        self._replica_random = replica_random
 
     def seed(self, drawn: tf.Tensor) -> tf.Tensor:
-        return drawn + offset(drawn, self._replica.index)
+        return drawn + offset(drawn, self._replica.index) if self._replica_random else drawn
 
     def gradients(self, compute: Callable[[], list], inner: bool) -> list:
         known, number = self._plan.gradients, self._num_taken

@@ -40,6 +40,7 @@ class CustomStep:
         first_batch: Returns the first global batch.
         loss_scale: How the loss scale of its optimizers changes; None for their own rule.
         sync_batch_norm: Whether BatchNorm uses the moments of the global batch.
+        replica_random: Whether each replica draws its own random numbers.
 
     Attributes:
         variables: The variables that the step may change, and those that count skipped steps.
@@ -59,10 +60,11 @@ class CustomStep:
         first_batch: Callable[[], Any],
         loss_scale: LossScale | None = None,
         sync_batch_norm: bool = False,
+        replica_random: bool = False,
     ) -> None:
         self.training, self._model, self._strategy = training, model, strategy
         self._name = "train_step" if training else "test_step"
-        self._sync_batch_norm = sync_batch_norm
+        self._sync_batch_norm, self._replica_random = sync_batch_norm, replica_random
         if training and not strategy.writes_alone:
             raise UnsupportedModelError(
                 f"{type(model).__name__}.train_step assigns new weights, with which asynchronous "
@@ -91,7 +93,10 @@ class CustomStep:
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         strategy = self._strategy
         with ExitStack() as stack:
-            stack.enter_context(keras_patched(self._model, self._sync_batch_norm))
+            patches = keras_patched(
+                self._model, self._sync_batch_norm, replica_random=self._replica_random
+            )
+            stack.enter_context(patches)
             stack.enter_context(patched_for_custom_step(self._model))
             results = strategy.run(lambda i: self._on_replica(i, total_rows, shares[i]))
         return strategy.update(self._apply, results)
@@ -109,10 +114,12 @@ class CustomStep:
             run = LocalRun()
         else:
             replica = Replica(
-                number, strategy.num_replicas, 1, 0, share.num_rows, total_rows, strategy.all_reduce
-            )
+                number, strategy.num_replicas, 1, 0, share.num_rows, total_rows,
+                strategy.all_reduce, first_row=share.first_row,
+            )  # fmt: skip
             keys = [id(v) for m in keras_model.metrics_of(self._model) for v in m.variables]
-            run = ReplicaRun(strategy, replica, self._plan, {k: old[k] for k in keys})
+            metrics = {k: old[k] for k in keys}
+            run = ReplicaRun(strategy, replica, self._plan, metrics, self._replica_random)
             before |= {key: tf.zeros_like(old[key]) for key in keys}
         scope = CustomStepScope([(v, before[k]) for k, v in variables.items()], run, self._scalings)
         rows = (share.rows,) if self._is_tuple else share.rows

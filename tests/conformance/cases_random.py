@@ -1,0 +1,131 @@
+"""Cases of random numbers: dropout, noise, augmentation, and draws in a custom step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.support.case import case, compiled
+from tests.support.data import images, points, tokens
+
+
+def _dense(*random: layers.Layer, width: int = 6) -> keras.Model:
+    hidden = layers.Dense(width, activation="tanh")
+    return compiled(keras.Sequential([keras.Input((4,)), hidden, *random, layers.Dense(1)]))
+
+
+@case(points())
+def dropout() -> keras.Model:
+    """Dropout."""
+    return _dense(layers.Dropout(0.4, seed=3))
+
+
+@case(points())
+def dropout_aligned() -> keras.Model:
+    """Dropout of a width that Philox's groups of four divide."""
+    return _dense(layers.Dropout(0.4, seed=3), width=8)
+
+
+@case(points(), accumulate=2)
+def dropout_accumulate() -> keras.Model:
+    """The trainer's `accumulate` with dropout."""
+    return _dense(layers.Dropout(0.4, seed=3))
+
+
+@case(points())
+def noise_layers() -> keras.Model:
+    """Gaussian noise, Gaussian dropout and alpha dropout."""
+    return _dense(
+        layers.GaussianNoise(0.3, seed=1),
+        layers.GaussianDropout(0.3, seed=2),
+        layers.AlphaDropout(0.3, seed=3),
+    )
+
+
+@case(tokens(empty=()))
+def dropout_in_sequences() -> keras.Model:
+    """Dropout of whole channels, of attention, and inside of a recurrent layer."""
+    inputs = keras.Input((5,), dtype="int32")
+    x = layers.SpatialDropout1D(0.3, seed=1)(layers.Embedding(7, 4)(inputs))
+    x = layers.MultiHeadAttention(2, 3, dropout=0.3, seed=2)(x, x)
+    x = layers.LSTM(3, dropout=0.3, recurrent_dropout=0.2, seed=4)(x)
+    return compiled(keras.Model(inputs, layers.Dense(1)(x)))
+
+
+@case(images())
+def augmentation() -> keras.Model:
+    """Random augmentation of images inside of the model."""
+    return compiled(
+        keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                layers.RandomFlip(seed=1),
+                layers.RandomTranslation(0.2, 0.2, seed=2),
+                layers.RandomContrast(0.3, seed=3),
+                layers.Flatten(),
+                layers.Dense(1),
+            ]
+        )
+    )
+
+
+class Draws(layers.Layer):
+    """Adds random numbers of several distributions to its inputs, and to its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(1)
+
+    def build(self, shape: Any) -> None:
+        """Makes a weight of as many rows as no batch has."""
+        self.kernel = self.add_weight(shape=(3, shape[-1]), name="kernel")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Maps [rows, 4] to the same."""
+        if not training:
+            return inputs
+        rows, width = ops.shape(inputs)
+        seed = self.seed
+        truncated = keras.random.truncated_normal((rows, width), seed=seed)
+        pieces = keras.random.uniform((rows * 3, 5), -1, 1, seed=seed)
+        pieces = ops.mean(ops.reshape(pieces, (rows, 15)), axis=-1, keepdims=True)
+        integers = ops.cast(keras.random.randint((rows, 1), 0, 3, seed=seed), inputs.dtype)
+        picked = keras.random.categorical(inputs, 2, dtype=inputs.dtype, seed=seed)
+        gamma = keras.random.gamma((rows, 1), 2.0, seed=seed)
+        beta = keras.random.beta((rows, 1), 2.0, ops.exp(inputs[:, :1]), seed=seed)
+        integers += ops.mean(picked, axis=1, keepdims=True) + ops.stop_gradient(gamma + beta)
+        noise = keras.random.normal((3, width), seed=seed)
+        weights = ops.mean(self.kernel + noise, axis=0)
+        return inputs + 0.2 * (truncated + pieces + integers) * weights
+
+
+@case(points())
+def draws() -> keras.Model:
+    """Draws of every distribution, several a row, and noise on a weight."""
+    return compiled(keras.Sequential([keras.Input((4,)), Draws(), layers.Dense(1)]))
+
+
+class Denoising(keras.Sequential):
+    """Learns to take noise out of its inputs, in its own training step."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, _ = data
+        noise = keras.random.normal(ops.shape(x), seed=self.seed)
+        time = keras.random.uniform((ops.shape(x)[0], 1), seed=self.seed)
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x + time * noise, training=True) - noise) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"noise": loss}
+
+
+@case(points())
+def own_step_with_noise() -> keras.Model:
+    """`train_step` overridden by one that draws noise and times, as diffusion models do."""
+    hidden = layers.Dense(3, activation="tanh")
+    model = Denoising([keras.Input((4,)), hidden, layers.Dropout(0.2, seed=5), layers.Dense(4)])
+    model.seed = keras.random.SeedGenerator(7)
+    return compiled(model)

@@ -1,0 +1,160 @@
+"""TensorFlow's stateless samplers: how they consume Philox counters, and where sizes come from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.framework.tensor_util import constant_value_as_shape
+from tensorflow.python.ops import gen_stateless_random_ops_v2 as samplers
+
+from tfdist.upstream.patching import replaced
+
+#: For each sampler, the numbers that it reserves for one that it returns
+#: (`kReservedSamplesPerOutput` of `core/kernels/random_op_cpu.h`, `random_op_gpu.h`): normals that
+#: are truncated reject some, and so need a fixed supply for each.
+_RESERVED = {
+    "stateless_random_uniform_v2": 1,
+    "stateless_random_uniform_int_v2": 1,
+    "stateless_random_uniform_full_int_v2": 1,
+    "stateless_random_normal_v2": 1,
+    "stateless_truncated_normal_v2": 256,
+}
+#: Numbers of 32 bits that one Philox counter gives (`PhiloxRandom::kResultElementCount`).
+_PER_COUNTER = 4
+
+
+class Sampler(NamedTuple):
+    """One of TensorFlow's stateless samplers.
+
+    Element `i` of a draw is in group `i // group`, and each group consumes `counters` Philox
+    counters, whatever the shape.
+
+    Attributes:
+        draw: Called as `draw(shape, key=..., counter=...)`.
+        group: Numbers in a group.
+        counters: Counters that a group consumes.
+        is_uniform: Whether it draws uniform numbers. XLA orders the others otherwise.
+    """
+
+    draw: Callable[..., tf.Tensor]
+    group: int
+    counters: int
+    is_uniform: bool
+
+
+Call = Callable[[Sampler, Any, tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+@contextmanager
+def samplers_called_by(call: Call) -> Iterator[None]:
+    """Routes the stateless samplers through a function while the block runs.
+
+    `tf.random.stateless_uniform`, `stateless_normal`, `stateless_truncated_normal`, dropout, and
+    with them `keras.random`, call these operations (`gen_stateless_random_ops_v2`).
+
+    Args:
+        call: Called as `call(sampler, shape, key, counter)` in place of `sampler.draw`.
+    """
+    with ExitStack() as stack:
+        for name, reserved in _RESERVED.items():
+            routed = functools.partial(_routed, getattr(samplers, name), reserved, call)
+            stack.enter_context(replaced(samplers, name, routed))
+        yield
+
+
+def _routed(
+    draw: Callable[..., tf.Tensor],
+    reserved: int,
+    call: Call,
+    shape: Any,
+    key: tf.Tensor,
+    counter: tf.Tensor,
+    **arguments: Any,
+) -> tf.Tensor:
+    low = arguments.get("minval")
+    dtype = tf.as_dtype(arguments.get("dtype", tf.float32) if low is None else low.dtype)
+    group = 2 if dtype.size == 8 else _PER_COUNTER
+    counters = max(1, group * reserved // _PER_COUNTER)
+    is_uniform = "uniform" in draw.__name__
+    sampler = Sampler(functools.partial(draw, **arguments), group, counters, is_uniform)
+    return call(sampler, shape, key, counter)
+
+
+def static_shape(shape: Any) -> tf.TensorShape:
+    """Returns what is known of the values of a shape tensor."""
+    return constant_value_as_shape(tf.convert_to_tensor(shape))
+
+
+def leads_by_rows(shape: tf.Tensor) -> bool | None:
+    """Tells whether the first size in a shape tensor is a multiple of a tensor's leading size.
+
+    Follows the operations that made the shape back to the `Shape` of a tensor.
+
+    Returns:
+        True or False; None if the operations are not known.
+    """
+    return _size_in(shape, 0)
+
+
+def _size_in(vector: tf.Tensor, index: int) -> bool | None:
+    """Tells so of the size at a place of a vector."""
+    op = _made_by(vector)
+    if op is None:
+        return None
+    if op.type == "Shape":
+        return index == 0
+    if op.type == "Pack":
+        return _size(op.inputs[index])
+    if op.type in ("Const", "Cast", "Identity"):
+        return False if op.type == "Const" else _size_in(op.inputs[0], index)
+    if op.type == "ConcatV2":
+        for part in op.inputs[:-1]:
+            if part.shape.rank != 1 or part.shape[0] is None:
+                return None
+            if index < part.shape[0]:
+                return _size_in(part, index)
+            index -= part.shape[0]
+    if op.type in ("StridedSlice", "Slice"):
+        begin = tf.get_static_value(op.inputs[1])
+        return None if begin is None else _size_in(op.inputs[0], int(begin[0]) + index)
+    return None
+
+
+def _size(scalar: tf.Tensor) -> bool | None:
+    """Tells so of a scalar."""
+    op = _made_by(scalar)
+    if op is None:
+        return None
+    if op.type == "Const":
+        return False
+    if op.type == "Size":
+        return True
+    if op.type in ("Cast", "Identity", "Squeeze", "Reshape"):
+        return _size(op.inputs[0])
+    if op.type == "StridedSlice":
+        begin = tf.get_static_value(op.inputs[1])
+        return None if begin is None or begin[0] < 0 else _size_in(op.inputs[0], int(begin[0]))
+    if op.type == "Prod":
+        return _size_in(op.inputs[0], 0)
+    if op.type == "Mul":
+        factors = [_size(factor) for factor in op.inputs]
+        return True if True in factors else None if None in factors else False
+    return None
+
+
+def _made_by(tensor: tf.Tensor) -> Any:
+    """Returns the operation that made a tensor, also where an inner function captured it."""
+    while tensor.op.type == "Placeholder":
+        graph = tensor.graph
+        outer = None
+        if isinstance(graph, FuncGraph):
+            outer = next((o for o, inner in graph.captures if inner is tensor), None)
+        if outer is None or not hasattr(outer, "op"):
+            return None
+        tensor = outer
+    return tensor.op
