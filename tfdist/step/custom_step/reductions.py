@@ -8,6 +8,7 @@ rows. So all runs have the same weights when they compute a second loss, and a s
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from tfdist.step.custom_step.trial import StepFn, flat_logs, perturbed, try_step
 from tfdist.step.reductions import Reduction, closest, rounding, rounding_of_change
 from tfdist.strategies import batches
 from tfdist.upstream import keras_model
+
+logger = logging.getLogger(__name__)
 
 #: Relative tolerance for values that are computed in less than float32.
 _16_BIT_TOLERANCE = 5e-2
@@ -244,9 +247,12 @@ class BatchParts:
             return self._part(0, min(rows, MAX_ROWS), RecordingRun(), 1.0)
         except TfdistError:
             raise
-        except Exception:
+        except Exception as error:
             if rows <= MAX_ROWS:
                 raise
+            logger.info(
+                "The step does not run on %d rows (%s): probing the batch.", MAX_ROWS, error
+            )
             return self._part(0, rows, RecordingRun(), 1.0)  # the batch size may be hard-coded
 
     def of(self, whole: BatchPart) -> list[BatchPart]:
