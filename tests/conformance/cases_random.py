@@ -17,25 +17,25 @@ def _dense(*random: layers.Layer, width: int = 6) -> keras.Model:
     return compiled(keras.Sequential([keras.Input((4,)), hidden, *random, layers.Dense(1)]))
 
 
-@case(points())
+@case(points(), is_random=True)
 def dropout() -> keras.Model:
     """Dropout."""
     return _dense(layers.Dropout(0.4, seed=3))
 
 
-@case(points())
+@case(points(), is_random=True)
 def dropout_aligned() -> keras.Model:
     """Dropout of a width that Philox's groups of four divide."""
     return _dense(layers.Dropout(0.4, seed=3), width=8)
 
 
-@case(points(), accumulate=2)
+@case(points(), accumulate=2, is_random=True)
 def dropout_accumulate() -> keras.Model:
     """The trainer's `accumulate` with dropout."""
     return _dense(layers.Dropout(0.4, seed=3))
 
 
-@case(points())
+@case(points(), is_random=True)
 def noise_layers() -> keras.Model:
     """Gaussian noise, Gaussian dropout and alpha dropout."""
     return _dense(
@@ -45,7 +45,7 @@ def noise_layers() -> keras.Model:
     )
 
 
-@case(tokens(empty=()))
+@case(tokens(empty=()), is_random=True)
 def dropout_in_sequences() -> keras.Model:
     """Dropout of whole channels, of attention, and inside of a recurrent layer."""
     inputs = keras.Input((5,), dtype="int32")
@@ -55,7 +55,7 @@ def dropout_in_sequences() -> keras.Model:
     return compiled(keras.Model(inputs, layers.Dense(1)(x)))
 
 
-@case(images())
+@case(images(), is_random=True)
 def augmentation() -> keras.Model:
     """Random augmentation of images inside of the model."""
     return compiled(
@@ -102,7 +102,7 @@ class Draws(layers.Layer):
         return inputs + 0.2 * (truncated + pieces + integers) * weights
 
 
-@case(points())
+@case(points(), is_random=True)
 def draws() -> keras.Model:
     """Draws of every distribution, several a row, and noise on a weight."""
     return compiled(keras.Sequential([keras.Input((4,)), Draws(), layers.Dense(1)]))
@@ -122,7 +122,7 @@ class Denoising(keras.Sequential):
         return {"noise": loss}
 
 
-@case(points())
+@case(points(), is_random=True)
 def own_step_with_noise() -> keras.Model:
     """`train_step` overridden by one that draws noise and times, as diffusion models do."""
     hidden = layers.Dense(3, activation="tanh")

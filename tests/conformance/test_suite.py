@@ -34,6 +34,8 @@ def test_reference_is_finite(answers: References) -> None:
 
 def test_order_of_rows_is_tolerated(name: str, answers: References) -> None:
     """Rounding in another order of summing stays within the tolerance."""
+    if CASES[name].is_random:
+        pytest.skip("random numbers belong to places in the batch: other rows get them")
     differences = results.compare(answers.permuted, answers.right, CASES[name])
     assert not differences, "\n".join(map(str, differences))
 

@@ -31,6 +31,7 @@ class Case:
         accumulate: rounds in which tfdist's trainer works off a global batch.
         sync_batch_norm: whether tfdist's BatchNorm takes its statistics from the global batch.
         may_refuse: whether tfdist may decline the case by an error instead of answering it.
+        is_random: whether it draws random numbers, which belong to places in a batch, not to rows.
         tolerance: how many times 4e-5 + 4e-5 |b| a number may be off.
         why: the reason for a tolerance above 1.
     """
@@ -47,6 +48,7 @@ class Case:
     accumulate: int = 1
     sync_batch_norm: bool = False
     may_refuse: bool = False
+    is_random: bool = False
     tolerance: float = 1.0
     why: str = ""
 
