@@ -238,6 +238,11 @@ class Saving(BaseModel):
     checkpoint_errors: Literal["go_on", "stop"] = Field(
         "go_on", description="whether training continues if a checkpoint cannot be written"
     )
+    on_nan: Literal["warn", "stop", "checkpoint"] = Field(
+        "stop",
+        description="if the loss becomes NaN or infinite: warn and continue, stop, or save the "
+        "state to checkpoints/non-finite and stop",
+    )
 
 
 class Extent(BaseModel):

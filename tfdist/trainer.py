@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, TypeVar, cast
@@ -13,7 +14,7 @@ from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.errors import ConfigurationError
-from tfdist.loops import interrupts, keras_loops
+from tfdist.loops import interrupts, keras_loops, model_files
 from tfdist.loops.callbacks import create_callback_list
 from tfdist.loops.checkpointing import Checkpointing
 from tfdist.loops.compiled_functions import CompiledFunctions, StepOptions
@@ -22,6 +23,7 @@ from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.exactness import ExactnessReport
 from tfdist.loops.keras_loops import CheckpointHooks, Training
 from tfdist.loops.model_overrides import overrides, through_the_model
+from tfdist.loops.non_finite import OnNan
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
@@ -83,6 +85,9 @@ class Trainer:
             ended. 0 to wait forever.
         checkpoints: Where `fit` saves checkpoints and resumes from. A second `fit` uses the folder
             `fit-2` in there, and so on. None for no checkpoints.
+        on_nan: What to do if the loss becomes NaN or infinite: `"warn"` and continue, `"stop"` with
+            an error, or `"checkpoint"`: save the state to the folder `non-finite` in that of the
+            checkpoints, and stop. Steps that a loss scale skips do not count.
 
     Attributes:
         model: A plain Keras model on the first device, during training too. Its own `predict`,
@@ -111,6 +116,7 @@ class Trainer:
         watchdog_seconds: float = 300.0,
         checkpoints: Checkpoints | None = None,
         recompute: str | None = None,
+        on_nan: OnNan = "warn",
         remat: str = "none",
         replica_random: bool = False,
     ) -> None:
@@ -138,7 +144,9 @@ class Trainer:
         )
         functions = CompiledFunctions(self.model, strategy, options)
         self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
-        self._training = Training(self._outer)
+        self._training = Training(self._outer, on_nan)
+        self._on_nan = on_nan
+        model_files.write_on_chief_only(self.model, strategy)
         is_rebuilt = isinstance(build_model, keras.Model)
         self._exactness = ExactnessReport(
             self.model, strategy, accumulate, sync_batch_norm, is_rebuilt, replica_random
@@ -246,6 +254,18 @@ class Trainer:
         callbacks = self._callback_list(callbacks, verbose, 1, handler.num_batches, history=False)
         return keras_loops.predict(self._outer, handler, callbacks)
 
+    @_on_all_workers
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves the model on rank 0, and returns on every rank when the file is complete.
+
+        Args:
+            path: A file that ends in `.keras` or `.weights.h5`, or a folder for a SavedModel.
+
+        Raises:
+            ConfigurationError: The file cannot be written.
+        """
+        model_files.save(self.model, self.strategy, path)
+
     def describe(self) -> dict[str, str]:
         """Returns the rows of a start-up table; `fit` then prints no warning of its own."""
         return self.strategy.describe() | {
@@ -261,6 +281,10 @@ class Trainer:
     ) -> CheckpointHooks:
         """Returns the checkpointing of one `fit`."""
         if self.checkpoints is None:
+            if self._on_nan == "checkpoint":
+                raise ConfigurationError(
+                    "on_nan='checkpoint' saves the state with the checkpoints: set checkpoints too."
+                )
             return CheckpointHooks()
         self._num_fits += 1
         functions = self._outer.functions
@@ -298,7 +322,7 @@ class Trainer:
         history: bool = True,
     ) -> keras.callbacks.CallbackList:
         """Returns Keras's container of callbacks, with a progress bar unless `verbose=0`."""
-        progress = ProgressBar(self.stats) if verbose else None
+        progress = ProgressBar(self.stats) if verbose and self.strategy.is_chief else None
         return create_callback_list(
             callbacks, progress, self.strategy,
             model=self.model, verbose=verbose, epochs=epochs, steps=steps, add_history=history,

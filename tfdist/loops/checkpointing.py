@@ -6,6 +6,7 @@ writes, and when training resumes, what it reads is sent to all workers.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import sys
 import time
@@ -97,8 +98,7 @@ class Checkpointing(CheckpointHooks):
 
     def end_call(self, call: Call) -> None:
         progress = self.progress
-        progress.total += call.last_step + 1 - progress.step
-        progress.step, progress.logs = call.last_step + 1, dict(call.logs)
+        self._advance(call)
         every, seconds = self._settings.steps, self._settings.seconds
         is_step = every is not None and progress.total % every == 0
         is_time = seconds is not None and time.monotonic() - self._saved_at >= seconds
@@ -132,6 +132,22 @@ class Checkpointing(CheckpointHooks):
             self._writing.submit(None)
         finally:
             self._lock.release()
+
+    def save_aside(self, name: str, call: Call) -> str:
+        self._advance(call)
+        store = Store(posixpath.join(self._store.folder, name))
+        path = store.path(self.progress.place)
+        snapshot = self._state.take(self.progress)
+        if snapshot is not None:
+            self._writing.submit(None)  # waits for the thread, which writes to the same disk
+            facts = self._writing.facts(self.progress, self._epochs)
+            store.write(self.progress.place, snapshot.packed(), facts)
+        return path
+
+    def _advance(self, call: Call) -> None:
+        progress = self.progress
+        progress.total += call.last_step + 1 - progress.step
+        progress.step, progress.logs = call.last_step + 1, dict(call.logs)
 
     def _acquire_lock(self) -> str:
         self._lock.acquire()
@@ -197,7 +213,7 @@ class CheckpointWriter:
             progress: Progress of the training at that point.
             epochs: Total number of epochs.
         """
-        packed, place, facts = snapshot.packed(), progress.place, self._facts(progress, epochs)
+        packed, place, facts = snapshot.packed(), progress.place, self.facts(progress, epochs)
         best = Place(*progress.best["place"]) if progress.best else None
 
         def write() -> None:
@@ -223,7 +239,7 @@ class CheckpointWriter:
         if job is not None:
             self._writer.submit(job)
 
-    def _facts(self, progress: Progress, epochs: int) -> dict[str, Any]:
+    def facts(self, progress: Progress, epochs: int) -> dict[str, Any]:
         """Returns the manifest of a checkpoint."""
         strategy = self._strategy
         return {

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from tfdist.errors import NonFiniteError
 from tfdist.loops import epoch
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import Call, Observer, OuterLoop, Throughput
+from tfdist.loops.non_finite import NonFiniteLoss, OnNan
 from tfdist.loops.training_state import Progress
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
@@ -61,6 +59,14 @@ class CheckpointHooks(Observer):
     def end_epoch(self, logs: Logs) -> None:
         """Called at the end of an epoch, after all callbacks, with `progress` updated."""
 
+    def save_aside(self, name: str, call: Call) -> str:
+        """Saves the state after a call to a folder of its own, and returns its path.
+
+        Nothing resumes from it unless the user asks for it. All workers call this together.
+        """
+        del name, call
+        return ""
+
     def close(self) -> None:
         """Waits until pending writes are done."""
 
@@ -75,10 +81,10 @@ class Training:
         throughput: Throughput of the running epoch.
     """
 
-    def __init__(self, outer: OuterLoop) -> None:
+    def __init__(self, outer: OuterLoop, on_nan: OnNan) -> None:
         self._outer = outer
         self.throughput = Throughput()
-        self._first_loss = FirstLoss(outer.model)
+        self._non_finite_loss = NonFiniteLoss(outer.model, on_nan)
 
     def run(
         self,
@@ -123,9 +129,11 @@ class Training:
             callbacks.on_epoch_begin(number)
             model.reset_metrics()
             begin = checkpoints.after_epoch_begin()
+            self._non_finite_loss.place = name
+            self._non_finite_loss.save_aside = checkpoints.save_aside
             observers = outer.observers(
                 "train", callbacks, name, before=[self.throughput],
-                after=[self._first_loss, checkpoints],
+                after=[self._non_finite_loss, checkpoints],
             )  # fmt: skip
             steps = outer.functions.train(data)
             logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
@@ -194,45 +202,6 @@ def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Call
     epoch.run(some_batches, data, per_call, outer.strategy, observers)
     callbacks.on_predict_end()
     return keras_data.as_arrays(_concatenated(outputs))
-
-
-class FirstLoss(Observer):
-    """Checks the loss after the first call, unless a callback has already stopped training."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-        self._checked = False
-
-    def begin_epoch(self, data: DataHandler) -> None:
-        self._data = data
-
-    def end_call(self, call: Call) -> None:
-        if not (self._checked or self._model.stop_training):
-            _check_finite(self._data, call.logs)
-        self._checked = True
-
-
-def _check_finite(data: DataHandler, logs: Logs) -> None:
-    """Checks the loss of the first steps.
-
-    Raises:
-        NonFiniteError: It is NaN or infinite, and there is no loss scale that can decrease.
-    """
-    loss = logs.get("loss", 0.0)
-    if math.isfinite(loss) or "loss_scale" in logs:
-        return
-    leaves = tf.nest.flatten(data.first_batch(), expand_composites=True)
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    bad = sum(int(np.sum(~np.isfinite(a))) for a in arrays if a.dtype.kind == "f")
-    raise NonFiniteError(
-        f"The loss of the first batch is {loss}. "
-        + (
-            f"{bad} values of a batch are NaN or infinite: clean the data."
-            if bad
-            else "Its data are finite, unless they were shuffled: lower the learning rate, "
-            "check the loss, or look for NaN in the data."
-        )
-    )
 
 
 def _agree(model: keras.Model, strategy: Strategy) -> None:

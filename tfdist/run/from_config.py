@@ -92,6 +92,7 @@ def make_trainer(
         watchdog_seconds=config.watchdog_seconds,
         recompute=config.recompute,
         replica_random=config.replica_random,
+        on_nan=config.on_nan,
     )
 
 

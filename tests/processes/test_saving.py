@@ -1,0 +1,59 @@
+"""A script that saves its model without asking for its rank writes one file, once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from tests.support import ROOT
+
+pytestmark = pytest.mark.processes
+
+_SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np, keras, tfdist
+
+def build():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+folder = Path(sys.argv[1])
+trainer = tfdist.Trainer(build, strategy="multi_worker")
+trainer.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=4, epochs=2, verbose=2)
+trainer.save(folder / "saved.keras")
+assert (folder / "saved.keras").exists(), "saving did not wait"
+trainer.model.save(folder / "plain.keras")
+trainer.model.save_weights(folder / "plain.weights.h5")
+try:
+    trainer.save(folder / "missing" / "x.keras")
+except tfdist.errors.ConfigurationError as error:
+    assert "cannot be written" in str(error), error
+else:
+    raise AssertionError("saving to a missing folder did not fail")
+"""
+
+
+def test_only_rank_0_writes_and_shows_progress(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    command = [sys.executable, "-m", "tfdist.launch", "--num-workers=2", "--", sys.executable]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path)], cwd=tmp_path, text=True, capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=240, check=False,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    for name in ("saved.keras", "plain.keras"):
+        assert keras.models.load_model(tmp_path / name).count_params() == 3
+    assert (tmp_path / "plain.weights.h5").exists()
+    assert output.count("Epoch 1/2") == 1
+    logs = "".join(path.read_text() for path in tmp_path.rglob("rank-1.log"))
+    assert "Epoch 1/2" not in logs
+    assert "rank 1: model.save(" in output + logs

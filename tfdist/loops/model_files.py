@@ -1,0 +1,67 @@
+"""Saving a model in a script that runs in several processes: rank 0 alone writes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.collectives.once import once
+
+_METHODS = ("save", "save_weights", "export")
+
+
+def write_on_chief_only(model: keras.Model, strategy: Strategy) -> None:
+    """Makes `model.save`, `save_weights` and `export` write nothing on ranks other than 0.
+
+    The same script runs on all ranks, and several processes that write one file damage it. The
+    methods do not wait for each other, because scripts also call them on rank 0 alone. A script
+    that needs a file of each rank calls `keras.Model.save(model, path)`.
+    """
+    if strategy.is_chief:
+        return
+    for name in _METHODS:
+        setattr(model, name, functools.partial(_skip, name, strategy.rank))
+
+
+def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -> None:
+    """Saves a model on rank 0, and returns on every rank when the file is complete.
+
+    Args:
+        model: The model.
+        strategy: The strategy of the training.
+        path: A file that ends in `.keras` or `.weights.h5`, or a folder for a SavedModel.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    text = os.fspath(path)
+    method = "save" if text.endswith(".keras") else "export"
+    if text.endswith(".weights.h5"):
+        method = "save_weights"
+    write: Callable[..., Any] = getattr(model, method)
+
+    def on_chief() -> str:
+        try:
+            write(text, **({"verbose": False} if method == "export" else {}))
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigurationError(f"{text} cannot be written: {reason}") from error
+        return ""
+
+    once(strategy, on_chief)
+
+
+def _skip(name: str, rank: int, path: Any = "", *args: Any, **options: Any) -> None:
+    print(
+        f"rank {rank}: model.{name}({os.fspath(path)!r}) writes on rank 0 only. Call "
+        "trainer.save(path) on all ranks to wait for the file.",
+        file=sys.stderr,
+    )
