@@ -11,6 +11,8 @@
 #   make conformance                  every case of tests/conformance under every strategy and every
 #                                     number of replicas and processes, and all of tests/programs
 #   make long                         every test
+#   make test-gpu                     the checks that need GPUs, and how fast they are (docs/gpu.md);
+#                                     ARGS=--rehearse runs them on CPU devices
 #   ARGS="-k config" adds flags of pytest, HOROVOD= leaves Horovod out. The number of test
 #   processes follows the cores and the memory of the machine; ARGS="-n 4" sets it.
 #
@@ -28,7 +30,7 @@ BIN := .venv/bin
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
-.PHONY: train horovod quick test check check-rest conformance long lint docs notebooks \
+.PHONY: train horovod quick test check check-rest conformance long test-gpu lint docs notebooks \
     coverage canary release format clean
 
 train: .venv/installed$(addprefix -,$(EXTRAS))
@@ -53,6 +55,9 @@ conformance: .venv/installed-dev $(HOROVOD)
 
 long: lint $(HOROVOD)
 	$(PYTEST) -m "" $(ARGS)
+
+test-gpu: .venv/installed-dev .venv/installed-gpu
+	$(BIN)/python -m tests.gpu $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -105,9 +105,13 @@ def _group(strategy: str, num_workers: int) -> Group:
 
 
 def _serve(connection: Connection) -> None:
+    from tfdist.upstream.keras_model import xla_on_demand
+
     start_tensorflow()
-    for question in iter(connection.recv, None):
-        connection.send(judge(question))
+    # On a GPU Keras compiles what does not ask for it with XLA, and the reference rounds otherwise.
+    with xla_on_demand():
+        for question in iter(connection.recv, None):
+            connection.send(judge(question))
 
 
 class _Judge:

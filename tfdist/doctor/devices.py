@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tfdist.cluster import gpus
 from tfdist.doctor import gpu_kernels
 from tfdist.doctor.check import Check
 
@@ -61,22 +62,19 @@ def gpus_of_driver() -> list[str]:
     return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
-def _visible(gpus: list[str]) -> list[str]:
+def _visible(installed: list[str]) -> list[str]:
     """Return those of the driver's GPUs that `CUDA_VISIBLE_DEVICES` lets programs see.
 
-    nvidia-smi ignores the variable. CUDA reads it up to the first entry that no GPU has; an entry
-    that is no number names a GPU or a part of one (`GPU-...`, `MIG-...`).
+    nvidia-smi ignores the variable. An entry that is no number names a GPU or a part of one.
     """
-    if (listed := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
-        return gpus
+    entries = gpus.visible(os.environ)
+    if entries is None:
+        return installed
     visible = []
-    for entry in (entry.strip() for entry in listed.split(",")):
-        if entry.isdecimal() and int(entry) < len(gpus):
-            visible.append(gpus[int(entry)])
-        elif gpus and entry.startswith(("GPU-", "MIG-")):
-            visible.append(entry)
-        else:
-            break
+    for entry in entries if installed else ():
+        if entry.isdecimal() and int(entry) >= len(installed):
+            break  # CUDA ignores this entry and those behind it
+        visible.append(installed[int(entry)] if entry.isdecimal() else entry)
     return visible
 
 

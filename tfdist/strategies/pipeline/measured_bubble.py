@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.clock import now
+from tfdist.strategies.clock import now, read_by_host
 from tfdist.strategies.pipeline.order import Order
 from tfdist.upstream.tensorflow import computes_in_one_order
 
@@ -112,7 +112,8 @@ def _clock(dtype: tf.DType, in_one_order: bool) -> Any:
     del in_one_order  # `now` asks for it: a function that was made is for one answer
 
     def time_after(vector: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([vector[:1]]):
+        # On a GPU a slice alone would count as done once it is in the GPU's queue.
+        with tf.device("CPU:0"), tf.control_dependencies([read_by_host(vector)]):
             return now()
 
     return tf.function(time_after, autograph=False).get_concrete_function(

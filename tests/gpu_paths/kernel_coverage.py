@@ -1,0 +1,132 @@
+"""Which operations of a graph have no GPU kernel, by the registry of the installed TensorFlow.
+
+The wheel registers its CUDA kernels when it is loaded, with or without a GPU or a driver. The
+graphs are those of runs on logical CPU devices: what a strategy puts on the device of a replica,
+which is never the first one here, it would put on a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow_functions import graphs_run_by
+
+#: The device of what nobody placed: the host's, as far as these graphs go.
+HOST = "CPU:0"
+
+#: Operations without a GPU kernel that a strategy may put on a GPU, with their dtypes; each has the
+#: reason. Strings, counters of steps and what reads data sets are on the host anyway.
+ALLOWED = {
+    "SplitV(T=int64, Tlen=int32)": (
+        "counters of metrics, a few bytes: TensorFlow's hierarchical copy and NCCL all-reduces "
+        "pack and split what they are given, of whatever dtype"
+    ),
+}
+
+#: Types of devices whose kernels serve a GPU. Kernels for any device are registered as "DEFAULT".
+_ON_GPUS = ("GPU", "DEFAULT")
+
+
+class Operation(NamedTuple):
+    """An operation of a graph.
+
+    Attributes:
+        kind: Its type, such as `"MatMul"`.
+        dtypes: Its attributes that are dtypes, by name: `(("T", "float32"),)`.
+        device: Where it ran, such as `"CPU:1"`.
+    """
+
+    kind: str
+    dtypes: tuple[tuple[str, str], ...]
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(f'{name}={dtype}' for name, dtype in self.dtypes)})"
+
+
+@contextmanager
+def gpus_listed() -> Iterator[None]:
+    """Within it, code that asks TensorFlow whether there are GPUs decides as on a host with two."""
+    plain = tf.config.list_physical_devices
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(2)]
+
+    def listed(kind: str | None = None) -> list[Any]:
+        return gpus if kind == "GPU" else plain(kind)
+
+    with replaced(tf.config, "list_physical_devices", listed):
+        yield
+
+
+@contextmanager
+def not_optimized() -> Iterator[None]:
+    """Within it, TensorFlow places and inlines graphs, but does not optimize them.
+
+    On CPUs it would fuse operations into some that only CPUs have.
+    """
+    optimizer = tf.config.optimizer
+    optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+def without_kernel(run: Callable[[], object]) -> dict[str, list[str]]:
+    """Return the operations of a run that a GPU would be asked for and has no kernel for.
+
+    Args:
+        run: What runs functions of TensorFlow, on devices other than the first.
+
+    Returns:
+        By device, operations with their dtypes, without those in `ALLOWED`. A device whose
+        operations all have kernels has an empty list.
+    """
+    found: dict[str, set[str]] = {}
+    with gpus_listed(), not_optimized():
+        ran = list(operations(run))
+    for operation in ran:
+        if operation.device != HOST:
+            of_device = found.setdefault(operation.device, set())
+            has_kernel = _has_kernel(operation.kind, operation.dtypes)
+            if not has_kernel and str(operation) not in ALLOWED:
+                of_device.add(str(operation))
+    return {device: sorted(names) for device, names in sorted(found.items())}
+
+
+def operations(run: Callable[[], object]) -> Iterator[Operation]:
+    """Yield the operations that TensorFlow ran in functions, as placed and inlined."""
+    for graph in graphs_run_by(run):
+        for node in graph.post_optimization_graph.node:
+            yield Operation(node.op, _dtypes(node), node.device.rpartition("device:")[2])
+
+
+def _dtypes(node: Any) -> tuple[tuple[str, str], ...]:
+    """Return the attributes of a node that are dtypes; those of a list share a name."""
+    found = []
+    for name, attribute in sorted(node.attr.items()):
+        kind = attribute.WhichOneof("value")
+        types = {"type": [attribute.type], "list": attribute.list.type}.get(kind, [])
+        found += [(name, tf.as_dtype(one).name) for one in types]
+    return tuple(found)
+
+
+@functools.cache
+def _has_kernel(kind: str, dtypes: tuple[tuple[str, str], ...]) -> bool:
+    """Tell whether one kernel for GPUs accepts all dtypes of an operation."""
+    return any(
+        all(
+            tf.as_dtype(dtype).as_datatype_enum in constraint.allowed_values.list.type
+            for constraint in kernel.constraint
+            for name, dtype in dtypes
+            if name == constraint.name
+        )
+        for kernel in kernels.get_registered_kernels_for_op(kind).kernel
+        if kernel.device_type in _ON_GPUS
+    )

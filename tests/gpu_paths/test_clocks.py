@@ -1,0 +1,31 @@
+"""Clocks in a graph are read after a GPU has computed, not after it was told to compute.
+
+For the graph, an operation of a GPU is over once it is in the GPU's queue: a control edge from it
+does not wait. What the host reads has been computed.
+"""
+
+from __future__ import annotations
+
+import keras
+
+import tfdist
+from tests.gpu_paths.kernel_coverage import HOST
+from tests.gpu_paths.test_kernel_coverage import MODELS
+from tfdist import strategies
+from tfdist.upstream.tensorflow_functions import graphs_run_by
+
+
+def test_clocks_of_a_pipelines_turns_wait_for_what_the_host_has_read() -> None:
+    keras.utils.set_random_seed(1)
+    build, x, y = MODELS["images"]
+    strategy = strategies.create("pipeline", ["CPU:1", "CPU:2"], micro_batches=2)
+    trainer = tfdist.Trainer(build, strategy=strategy)
+    graphs = graphs_run_by(lambda: trainer.fit(x, y, batch_size=8, verbose=0))
+    waits = []
+    for graph in graphs:
+        nodes = {node.name: node for node in graph.post_optimization_graph.node}
+        for node in nodes.values():
+            if node.op == "Timestamp":
+                waits += [nodes[name.lstrip("^").partition(":")[0]] for name in node.input]
+    assert len([node for node in waits if node.op == "Assert"]) > len(strategy.devices)
+    assert {node.device.rpartition("device:")[2] for node in waits} == {HOST}
