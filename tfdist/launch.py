@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from tfdist.cluster.messages import SECRET, secret_environ
 from tfdist.cluster.networks import interface_towards
 from tfdist.console import command
 from tfdist.launcher import horovod, manifests, mpirun, plan, processes
@@ -17,6 +20,8 @@ from tfdist.launcher.plan import Process
 from tfdist.launcher.processes import Streams
 from tfdist.launcher.restarts import Elastic, Failure, Restarts, run_with_restarts
 from tfdist.run.strategy_of_workers import with_strategy
+
+_LOG = logging.getLogger("tfdist.launch")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,7 +98,9 @@ def _run(running: Sequence[Process], options: Options, **how: Any) -> Failure | 
         for process in running:
             print(f"[{process.name}] {process.line()}")
         return None
-    return processes.run(running, grace=options.grace, **how)
+    # The launchers of several hosts cannot agree on a secret: users set it there.
+    secret = {} if options.on else secret_environ()
+    return processes.run(running, grace=options.grace, environ=secret, **how)
 
 
 def _run_workers(
@@ -118,6 +125,8 @@ def _run_workers(
         gpu_slots=gpu_slots,
         here=options.on or plan.LOCAL,
     )
+    if options.on and SECRET not in os.environ and not options.dry_run:
+        _LOG.warning("Set %s to the same secret on all hosts to authenticate the workers.", SECRET)
     here = [process for process in planned.processes if options.on in (None, process.host)]
     if options.dry_run:
         return _run(here, options)

@@ -8,11 +8,14 @@ import dataclasses
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.support.waiting import wait_for
-from tfdist.cluster import Cluster, exchange_addresses, rendezvous
+from tfdist.cluster import Cluster, exchange_addresses, networks, rendezvous
 from tfdist.cluster.networks import free_ports
 from tfdist.errors import ClusterError
 
@@ -158,6 +161,86 @@ def test_strangers_are_sent_away() -> None:
         pool.submit(strangers).result()
         outcomes = [*exchange([clusters[1]]), *first.result()]
     assert not errors(outcomes)
+
+
+def test_workers_of_another_job_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters = with_master(2)
+    monkeypatch.setattr(rendezvous, "_MESSAGE_SECONDS", 0.5)
+    keys = iter([b"one job", b"another job"])
+    monkeypatch.setattr(rendezvous.messages, "job_key", lambda: next(keys, b"another job"))
+    said = errors(exchange(clusters, IN_BETWEEN))
+    assert len(said) == 2
+    assert any("Rank 1 of 2 did not come to rank 0" in text for text in said)
+    assert any("is TFDIST_JOB_SECRET the same on all workers?" in text for text in said)
+
+
+def test_an_unsigned_message_completes_no_cluster() -> None:
+    clusters = with_master(2)
+    host, _, port = clusters[0].master.partition(":")
+    message = b'{"rank":1,"size":2,"cluster":"","address":"h:1","problem":"","gpus":[]}\n'
+
+    def forge() -> bytes:
+        with socket.create_connection((host, int(port)), timeout=LONG) as one:
+            one.settimeout(LONG)
+            one.recv(100)  # the greeting
+            one.sendall(message)
+            return one.recv(100)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(exchange, [clusters[0]], IN_BETWEEN)
+        wait_for(lambda: _listens(host, int(port)), LONG)
+        assert pool.submit(forge).result() == b""
+        assert "Rank 1 of 2 did not come" in errors(first.result())[0]
+
+
+def _listens(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank": -1},
+        {"rank": "1"},
+        {"rank": 10**30, "gpus": 3},
+        {"problem": "x" * 10**4},
+        {"gpus": ["x"] * 1000},
+        {"stranger": 1},
+    ],
+    ids=str,
+)
+def test_messages_out_of_bounds_are_dropped(changes: dict[str, Any]) -> None:
+    good = {"rank": 1, "size": 2, "cluster": "", "address": "h:1", "problem": "", "gpus": []}
+    rendezvous._Newcomer.model_validate(good)
+    with pytest.raises(ValidationError):
+        rendezvous._Newcomer.model_validate(good | changes)
+
+
+def test_escape_sequences_of_a_worker_are_not_printed() -> None:
+    with pytest.raises(ClusterError) as caught:
+        rendezvous._result({"problem": "\x1b]0;title\x07 broken"})
+    assert str(caught.value) == "?]0;title? broken"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address"),
+    [
+        (["127.0.0.1", "127.0.0.1"], "127.0.0.1"),
+        (["localhost"], "127.0.0.1"),
+        (["127.0.0.1", "10.0.0.2"], ""),
+        (["node1", "node2"], ""),
+        (["192.0.2.7", "192.0.2.8"], ""),
+        (["10.1.2.3", "10.1.2.4"], "10.1.2.3"),
+    ],
+)
+def test_listens_where_the_others_are(
+    hosts: list[str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"eth0": [SimpleNamespace(address="10.1.2.3")], "lo": [SimpleNamespace(address="::1")]}
+    monkeypatch.setattr(networks.psutil, "net_if_addrs", lambda: own)
+    assert networks.listen_address(hosts) == address
 
 
 def test_meeting_again_is_not_needed() -> None:

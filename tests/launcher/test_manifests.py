@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.support.manifest_schemas import JOBS
+from tfdist.cluster import messages
 from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launcher import manifests
 from tfdist.launcher.options import parse
@@ -20,8 +21,17 @@ from tfdist.run.strategy_of_workers import with_strategy
 COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
 
 
+def documents(*arguments: str) -> dict[str, dict[str, Any]]:
+    """All manifests, by kind."""
+    text = manifests.kubernetes(with_strategy(parse(arguments)))
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
 def manifest(*flags: str) -> dict[str, Any]:
-    return yaml.safe_load(manifests.kubernetes(parse([*flags, *COMMAND])))
+    """The job alone."""
+    found = documents(*flags, *COMMAND)
+    (job,) = (one for kind, one in found.items() if kind not in ("Secret", "NetworkPolicy"))
+    return job
 
 
 @pytest.mark.parametrize(
@@ -82,8 +92,7 @@ def test_mpi_job_runs_the_command_on_all_workers() -> None:
     ],
 )
 def test_kind_follows_the_strategy(flags: list[str], kind: str) -> None:
-    made = yaml.safe_load(manifests.kubernetes(with_strategy(parse(["--print-k8s", *flags]))))
-    assert made["kind"] == kind
+    assert kind in documents("--print-k8s", *flags)
 
 
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
@@ -100,6 +109,88 @@ def test_what_was_preempted_starts_again() -> None:
     job = manifest("--print-k8s", "mpijob", "--max-restarts", "3")["spec"]
     assert job["mpiReplicaSpecs"]["Launcher"]["restartPolicy"] == "OnFailure"
     assert job["runPolicy"]["backoffLimit"] == 3
+
+
+@pytest.mark.parametrize("kind", list(JOBS))
+def test_the_secret_is_no_argument_and_other_pods_are_kept_out(kind: str) -> None:
+    flags = ["--print-k8s", kind, "--name", "digits", *COMMAND]
+    found, again = documents(*flags), documents(*flags)
+    secret = found["Secret"]["stringData"][messages.SECRET]
+    assert len(secret) == 64
+    assert secret != again["Secret"]["stringData"][messages.SECRET]
+    (job,) = (one for name, one in found.items() if name.lower() == kind)
+    assert secret not in str(job)
+    assert f"'secretKeyRef': {{'name': 'digits', 'key': '{messages.SECRET}'}}" in str(job)
+    policy = found["NetworkPolicy"]["spec"]
+    assert policy["ingress"] == [{"from": [{"podSelector": policy["podSelector"]}]}]
+    ((label, value),) = policy["podSelector"]["matchLabels"].items()
+    assert value == "digits"
+    assert kind == "trainjob" or f"'labels': {{'{label}': 'digits'}}" in str(job)
+
+
+#: What a shell, Slurm, YAML or the kubelet would take for more than a text.
+HOSTILE = [
+    "a\ntouch /tmp/P #",
+    "a; touch P",
+    "$(touch P)",
+    "`touch P`",
+    "a b",
+    "'",
+    '"',
+    "a\r#SBATCH --wrap=x",
+    "../../etc",
+    "-rf",
+    "*",
+    "a\x00b",
+    "\x1b[2J",
+    "{{x}}",
+    "",
+    "é",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=repr)
+@pytest.mark.parametrize("prints", ["--print-slurm", "--print-k8s"])
+@pytest.mark.parametrize("flag", ["--name", "--image", "--hosts", "--on"])
+def test_hostile_names_are_refused(flag: str, prints: str, text: str) -> None:
+    if flag == "--hosts":
+        text = f"{text}:2"
+    with pytest.raises(ConfigurationError, match=flag):
+        parse([prints, f"{flag}={text}", *COMMAND])
+
+
+@pytest.mark.parametrize("name", ["Digits", "a.b", "a_b", "1a", "a" * 41, "a-"])
+def test_names_that_kubernetes_does_not_take(name: str) -> None:
+    parse(["--print-slurm", "--name", name, *COMMAND])
+    with pytest.raises(ConfigurationError, match="for Kubernetes at most 40 lowercase"):
+        parse(["--print-k8s", "--name", name, *COMMAND])
+
+
+@pytest.mark.parametrize("text", [one for one in HOSTILE if "\x00" not in one], ids=repr)
+def test_hostile_arguments_reach_the_program_as_they_are(text: str, tmp_path: Any) -> None:
+    script = manifests.slurm(parse(["--print-slurm", "--", "run", text]))
+    _, printed = run_script(tmp_path, script, codes=[0])
+    assert printed.split("|")[-2] == text.replace("\r", "\n")  # as Python reads a text
+    assert not (tmp_path / "P").exists()
+    found = documents("--print-k8s", "tfjob", "--", "run", text)["TFJob"]
+    container = found["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    # The kubelet expands $(NAME), and takes $$ for $.
+    assert container["command"] == ["run", text.replace("$", "$$")]
+
+
+def test_slurm_script_has_a_secret_of_its_own(tmp_path: Any) -> None:
+    script = manifests.slurm(parse(["--print-slurm", "--", "run"]))
+    tools = {name: shutil.which(name) for name in ("od", "tr")}
+    for name, path in tools.items():
+        assert path
+        (tmp_path / name).symlink_to(path)
+    (tmp_path / "seen").touch()
+    shows = script.replace("run\n", f'run; echo "${messages.SECRET}" >> seen\n')
+    for _ in range(2):
+        run_script(tmp_path, shows, [0])
+    found = (tmp_path / "seen").read_text().split()
+    assert [len(secret) for secret in found] == [64, 64]
+    assert len(set(found)) == 2
 
 
 def test_slurm_script() -> None:
@@ -153,6 +244,7 @@ read -r code < {folder}/codes; {shutil.which("sed")} -i 1d {folder}/codes; exit 
     done = subprocess.run(
         [bash, "-s"],
         input=script,
+        cwd=folder,
         env={"PATH": str(folder), "SLURM_JOB_ID": "17"},
         capture_output=True,
         text=True,

@@ -30,10 +30,16 @@ QUANTITIES: Schema = {
     "additionalProperties": {"type": ["integer", "string"], "minimum": 1},
 }
 RESOURCES = record("", limits=QUANTITIES, requests=QUANTITIES)
-CONTAINER = record("name", name=TEXT, image=TEXT, command=WORDS, resources=RESOURCES)
+REFERENCE = record("secretKeyRef", secretKeyRef=record("name key", name=TEXT, key=TEXT))
+VARIABLES: Schema = {
+    "type": "array",
+    "items": record("name valueFrom", name=TEXT, valueFrom=REFERENCE),
+}
+CONTAINER = record("name", name=TEXT, image=TEXT, command=WORDS, env=VARIABLES, resources=RESOURCES)
 CONTAINERS: Schema = {"type": "array", "items": CONTAINER, "minItems": 1}
 POD = record(
     "spec",
+    metadata=record("labels", labels={"type": "object", "additionalProperties": TEXT}),
     spec=record("containers", containers=CONTAINERS, terminationGracePeriodSeconds=NUMBER),
 )
 REPLICAS = record(
@@ -90,6 +96,7 @@ JOBS = {
                 "",
                 image=TEXT,
                 command=WORDS,
+                env=VARIABLES,
                 numNodes=NUMBER,
                 numProcPerNode={"type": ["integer", "string"]},
                 resourcesPerNode=RESOURCES,

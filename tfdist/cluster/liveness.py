@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from tfdist.cluster.networks import listen_address
 from tfdist.cluster.record import split
 from tfdist.errors import ClusterError
 
@@ -41,7 +42,9 @@ def silent(addresses: Mapping[int, str], seconds: float = 5.0) -> list[int]:
 
 def answering() -> int:
     """Answers every connection while this process lives; returns the port."""
-    server = socketserver.ThreadingTCPServer(("", 0), _Answer)
+    # Under a launcher of one host the other ranks reach this one at the loopback address.
+    host = listen_address([os.environ.get("HOROVOD_HOSTNAME", "localhost")])
+    server = socketserver.ThreadingTCPServer((host, 0), _Answer)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True, name="liveness").start()
     return server.server_address[1]

@@ -85,12 +85,12 @@ def listen_address(hosts: Sequence[str]) -> str:
         hosts: Names or addresses of the hosts that take part; the first one is this host.
 
     Returns:
-        The loopback address if all hosts are the loopback; the first host's address if it is given
-        as an address of this host; otherwise empty, for all interfaces: other hosts may resolve a
-        name to another interface of this host.
+        The first host's loopback address if all hosts are the loopback; the first host's address if
+        it is given as an address of this host; otherwise empty, for all interfaces: other hosts may
+        resolve a name to another interface of this host.
     """
     if all(_is_loopback(host) for host in hosts):
-        return "::1" if hosts[0] == "::1" else _LOOPBACK
+        return _LOOPBACK if hosts[0] == "localhost" else hosts[0]
     own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
     return hosts[0] if hosts[0] in own and not _is_loopback(hosts[0]) else ""
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 
+from tfdist.cluster.networks import listen_address
 from tfdist.errors import LaunchError
 
 
@@ -81,11 +82,17 @@ def check_host_name() -> None:
 
 @contextlib.contextmanager
 def serving(slots: Sequence[Slot], port: int) -> Iterator[None]:
-    """Runs Horovod's rendezvous server within the block, in a thread."""
+    """Runs Horovod's rendezvous server within the block, in a thread.
+
+    It has no authentication, so it listens where the other hosts need it only: at the loopback
+    address for workers of one host.
+    """
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http import http_server
 
-    server = http_server.RendezvousHTTPServer(("", port), http_server.RendezvousHandler, False)
+    server = http_server.RendezvousHTTPServer(
+        (listen_address([slot.host for slot in slots]), port), http_server.RendezvousHandler, False
+    )
     server.init([SlotInfo(**_slot_info(slot)) for slot in slots])
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

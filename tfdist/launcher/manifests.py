@@ -5,22 +5,28 @@ The manifests are for the training operator and the MPI operator.
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from typing import Any
 
 import yaml
 
+from tfdist.cluster.messages import SECRET
 from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launcher.options import Options
 
 #: Between SIGTERM and SIGKILL: time for a pod to finish a step and save.
 _SAVING_SECONDS = 120
+#: The label of a job's pods.
+_LABEL = "tfdist.job"
 
 _SCRIPT = """\
 #!/bin/bash
 {directives}
 
 set -uo pipefail
+# Authenticates the workers' messages; srun passes it on.
+export {secret}="${{{secret}:-$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')}}"
 for restart in {{0..{max_restarts}}}; do
     # Label lines with the rank, end all tasks when one fails, and fill the nodes rank by rank.
     srun --label --kill-on-bad-exit=1 --distribution=block \\
@@ -60,11 +66,16 @@ def slurm(options: Options) -> str:
         command=shlex.join(options.portable_command),
         max_restarts=options.max_restarts,
         requeue=REQUEUE,
+        secret=SECRET,
     )
 
 
 def kubernetes(options: Options) -> str:
-    """Returns a manifest as YAML, for `kubectl apply -f -`.
+    """Returns manifests as YAML, for `kubectl apply -f -`.
+
+    Beside the job they have a Secret, which authenticates the workers' messages, and a
+    NetworkPolicy, which lets only the job's own pods connect to each other: TensorFlow's and
+    Horovod's servers have no authentication.
 
     Raises:
         ConfigurationError: The kind of job has no parameter servers.
@@ -80,13 +91,52 @@ def kubernetes(options: Options) -> str:
         "mpijob": ("kubeflow.org/v2beta1", "MPIJob", _mpi_job),
         "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob", _train_job),
     }[str(kind)]
-    manifest = {
+    job = {
         "apiVersion": version,
         "kind": name,
         "metadata": {"name": options.name},
         "spec": spec(options),
     }
-    return yaml.safe_dump(manifest, sort_keys=False)
+    # The operator of TrainJobs labels their pods; elsewhere the pod templates do.
+    label = "jobset.sigs.k8s.io/jobset-name" if kind == "trainjob" else _LABEL
+    documents = [_secret(options), _network_policy(options, label), job]
+    return yaml.safe_dump_all(documents, sort_keys=False)
+
+
+def _secret(options: Options) -> dict[str, Any]:
+    """Returns the Secret of a job, with a new random value."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": options.name},
+        "stringData": {SECRET: secrets.token_hex(32)},
+    }
+
+
+def _network_policy(options: Options, label: str) -> dict[str, Any]:
+    """Returns the policy that admits connections between pods of the job only."""
+    pods = {"matchLabels": {label: options.name}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": options.name},
+        "spec": {
+            "podSelector": pods,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": pods}]}],
+        },
+    }
+
+
+def _environ(options: Options) -> list[dict[str, Any]]:
+    """Returns the variables of a container: the job's secret."""
+    reference = {"secretKeyRef": {"name": options.name, "key": SECRET}}
+    return [{"name": SECRET, "valueFrom": reference}]
+
+
+def _command(options: Options) -> list[str]:
+    """Returns the command with every `$` doubled: the kubelet would expand `$(NAME)`."""
+    return [word.replace("$", "$$") for word in options.portable_command]
 
 
 def _tf_job(options: Options) -> dict[str, Any]:
@@ -101,7 +151,12 @@ def _tf_job(options: Options) -> dict[str, Any]:
         **({} if options.num_ps else {"successPolicy": "AllWorkers"}),
         "tfReplicaSpecs": {
             # The operator looks for a container of this name.
-            task: _replicas(number, _container("tensorflow", options, task == "Worker"), "ExitCode")
+            task: _replicas(
+                options,
+                number,
+                _container("tensorflow", options, task == "Worker"),
+                "ExitCode",
+            )
             for task, number in counts.items()
         },
     }
@@ -113,8 +168,8 @@ def _mpi_job(options: Options) -> dict[str, Any]:
     launcher["command"] = [
         *("mpirun", "--allow-run-as-root", "-np", str(options.num_workers)),
         # The threads of a worker that is bound to one core would share it.
-        *("--bind-to", "none", "-x", "PATH", "-x", "LD_LIBRARY_PATH"),
-        *options.portable_command,
+        *("--bind-to", "none", "-x", "PATH", "-x", "LD_LIBRARY_PATH", "-x", SECRET),
+        *_command(options),
     ]
     worker = _container("mpi-worker", options) | {"command": ["/usr/sbin/sshd", "-De"]}
     return {
@@ -123,8 +178,10 @@ def _mpi_job(options: Options) -> dict[str, Any]:
         "launcherCreationPolicy": "WaitForWorkersReady",
         "mpiReplicaSpecs": {
             # All ranks end when one fails, so mpirun is restarted.
-            "Launcher": _replicas(1, launcher, "OnFailure" if options.max_restarts else "Never"),
-            "Worker": _replicas(options.num_workers, worker),
+            "Launcher": _replicas(
+                options, 1, launcher, "OnFailure" if options.max_restarts else "Never"
+            ),
+            "Worker": _replicas(options, options.num_workers, worker),
         },
     }
 
@@ -133,7 +190,8 @@ def _train_job(options: Options) -> dict[str, Any]:
     """Returns a job of the training operator 2, whose runtime sets ranks and rank 0's address."""
     trainer: dict[str, Any] = {
         "image": options.image,
-        "command": list(options.portable_command),
+        "command": _command(options),
+        "env": _environ(options),
         "numNodes": options.num_workers,
         "numProcPerNode": 1,
     }
@@ -143,7 +201,7 @@ def _train_job(options: Options) -> dict[str, Any]:
 
 
 def _replicas(
-    number: int, container: dict[str, Any], restart_policy: str = "Never"
+    options: Options, number: int, container: dict[str, Any], restart_policy: str = "Never"
 ) -> dict[str, Any]:
     """Returns equal pods. By default the failure of one fails the job.
 
@@ -154,7 +212,7 @@ def _replicas(
     return {
         "replicas": number,
         "restartPolicy": restart_policy,
-        "template": {"spec": pod},
+        "template": {"metadata": {"labels": {_LABEL: options.name}}, "spec": pod},
     }
 
 
@@ -163,7 +221,8 @@ def _container(name: str, options: Options, computes: bool = True) -> dict[str, 
     container: dict[str, Any] = {
         "name": name,
         "image": options.image,
-        "command": list(options.portable_command),
+        "command": _command(options),
+        "env": _environ(options),
     }
     if computes and (resources := _resources(options)):
         container["resources"] = resources

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from tfdist.cluster import mpi_library
+from tfdist.cluster.messages import SECRET
 from tfdist.errors import LaunchError
 from tfdist.launcher.options import Options
 from tfdist.launcher.plan import Process
@@ -51,12 +52,15 @@ def _mpirun(options: Options) -> Process:
         whole = (head, *hosts, "-n", number, *command)
         return Process("mpirun", whole, preempt_by=signal.SIGUSR1)
     hosts = ["-H", _slots(options)] if options.hosts else ["--oversubscribe"]
-    exported = [word for name in _EXPORTED if name in os.environ for word in ("-x", name)]
+    names = (*_EXPORTED, SECRET) if options.hosts else _EXPORTED
+    exported = [
+        word for name in names if name in os.environ or name == SECRET for word in ("-x", name)
+    ]
     # The threads of a worker that is bound to one core would share it.
     flags = ["--bind-to", "none", *exported, *hosts, "-np", number]
     # Open MPI refuses to run as root without both variables.
-    names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-    environ = dict.fromkeys(names, "1") if os.geteuid() == 0 else {}
+    allowing = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+    environ = dict.fromkeys(allowing, "1") if os.geteuid() == 0 else {}
     return Process("mpirun", (head, *flags, *command), environ, preempt_by=signal.SIGUSR1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,11 @@ _USAGE = f"{PROGRAM} [flags] -- COMMAND ...\n       {PROGRAM} [flags] [flags of 
 _DESCRIPTION = "Start the workers of a run, and end all of them when one fails."
 #: Defaults of flags.
 _PORT, _NAME, _IMAGE = 12300, "tfdist", "tfdist:latest"
+
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Becomes part of the host names of pods, which have at most 63 characters.
+_KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
 
 
 @dataclass(frozen=True)
@@ -239,8 +245,25 @@ def _check(options: Options) -> None:
             f"--gpus-per-worker {options.gpus_per_worker} with --num-ps: a worker of parameter "
             "servers computes on one GPU. Use --gpus-per-worker 1 and as many workers as GPUs."
         )
+    _check_names(options)
     _check_restarts(options)
     _check_effect(options)
+
+
+def _check_names(options: Options) -> None:
+    """Refuses names that could change the script or manifest in which they are written."""
+    if not _JOB_NAME.fullmatch(options.name) or (
+        options.print_k8s and not _KUBERNETES_NAME.fullmatch(options.name)
+    ):
+        raise ConfigurationError(
+            f"--name {options.name!r}: expected letters, digits, '-', '_' and '.'; for Kubernetes "
+            "at most 40 lowercase letters, digits and '-', beginning with a letter."
+        )
+    if not _IMAGE_NAME.fullmatch(options.image):
+        raise ConfigurationError(
+            f"--image {options.image!r}: expected the name of an image, as in "
+            "registry.example.com/team/tfdist:1.0."
+        )
 
 
 def _check_restarts(options: Options) -> None:

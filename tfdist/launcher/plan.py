@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ from tfdist.launcher import horovod
 from tfdist.launcher.horovod import Slot as Slot
 
 LOCAL = "127.0.0.1"
+
+#: A host name or an IPv4 address, and a number of workers.
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_COUNT = re.compile(r"[1-9][0-9]{0,5}")
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,11 @@ def parse_hosts(text: str) -> dict[str, int]:
         ConfigurationError: The text has another form, or names a host twice.
     """
     hosts: dict[str, int] = {}
+    # Names end up in shell commands and scripts.
     for entry in text.split(","):
         host, _, number = entry.strip().partition(":")
-        if not host or host in hosts or not (number or "1").isdecimal() or number == "0":
-            raise ConfigurationError(f"--hosts {text}: expected host:workers, as in a:2,b:2.")
+        if not _HOST.fullmatch(host) or host in hosts or not _COUNT.fullmatch(number or "1"):
+            raise ConfigurationError(f"--hosts {text!r}: expected host:workers, as in a:2,b:2.")
         hosts[host] = int(number or 1)
     return hosts
 

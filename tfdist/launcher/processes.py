@@ -291,6 +291,7 @@ def run(
     restarts: Restarts = NO_RESTARTS,
     streams: Streams | None = None,
     seconds: float | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Failure | None:
     """Runs processes until all have ended, or one fails and the others are ended.
 
@@ -301,6 +302,7 @@ def run(
         restarts: Limits the restarts of single processes.
         streams: Where their output goes.
         seconds: Time until they are preempted; None: never.
+        environ: Variables of all processes, in addition to this process's and their own.
 
     Returns:
         The first failure, or None.
@@ -311,7 +313,7 @@ def run(
             if they have saved their state.
         LaunchError: A program cannot be started.
     """
-    running = started(processes, grace=grace, restarts=restarts, streams=streams)
+    running = started(processes, grace=grace, restarts=restarts, streams=streams, environ=environ)
     with signals_raise(), running as children:
         failed = children.wait(seconds)
         if not failed and seconds is not None and not children.done:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from tfdist.cluster.messages import secret_environ
 from tfdist.errors import LaunchError
 from tfdist.launcher import mpirun, options, plan, pool_worker, processes
 from tfdist.launcher.plan import LOCAL, Process, slots
@@ -153,7 +154,7 @@ class WorkerPool:
                 self._processes(command),
                 grace=_GRACE_SECONDS,
                 streams=self._streams,
-                environ=self._environ,
+                environ={**self._environ, **secret_environ()},
             )
             self._group = self._running.enter_context(started)
             while len(self._connections) < self.num_workers:
