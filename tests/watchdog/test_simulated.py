@@ -41,6 +41,8 @@ class Rank0:
     def __init__(self) -> None:
         self.verdicts: list[str] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
+        # Accepted sockets inherit it: the system's own buffers would take megabytes.
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.port = self.listener.getsockname()[1]
         self.status = Status(0, size=4)
         self.coordinator = Coordinator(self.status, 4, self.listener, KEY, self.verdicts.append)
@@ -54,7 +56,10 @@ class Rank0:
         await asyncio.gather(self.task, return_exceptions=True)
 
     async def connect(self, key: bytes = KEY) -> tuple[Any, Any, Session]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=one)
         session = Session.answering(key, await reader.readline())
         assert session
         return reader, writer, session
@@ -161,7 +166,6 @@ def test_a_worker_that_does_not_read_is_dropped() -> None:
     async def attempt() -> int:
         async with Rank0() as rank_0:
             _, writer, session = await rank_0.connect()
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             writer.transport.pause_reading()
             report = Status(1).report().to_message()
             writer.write(first(session, 1))

@@ -44,8 +44,15 @@ def printable(text: str, most: int = 500) -> str:
 
     Escape sequences could change the terminal that prints them.
     """
+    if len(text) <= most and text.isprintable():
+        return text
     kept = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:most])
     return f"{kept}..." if len(text) > most else kept
+
+
+def to_text(message: Any) -> bytes:
+    """Returns a message as it is sent, not signed yet."""
+    return json.dumps(message, separators=(",", ":")).encode()
 
 
 class Session:
@@ -81,7 +88,10 @@ class Session:
 
     def sign(self, message: Any) -> bytes:
         """Returns a message as a signed line."""
-        text = json.dumps(message, separators=(",", ":")).encode()
+        return self.sign_text(to_text(message))
+
+    def sign_text(self, text: bytes) -> bytes:
+        """Returns the `to_text` of a message as a signed line."""
         line = self._mac(self._listens, self._sent, text) + b" " + text + b"\n"
         self._sent += 1
         if self._sent == 1 and not self._listens:

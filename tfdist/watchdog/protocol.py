@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tfdist.cluster.messages import Session
+from tfdist.cluster.messages import Session, to_text
 from tfdist.watchdog.status import (
     HEARTBEAT_SECONDS,
     Report,
@@ -114,6 +114,7 @@ class Coordinator:
         self._heard = [status.clock.now()] * size
         self._connections: dict[int, _FromWorker] = {}
         self._trouble: list[int] = []
+        self._answers: dict[bool, bytes] = {}
         self._verdict: str | None = None
         self._last_push = -1.0
         self.received = self.sent = 0
@@ -172,17 +173,25 @@ class Coordinator:
             del self._connections[rank]
             self._reports[rank] = self._reports[rank].closed()
 
-    def answer(self, rank: int) -> list[Any]:
-        """Returns the answer to a report of a worker: rank 0's report, trouble, and verdict."""
+    def answer(self, rank: int) -> bytes:
+        """Returns the answer to a report of a worker: rank 0's report, trouble, and verdict.
+
+        It is made anew at every judgement and change of state only.
+        """
         trouble = any(other != rank for other in self._trouble[:2])
-        return [self._status.report().to_message(), trouble, self._verdict]
+        if trouble not in self._answers:
+            message = [self._status.report().to_message(), trouble, self._verdict]
+            self._answers[trouble] = to_text(message)
+        return self._answers[trouble]
 
     def _push(self) -> None:
+        self._answers.clear()
         for rank, connection in list(self._connections.items()):
             connection.send(self.answer(rank))
 
     async def _judge(self) -> None:
         """Sends the verdict to all workers and obeys it, if there is one."""
+        self._answers.clear()
         if not self._is_suspicious():
             self._trouble = []
             return
@@ -249,14 +258,14 @@ class _FromWorker(_Lines):
         self._coordinator.take(self._rank, Report.from_message(self._rank, message))
         self.send(self._coordinator.answer(self._rank))
 
-    def send(self, message: Any) -> None:
+    def send(self, text: bytes) -> None:
         """Sends a message; closes the connection of a worker that does not read."""
         if self.transport is None or self.transport.is_closing():
             return
         if self.unread > _UNREAD_LIMIT:
             self.close()
             return
-        line = self._session.sign(message)
+        line = self._session.sign_text(text)
         self._coordinator.sent += len(line)
         self.transport.write(line)
 

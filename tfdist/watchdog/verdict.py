@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tfdist.watchdog.status import (
     HEARTBEAT_SECONDS,
@@ -28,6 +26,9 @@ COMPILE_SECONDS = 3600.0
 #: Longest table of a verdict.
 _MOST_LINES = 32
 
+#: The first line of a verdict, and the workers at fault.
+_Reason = tuple[str, list[Report]]
+
 
 def verdict(reports: Sequence[Report], seconds: float) -> str | None:
     """Returns why the workers in a call can only wait; None while they may still continue.
@@ -50,7 +51,7 @@ def verdict(reports: Sequence[Report], seconds: float) -> str | None:
         or _silent(awaited, reports[-1], silence_limit(seconds, len(reports)))
         or _stuck(awaited, reports[-1], seconds, missed_seconds(len(reports)))
     )
-    return reason and "\n".join([reason, *table(reports)])
+    return _with_table(reason, reports)
 
 
 def verdict_on_rank_0(rank_0: Report, own: Report, seconds: float, size: int) -> str | None:
@@ -75,7 +76,14 @@ def verdict_on_rank_0(rank_0: Report, own: Report, seconds: float, size: int) ->
         or _gone(awaited_reports, first, grace)
         or _silent(awaited_reports, first, silence_limit(seconds, size))
     )
-    return reason and "\n".join([reason, *table([rank_0, own])])
+    return _with_table(reason, [rank_0, own])
+
+
+def _with_table(reason: _Reason | None, reports: Sequence[Report]) -> str | None:
+    if reason is None:
+        return None
+    text, culprits = reason
+    return "\n".join([text, *table(reports, {report.rank for report in culprits})])
 
 
 def silence_limit(seconds: float, size: int) -> float:
@@ -96,31 +104,32 @@ def in_trouble(reports: Iterable[Report], size: int) -> list[int]:
     ]
 
 
-def _failed(reports: Sequence[Report], grace: float) -> str | None:
+def _failed(reports: Sequence[Report], grace: float) -> _Reason | None:
     failed = [r for r in reports if r.state is State.FAILED]
     interrupted = [r for r in reports if r.state is State.INTERRUPTED]
     for report in reports:
         if report.state is State.FAILED and report.idle >= grace:
-            return f"{report} failed: {report.error}{_others(failed, 'failed')}"
+            return f"{report} failed: {report.error}{_others(failed, 'failed')}", failed
         if report.state is State.INTERRUPTED and report.idle >= grace:
-            return f"{report} was interrupted.{_others(interrupted, 'were interrupted')}"
+            text = f"{report} was interrupted.{_others(interrupted, 'were interrupted')}"
+            return text, interrupted
     return None
 
 
-def _gone(awaited: Sequence[Report], first: Report, grace: float) -> str | None:
+def _gone(awaited: Sequence[Report], first: Report, grace: float) -> _Reason | None:
     gone = [r for r in awaited if not r.connected]
     for report in gone:
         if report.silent >= grace:
             if report.state is State.ENDED:
-                return f"{report} has exited. {_reached(report, first)}"
+                return f"{report} has exited. {_reached(report, first)}", gone
             return (
                 f"{report} died: its connection closed unexpectedly. {_reached(report, first)}"
                 f"{_others(gone, 'are gone')}"
-            )
+            ), gone
     return None
 
 
-def _silent(awaited: Sequence[Report], first: Report, limit: float) -> str | None:
+def _silent(awaited: Sequence[Report], first: Report, limit: float) -> _Reason | None:
     silent = [r for r in awaited if r.connected and r.state is not State.UNHEARD]
     silent = [r for r in silent if r.silent >= limit]
     for report in silent:
@@ -128,13 +137,13 @@ def _silent(awaited: Sequence[Report], first: Report, limit: float) -> str | Non
             f"{report} has given no sign of life for {report.silent:.0f} s: it was stopped, or "
             f"the network to it is interrupted. {_reached(report, first)}"
             f"{_others(silent, 'are silent')}"
-        )
+        ), silent
     return None
 
 
 def _stuck(
     awaited: Sequence[Report], first: Report, seconds: float, missed_after: float
-) -> str | None:
+) -> _Reason | None:
     """Names a worker that is alive, but keeps the others waiting."""
     if any(r.compiling for r in awaited):
         seconds = max(seconds, COMPILE_SECONDS)
@@ -148,13 +157,14 @@ def _stuck(
             return (
                 f"rank {report.rank} was never heard from, and the others have waited for "
                 f"{seconds:.0f} s."
-            )
+            ), [report]
         if report.progress < first.progress:
             return (
                 f"{report} is alive, but has held up the others for {seconds:.0f} s. "
                 f"{_reached(report, first)}{_others(behind, 'are behind')}"
-            )
-    return f"No rank has moved on from {first.place} for {seconds:.0f} s, though all are alive."
+            ), behind
+    text = f"No rank has moved on from {first.place} for {seconds:.0f} s, though all are alive."
+    return text, []
 
 
 def _others(reports: Sequence[Report], what: str) -> str:
@@ -170,34 +180,57 @@ def _reached(report: Report, first: Report) -> str:
     return f"It reached {report.place}{missed}."
 
 
-def table(reports: Sequence[Report]) -> list[str]:
-    """Returns a line for each worker; for many workers a line for each host, and few in all."""
+def table(reports: Sequence[Report], culprits: Collection[int] = ()) -> list[str]:
+    """Returns a line for each worker.
+
+    For many workers it has a line for each host with workers at fault, and few for the others.
+
+    Args:
+        reports: One for each worker.
+        culprits: Ranks of the workers at fault.
+    """
     reports = sorted(reports, key=lambda r: r.rank)
     if len(reports) <= _MOST_LINES:
         return [f"  {_line(report)}" for report in reports]
-    conditions = Counter(map(_condition, reports))
-    usual = conditions.most_common(1)[0][0]
-    usual_hosts = {r.host for r in reports if _condition(r) == usual}
-    lines = [f"  {conditions[usual]} ranks on {len(usual_hosts)} hosts: {usual}"]
-    unusual = [r for r in reports if _condition(r) != usual]
-    groups: dict[tuple[str, str], list[int]] = {}
-    for report in unusual:
-        groups.setdefault((report.host, _condition(report)), []).append(report.rank)
-    shown = list(itertools.islice(groups.items(), _MOST_LINES - 2))
-    lines += [f"  {host}: rank {_ranges(ranks)}: {what}" for (host, what), ranks in shown]
-    if len(groups) > len(shown):
-        rest = list(groups.items())[len(shown) :]
+    by_host: dict[tuple[str, str], list[int]] = {}
+    by_state: dict[str, list[Report]] = {}
+    for report in reports:
+        if report.rank in culprits:
+            by_host.setdefault((report.host, _condition(report)), []).append(report.rank)
+        else:
+            by_state.setdefault(_state(report), []).append(report)
+    others = [f"  {_summary(state, members)}" for state, members in by_state.items()]
+    groups, most = list(by_host.items()), _MOST_LINES - len(others) - 1
+    lines = [f"  {host}: rank {_ranges(ranks)}: {what}" for (host, what), ranks in groups[:most]]
+    if rest := groups[most:]:
         hosts = {host for (host, _), _ in rest}
-        lines.append(f"  and {sum(len(r) for _, r in rest)} more ranks on {len(hosts)} hosts")
-    return lines
+        number = sum(len(ranks) for _, ranks in rest)
+        lines.append(f"  and {number} more ranks on {len(hosts)} hosts")
+    return [*lines, *others]
+
+
+def _summary(state: str, reports: Sequence[Report]) -> str:
+    """Returns what many workers in one state have in common."""
+    hosts = len({report.host for report in reports})
+    first, last = min(reports, key=_progress), max(reports, key=_progress)
+    reached = first.place if first.place == last.place else f"{first.place} to {last.place}"
+    return f"{len(reports)} ranks on {hosts} hosts: {state}; reached {reached}"
+
+
+def _progress(report: Report) -> tuple[int, int]:
+    return report.progress
+
+
+def _state(report: Report) -> str:
+    closed = "" if report.connected else " when its connection closed"
+    return f"{report.state}{closed}"
 
 
 def _condition(report: Report) -> str:
-    """Returns what many workers may have in common."""
+    """Returns what several workers at fault may have in common."""
     if report.state is State.UNHEARD:
         return str(report.state)
-    closed = "" if report.connected else " when its connection closed"
-    return f"{report.state}{closed}; reached {report.place}"
+    return f"{_state(report)}; reached {report.place}"
 
 
 def _line(report: Report) -> str:
