@@ -25,6 +25,7 @@ from jsonargparse import ArgumentParser
 from tfdist.bench import harness, rounds
 from tfdist.config import default_data_dir
 from tfdist.errors import ConfigurationError, LaunchError
+from tfdist.launcher.processes import signals_raise
 
 DESCRIPTION = "step, first step and input of this tree and of another commit, with a verdict"
 
@@ -147,12 +148,12 @@ def judge(quantity: str, base: Sequence[float], change: Sequence[float]) -> dict
 
 @contextlib.contextmanager
 def worktree(repository: Path, commit: str) -> Iterator[Path]:
-    """Checks a commit out into a temporary folder.
+    """Checks a commit out into a temporary folder, and removes it, also after a signal.
 
     Raises:
         ConfigurationError: This is no git checkout, or there is no such commit.
     """
-    with tempfile.TemporaryDirectory(prefix="tfdist-compare-") as folder:
+    with signals_raise(), tempfile.TemporaryDirectory(prefix="tfdist-compare-") as folder:
         tree = Path(folder) / "base"
         _git(repository, "worktree", "add", "--detach", "--quiet", str(tree), commit)
         try:
