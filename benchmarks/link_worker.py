@@ -20,9 +20,9 @@ from benchmarks.link_protocol import NETWORK, Times
 from tfdist import cluster, strategies
 from tfdist.bench.contenders import Case, fit_by_tfdist
 from tfdist.bench.workloads import Workload
+from tfdist.groups import buckets
 from tfdist.launcher import horovod
 from tfdist.launcher.plan import Slot
-from tfdist.strategies.collectives import buckets
 
 _SHARDS = {link_protocol.GRADIENTS: "gradients", link_protocol.PARAMETERS: "parameters"}
 

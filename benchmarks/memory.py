@@ -234,8 +234,8 @@ def _prepare(contender: str, devices: int) -> Callable[[int, int], dict[str, Any
     import tensorflow as tf
 
     from tfdist import strategies
-    from tfdist.strategies.collectives import traffic
-    from tfdist.strategies.sharded.held import by_device
+    from tfdist.groups import traffic
+    from tfdist.strategies.sharded.plan import bytes_by_device
     from tfdist.trainer import Trainer
 
     chosen = CONTENDERS[contender]
@@ -257,7 +257,7 @@ def _prepare(contender: str, devices: int) -> Callable[[int, int], dict[str, Any
             "rest": counted["current"],
             "step": counted["peak"],
             "sent": (sent.num_bytes() - before) / _STEPS,
-            "by_device": by_device(variables),
+            "by_device": bytes_by_device(variables),
         }
 
     return answer

@@ -22,9 +22,9 @@ from tfdist import schedules
 from tfdist.cluster import Cluster
 from tfdist.config import TrainConfig
 from tfdist.errors import ClusterError, TfdistError
+from tfdist.groups.collective import _tf_strategy
 from tfdist.precision import LossScale
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.strategies.multi_worker.join import tf_strategy
 
 OPTIMIZER = keras.optimizers.SGD(0.1)
 
@@ -196,7 +196,7 @@ def test_data_that_end_early_are_repeated() -> None:
 def test_workers_join_before_tensorflow_starts(tmp_path: Path) -> None:
     two = Cluster("test", rank=0, size=2, addresses=("localhost:1", "localhost:2"))
     with pytest.raises(ClusterError, match="can no longer join") as refused:
-        tf_strategy(("CPU:0",), "ring", two)
+        _tf_strategy(("CPU:0",), "ring", two)
     (cure,) = re.findall(r"call (tfdist\S+) before", str(refused.value))
     body = f"""
 import tfdist

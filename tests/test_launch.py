@@ -276,6 +276,19 @@ def test_strategy_that_nobody_named_is_the_launcher_s(
     assert chosen.command in (given.command, (*given.command, "--strategy", strategy))
 
 
+@pytest.mark.parametrize(
+    ("flags", "by_horovod"),
+    [
+        (["--strategy", "pipeline"], True),
+        (["--strategy", "channel_split"], True),  # the former name of tensor_parallel
+        (["--strategy", "pipeline", "--process-group", "tensorflow"], False),
+        (["--strategy", "multi_worker"], False),
+    ],
+)
+def test_horovod_is_needed_only_for_what_it_joins(flags: list[str], by_horovod: bool) -> None:
+    assert with_strategy(parse(flags)).by_horovod == by_horovod
+
+
 def test_file_whose_strategy_would_train_in_each_worker(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from tfdist.errors import (
     TfdistError,
     UnsupportedModelError,
 )
+from tfdist.strategies.one_device import OneDevice
 
 
 def test_all_errors_are_of_one_family_and_of_pythons_own() -> None:
@@ -66,7 +67,7 @@ def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
         ({"accumulate": "2"}, "accumulate='2': expected an integer of at least 1"),
         ({"strategy": None}, "strategy=None: expected a tfdist Strategy or one of the names"),
         ({"strategy": tf.distribute.get_strategy()}, "expected a tfdist Strategy or one of"),
-        ({"strategy": tfdist.strategies.Strategy()}, "devices= has no effect"),
+        ({"strategy": OneDevice()}, "devices= has no effect"),
         ({"strategy": "one_device"}, "computes on one a process, but got CPU:0, CPU:1: name one"),
     ],
 )

@@ -50,6 +50,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         for over in ("", " over processes")
     },
 }
+# The same over TensorFlow's collectives, instead of Horovod.
+OPTIONS |= {
+    name.replace("over processes", "over TensorFlow"): options | {"process_group": "tensorflow"}
+    for name, options in OPTIONS.items()
+    if name.endswith("over processes")
+}
 
 #: What strategies cannot have by their nature, and refuse by an error that says so: models that
 #: call their layers themselves, steps of one's own, and models of fewer layers than stages.
@@ -82,6 +88,7 @@ _TABLES_IN_PARTS = {"vision-shifted-windows"}
 DECLINED = {
     "pipeline": _BY_STAGES | _PROGRAMS_BY_STAGES,
     "pipeline over processes": _BY_STAGES,
+    "pipeline over TensorFlow": _BY_STAGES,
     "tensor_parallel": _PROGRAMS_IN_PARTS,
     "sharded parameters": _PROGRAMS_IN_PARTS | _TABLES_IN_PARTS,
 }

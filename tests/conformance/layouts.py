@@ -42,7 +42,8 @@ class Layout:
     @property
     def needs_horovod(self) -> bool:
         """Whether Horovod joins the processes."""
-        return STRATEGIES[self.strategy.partition(" ")[0]].by_horovod
+        name, _, variant = self.strategy.partition(" ")
+        return STRATEGIES[name].by_horovod and not variant.endswith("over TensorFlow")
 
     def __str__(self) -> str:
         devices = f"x{self.num_devices}" if self.num_devices > 1 else ""
@@ -75,6 +76,16 @@ LAYOUTS = {
     ],
     "multi_worker in buckets": [Layout("multi_worker in buckets", 2)],
     "tensor_parallel over processes": [Layout("tensor_parallel over processes", 2, num_devices=2)],
+    "sharded optimizer over TensorFlow": [Layout("sharded optimizer over TensorFlow", 2)],
+    "sharded gradients over TensorFlow": [Layout("sharded gradients over TensorFlow", 2)],
+    "sharded parameters over TensorFlow": [
+        Layout("sharded parameters over TensorFlow", 2),
+        Layout("sharded parameters over TensorFlow", 3),
+    ],
+    "pipeline over TensorFlow": [Layout("pipeline over TensorFlow", 2, num_devices=2)],
+    "tensor_parallel over TensorFlow": [
+        Layout("tensor_parallel over TensorFlow", 2, num_devices=2)
+    ],
     "parameter_server": [Layout("parameter_server", 1, via="")],
 }
 

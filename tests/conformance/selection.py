@@ -74,6 +74,11 @@ FEW: dict[str, tuple[str, ...]] = {
         "embedding-clipped",
         "rows-that-mix",
     ),
+    "pipeline over TensorFlow": ("batch-norm",),
+    "tensor_parallel over TensorFlow": ("accumulate-clipped",),
+    "sharded optimizer over TensorFlow": (),
+    "sharded gradients over TensorFlow": (),
+    "sharded parameters over TensorFlow": ("accumulate-clipped", "embedding-clipped"),
 }
 
 #: The cases that `make quick` runs, under mirrored with two replicas.

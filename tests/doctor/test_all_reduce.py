@@ -6,8 +6,8 @@ import pytest
 
 from tfdist.cluster import membership
 from tfdist.doctor import all_reduce
+from tfdist.groups import traffic
 from tfdist.install_horovod import versions
-from tfdist.strategies.collectives import bandwidth
 
 
 def test_each_size_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_each_size_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wrong_sum_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_reduce, "SIZES", (1,))
-    monkeypatch.setattr(bandwidth, "measure", lambda *_: (1.0, 1.0))
+    monkeypatch.setattr(traffic, "measure_all_reduce", lambda *_: (1.0, 1.0))
     (check,) = all_reduce.checks()
     assert check.state == "wrong"
     assert check.value == "2 ones add up to 1.0"
@@ -27,7 +27,7 @@ def test_wrong_sum_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_size_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     memory: Any = all_reduce.psutil.virtual_memory()._replace(available=10**8)
     monkeypatch.setattr(all_reduce.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(bandwidth, "measure", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr(traffic, "measure_all_reduce", lambda *_: (1.0, 2.0))
     assert [check.name for check in all_reduce.checks()] == [
         "mirrored x2, 1 MB",
         "mirrored x2, 4 MB",

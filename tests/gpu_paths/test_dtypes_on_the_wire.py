@@ -14,11 +14,10 @@ import tfdist
 from tests.gpu_paths import step_graph
 from tests.gpu_paths.nccl_stand_in import NcclStandIn, nccl_dtypes
 from tfdist.errors import ConfigurationError
+from tfdist.groups.fusion import FUSION_LIMIT, fused
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives.fusion import FUSION_LIMIT, fused
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.strategies.multi_worker import strategy as multi_worker
-from tfdist.strategies.multi_worker.strategy import MultiWorker
+from tfdist.strategies.multi_worker import MultiWorker
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "int8")
 
@@ -91,7 +90,7 @@ def test_workers_that_nccl_joins_send_what_it_accepts(
 
 
 def test_bf16_is_refused_where_nccl_would_send_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multi_worker, "_resolve", lambda *_: "nccl")
+    monkeypatch.setattr(MultiWorker, "_uses_nccl", True)
     with pytest.raises(ConfigurationError, match="use compression='fp16' or 'none'"):
         MultiWorker(2, compression="bf16")
 

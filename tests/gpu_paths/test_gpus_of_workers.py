@@ -16,10 +16,10 @@ from tfdist import cluster
 from tfdist.cluster import Cluster, exchange_addresses, gpus
 from tfdist.cluster.networks import free_ports
 from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.groups import collective
 from tfdist.launcher import plan
 from tfdist.launcher.options import parse
-from tfdist.strategies.multi_worker import join
-from tfdist.strategies.parameter_server.processes import server_options
+from tfdist.strategies.parameter_server.cluster import server_options
 
 SECONDS = 30.0
 #: An inherited CUDA_VISIBLE_DEVICES of as many GPUs as there are.
@@ -243,7 +243,7 @@ def test_second_worker_of_two_is_shown_its_gpus(
     )
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda device, value: None)
-    monkeypatch.setattr(join, "has_started", lambda: False)
+    monkeypatch.setattr(collective, "has_started", lambda: False)
     first, second = clusters(2)
     claims = [f"GPU-{i:02d}-abcdef" for i in range(4)]
     claims = claims if isinstance(asked, (int, type(None))) else [claims[1], claims[3]]
@@ -251,7 +251,7 @@ def test_second_worker_of_two_is_shown_its_gpus(
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         stack.callback(cluster.leave)
         other = pool.submit(exchange_addresses, first, SECONDS, claims)
-        whole, found = join.meet(second, asked, "auto")
+        whole, found = collective._meet(second, asked, "auto", 1)
         other.result()
     assert [seen.index(device) for device in state["GPU"]] == shown
     assert found == names

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.gpu_paths import step_graph
 from tfdist import strategies
 from tfdist.launcher.worker_pool import WorkerPool
-from tfdist.strategies.multi_worker.strategy import MultiWorker
+from tfdist.strategies.multi_worker import MultiWorker
 
 NEEDS_HOROVOD = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod"

@@ -19,7 +19,8 @@ from tfdist.strategies import batches
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.central_storage import CentralStorage
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.strategies.multi_worker.strategy import MultiWorker
+from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.one_device import OneDevice
 
 #: Not the default device of TensorFlow, which is CPU:0 here and the first GPU where there are some.
 DEVICES = ["CPU:1", "CPU:2"]
@@ -43,7 +44,7 @@ def multi_worker() -> Strategy:
 
 
 def one_device() -> Strategy:
-    return Strategy(DEVICES[0])
+    return OneDevice(DEVICES[0])
 
 
 def of_known_length() -> tf.data.Dataset:

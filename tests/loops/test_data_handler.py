@@ -11,7 +11,7 @@ import pytest
 
 from tests.loops.test_epoch import Listener, run
 from tfdist.loops.data_handler import DataHandler, limited_epochs, limited_steps_per_epoch
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.one_device import OneDevice
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_as_many_as_the_configuration_allows() -> None:
         limited_steps_per_epoch(None),
         limited_steps_per_epoch(7),
     ) == (1, 1)
-    assert run(Strategy()) == [1]
+    assert run(OneDevice()) == [1]
 
 
 def test_without_a_limit_nothing_changes() -> None:
@@ -45,14 +45,14 @@ def test_without_a_limit_nothing_changes() -> None:
 def test_no_call_after_the_end_of_the_data() -> None:
     heard: list[str] = []
     with pytest.warns(UserWarning, match="ended after 3 of 7 steps"):
-        run(Strategy(), Listener("callback", heard), steps_per_epoch=7)
+        run(OneDevice(), Listener("callback", heard), steps_per_epoch=7)
     assert heard[-2:] == ["callback from 2", "callback to 2"]
 
 
 @pytest.mark.parametrize("step", [0, 2])
 def test_positions_of_earlier_versions_are_read(step: int) -> None:
     def handler() -> DataHandler:
-        return DataHandler(Strategy(), np.arange(12.0)[:, None], training=True, batch_size=2)
+        return DataHandler(OneDevice(), np.arange(12.0)[:, None], training=True, batch_size=2)
 
     first = handler()
     iterator = first.begin_epoch()

@@ -16,9 +16,10 @@ from tfdist.loops.epoch import Call, Observer
 from tfdist.loops.steps_per_call import StepsPerCall
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
+from tfdist.strategies.one_device import OneDevice
 
 
-class WithAnother(Strategy):
+class WithAnother(OneDevice):
     """One device, and another worker whose answers are made up.
 
     Args:
@@ -28,7 +29,7 @@ class WithAnother(Strategy):
 
     def __init__(self, rank: int = 0, **other: float) -> None:
         super().__init__()
-        self.rank = rank
+        self.group.rank = rank
         self._other = [other.get(name) for name in ("num_steps", "stopped", "checksum", "pending")]
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
@@ -69,7 +70,7 @@ def run(
         asked.append(num_steps)
         return LoopResult(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
 
-    feed = DataHandler(Strategy(), X, y=Y, batch_size=5, **options)
+    feed = DataHandler(OneDevice(), X, y=Y, batch_size=5, **options)
     per_call = StepsPerCall(steps_per_call, build(), [])
     assert epoch.run(steps, feed, per_call, strategy, observers) == {"loss": 1.0}
     return asked
@@ -78,13 +79,13 @@ def run(
 def test_order_of_observers() -> None:
     heard: list[str] = []
     first, second = Listener("first", heard), Listener("second", heard)
-    assert run(Strategy(), first, second, steps_per_call=2) == [2, 1]
+    assert run(OneDevice(), first, second, steps_per_call=2) == [2, 1]
     by_two = ["3 batches", "from 0", "to 1", "from 2", "to 2"]
     assert heard == [f"{name} {what}" for what in by_two for name in ("first", "second")]
 
 
 def test_an_observer_stops_the_epoch() -> None:
-    assert run(Strategy(), Observer(), Stop(), Observer()) == [1]
+    assert run(OneDevice(), Observer(), Stop(), Observer()) == [1]
 
 
 def test_another_worker_stops_all() -> None:
@@ -111,10 +112,10 @@ def test_time_of_another_worker_is_up() -> None:
 def test_time_is_up_after_a_call() -> None:
     listener = Listener("who", heard := [])
     with pytest.raises(interrupts.TimeIsUp), interrupts.deadline(0.0):
-        run(Strategy(), listener)
+        run(OneDevice(), listener)
     assert heard == ["who 3 batches", "who from 0", "who to 0"]
     with interrupts.deadline(None):
-        assert run(Strategy()) == [1, 1, 1]
+        assert run(OneDevice()) == [1, 1, 1]
 
 
 def test_different_batches_on_workers_are_refused() -> None:

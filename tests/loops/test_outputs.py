@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.groups.base import LocalGroup
 from tfdist.loops.outputs import LocalOutputs, outputs_of_all_workers
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.one_device import OneDevice
 
 #: Of two steps; rank 1 has no rows in the second.
 ROWS = ([2, 1], [1, 0])
@@ -25,11 +26,11 @@ KINDS = {
 }
 
 
-class Together(Strategy):
+class Together(LocalGroup):
     """Says what both ranks have said to others of it."""
 
     def __init__(self, said: list[np.ndarray]) -> None:
-        super().__init__(["CPU:0"])
+        super().__init__()
         self.said = said
 
     def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
@@ -57,7 +58,7 @@ def test_rows_are_in_order_and_unchanged(kinds: list[str]) -> None:
             {kind: _rows(KINDS[kind], b, n) for kind in kinds}
             for b, n in zip(begin, size, strict=True)
         ]
-        found = outputs_of_all_workers(Together(said), LocalOutputs(pieces, 2))
+        found = outputs_of_all_workers(OneDevice("CPU:0", Together(said)), LocalOutputs(pieces, 2))
     assert len(found) == (1 if "ragged" not in kinds else 4)
     for kind in kinds:
         rows = [row for piece in found for row in _plain(piece[kind])]
@@ -69,12 +70,13 @@ def test_arrays_of_several_steps_are_split() -> None:
     said: list[np.ndarray] = []
     for values, counts in (([0, 1, 3], ROWS[0]), ([2], ROWS[1])):
         (found,) = outputs_of_all_workers(
-            Together(said), LocalOutputs([(tf.constant(values),)], 2, np.array(counts)[:, None])
+            OneDevice("CPU:0", Together(said)),
+            LocalOutputs([(tf.constant(values),)], 2, np.array(counts)[:, None]),
         )
     keras.tree.map_structure(lambda t: np.testing.assert_array_equal(t, range(4)), found)
 
 
 def test_pieces_of_different_widths_are_not_concatenated() -> None:
     pieces = [tf.ones([1, 2]), tf.ones([1, 3])]
-    found = outputs_of_all_workers(Together([]), LocalOutputs(pieces, 2))
+    found = outputs_of_all_workers(OneDevice("CPU:0", Together([])), LocalOutputs(pieces, 2))
     assert [piece.shape for piece in found] == [(1, 2), (1, 3)]

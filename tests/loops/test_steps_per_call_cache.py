@@ -8,11 +8,11 @@ import tensorflow as tf
 from tests.support.training import X
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.steps_per_call import StepsPerCallCache
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.one_device import OneDevice
 
 
 def test_the_same_data_are_recognized() -> None:
-    cache, strategy = StepsPerCallCache(), Strategy()
+    cache, strategy = StepsPerCallCache(), OneDevice()
     dataset = tf.data.Dataset.from_tensor_slices(X).batch(2)
     cache.note("test", DataHandler(strategy, dataset), 7)
     cache.note("test", DataHandler(strategy, X, batch_size=2), 8)

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import cluster, strategies
+from tfdist.groups.traffic import measure_all_reduce
 from tfdist.plan.step_profile import StepTimes
-from tfdist.strategies.collectives.bandwidth import measure
 
 #: Bytes of the measured sums.
 SIZES = (1_000_000, 4_000_000, 16_000_000)
@@ -64,7 +64,7 @@ def main(rank: int, addresses: list[str]) -> None:
     num_bytes = 4 * sum(int(np.prod(w.shape)) for w in weights)
     for _ in sys.stdin:
         strategy = joined.trainer.strategy
-        sums = [measure(strategy, size, repeats=7)[0] for size in SIZES]
+        sums = [measure_all_reduce(strategy, size, repeats=7)[0] for size in SIZES]
         # The sums above synchronize the start. With many steps all workers compute throughout.
         found = {"sums": sums, "compute": alone.seconds(4 * STEPS), "step": joined.seconds()}
         print(json.dumps(found | {"bytes": num_bytes}), flush=True)

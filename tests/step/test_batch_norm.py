@@ -10,7 +10,7 @@ import pytest
 from keras import layers
 
 import tfdist
-from tfdist.strategies import copies
+from tfdist.strategies import mirrored_variables
 
 STRATEGIES = ["mirrored", "central_storage", "towers"]
 MOMENTUM = 0.7
@@ -87,7 +87,7 @@ def test_all_copies_are_equal() -> None:
     trainer = tfdist.Trainer(build, strategy="mirrored", devices=3)
     trainer.fit(x, y, batch_size=7, epochs=2, verbose=0)
     for variable in trainer.model.variables:
-        of_devices = copies.of(variable.value).values()
+        of_devices = mirrored_variables.copies_of(variable.value).values()
         assert len(of_devices) == 2
         for copy in of_devices:
             np.testing.assert_array_equal(variable, copy)

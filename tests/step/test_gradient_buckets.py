@@ -15,13 +15,13 @@ from tfdist import strategies
 from tfdist.errors import ConfigurationError
 from tfdist.launcher.worker_pool import WorkerPool
 from tfdist.step.forward_backward import all_reduce_gradients
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.one_device import OneDevice
 
 DEPTH = 3  # layers, of a kernel and a bias each
 
 
 def test_slices_and_dense_gradients_are_reduced_once() -> None:
-    class Counting(Strategy):
+    class Counting(OneDevice):
         bucket_bytes = 4 << 10
         crossed: list[int] = []  # noqa: RUF012 - of this test alone
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.step.test_control_edges import traced_step
 from tfdist.step.shared_trace import NotShareableError, SharedTrace
-from tfdist.strategies import copies
+from tfdist.strategies import mirrored_variables
 
 
 def test_a_model_and_its_update_are_in_the_graph_once_for_all_replicas() -> None:
@@ -40,7 +40,7 @@ def test_each_device_has_its_own_copies() -> None:
     def both(x: tf.Tensor) -> list[tf.Tensor]:
         found = []
         for name in ("", device):
-            with copies.on(name):
+            with mirrored_variables.on_device(name):
                 found.append(shared(x))
         return found
 

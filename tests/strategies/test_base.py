@@ -1,17 +1,55 @@
-"""One device answers for itself what several workers settle among themselves."""
+"""What a strategy has from its process group, and what a subclass has to add."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from tfdist.strategies.base import Strategy
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.groups.base import LocalGroup
+from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.one_device import OneDevice
 
 
 def test_alone_there_is_nobody_to_ask() -> None:
-    alone = Strategy()
+    alone = OneDevice()
     np.testing.assert_array_equal(alone.gather([3.0, 4.0]), [[3.0, 4.0]])
     assert alone.broadcast_text("a folder") == "a folder"
     assert not alone.stops_together
     context = alone.input_context()
     assert (context.num_input_pipelines, context.num_replicas_in_sync) == (1, 1)
     alone.barrier()
+
+
+def test_a_strategy_that_forgets_all_reduce_cannot_be_created() -> None:
+    class Forgetful(Strategy):
+        def run(self, fn: ReplicaFn) -> Any:
+            return fn(0)
+
+        def local_results(self, results: Any) -> list[Any]:
+            return [results]
+
+        def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
+            return [fn(results)]
+
+    with pytest.raises(TypeError, match=r"abstract method.* all_reduce"):
+        Forgetful(["CPU:0"])  # type: ignore[abstract]
+
+
+def test_a_group_of_processes_multiplies_the_replicas() -> None:
+    class Second(LocalGroup):
+        size, rank = 3, 1
+
+        def gather(self, numbers: Sequence[float]) -> np.ndarray:
+            return np.array([numbers] * 3, np.float64)
+
+    strategy = OneDevice("CPU:0", Second())
+    assert (strategy.num_replicas, strategy.first_replica, strategy.rank) == (3, 1, 1)
+    assert not strategy.is_chief
+    assert strategy.stops_together
+    element = strategy.split(tf.range(7), own_rows=False)
+    assert int(element.num_rows) == 7
+    assert element.shares[0].rows.numpy().tolist() == [2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest.mock import create_autospec
 
 import numpy as np
@@ -10,12 +11,14 @@ import tensorflow as tf
 
 from tfdist.strategies.sharded.division import OverDevices, OverProcesses
 from tfdist.strategies.sharded.rank0_coordinator import Rank0Coordinator
-from tfdist.strategies.tensor_parallel.division import AlongAxis
+from tfdist.strategies.tensor_parallel.splits import AlongAxis
 from tfdist.upstream.keras_variables import Division
 
 
 def over_processes(rank: int) -> Division:
-    return OverProcesses(256, rank, 2, create_autospec(Rank0Coordinator, instance=True), list)
+    coordinator = create_autospec(Rank0Coordinator, instance=True)
+    coordinator.group = SimpleNamespace(rank=rank, size=2)
+    return OverProcesses(256, coordinator, list)
 
 
 @pytest.mark.parametrize(

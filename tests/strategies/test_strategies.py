@@ -20,6 +20,7 @@ from tfdist.cluster import membership
 from tfdist.errors import ConfigurationError, DeviceError
 from tfdist.strategies.central_storage import CentralStorage
 from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.one_device import OneDevice
 
 X = np.random.default_rng(0).normal(size=(15, 4)).astype("float32")
 Y = X[:, :1]
@@ -107,10 +108,12 @@ def test_a_tower_that_fails_ends_all() -> None:
 
 
 def test_one_device_takes_one() -> None:
-    with pytest.raises(ConfigurationError, match="'one_device' computes on one a process"):
+    with pytest.raises(ConfigurationError, match="'one_device' computes on one device per process"):
         tfdist.strategies.create("one_device", 2)
-    with pytest.raises(ConfigurationError, match="'of_a_user' computes on one a process, but got"):
-        type("OfAUser", (tfdist.strategies.Strategy,), {"name": "of_a_user"})(3)
+    with pytest.raises(
+        ConfigurationError, match="'of_a_user' computes on one device per process, but got"
+    ):
+        type("OfAUser", (OneDevice,), {"name": "of_a_user"})(3)
 
 
 @pytest.mark.parametrize("made", [False, True])

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.support.case import compiled, mlp
 from tests.support.data import points
-from tfdist.strategies.copies import of as copies_of
+from tfdist.strategies.mirrored_variables import copies_of
 from tfdist.trainer import Trainer
 
 BOUND = 4e-5  # as in tests.conformance

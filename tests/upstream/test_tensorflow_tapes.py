@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.sharded.division import OverDevices
-from tfdist.strategies.tensor_parallel.division import AlongAxis
+from tfdist.strategies.tensor_parallel.splits import AlongAxis
 from tfdist.upstream.keras_variables import divide
 from tfdist.upstream.tensorflow_tapes import know_parts
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support import ROOT
 from tfdist import strategies
 from tfdist.errors import ConfigurationError
-from tfdist.strategies import copies
+from tfdist.strategies import mirrored_variables
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.verify import report
 from tfdist.verify.__main__ import main
@@ -39,7 +39,7 @@ class Drifting(Mirrored):
 
     def gather(self, numbers: list[float]) -> object:
         if self.weight is not None:
-            for copy in copies.of(self.weight.value).values():
+            for copy in mirrored_variables.copies_of(self.weight.value).values():
                 copy.assign(copy + 1e-6)
         return super().gather(numbers)
 

@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.one_device import OneDevice
 from tfdist.watchdog.watchdog import Watchdog
 
 
 def test_one_worker_is_not_watched() -> None:
-    watchdog = Watchdog(Strategy(), 5.0)
+    watchdog = Watchdog(OneDevice(), 5.0)
     with watchdog.watching("fit"):
         watchdog.passed("step 1")
         assert "watchdog" not in [thread.name for thread in threading.enumerate()]
@@ -18,4 +18,4 @@ def test_one_worker_is_not_watched() -> None:
 
 def test_negative_seconds() -> None:
     with pytest.raises(ConfigurationError, match="watchdog_seconds=-1"):
-        Watchdog(Strategy(), -1)
+        Watchdog(OneDevice(), -1)

@@ -40,10 +40,10 @@ Engine = Callable[[], WorkerPool]
 def by_tfdist(strategy: str, devices: int) -> Measure:
     """In a worker: returns what sums over the replicas of a strategy."""
     from tfdist import strategies
-    from tfdist.strategies.collectives.bandwidth import measure
+    from tfdist.groups.traffic import measure_all_reduce
 
     created = strategies.create(strategy, devices)
-    return lambda num_bytes, repeats: measure(created, num_bytes, repeats)[0]
+    return lambda num_bytes, repeats: measure_all_reduce(created, num_bytes, repeats)[0]
 
 
 def _engine(strategy: str, devices: int = 1, **options: Any) -> Engine:

@@ -14,8 +14,8 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.checkpoint.store import Place, Store, load
 from tfdist.errors import ConfigurationError
+from tfdist.groups.agreement import from_rank0
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives.once import once
 
 
 def choose(
@@ -46,13 +46,13 @@ def choose(
         path, packed = found
         return json.dumps([path, packed.text])
 
-    if not (sent := once(strategy, choose_on_chief)):
+    if not (sent := from_rank0(strategy.group, choose_on_chief)):
         return None
     path, text = json.loads(sent)
     arrays = packed.arrays
     if strategy.num_workers > 1:  # a state of one process, such as an iterator's, cannot be sent
         arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
-    return path, Snapshot.unpacked(Packed(text, strategy.broadcast(arrays)), path)
+    return path, Snapshot.unpacked(Packed(text, strategy.group.broadcast_arrays(arrays)), path)
 
 
 def _load(

@@ -88,7 +88,7 @@ def take_gradient_sums(
     All workers must call this together.
     """
     values = [[variable.numpy() for variable in own] for own in sums]
-    return values if strategy.num_workers == 1 else [strategy.add_up(_total(values))]
+    return values if strategy.num_workers == 1 else [strategy.group.sum_arrays(_total(values))]
 
 
 def give_gradient_sums(

@@ -58,9 +58,9 @@ def started_by_horovod() -> bool:
 
 def _line(strategy: Strategy, megabytes: int) -> Check:
     name = f"{strategy.name} x{strategy.num_replicas}, {megabytes} MB"
-    from tfdist.strategies.collectives.bandwidth import measure
+    from tfdist.groups.traffic import measure_all_reduce
 
-    seconds, total = measure(strategy, int(megabytes * 1e6))
+    seconds, total = measure_all_reduce(strategy, int(megabytes * 1e6))
     if total != strategy.num_replicas:
         value = f"{strategy.num_replicas} ones add up to {total}"
         return Check(name, value, "wrong", "train with another --strategy or --all-reduce")

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.collectives import host_values
-from tfdist.strategies.horovod import Horovod, installed
+from tfdist.groups import agreement
+from tfdist.groups.horovod import installed
+from tfdist.strategies.horovod import Horovod
 
 _hvd = installed()
 
@@ -25,8 +26,8 @@ shutdown = _hvd.shutdown
 class Ranks(Horovod):
     """Processes that feed themselves: each keeps its own seed, to shuffle in its own order."""
 
-    def start(self) -> None:
-        cluster.on_barrier(self.barrier)
+    def _agree(self) -> None:
+        cluster.on_barrier(self.group.barrier)
 
 
 @functools.cache
@@ -99,4 +100,4 @@ def broadcast_global_variables(root_rank: int) -> None:
 def broadcast_variables(variables: Sequence[keras.Variable | tf.Variable], root_rank: int) -> None:
     """Gives variables the values of the rank `root_rank`; seeds too, which Horovod cannot send."""
     plain = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-    host_values.broadcast(strategy(), plain, root_rank)
+    agreement.broadcast(strategy().group, plain, root_rank)

@@ -19,8 +19,8 @@ from typing import Any
 
 import keras
 
+from tfdist.groups import agreement
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives import same_variables
 from tfdist.upstream import keras_data
 from tfdist.upstream.keras_optimizers import optimizers_of
 
@@ -76,7 +76,7 @@ class _Shared(keras.callbacks.CallbackList):
         keras_data.set_initial_epoch(self.model, epoch)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        same_variables.check_values(self._strategy, self._variables(), _CURE)
+        agreement.check_values(self._strategy.group, self._variables(), _CURE)
         super().on_epoch_end(epoch, logs)
         self._sync_copies()
 
@@ -86,7 +86,7 @@ class _Shared(keras.callbacks.CallbackList):
 
     def _sync_copies(self) -> None:
         """Sends the chief's variables to all workers if they differ."""
-        if not same_variables.are_same(self._strategy, self._variables()):
+        if not agreement.are_same(self._strategy.group, self._variables()):
             self._strategy.prepare(self.model, optimizers_of(self.model))
 
     def _variables(self) -> list[keras.Variable]:

@@ -24,11 +24,11 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import BackgroundWriter, Place, Store
 from tfdist.errors import ConfigurationError
+from tfdist.groups.agreement import from_rank0
 from tfdist.loops.epoch import Call
 from tfdist.loops.keras_loops import CheckpointHooks
 from tfdist.loops.training_state import Progress, TrainingState
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives.once import once
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_callbacks
 
@@ -62,7 +62,7 @@ class Checkpointing(CheckpointHooks):
 
     def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
         self._state.callbacks, self._epochs = callbacks, epochs
-        once(self._strategy, self._acquire_lock)
+        from_rank0(self._strategy.group, self._acquire_lock)
         found = resume.choose(self._settings, self._store, self._strategy, say)
         if found is None:
             return False

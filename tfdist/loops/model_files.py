@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
+from tfdist.groups.agreement import from_rank0
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives.once import once
 
 _METHODS = ("save", "save_weights", "export")
 
@@ -56,7 +56,7 @@ def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -
             raise ConfigurationError(f"{text} cannot be written: {reason}") from error
         return ""
 
-    once(strategy, on_chief)
+    from_rank0(strategy.group, on_chief)
 
 
 def _skip(name: str, rank: int, path: Any = "", *args: Any, **options: Any) -> None:

@@ -16,9 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.groups import array_bytes
 from tfdist.loops.data_handler import DataHandler
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives import array_bytes
 from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream.keras_model import global_generator, use_global_generator
 from tfdist.upstream.keras_variables import values_of
@@ -239,7 +239,7 @@ def outputs_of_all_workers(strategy: Strategy, local: LocalOutputs) -> list[Any]
     """
     if local.counts is None:
         local = _concatenated(local)
-    gathered = strategy.gather_bytes(array_bytes.packed(_arrays(local)))
+    gathered = strategy.group.gather_bytes(array_bytes.packed(_arrays(local)))
     if any(part.size == 0 for part in gathered):
         return local.pieces  # no worker has outputs; or only some have, which the loop reports
     like = local.pieces[0]

@@ -14,9 +14,8 @@ from tfdist import devices, strategies
 from tfdist.plan import graph, liveness, step_graph
 from tfdist.plan.network import Network
 from tfdist.plan.step_graph import StepGraph
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.sharded.held import tensors_of
-from tfdist.strategies.sharded.plan import num_bytes
+from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.sharded.plan import num_bytes, tensors_of
 from tfdist.upstream.keras_optimizers import optimizers_of
 
 #: The host, whose memory is not planned. The devices of a split model come after it.
@@ -92,8 +91,8 @@ class ReplicatedStep:
     """
 
     def __init__(self, network: Network) -> None:
-        model, few = step_graph.trace(network, step_graph.FEW_ROWS, Strategy(1))
-        _, more = step_graph.trace(network, step_graph.MORE_ROWS, Strategy(1))
+        model, few = step_graph.trace(network, step_graph.FEW_ROWS, OneDevice(1))
+        _, more = step_graph.trace(network, step_graph.MORE_ROWS, OneDevice(1))
         step_graph.check_same_operations(network, few, more)
         self._graph = StepGraph(graph.on_one_device(few), graph.on_one_device(more))
         self._order = graph.execution_order(self._graph.few)

@@ -22,6 +22,7 @@ from tfdist.plan import graph
 from tfdist.plan.graph import Operation
 from tfdist.plan.network import Network
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.one_device import OneDevice
 from tfdist.upstream.grappler import peak_memory
 from tfdist.upstream.patching import replaced
 
@@ -70,7 +71,7 @@ def grappler_estimate(network: Network, num_rows: int) -> int:
         network: What is trained.
         num_rows: Rows of the batch, which is traced as it is.
     """
-    with _traced(network, num_rows, Strategy(1)) as (_, whole):
+    with _traced(network, num_rows, OneDevice(1)) as (_, whole):
         return peak_memory(graph.loop_body(whole))
 
 

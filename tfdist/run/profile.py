@@ -26,12 +26,12 @@ def exchange(strategy: Strategy, model: Any) -> tuple[float, float] | None:
     Returns:
         The seconds, and the bytes; None where no replica waits for the others' gradients.
     """
-    from tfdist.strategies.collectives.bandwidth import measure
+    from tfdist.groups.traffic import measure_all_reduce
 
     if strategy.num_replicas == 1 or STRATEGIES[strategy.name].asynchronous:
         return None
     num_bytes = sum(4 * int(np.prod(w.shape)) for w in model.trainable_variables)
-    return measure(strategy, num_bytes)[0], num_bytes
+    return measure_all_reduce(strategy, num_bytes)[0], num_bytes
 
 
 def show(profile: Profile, exchanged: tuple[float, float] | None) -> None:

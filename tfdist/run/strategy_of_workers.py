@@ -24,7 +24,9 @@ def with_strategy(options: Options) -> Options:
     """
     found = _named(options)
     declared = STRATEGIES.get(current_name(found.strategy))
-    return replace(found, by_horovod=declared is not None and declared.by_horovod)
+    by_tensorflow = "tensorflow" in _values(found.command, "--process-group")[-1:]
+    by_horovod = declared is not None and declared.by_horovod and not by_tensorflow
+    return replace(found, by_horovod=by_horovod)
 
 
 def _named(options: Options) -> Options:

@@ -19,12 +19,12 @@ from tfdist.callbacks.profile import Profile
 from tfdist.config import TrainConfig
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, Preempted
+from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts
 from tfdist.run import export, from_config, loggers, profile, provenance, recipe, reports, room
 from tfdist.run.effect import Watched, check_spread
 from tfdist.run.folder import RunFolder
 from tfdist.run.rank_duties import printing_to
-from tfdist.strategies.collectives.once import once
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
@@ -189,5 +189,5 @@ def _shared_folder(strategy: Strategy, config: TrainConfig, *facts: Any) -> RunF
         created.append(RunFolder.create(config, *facts))
         return str(created[0].path)
 
-    path = once(strategy, create)
+    path = from_rank0(strategy.group, create)
     return created[0] if created else RunFolder(path)

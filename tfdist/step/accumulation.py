@@ -14,12 +14,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.groups.fusion import local_sum
 from tfdist.precision import Scaling
 from tfdist.step.forward_backward import ReplicaOutputs, all_reduce
 from tfdist.step.replica import Totals
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, share
-from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.upstream.keras_optimizers import num_batches_seen
 
 #: (replica, round, its rows in that round, totals) -> the replica's outputs

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.groups import buckets
 from tfdist.precision import Scaling
 from tfdist.step.loss import gather_masks_and_logits, replica_loss, track_loss
 from tfdist.step.replica import Replica
@@ -22,7 +23,6 @@ from tfdist.step.scope import Scope
 from tfdist.step.state import Changes, ForwardState, copied, zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
-from tfdist.strategies.collectives import buckets
 from tfdist.upstream.keras_losses import loss_tracker
 from tfdist.upstream.keras_model import takes_training
 from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.collectives.local_sum import local_sum
+from tfdist.groups.fusion import local_sum
 from tfdist.upstream.keras_variables import ShardedVariable
 from tfdist.upstream.tensorflow_graphs import exchange_input, without_tapes
 

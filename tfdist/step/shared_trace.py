@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.groups.fusion import packed
 from tfdist.step.forward_backward import ReplicaOutputs, with_static_shape
-from tfdist.strategies import copies
-from tfdist.strategies.collectives.fusion import packed
+from tfdist.strategies import mirrored_variables
 from tfdist.upstream.tensorflow_functions import (
     calls_as_traced,
     functions_kept_whole,
@@ -91,7 +91,10 @@ class SharedTrace:
         if (traced := self._traced[key]) is None:
             return None
         traced.function.set_external_captures(
-            [copies.here(c).handle if isinstance(c, tf.Variable) else c for c in traced.captured]
+            [
+                mirrored_variables.local(c).handle if isinstance(c, tf.Variable) else c
+                for c in traced.captured
+            ]
         )
         handles = [_handles(traced.variables)] if traced.variables else []
         with calls_as_traced() if traced.is_optimized else nullcontext():
@@ -115,13 +118,13 @@ class SharedTrace:
         # those of other processes. With GPUs, every call is optimized instead.
         is_optimized = not tf.config.list_physical_devices("GPU")
         # Operations get no device, so that each call runs on its own.
-        with tf.device(None), copies.on(""), functions_kept_whole():
+        with tf.device(None), mirrored_variables.on_device(""), functions_kept_whole():
             traced = _function(self._fn).get_concrete_function(*arguments)
             self._check_shareable(traced)
             by_handle = {id(v.handle): v for v in traced.graph.variables}
             function, variables = traced, list[tf.Variable]()
             if is_optimized:
-                variables = [v for v in by_handle.values() if copies.of(v)]
+                variables = [v for v in by_handle.values() if mirrored_variables.copies_of(v)]
                 plain = traced.graph.as_graph_def
                 definition = plain() if self._writes else optimized(traced.graph)
                 function = _rebuilt(traced, definition, variables, arguments)
@@ -282,7 +285,9 @@ def _rebuilt(
 def _handles(variables: list[tf.Variable]) -> tf.Tensor:
     """Returns the handles of this replica's variables, made outside of the traced graph."""
     with tf.init_scope(), tf.device(None):
-        return tf.raw_ops.Pack(values=[copies.here(v).handle for v in variables], axis=0)
+        return tf.raw_ops.Pack(
+            values=[mirrored_variables.local(v).handle for v in variables], axis=0
+        )
 
 
 def _function(fn: Callable[..., Any]) -> Any:

@@ -35,11 +35,16 @@ _BUCKET_MB = Option(
     "size of all gradients; all: one bucket",
     "auto",
 )
+_PROCESS_GROUP = Option(
+    Literal["auto", "horovod", "tensorflow"],
+    "what exchanges sums between processes: Horovod, or TensorFlow's collectives",
+    "auto, which is horovod",
+)
 _PARAMETER_DEVICE = Option(str, "device that holds the variables", "CPU:0")
 
 #: The strategies by name. Each option is also a flag of the training command.
 STRATEGIES: dict[str, Declaration] = {
-    "one_device": Declaration("tfdist.strategies.base:Strategy"),
+    "one_device": Declaration("tfdist.strategies.one_device:OneDevice"),
     "mirrored": Declaration(
         "tfdist.strategies.mirrored:Mirrored",
         {
@@ -78,6 +83,7 @@ STRATEGIES: dict[str, Declaration] = {
             ),
             "balance_rows": Option(PositiveInt, "rows of a micro-batch, for --balance memory", 8),
             "plot_stages": Option(str, "image file for the timeline of the stages", "none"),
+            "process_group": _PROCESS_GROUP,
         },
         across_processes=True,
         by_horovod=True,
@@ -91,7 +97,8 @@ STRATEGIES: dict[str, Declaration] = {
                 "a YAML file of rules: the axis of a weight to split, by a regular expression on "
                 "its path: dense/kernel: [null, model]",
                 "every layer that can be split",
-            )
+            ),
+            "process_group": _PROCESS_GROUP,
         },
         across_processes=True,
         by_horovod=True,
@@ -111,6 +118,7 @@ STRATEGIES: dict[str, Declaration] = {
                 "what is kept in the host's memory and updated by its processor",
                 "none",
             ),
+            "process_group": _PROCESS_GROUP,
         },
         across_processes=True,
         by_horovod=True,
@@ -121,7 +129,7 @@ STRATEGIES: dict[str, Declaration] = {
         asynchronous=True,
     ),
     "multi_worker": Declaration(
-        "tfdist.strategies.multi_worker.strategy:MultiWorker",
+        "tfdist.strategies.multi_worker:MultiWorker",
         {
             "communication": Option(
                 Literal["auto", "ring", "nccl"], "how gradients are summed over the workers", "auto"

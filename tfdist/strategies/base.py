@@ -1,82 +1,155 @@
-"""The interface of a strategy; the base class is one device.
+"""The interface of a strategy.
 
-A step has two halves. On each *replica* a function computes sums over the rows of its share and
-exchanges them (`run`, `all_reduce`). Then, for each *copy* of the variables, another applies them
-(`update`): there the Keras optimizer runs as it does on one device. The loop over the steps lies
-inside one `tf.function` (`compile`). What a process does with others, if it has any, is
-`one_worker`'s.
+A strategy is a layout of the replicas of one process (where a model's variables are and what each
+device computes) on a process group (what processes exchange). A step has two halves. On each
+replica a function computes sums over the rows of its per-replica batch and all-reduces them (`run`,
+`all_reduce`). Then another function applies them, once for each set of the variables (`update`):
+there the Keras optimizer runs as it does on one device. The loop over the steps is inside one
+`tf.function` (`compile`).
+
+`one_device` is the simplest strategy, and `towers` a complete one for several devices.
 """
 
 from __future__ import annotations
 
+import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tfdist.devices import resolve
-from tfdist.errors import ConfigurationError
+from tfdist import cluster
+from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.groups import agreement
+from tfdist.groups.base import LocalGroup, ProcessGroup
 from tfdist.strategies import batches, inner_loop
-from tfdist.strategies.batches import drop_padding, num_rows
-from tfdist.strategies.one_worker import OneWorker
+from tfdist.strategies.batches import num_rows
+from tfdist.watchdog import start_up
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
 
+_WIRE_DTYPES = MappingProxyType({"fp16": tf.float16, "bf16": tf.bfloat16})
 
-class Strategy(OneWorker):
-    """Computes on one device.
+
+class Strategy(ABC):
+    """Where the replicas of a process compute, and how they exchange sums.
+
+    A subclass implements the four abstract methods and overrides what differs of the others.
 
     Attributes:
-        name: What the command line calls it.
-        devices: Names of the devices of this process, one a replica.
-        num_replicas: Replicas over all workers.
+        name: The name on the command line.
+        devices: Names of the devices of this process, one for each replica.
+        group: The processes that train together.
 
     Args:
-        devices: One, as `tfdist.devices.resolve` takes it; None: the first GPU, or the CPU.
+        devices: Names of devices.
+        group: The processes that train together; None: this process alone.
 
     Raises:
-        ConfigurationError: More than one device.
-        DeviceError: A device that does not exist.
+        ConfigurationError: The processes have different numbers of devices.
     """
 
-    name = "one_device"
+    name: str
+    #: Logical CPU devices to create if there is no GPU and nobody asks for a number.
     default_cpus = 1
-    #: Whether a replica finds its variables on its own device, as XLA needs them.
+    #: Whether each replica reads its variables on its own device, which XLA requires.
     has_local_variables = True
-    #: Whether nobody else changes the variables between a step's reading and its writing.
+    #: Whether nothing else changes the variables between a step's reads and its writes.
     writes_alone = True
-    #: Operations from which on replicas call one function, traced for the first of them; None: each
-    #: is traced by itself.
+    #: Number of operations from which on the replicas call one shared traced function; None: each
+    #: replica is traced separately.
     one_trace_from: int | None = None
-    #: Whether the same steps are made in every run, so that runs can be equal to the bit.
+    #: Whether runs make the same steps, so that two runs can be bitwise identical.
     repeatable = True
-    #: In what format gradients cross the replicas; None: in their own.
+    #: The number format in which gradients are sent; None: their own.
     wire_dtype: tf.DType | None = None
-    #: Bytes of gradients that cross together, at most; "auto": by how many there are; None: all.
+    #: The largest size of a gradient bucket in bytes; "auto": by the size of all gradients; None:
+    #: one bucket.
     bucket_bytes: int | str | None = None
-    #: Whether each of them waits until the one before it has crossed.
-    buckets_wait = False
-    #: What computes a share of a batch, and of what there have to be fewer for fewer shares.
+    #: For messages: what computes a per-replica batch, and which option sets how many there are.
     shares_are = ("replicas", "devices")
-    #: What this strategy cannot compute to the numbers of one device, and why.
+    #: What does not match one device under this strategy, and why.
     inexact: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, devices: int | str | Sequence[str] | None = None) -> None:
-        self.devices = resolve(1 if devices is None else devices, self.default_cpus)
-        if len(self.devices) > 1:
-            raise ConfigurationError(
-                f"strategy {self.name!r} computes on one a process, but got "
-                f"{', '.join(self.devices)}: name one; 'mirrored' and 'multi_worker' take several."
-            )
+    def __init__(self, devices: Sequence[str], group: ProcessGroup | None = None) -> None:
+        self.devices = list(devices)
+        self.group = LocalGroup() if group is None else group
+        self._agree()
 
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas over all workers."""
-        return len(self.devices)
+    def _agree(self) -> None:
+        """Checks that the processes fit together and gives them one seed; all of them call it."""
+        group = self.group
+        if isinstance(group, LocalGroup):
+            return
+        if group.size > 1:
+            with start_up.waiting(group.rank, group.size, group.silent):
+                agreement.check_same_count(group, len(self.devices), "devices", "devices")
+                agreement.synchronize_seed(group)
+        cluster.on_barrier(group.barrier)
+
+    def _set_exchange(self, compression: str, bucket_mb: float | str) -> None:
+        """Sets how gradients are exchanged between processes.
+
+        Args:
+            compression: `"fp16"` or `"bf16"` halves what is sent, and rounds it; `"none"` keeps
+                the numbers of one device.
+            bucket_mb: Megabytes of a gradient bucket, sent while the backward pass continues;
+                `"auto"`: by the size of all gradients; `"all"`: one bucket.
+
+        Raises:
+            ConfigurationError: `bucket_mb` is not a size.
+        """
+        if bucket_mb in ("all", "auto"):
+            self.bucket_bytes = None if bucket_mb == "all" else "auto"
+        elif isinstance(bucket_mb, (int, float)) and bucket_mb > 0:
+            self.bucket_bytes = int(bucket_mb * (1 << 20))
+        else:
+            raise ConfigurationError(
+                f"bucket_mb={bucket_mb!r}: expected megabytes above 0, 'auto' or 'all'."
+            )
+        if compression != "none":
+            self.wire_dtype = _WIRE_DTYPES[compression]
+            name = self.wire_dtype.name
+            self.inexact = {"compression": f"gradients are sent between workers as {name}"}
+
+    # ---- replicas ----
+
+    @abstractmethod
+    def run(self, fn: ReplicaFn) -> Any:
+        """Calls `fn(index)` on every replica of this process, with indices from 0.
+
+        Returns:
+            The results, to be passed to `update` or `local_results`.
+        """
+
+    @abstractmethod
+    def local_results(self, results: Any) -> list[Any]:
+        """Returns what `run` returned as a list with one result per replica of this process."""
+
+    @abstractmethod
+    def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
+        """Calls `fn(result)` once for each set of the variables, with its own replica's result.
+
+        Inside, assigning to a variable changes that set alone, without any exchange.
+
+        Returns:
+            The tensor, or None, that each call returned.
+        """
+
+    @abstractmethod
+    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+        """Returns tensors reduced over the replicas of all processes; called on a replica.
+
+        Args:
+            tensors: Dense tensors or `tf.IndexedSlices`, of the same shapes on every replica.
+            op: `"SUM"` or `"MEAN"`.
+        """
 
     @property
     def num_local_replicas(self) -> int:
@@ -84,214 +157,277 @@ class Strategy(OneWorker):
         return len(self.devices)
 
     @property
+    def num_replicas(self) -> int:
+        """Number of replicas of all processes."""
+        return self.num_local_replicas * self.group.size
+
+    @property
     def first_replica(self) -> int:
-        """The number, among all replicas, of this process's first."""
-        return 0
+        """Index, among all replicas, of the first one of this process."""
+        return self.num_local_replicas * self.group.rank
 
-    def describe(self) -> dict[str, str]:
-        """Returns what the start-up table says of this strategy."""
-        on_cpu = all(device.startswith("CPU") for device in self.devices)
-        stand_in = " (logical CPU devices, for want of GPUs)" if on_cpu else ""
-        return {
-            "strategy": self.name,
-            "devices": ", ".join(self.devices) + stand_in,
-            "replicas": str(self.num_replicas),
-            "shard policy": "each global batch is split over the replicas",
-        }
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
+        """Returns the gradients of a replica's part of the loss; called on a replica.
 
-    def summary(self) -> dict[str, str]:
-        """Returns what the table at the end of a training says of this strategy."""
-        return {}
+        Args:
+            tape: The tape that recorded the loss.
+            loss: A scalar, or a tensor of which the sum is meant.
+            sources: Variables and tensors that the loss may depend on.
+
+        Returns:
+            For each source a dense tensor, `tf.IndexedSlices`, or None if the loss does not depend
+            on it.
+        """
+        return tape.gradient(loss, sources)
+
+    def outputs(
+        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
+    ) -> list[Any]:
+        """Calls `fn` on the rows of every replica, to compute outputs of a model.
+
+        Args:
+            fn: Computes the outputs of rows.
+            element: An element of a distributed data set.
+            whole: As for `distribute`; one replica then computes all rows.
+
+        Returns:
+            The results. Concatenated, they are the outputs of this process's rows, in order.
+        """
+        if whole:  # called once, so that it updates state once
+            with tf.device(self.devices[0]):
+                return [fn(element.shares[0].rows)]
+        if self.num_replicas == 1:
+            return self.local_results(self.run(lambda i: fn(element.shares[i].rows)))
+
+        def on_replica(i: int) -> Any:
+            return batches.drop_padding(fn(element.shares[i].rows), element.shares[i].num_rows)
+
+        return self.local_results(self.run(on_replica))
+
+    # ---- processes ----
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that train together."""
+        return self.group.size
+
+    @property
+    def rank(self) -> int:
+        """Index of this process."""
+        return self.group.rank
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this process among those of its host."""
+        return self.group.local_rank
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.group.rank == 0
+
+    @property
+    def stops_together(self) -> bool:
+        """Whether other processes make each step too, so that none may stop by itself."""
+        return self.group.size > 1
+
+    @property
+    def buckets_wait(self) -> bool:
+        """Whether gradient buckets are exchanged one after the other."""
+        return self.group.sums_in_order
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        """Returns the numbers of all processes, as rows: see `ProcessGroup.gather`."""
+        return self.group.gather(numbers)
+
+    def broadcast_text(self, text: str) -> str:
+        """Returns the text of rank 0."""
+        return self.group.broadcast_text(text)
+
+    def barrier(self) -> None:
+        """Waits until all processes have called it."""
+        self.group.barrier()
+
+    def collective_section(self) -> AbstractContextManager[None]:
+        """Returns a context in which all processes are known to run the same code."""
+        return nullcontext()
+
+    def translate_errors(self) -> AbstractContextManager[None]:
+        """Returns a context that reports errors caused by a lost process as such."""
+        return nullcontext()
+
+    # ---- variables ----
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Model and optimizer are created inside: it places their variables."""
+        """A context in which model and optimizer are created; it places their variables."""
         with tf.device(self.devices[0]):
             yield
 
     def owns(self, variable: tf.Variable) -> bool:
-        """Tells whether a variable was created in a scope of this strategy, or could have been."""
+        """Tells whether a variable is placed as the scope of this strategy would place it."""
         return not isinstance(variable, tf.distribute.DistributedValues)
 
-    def distribute(
-        self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
-    ) -> Any:
-        """Turns a data set of batches into one of elements that `unpack` takes.
-
-        Args:
-            dataset: Of global batches, the same on every worker.
-            own_rows: Whether the batches are this worker's rows of the global ones instead. Then
-                the data never end; where one worker's do, batches without rows follow.
-            whole: Whether every replica is given the whole batch, to compute it as one device.
-
-        Raises:
-            UnsupportedModelError: No worker has the whole batch.
-        """
-        if self.num_replicas == 1 and batches.is_plain(dataset):
-            # A function of `tf.data` that cuts nothing would cost more than a tiny network's step.
-            return batches.prefetched(dataset, self.devices)
-        return batches.distributed(
-            dataset, lambda batch: self.split(batch, own_rows, whole), self.devices
-        )
-
-    def split(self, batch: batches.Batch, own_rows: bool, whole: bool = False) -> batches.Element:
-        """Returns one element of a distributed data set; called in a graph of `tf.data`.
-
-        Args:
-            batch: Of the data set that was given to `distribute`.
-            own_rows: As there.
-            whole: As there.
-        """
-        num_shares = self.num_local_replicas
-        if whole:
-            own = batches.uncut(batch, num_shares)
-        else:
-            own = batches.split(batch, num_shares, range(num_shares))
-        return batches.Element(num_rows(batch), tf.constant(0, tf.int64), own)
-
-    def input_context(self) -> tf.distribute.InputContext:
-        """Returns what a function that makes this worker's data set is told."""
-        return tf.distribute.InputContext(self.num_workers, self.rank, self.num_replicas)
-
-    def unpack(self, element: Any) -> batches.Element:
-        """Returns an element of a distributed data set with its shares by replica."""
-        if isinstance(element, batches.Element):
-            return element
-        return self.split(element, own_rows=False)
-
-    def received(self, taken: Any, own_rows: bool) -> batches.Element:
-        """Returns an element of a distributed data set, with the rows of its global batch counted.
-
-        Args:
-            taken: From the iterator, by every worker.
-            own_rows: As `distribute` was told.
-        """
-        del own_rows
-        return self.unpack(taken)
-
     def place(self, model: Any) -> None:
-        """Decides where the parts of a model are, and puts its weights there; nothing here.
+        """Decides on which device each part of a model is, and moves its weights there.
 
-        Called when it has been made, and again when it has been built.
+        Called when the model has been created, and again when it has been built.
 
         Raises:
-            UnsupportedModelError: The strategy cannot compute such a model.
+            UnsupportedModelError: The strategy cannot compute the model.
         """
+        del model
 
     def making_state(self, model: keras.Model) -> AbstractContextManager[None]:
-        """Returns a context in which the state of a model's optimizer is made, in `scope`.
+        """Returns a context in which a model's optimizer creates its state, inside `scope`.
 
-        The weights are there, but not yet those of rank 0.
+        The weights exist, but do not have the values of rank 0 yet.
         """
         del model
         return nullcontext()
+
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
+        """Gives the state of all processes the values of rank 0, before the first step.
+
+        Raises:
+            ClusterError: The processes built different models.
+        """
+        if self.group.size > 1:
+            states = [v for optimizer in optimizers for v in optimizer.variables]
+            agreement.broadcast_and_check(self.group, model.variables + states)
 
     def place_of(self, variable: keras.Variable, index: int) -> str:
         """Returns the device on which a replica of this process has a variable's gradient."""
         del variable
         return self.devices[index]
 
-    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
-        """Makes the state of all workers that of rank 0, before the first step.
-
-        Raises:
-            ClusterError: The workers built different models.
-        """
-
     def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
-        """Makes copies of variables equal to the variables themselves, which anybody may change.
+        """Copies the values of variables to their copies on other devices, if there are any.
 
-        Called before steps, wherever code of the user may have run. There are none here.
-
-        Args:
-            variables: All those that steps read and write.
-        """
-
-    def run(self, fn: ReplicaFn) -> Any:
-        """Calls `fn(index)` on every replica of this process; the index counts from 0 in each.
-
-        Returns:
-            The results, to be handed to `update` or to `local_results`.
-        """
-        with tf.device(self.devices[0]):
-            return fn(0)
-
-    def local_results(self, results: Any) -> list[Any]:
-        """Returns what `run` returned as a list, one result a replica of this process."""
-        return [results]
-
-    def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
-        """Calls `fn(result)` once for each copy of the variables, with its own replica's result.
-
-        Inside, assigning to a variable changes that copy alone, without any exchange.
-
-        Returns:
-            The tensor, or None, that `fn` returned for each copy.
-        """
-        with tf.device(self.devices[0]):
-            return [fn(results)]
-
-    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
-        """Returns the gradients of a replica's part of the loss; called on a replica.
+        Called before steps, whenever user code may have changed the variables.
 
         Args:
-            tape: Has recorded the loss.
-            loss: Scalar, or of any shape, whose sum is meant.
-            sources: Variables and tensors that the loss may depend on.
-
-        Returns:
-            Of each: a dense tensor, `tf.IndexedSlices`, or None where the loss does not depend
-            on it.
+            variables: All variables that steps read and write.
         """
-        return tape.gradient(loss, sources)
-
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
-        """Returns tensors reduced over all replicas; called on a replica.
-
-        Args:
-            tensors: Dense tensors or `tf.IndexedSlices`; the same shapes on every replica.
-            op: `"SUM"` or `"MEAN"`.
-        """
-        del op
-        return tensors
+        del variables
 
     def check_table(self, table: keras.Variable) -> None:
-        """Checks that what has gradients of rows can be trained.
+        """Checks that a variable with sparse gradients can be trained.
 
         Raises:
             UnsupportedModelError: It cannot.
         """
+        del table
 
     def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:
-        """Sums, over all replicas, the gradients that are wanted in another form than whole.
+        """Sums, over all replicas, the gradients that are needed in shards.
 
-        Called on a replica, before the rest is summed as ever by `all_reduce`; there are none here.
+        Called on a replica, before `all_reduce` sums all others.
 
         Args:
-            gradients: Of this replica, by place; the same places on every replica.
-            variables: What they are of, by place.
+            gradients: This replica's gradients, by index; the same indices on every replica.
+            variables: Their variables, by the same index.
 
         Returns:
-            The sums, by place: tensors, or `ShardedGradient` of a variable that is kept in parts.
+            Sums by index: tensors, or a `ShardedGradient` for a sharded variable.
         """
         del gradients, variables
         return {}
 
     def any_of_parts(self, flag: tf.Tensor) -> tf.Tensor:
-        """Tells whether a flag is true anywhere, where each process has looked at parts of its own.
+        """Tells whether a flag is true in any process, if each looked at its shards only.
 
         Called inside `update`.
         """
         return flag
 
     def after_update(self, variables: Sequence[keras.Variable]) -> None:
-        """Completes what a step has changed; called inside `update`, where it is changed.
+        """Completes a step's changes to variables; called inside `update`.
 
         Args:
-            variables: Those that the step may have assigned to, and others.
+            variables: All that the step may have changed, and possibly others.
         """
+        del variables
+
+    # ---- data and loops ----
+
+    def input_context(self) -> tf.distribute.InputContext:
+        """Returns the argument of a function that makes this process's data set."""
+        return tf.distribute.InputContext(self.num_workers, self.rank, self.num_replicas)
+
+    def distribute(
+        self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
+    ) -> Any:
+        """Turns a data set of batches into one of elements that `unpack` accepts.
+
+        Args:
+            dataset: A data set of global batches, the same in all processes.
+            own_rows: Whether the batches are this process's rows of the global batches instead. The
+                result is then infinite: batches without rows follow the data.
+            whole: Whether every replica gets the full batch and computes it as one device does.
+
+        Raises:
+            UnsupportedModelError: `whole` is set, but no process has the full batch.
+        """
+        if own_rows and self.group.size > 1:
+            if whole:
+                raise UnsupportedModelError(
+                    "This model needs full batches, but every worker reads its own rows: pass a "
+                    "data set of the global batches, the same on every worker, not a function."
+                )
+            dataset = dataset.concatenate(batches.without_rows(dataset.element_spec).repeat())
+        if self.num_replicas == 1 and batches.is_plain(dataset):
+            # A function of `tf.data` that splits nothing would cost more than a tiny network's
+            # step.
+            return batches.prefetched(dataset, self.devices)
+        return batches.distributed(
+            dataset, lambda batch: self.split(batch, own_rows, whole), self.devices
+        )
+
+    def split(self, batch: batches.Batch, own_rows: bool, whole: bool = False) -> batches.Element:
+        """Returns an element of a distributed data set; called in a graph of `tf.data`.
+
+        Args:
+            batch: A batch of the data set that was passed to `distribute`.
+            own_rows: As for `distribute`.
+            whole: As for `distribute`.
+        """
+        num_local, several = self.num_local_replicas, self.group.size > 1
+        rows, checksum = num_rows(batch), tf.constant(0, tf.int64)
+        if several and (whole or not own_rows):
+            checksum = batches.checksum(batch)
+        if whole:
+            own = batches.uncut(batch, num_local)
+        elif several and own_rows:
+            own = batches.split(batches.pad_to_one_row(batch), num_local, range(num_local), rows)
+            far = tf.constant(self.rank * batches.OWN_ROWS_APART, tf.int64)
+            own = tuple(one._replace(first_row=far + one.first_row) for one in own)
+        elif several:
+            indices = range(self.first_replica, self.first_replica + num_local)
+            own = batches.split(batch, self.num_replicas, indices)
+        else:
+            own = batches.split(batch, num_local, range(num_local))
+        return batches.Element(rows, checksum, own)
+
+    def unpack(self, element: Any) -> batches.Element:
+        """Returns an element of a distributed data set with its per-replica batches."""
+        if isinstance(element, batches.Element):
+            return element
+        return self.split(element, own_rows=False)
+
+    def received(self, taken: Any, own_rows: bool) -> batches.Element:
+        """Returns an element with the rows of the global batch; called by every process.
+
+        Args:
+            taken: What the iterator of a distributed data set returned.
+            own_rows: As for `distribute`.
+        """
+        element = self.unpack(taken)
+        if not own_rows or self.group.size == 1:
+            return element
+        return element._replace(num_rows=self.group.all_reduce([element.num_rows])[0])
 
     def compile(
         self,
@@ -300,41 +436,39 @@ class Strategy(OneWorker):
         may_end: bool = True,
         own_rows: bool = False,
     ) -> inner_loop.LoopFn:
-        """Returns a function that makes many steps in one call.
+        """Returns a function that makes many steps per call.
 
         Args:
-            step: Called outside of the replicas, on each global batch.
+            step: Called outside of the replicas, once for each global batch.
             eager: Whether the loop runs in Python.
-            may_end: Whether the data may end before the steps asked for.
-            own_rows: As in `distribute`.
+            may_end: Whether the data may end before the requested number of steps.
+            own_rows: As for `distribute`.
         """
         loop = inner_loop.eager if eager else inner_loop.in_graph
+        if own_rows and self.group.size > 1:
+            receive = functools.partial(self.received, own_rows=True)
+            return loop(receive, step, inner_loop.End.WITHOUT_ROWS)
         return loop(self.unpack, step, inner_loop.End.OF_ITERATOR if may_end else None)
 
-    def outputs(
-        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
-    ) -> list[Any]:
-        """Calls `fn` on the rows of every replica, for outputs of a model.
+    def join(self) -> None:  # noqa: B027 - most strategies have nothing to wait for
+        """Waits for asynchronous work to finish."""
 
-        Args:
-            fn: Computes them.
-            element: Of a distributed data set.
-            whole: As `distribute` was told; then one replica's outputs are those of all rows.
+    # ---- tables ----
 
-        Returns:
-            Its results, which laid end to end are those for the rows that this process has of the
-            global batch, in order.
-        """
-        if whole:  # called once, so that a state which it moves moves once
-            with tf.device(self.devices[0]):
-                return [fn(element.shares[0].rows)]
-        if self.num_replicas == 1:
-            return self.local_results(self.run(lambda i: fn(element.shares[i].rows)))
+    def describe(self) -> dict[str, str]:
+        """Returns this strategy's rows of the start-up table."""
+        on_cpu = all(device.startswith("CPU") for device in self.devices)
+        logical = " (logical CPU devices, because there are no GPUs)" if on_cpu else ""
+        rows = {
+            "strategy": self.name,
+            "devices": ", ".join(self.devices) + logical,
+            "replicas": str(self.num_replicas),
+            "shard policy": "each global batch is split over the replicas",
+        }
+        if not isinstance(self.group, LocalGroup):
+            rows |= cluster.current().describe() | self.group.describe()
+        return rows
 
-        def on_replica(i: int) -> Any:
-            return drop_padding(fn(element.shares[i].rows), element.shares[i].num_rows)
-
-        return self.local_results(self.run(on_replica))
-
-    def join(self) -> None:
-        """Waits for what is asynchronous; nothing here."""
+    def summary(self) -> dict[str, str]:
+        """Returns this strategy's rows of the table at the end of a training."""
+        return {}

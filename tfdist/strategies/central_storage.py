@@ -1,4 +1,4 @@
-"""Central storage: one copy of the variables, read by every device.
+"""Central storage: one set of variables, read by every device.
 
 On `tf.distribute.experimental.CentralStorageStrategy`.
 """
@@ -16,14 +16,15 @@ from tfdist.strategies.tf_distribute import TFDistribute
 
 
 class CentralStorage(TFDistribute):
-    """Synchronous replicas over one set of parameters.
+    """Synchronous replicas over one set of variables.
 
-    For models whose weights do not fit a GPU several times, or GPUs without a direct link.
+    For large weights, such as embeddings, that each GPU need not hold, or GPUs without a direct
+    link.
 
     Args:
-        devices: As `tfdist.devices.resolve` takes them.
-        parameter_device: Holds the variables, and is where gradients are added up and applied.
-        prefetch_to_device: As in `TFDistribute`.
+        devices: As for `tfdist.devices.resolve`.
+        parameter_device: Holds the variables, sums the gradients and applies them.
+        prefetch_to_device: As for `TFDistribute`.
 
     Raises:
         DeviceError: A device that does not exist.
@@ -57,6 +58,6 @@ class CentralStorage(TFDistribute):
             yield
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
-        # One copy, one caller; every replica holds the same sums.
+        # There is one set of variables, and every replica has the same sums.
         with tf.device(self.parameter_device):
             return [fn(self.local_results(results)[0])]

@@ -1,7 +1,7 @@
-"""The inner loop: many steps in one call, in the graph, each on a batch taken first.
+"""The inner loop: many steps per call, in the graph.
 
-The batch is taken before the step begins, so that the end of the data ends the loop without half
-a step: `optimizer.iterations`, schedules and seeds count exactly the steps that were made.
+The batch is taken before a step begins, so that the end of the data ends the loop without half a
+step: `optimizer.iterations`, schedules and seeds count exactly the steps that were made.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from tfdist.upstream.tensorflow_graphs import free_with
 
 
 class LoopResult(NamedTuple):
-    """What a call has done."""
+    """What a call of the loop has done."""
 
     num_steps: Any  # int32 scalar
     num_rows: Any  # in those steps; int64 scalar
-    seconds_waited: Any  # by the devices, for data; float64 scalar
+    seconds_waited: Any  # seconds that the devices waited for data; float64 scalar
     checksum: Any = 0  # of their batches; int64 scalar
 
 
 Logs = dict[str, Any]
 
-#: Takes an iterator and the number of steps to make at most, int32; returns the logs after them.
+#: Takes an iterator and the largest number of steps, int32; returns what was done, and the logs.
 LoopFn = Callable[[Iterator[Any], tf.Tensor], tuple[LoopResult, Logs]]
 
-#: Turns what an iterator yields into the batch of the next step, on every worker at once.
+#: Turns what an iterator yields into the batch of the next step; called by all workers.
 Receive = Callable[[Any], Element]
 
 
 class Step(Protocol):
     """What a loop repeats; called outside of the replicas."""
 
-    training: bool  # whether it changes weights
+    training: bool  # whether the step changes weights
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        """Makes one step on the shares of one global batch of `total_rows` rows.
+        """Makes one step on the per-replica batches of a global batch of `total_rows` rows.
 
         Returns tensors that are ready when the step has been made.
         """
 
     def logs(self) -> Logs:
-        """Returns what is known after the steps: metrics over all of them."""
+        """Returns the logs after the steps: metrics over all of them."""
 
 
 class End(enum.Enum):
-    """How a loop finds that the data have ended."""
+    """How a loop detects the end of the data."""
 
     OF_ITERATOR = enum.auto()
-    WITHOUT_ROWS = enum.auto()  # a global batch has none: all workers' data have ended
+    WITHOUT_ROWS = enum.auto()  # a global batch has no rows: the data of all workers have ended
 
 
 def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
     """Returns a loop of steps, and the logs after it, as one `tf.function`.
 
     Args:
-        receive: Makes a global batch of what the iterator yields.
-        step: To repeat.
-        end: How to find the end of the data; None: they last for the steps asked for. To ask at
-            each step costs a tiny network a quarter of its time.
+        receive: Makes a global batch from what the iterator yields.
+        step: The step to repeat.
+        end: How to detect the end of the data; None: there are enough data for all steps. Checking
+            at each step makes a tiny network a quarter slower.
     """
     graphs: list[tf.Graph] = []
 

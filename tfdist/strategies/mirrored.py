@@ -1,4 +1,4 @@
-"""Mirrored: every device holds a copy of the variables, on `tf.distribute.MirroredStrategy`."""
+"""Mirrored: every device has a copy of the variables, on `tf.distribute.MirroredStrategy`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.tf_distribute import TFDistribute
 
-#: A step of a network of two layers calls functions of 180 operations in 8 % more time than it
-#: takes where each replica has its own; it has no start to gain. ResNet-50 has 8,600 operations.
+#: With a shared trace a step of a two-layer network (180 operations) takes 8 % longer, and its
+#: first step is fast anyway. ResNet-50 has 8,600 operations.
 _ONE_TRACE_FROM = 1000
 
 
@@ -20,17 +20,17 @@ class Mirrored(TFDistribute):
     """Synchronous replicas on the devices of one process.
 
     Args:
-        devices: As `tfdist.devices.resolve` takes them.
-        all_reduce: How sums cross the devices: `"nccl"` (GPUs only), `"hierarchical_copy"`
-            (copies in a tree, for hosts whose GPUs are linked in pairs), `"one_device"` (added up
-            on one device and sent back), `"auto"` (NCCL where there are several GPUs).
-        merge_on: Where `"one_device"` adds up: `"gpu"`: the first one; `"cpu"`: in the host's
-            memory; `"auto"`: the first device.
-        prefetch_to_device: As in `TFDistribute`.
+        devices: As for `tfdist.devices.resolve`.
+        all_reduce: How gradients are summed over the devices: `"nccl"` (GPUs only),
+            `"hierarchical_copy"` (copies in a tree, for hosts whose GPUs are linked in pairs),
+            `"one_device"` (summed on one device and sent back), `"auto"` (NCCL with several GPUs).
+        merge_on: Where `"one_device"` sums: `"gpu"`: on the first GPU; `"cpu"`: in the host's
+            memory; `"auto"`: on the first device.
+        prefetch_to_device: As for `TFDistribute`.
         one_trace_from: As `Strategy.one_trace_from`.
 
     Raises:
-        ConfigurationError: A way of reducing that is unknown or does not fit the devices.
+        ConfigurationError: A reduction that is unknown or does not fit the devices.
     """
 
     name = "mirrored"
@@ -46,8 +46,8 @@ class Mirrored(TFDistribute):
         self.one_trace_from = one_trace_from
         names = resolve(devices, self.default_cpus)
         self.reduction = _resolve(all_reduce, merge_on, names)
-        # Always explicit: TensorFlow's default keeps collective keys for the whole process, on
-        # which a second strategy object fails (tensorflow#62790).
+        # Always explicit: TensorFlow's default keeps collective keys for the whole process, so that
+        # a second strategy object fails (tensorflow#62790).
         operations = _cross_device_ops(self.reduction, merge_on, names)
         super().__init__(
             names, tf.distribute.MirroredStrategy(names, operations), prefetch_to_device
@@ -62,7 +62,7 @@ class Mirrored(TFDistribute):
 
 
 def _resolve(all_reduce: str, merge_on: str, devices: Sequence[str]) -> str:
-    """Checks the two choices against the devices and returns the reduction that is meant."""
+    """Checks the two options against the devices and returns the reduction."""
     gpus = [name for name in devices if name.startswith("GPU")]
     STRATEGIES["mirrored"].check(all_reduce=all_reduce, merge_on=merge_on)
     if all_reduce == "nccl" and len(gpus) < len(devices):
@@ -71,7 +71,7 @@ def _resolve(all_reduce: str, merge_on: str, devices: Sequence[str]) -> str:
             "use all_reduce='auto'."
         )
     if all_reduce == "hierarchical_copy" and len(devices) % 2:
-        # TensorFlow adds up two halves of equal size and forgets the device that is over.
+        # TensorFlow sums two halves of equal size and ignores a remaining device.
         raise ConfigurationError(
             f"all_reduce='hierarchical_copy' joins pairs, but there are {len(devices)} devices: "
             "use an even number, or all_reduce='auto'."

@@ -1,8 +1,8 @@
-"""Replicas of one process whose graphs are traced in turns, so that they can exchange sums.
+"""Traces the replicas of one process in turns, so that they can exchange sums.
 
-They are built one after the other, each in a thread of its own; where one exchanges sums it pauses
-until all the others have come to the same place. The threads exist only while the graph is built:
-what runs is one graph with all the replicas in it.
+Each replica is traced in a thread of its own, one at a time. Where it exchanges sums it pauses
+until all others have reached the same point. The threads exist only while the graph is built: what
+runs is one graph with all replicas in it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tfdist.strategies.base import ReplicaFn
 
 
 class ReplicaThreads:
-    """The replicas that are being traced, if any are."""
+    """The replicas that are being traced, if any."""
 
     def __init__(self) -> None:
         self._running: list[_Thread] = []
 
     def run(
-        self, fn: ReplicaFn, devices: Sequence[str], add_up: Callable[[list[list]], list]
+        self, fn: ReplicaFn, devices: Sequence[str], reduce: Callable[[list[list]], list]
     ) -> list[Any]:
-        """Calls `fn(index)` once for each of the devices, on it, and returns the results.
+        """Calls `fn(index)` on each device, and returns the results.
 
         Args:
-            fn: May call `exchange`, as often on every replica.
-            devices: One a replica.
-            add_up: Makes of the tensors of each replica those that all are given.
+            fn: May call `exchange`, the same number of times on every replica.
+            devices: One for each replica.
+            reduce: Maps the tensors of all replicas to those that each replica gets.
         """
         self._running = [_Thread(fn, i, device) for i, device in enumerate(devices)]
         try:
@@ -38,7 +38,7 @@ class ReplicaThreads:
                 asked = [thread.advance() for thread in self._running]
                 if not any(asked):
                     return [thread.result for thread in self._running]
-                sums = add_up(asked)
+                sums = reduce(asked)
                 for thread in self._running:
                     thread.reply = sums
         finally:
@@ -47,20 +47,20 @@ class ReplicaThreads:
             self._running = []
 
     def index(self) -> int | None:
-        """Returns the replica that is traced in the calling thread; None: it is no replica's."""
+        """Returns the replica that the calling thread traces; None if it traces none."""
         here = threading.current_thread()
         return next((i for i, own in enumerate(self._running) if own.thread is here), None)
 
     def exchange(self, tensors: list) -> list:
-        """Returns what `add_up` makes of tensors; called on every replica, with at least one."""
+        """Returns what `reduce` returns for tensors, at least one; called on every replica."""
         index = self.index()
         if index is None:
-            raise RuntimeError("exchange is called on replicas alone")
+            raise RuntimeError("exchange is called on replicas only")
         return self._running[index].exchange(tensors)
 
 
 class _Thread:
-    """One replica's function, which stops wherever it exchanges sums."""
+    """One replica's function, which pauses wherever it exchanges sums."""
 
     def __init__(self, fn: ReplicaFn, index: int, device: str) -> None:
         self.result: Any = None
@@ -92,7 +92,7 @@ class _Thread:
         self.thread.start()
 
     def advance(self) -> list:
-        """Runs on to the next exchange and returns its tensors; none at the end."""
+        """Continues to the next exchange and returns its tensors; none at the end."""
         self._go.release()
         self._paused.acquire()
         if self._error is not None:
@@ -100,7 +100,7 @@ class _Thread:
         return self._asked
 
     def exchange(self, tensors: list) -> list:
-        """Pauses the replica until the sums are there; called in its thread."""
+        """Pauses the replica until the sums exist; called in its thread."""
         self._asked = tensors
         self._paused.release()
         self._go.acquire()
@@ -109,7 +109,7 @@ class _Thread:
         return self.reply
 
     def close(self) -> None:
-        """Ends a thread that waits for replicas that will not come."""
+        """Ends a thread that waits for replicas that failed."""
         self._closing = True
         self._go.release()
         self.thread.join()

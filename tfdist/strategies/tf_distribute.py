@@ -1,4 +1,4 @@
-"""What the strategies that stand on a `tf.distribute.Strategy` share."""
+"""Strategies on top of a `tf.distribute.Strategy`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import batches, copies
+from tfdist.groups.base import ProcessGroup
+from tfdist.groups.fusion import by_dtype, fused
+from tfdist.groups.wire_dtypes import wire_dtype
+from tfdist.strategies import batches
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.collectives.fusion import by_dtype, fused
-from tfdist.strategies.collectives.wire_dtypes import wire_dtype
+from tfdist.strategies.mirrored_variables import on_device, read_local, sync
 from tfdist.upstream.tensorflow_data import OnDevices
 
 
 class TFDistribute(Strategy):
-    """Replicas in one process, run by a `tf.distribute.Strategy`, each over its own `copies`.
+    """Replicas of one process run by a `tf.distribute.Strategy`, each with `mirrored_variables`.
 
-    Variables are never made in TensorFlow's scope: a model with its distributed variables, and an
-    optimizer that reduces by itself, would be no plain ones to anybody else.
+    Variables are never created in TensorFlow's scope: with its distributed variables, and an
+    optimizer that reduces by itself, the model would not be a plain Keras model for others.
 
     Args:
-        devices: Of this process, one a replica.
-        tf_strategy: Made for these devices.
-        prefetch_to_device: Whether shares are copied to their devices ahead of the step; None:
-            where the devices are GPUs (on CPUs the copy only costs).
+        devices: The devices of this process, one for each replica.
+        tf_strategy: TensorFlow's strategy for these devices.
+        prefetch_to_device: Whether per-replica batches are copied to their devices ahead of the
+            step; None: if the devices are GPUs (on CPUs the copy has no benefit).
+        group: The processes that train together; None: this process alone.
     """
 
     default_cpus = 2
@@ -36,11 +39,12 @@ class TFDistribute(Strategy):
         devices: Sequence[str],
         tf_strategy: tf.distribute.Strategy,
         prefetch_to_device: bool | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
-        self.devices = list(devices)
+        super().__init__(devices, group)
         self.tf_strategy = tf_strategy
         self._places = list(tf_strategy.extended.worker_devices)
-        # Where each replica's copies are; the first has the variables themselves.
+        # Where each replica's copies are; the first replica has the variables themselves.
         others = self._places[1:]
         self._copies = ["", *(others if self.has_local_variables else [""] * len(others))]
         self._prefetch = (
@@ -48,11 +52,11 @@ class TFDistribute(Strategy):
         )
 
     def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
-        copies.make_equal(variables, [device for device in self._copies if device])
+        sync(variables, [device for device in self._copies if device])
 
     @property
     def _is_handed_out(self) -> bool:
-        """Whether shares are copied to their devices ahead; one replica has no shares."""
+        """Whether per-replica batches are copied to their devices ahead; not with one replica."""
         return self._prefetch and self.num_replicas > 1
 
     def distribute(
@@ -84,15 +88,15 @@ class TFDistribute(Strategy):
             context = tf.distribute.get_replica_context()
             number = int(tf.get_static_value(context.replica_id_in_sync_group))
             index = number - self.first_replica
-            with copies.on(self._copies[index]):
+            with on_device(self._copies[index]):
                 return fn(index)
 
-        with copies.found():
+        with read_local():
             return self.tf_strategy.run(on_replica)
 
     def local_results(self, results: Any) -> list[Any]:
         by_replica = [self.tf_strategy.experimental_local_results(r) for r in _leaves(results)]
-        # What is the same object on all replicas comes back as one.
+        # An object that all replicas share is returned once.
         return [
             tf.nest.pack_sequence_as(results, [leaf[i if leaf[1:] else 0] for leaf in by_replica])
             for i in range(len(self.devices))
@@ -100,9 +104,12 @@ class TFDistribute(Strategy):
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
         returned = []
-        with copies.found():
+        with read_local():
             for index, result in enumerate(self.local_results(results)):
-                with tf.device(self._places[index]), copies.on(self._copies[index]):
+                with (
+                    tf.device(self._places[index]),
+                    on_device(self._copies[index]),
+                ):
                     returned.append(fn(result))
         return returned
 
@@ -127,8 +134,8 @@ class TFDistribute(Strategy):
 
         @tf.custom_gradient
         def summed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
-            # Stopped, or TensorFlow looks for variables in all that led to the sums, on all
-            # replicas, at each exchange again: a network's first step took quadratic time.
+            # Without the stop TensorFlow looks for variables in everything that led to the sums,
+            # on all replicas, again at each exchange: the first step took quadratic time.
             sums = context.all_reduce(op, [tf.stop_gradient(tensor) for tensor in tensors])
             gradient = functools.partial(self._exchange, context, op)
             return [tf.stop_gradient(s) for s in sums], lambda *upstream: gradient([*upstream])
@@ -142,5 +149,5 @@ def _cast(tensor: Any, dtype: tf.DType) -> Any:
 
 
 def _leaves(structure: Any) -> list[Any]:
-    """Leaves, where a value per replica (a composite tensor itself) is one."""
+    """Returns the leaves; a per-replica value, itself a composite tensor, is one leaf."""
     return tf.nest.flatten(structure, expand_composites=False)

@@ -1,7 +1,7 @@
 """Towers: data parallelism written out, without `tf.distribute`.
 
-One graph a device, all over the same variables, and sums taken on a parameter device: what the
-other strategies automate. The towers are built in turns; what runs is one graph with R of them.
+There is one graph per device, all on the same variables, and sums are computed on a parameter
+device. Other strategies automate this. Read this module to learn how a strategy works.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.devices import resolve
+from tfdist.groups.fusion import fused, local_sum
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.collectives.fusion import fused
-from tfdist.strategies.collectives.local_sum import local_sum
 from tfdist.strategies.replica_threads import ReplicaThreads
 
 
@@ -23,8 +22,8 @@ class Towers(Strategy):
     """Synchronous replicas over shared variables.
 
     Args:
-        devices: As `tfdist.devices.resolve` takes them; one tower on each.
-        parameter_device: Holds the variables, averages the gradients and applies them.
+        devices: As for `tfdist.devices.resolve`; one tower on each.
+        parameter_device: Holds the variables, sums the gradients and applies them.
 
     Raises:
         DeviceError: A device that does not exist.
@@ -39,7 +38,7 @@ class Towers(Strategy):
         devices: int | str | Sequence[str] | None = None,
         parameter_device: str = "CPU:0",
     ) -> None:
-        self.devices = resolve(devices, self.default_cpus)
+        super().__init__(resolve(devices, self.default_cpus))
         (self.parameter_device,) = resolve([parameter_device], self.default_cpus)
         self._threads = ReplicaThreads()
 
@@ -52,12 +51,12 @@ class Towers(Strategy):
             yield
 
     def run(self, fn: ReplicaFn) -> list[Any]:
-        return self._threads.run(fn, self.devices, self._add_up)
+        return self._threads.run(fn, self.devices, self._sum)
 
-    def _add_up(self, asked: list[list]) -> list:
+    def _sum(self, terms_by_tower: list[list]) -> list:
         """Sums over the towers, tensor by tensor, on the parameter device."""
         with tf.device(self.parameter_device):
-            return [local_sum(tensors) for tensors in zip(*asked, strict=True)]
+            return [local_sum(terms) for terms in zip(*terms_by_tower, strict=True)]
 
     def local_results(self, results: list[Any]) -> list[Any]:
         return results

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
-from tfdist.strategies import copies
+from tfdist.strategies import mirrored_variables
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer
 from tfdist.verify.report import Verdict
@@ -102,7 +102,7 @@ def _train(
 
 def _fingerprint(model: keras.Model) -> float:
     """Returns a checksum of the weights; -1 if copies in this process differ."""
-    of_devices = [[w.value, *copies.of(w.value).values()] for w in model.weights]
+    of_devices = [[w.value, *mirrored_variables.copies_of(w.value).values()] for w in model.weights]
     prints = {
         zlib.crc32(b"".join(w.numpy().tobytes() for w in weights))
         for weights in zip(*of_devices, strict=True)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.loops.data_handler import DataHandler
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.one_device import OneDevice
 
 NUM_ROWS, BATCH = 12, 4
 
@@ -86,12 +86,12 @@ def test_a_training_that_goes_on_begins_as_many_passes(looks: tuple[int, ...]) -
         iter(data)  # as `EpochIterator._enumerate_iterator` does after each epoch
     state: dict[str, Any] | None = None
     for number in range(4):  # each epoch by a process of its own
-        feed = DataHandler(Strategy(), shuffled(), training=True)
+        feed = DataHandler(OneDevice(), shuffled(), training=True)
         if number in looks:
             tf.nest.map_structure(np.testing.assert_array_equal, feed.first_batch(), wanted[0][0])
         if state is not None:
             feed.restore(state)
-        batches = [Strategy().unpack(element).shares[0].rows for element in feed.begin_epoch()]
+        batches = [OneDevice().unpack(element).shares[0].rows for element in feed.begin_epoch()]
         feed.end_epoch(len(batches), exhausted=False)
         tf.nest.map_structure(np.testing.assert_array_equal, batches, wanted[number])
         state = feed.state(0)

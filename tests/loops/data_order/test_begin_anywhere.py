@@ -17,7 +17,7 @@ import pipelines
 from tests.support import numbers
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.loops.data_handler import DataHandler
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.one_device import OneDevice
 from tfdist.upstream import keras_data
 
 ROWS = np.arange(20)
@@ -95,7 +95,7 @@ def go_through(feed: DataHandler, position: int = 0) -> Iterator[tuple[int, list
         step = position - 10 * epoch if epoch == first else 0
         iterator = feed.begin_epoch(step)
         while step < 10:
-            (share,) = Strategy().unpack(next(iterator)).shares
+            (share,) = OneDevice().unpack(next(iterator)).shares
             step += 1
             yield epoch * 10 + step, np.ravel(share.rows).tolist()
         feed.end_epoch(step, exhausted=False)
@@ -128,7 +128,7 @@ def test_places_to_go_on_from(
     keras.utils.set_random_seed(4)
     if not seeded:
         monkeypatch.setattr(keras_data, "seed_of_process", lambda: None)
-    feed, rows, states = DataHandler(Strategy(), make(), training=True, **options), [], {}
+    feed, rows, states = DataHandler(OneDevice(), make(), training=True, **options), [], {}
     for position, found in go_through(feed):
         rows.append(found)
         if position in places:
@@ -136,7 +136,7 @@ def test_places_to_go_on_from(
             states[position] = through_files(feed.state(step), tmp_path / str(position))
     assert len(states) == len(places)
     for position, state in states.items():
-        again = DataHandler(Strategy(), make(), training=True, **options)
+        again = DataHandler(OneDevice(), make(), training=True, **options)
         again.restore(state)
         rest = [found for _, found in go_through(again, position)]
         assert rest == rows[position:], position
@@ -144,7 +144,7 @@ def test_places_to_go_on_from(
 
 def test_unseeded_arrays_have_another_order_in_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_data, "seed_of_process", lambda: None)
-    feed = DataHandler(Strategy(), ROWS, batch_size=BATCH, shuffle=True)
+    feed = DataHandler(OneDevice(), ROWS, batch_size=BATCH, shuffle=True)
     rows = [found for _, found in go_through(feed)]
     orders = [[*itertools.chain(*rows[begin : begin + 10])] for begin in (0, 10, 20)]
     assert [sorted(order) for order in orders] == [ROWS.tolist()] * 3
@@ -155,5 +155,5 @@ def test_seeded_arrays_have_the_order_that_keras_gives_them() -> None:
     keras.utils.set_random_seed(4)
     adapter = keras_data.data_adapter(ROWS, batch_size=BATCH, shuffle=True)
     wanted = [np.ravel(batch).tolist() for batch in adapter.get_tf_dataset()]
-    feed = DataHandler(Strategy(), ROWS, batch_size=BATCH, shuffle=True)
+    feed = DataHandler(OneDevice(), ROWS, batch_size=BATCH, shuffle=True)
     assert [found for _, found in go_through(feed)] == wanted * 3

@@ -25,9 +25,11 @@ from tests.support import hands
 from tests.support.training import FIT, assert_close, build, reference, steps
 from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError
-from tfdist.strategies.parameter_server import embedding_rows
-from tfdist.strategies.parameter_server.atomic_adds import atomic_adds
-from tfdist.strategies.parameter_server.strategy import ParameterServer
+from tfdist.strategies.parameter_server.strategy import (
+    ParameterServer,
+    atomic_adds,
+    fetch_rows_only,
+)
 
 SECONDS = 300.0
 EPOCHS, BATCHES = 3, 40
@@ -290,7 +292,7 @@ def test_only_rows_of_a_table_are_read() -> None:
         return found, tape.gradient(found, table.weights[0].value)
 
     indices = tf.constant([[1, -1], [4, 1]])
-    with embedding_rows.sent_alone():
+    with fetch_rows_only():
         kinds = operations(look_up, indices)
     assert "ResourceGather" in kinds
     assert "ReadVariableOp" not in kinds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfdist.strategies.pipeline import bubble
+from tfdist.strategies.pipeline.schedule import micro_batches_in_memory
 
 
 @pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 3), (2, 1), (2, 8), (4, 16)])
@@ -26,6 +27,6 @@ def test_the_dearest_stage_sets_the_pace() -> None:
 
 
 def test_what_is_kept() -> None:
-    assert bubble.in_memory(3, 8, "gpipe") == [8, 8, 8]
-    assert bubble.in_memory(3, 8, "1f1b") == [3, 2, 1]
-    assert bubble.in_memory(3, 2, "1f1b") == [2, 2, 1]
+    assert micro_batches_in_memory(3, 8, "gpipe") == [8, 8, 8]
+    assert micro_batches_in_memory(3, 8, "1f1b") == [3, 2, 1]
+    assert micro_batches_in_memory(3, 2, "1f1b") == [2, 2, 1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.strategies.pipeline.cut import cut, places
+from tfdist.strategies.pipeline.stages import balanced_cuts, cut_places
 
 
 def dearest(costs: list[list[int]], where: tuple[int, ...] | list[int]) -> int:
@@ -23,7 +23,7 @@ def test_no_other_cut_is_better(first: list[int], data: st.DataObject) -> None:
     num_runs = data.draw(st.integers(1, len(allowed) + 1))
     in_each = st.lists(st.integers(0, 20), min_size=len(first), max_size=len(first))
     costs = [first, *(data.draw(in_each) for _ in range(num_runs - 1))]
-    found = cut(costs, allowed)
+    found = balanced_cuts(costs, allowed)
     assert found == sorted(found)
     assert set(found) <= set(allowed)
     ways = itertools.combinations(allowed, num_runs - 1)
@@ -31,7 +31,7 @@ def test_no_other_cut_is_better(first: list[int], data: st.DataObject) -> None:
 
 
 def test_what_stays_together_is_not_cut() -> None:
-    assert places(6, [(1, 3), (3, 4)]) == [1, 5]
-    assert places(1, []) == []
+    assert cut_places(6, [(1, 3), (3, 4)]) == [1, 5]
+    assert cut_places(1, []) == []
     with pytest.raises(ValueError, match="3 runs need 2 cuts, of 1 places"):
-        cut([[1, 1, 1]] * 3, [2])
+        balanced_cuts([[1, 1, 1]] * 3, [2])

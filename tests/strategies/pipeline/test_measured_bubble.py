@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tests.support.training import FIT, build
 from tfdist.strategies import clock
-from tfdist.strategies.pipeline import bubble, measured_bubble, timeline
-from tfdist.strategies.pipeline.measured_bubble import MeasuredBubble
-from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline import bubble, schedule
+from tfdist.strategies.pipeline.bubble import MeasuredBubble
+from tfdist.strategies.pipeline.schedule import Order
 from tfdist.strategies.pipeline.strategy import Pipeline
 from tfdist.trainer import Trainer
 
@@ -26,8 +26,8 @@ def test_of_turns_as_they_are_planned_it_is_what_the_plan_leaves(
     order: str, shares: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     micro_batches = 8
-    planned = timeline.turns(shares, micro_batches, order)
-    monkeypatch.setattr(measured_bubble, "_when", lambda tensors: tensors[-1])
+    planned = schedule.turns(shares, micro_batches, order)
+    monkeypatch.setattr(bubble, "_time_of", lambda tensors: tensors[-1])
     traced: Any = create_autospec(Order, instance=True)
     traced.turns.return_value = {
         (own.stage, own.micro_batch, own.back): [tf.constant(own.end, tf.float64)]
@@ -66,7 +66,7 @@ def test_a_training_tells_it_and_an_evaluation_adds_nothing() -> None:
 def test_where_operations_are_deterministic_the_clock_is_one_that_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (clock, measured_bubble):
+    for module in (clock, bubble):
         monkeypatch.setattr(module, "computes_in_one_order", lambda: True)
     monkeypatch.delattr(tf, "timestamp")  # refused there
     read = create_autospec(time.monotonic, side_effect=itertools.count(1.0))

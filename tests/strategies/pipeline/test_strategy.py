@@ -14,7 +14,7 @@ from tests.support.case import compiled
 from tests.support.training import X, Y, assert_same_weights
 from tfdist.errors import ConfigurationError, DataError
 from tfdist.strategies import create
-from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.schedule import Order
 from tfdist.strategies.pipeline.strategy import Pipeline
 
 
@@ -61,9 +61,11 @@ def test_numbers_and_places(order: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_table_says_what_runs() -> None:
     said = Pipeline(2, micro_batches=6, order="1f1b").describe()
-    assert said["stages"] == "2, cut when the shapes of the data are known"
+    assert said["stages"] == "2, split when the shapes of the data are known"
     assert said["micro-batches"] == "6, 1f1b; a stage keeps 2, 1"
-    assert said["bubble"].startswith("14% of the devices' time where stages cost the same: 1.71 ")
+    assert said["bubble"].startswith(
+        "14% of the devices' time if stages cost the same: at most 1.71 "
+    )
     trainer = tfdist.Trainer(build, strategy=Pipeline(2, cut_at=["first"]))
     assert trainer.describe()["stage 0"] == "first .. first: 30 parameters (24%), on CPU:0"
 

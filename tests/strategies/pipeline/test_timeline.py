@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.case import mlp
 from tfdist.strategies.pipeline import bubble
+from tfdist.strategies.pipeline.schedule import draw_timeline, turns
 from tfdist.strategies.pipeline.stages import Costs, into_stages
-from tfdist.strategies.pipeline.timeline import draw, turns
 
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
@@ -34,5 +34,5 @@ def test_it_is_as_long_as_the_formula_says(
 def test_picture(tmp_path: Path) -> None:
     stages = into_stages(mlp(), 2, costs=Costs("time", [[3.0, 1.0]] * 2))
     assert stages.shares() == [0.75, 0.25]
-    draw(stages, 4, "1f1b", tmp_path / "stages.png")
+    draw_timeline(stages, 4, "1f1b", tmp_path / "stages.png")
     assert (tmp_path / "stages.png").stat().st_size > 1000

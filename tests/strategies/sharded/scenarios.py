@@ -13,9 +13,9 @@ from tests.processes import chief_callbacks
 from tests.support.case import compiled
 from tests.support.training import FIT, X, build
 from tfdist.errors import ClusterError
+from tfdist.groups import traffic
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.collectives import traffic
-from tfdist.strategies.sharded.held import by_device
+from tfdist.strategies.sharded.plan import bytes_by_device
 from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
 
@@ -35,7 +35,7 @@ def run(folder: str) -> dict[str, Any]:
         "alone": rank_0_works_alone(strategy, Path(folder, "model.keras")),
         "told": rank_1_reads_alone(strategy),
         "sent": [sent(strategy, precision) for precision in ("float32", "mixed_float16")],
-        "held": strategy.gather([sum(by_device(resumed.model.optimizer.variables).values())]),
+        "held": strategy.gather([sum(bytes_by_device(resumed.model.optimizer.variables).values())]),
     }
     if tfdist.is_chief():  # the others have nothing left to do
         resumed.model.save(Path(folder, "resumed.keras"))

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.sharded import elementwise
-from tfdist.strategies.sharded.division import OverDevices, sizes
+from tfdist.groups.base import shard_sizes
+from tfdist.strategies.sharded import plan
+from tfdist.strategies.sharded.division import OverDevices
 from tfdist.upstream.keras_optimizers import optimizers_of_one_device
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, divide, take_for
 
@@ -45,7 +46,7 @@ def updated(make: Callable[[], keras.optimizers.Optimizer], is_cut: bool) -> lis
     return [v.numpy() for v in (weight, *optimizer.variables)]
 
 
-@pytest.mark.parametrize("kind", elementwise.ELEMENTWISE)
+@pytest.mark.parametrize("kind", plan.ELEMENTWISE)
 def test_parts_come_to_what_the_whole_does(kind: Any) -> None:
     def make() -> keras.optimizers.Optimizer:
         common = {"learning_rate": 0.1, "weight_decay": 0.01, "use_ema": True}
@@ -66,11 +67,11 @@ def test_gradients_are_clipped_as_wholes(clipping: dict[str, float]) -> None:
 def test_optimizers_of_whole_matrices_cut_nothing() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     for kind in (keras.optimizers.Lamb, keras.optimizers.Muon, keras.optimizers.Adafactor):
-        assert "each element" in str(elementwise.why_whole(model, [kind()]))
+        assert "each element" in str(plan.reason_whole(model, [kind()]))
 
 
 def test_what_is_over_goes_to_the_first() -> None:
-    assert sizes(11, 4) == [3, 3, 3, 2]
+    assert shard_sizes(11, 4) == [3, 3, 3, 2]
 
 
 def test_a_part_is_known_by_the_weights_key() -> None:

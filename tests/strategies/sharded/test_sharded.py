@@ -15,7 +15,7 @@ import tfdist
 from tests.support.training import FIT, X, assert_close, build
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.strategies.sharded import plan
-from tfdist.strategies.sharded.held import by_device
+from tfdist.strategies.sharded.plan import bytes_by_device
 from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
 from tfdist.upstream.keras_variables import ShardedVariable
@@ -49,10 +49,10 @@ def test_each_device_holds_what_the_plan_says(stage: str) -> None:
     planned = plan.plan(model, [model.optimizer], strategy.devices, 64)
     wanted = planned.bytes_by_owner(strategy.devices, 3.0, stage != "parameters", False)
     trainer.fit(IDS, LABELS, batch_size=5, verbose=0)
-    held = by_device(model.trainable_variables + model.optimizer.variables)
+    held = bytes_by_device(model.trainable_variables + model.optimizer.variables)
     scalars = 8 + 4  # the count of steps and the learning rate
     assert held == {"CPU:0": wanted["CPU:0"] + scalars, "CPU:1": wanted["CPU:1"]}
-    assert described["split"].startswith("89.7% of 3,151 parameters cut in 2, the rest whole")
+    assert described["split"].startswith("89.7% of 3,151 parameters in 2 shards, the others whole")
     assert described["weights and optimizer state"].count("MB") == 2
 
 
@@ -73,7 +73,7 @@ def test_what_needs_whole_matrices_has_them_on_one_device_each(optimizer: Any) -
     alone = make()
     alone.fit(**FIT)
     assert_close(trainer.model.get_weights(), alone.get_weights())
-    held = by_device(trainer.model.trainable_variables)
+    held = bytes_by_device(trainer.model.trainable_variables)
     assert set(held) == {"CPU:0", "CPU:1"}
     assert "each element by itself" in trainer.describe()["split"]
 
@@ -85,7 +85,7 @@ def test_what_is_offloaded_is_on_the_host() -> None:
     alone.fit(**FIT)
     assert_close(trainer.model.get_weights(), alone.get_weights())
     cut = [v for v in trainer.model.optimizer.variables if isinstance(v, ShardedVariable)]
-    assert by_device(cut).keys() == {"CPU:0"}
+    assert bytes_by_device(cut).keys() == {"CPU:0"}
     assert "host" in trainer.describe()["offloaded"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.tensor_parallel import cuts, equation
+from tfdist.strategies.tensor_parallel import splits
 from tfdist.strategies.tensor_parallel.layout import Layout, layout
 from tfdist.strategies.tensor_parallel.rules import Rules
 from tfdist.strategies.tensor_parallel.strategy import TensorParallel
@@ -59,8 +59,8 @@ def test_what_cannot_be_split_stays_whole() -> None:
     model = keras.Model(inputs, layers.Dense(1)(hidden))
     found = layout(model, [], 2, None, 1)
     assert kinds(found) == ["row"] or [s.layer.name for s in found.splits] == []
-    assert not cuts.ways(layers.Dense(1), 2)  # not built
-    assert layout(model, [keras.optimizers.Lamb()], 2, None, 1).why_whole is not None
+    assert not splits.ways(layers.Dense(1), 2)  # not built
+    assert layout(model, [keras.optimizers.Lamb()], 2, None, 1).reason_whole is not None
 
 
 def test_rules_name_axes_of_weights() -> None:
@@ -91,5 +91,5 @@ def test_one_device_is_refused() -> None:
 def test_axes_of_an_equation(
     text: str, bias_axes: str | None, shape: tuple[int, ...], outputs: Any, inputs: Any
 ) -> None:
-    assert equation.output_axis(text, bias_axes, shape) == outputs
-    assert equation.input_axis(text, shape) == inputs
+    assert splits.output_axis(text, bias_axes, shape) == outputs
+    assert splits.input_axis(text, shape) == inputs

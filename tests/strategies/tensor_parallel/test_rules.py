@@ -38,7 +38,7 @@ def test_a_configuration_holds_the_rules_themselves(file: Path) -> None:
         ("a: [", "is no YAML; expected lines like"),
         ("- a", "holds no rules; expected lines like"),
         ("dense/kernel: model", "expected a valid list"),
-        ("'(': [null, model]", r"the rule '(' of a layout is no regular expression"),
+        ("'(': [null, model]", r"the rule '(' of a layout is not a regular expression"),
     ],
 )
 def test_what_is_no_file_of_rules(text: str | None, says: str, tmp_path: Path) -> None:

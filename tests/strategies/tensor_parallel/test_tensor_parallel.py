@@ -14,7 +14,7 @@ import tfdist
 from tests.support.training import assert_close
 from tfdist.errors import UnsupportedModelError
 from tfdist.models import alexnet
-from tfdist.strategies.sharded.held import by_device
+from tfdist.strategies.sharded.plan import bytes_by_device
 from tfdist.strategies.tensor_parallel.strategy import TensorParallel
 from tfdist.trainer import Trainer
 
@@ -56,7 +56,7 @@ def test_equals_one_device_and_is_whole_to_everybody(devices: int, tmp_path: Pat
     assert_close(trainer.model.get_weights(), plain.get_weights())
     state = zip(trainer.model.optimizer.variables, plain.optimizer.variables, strict=True)
     assert_close(*map(list, zip(*((a.numpy(), b.numpy()) for a, b in state), strict=True)))
-    held = by_device(trainer.model.trainable_variables)
+    held = bytes_by_device(trainer.model.trainable_variables)
     assert set(held) == {f"CPU:{i}" for i in range(devices)}
     assert max(held.values()) < 0.65 * sum(held.values())  # three heads, of which one has two
     trainer.model.save(tmp_path / "model.keras")

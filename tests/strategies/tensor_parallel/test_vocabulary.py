@@ -11,8 +11,8 @@ from keras import layers
 from tests.conformance import engines, results
 from tests.conformance.cases import CASES
 from tests.strategies.tensor_parallel.test_layout import kinds, planned
+from tfdist.strategies.tensor_parallel.calls import looked_up
 from tfdist.strategies.tensor_parallel.strategy import TensorParallel
-from tfdist.strategies.tensor_parallel.vocabulary import looked_up
 from tfdist.trainer import Trainer
 
 #: Ids of a batch's own, masked, clipped with others; positions, which all rounds look up alike.

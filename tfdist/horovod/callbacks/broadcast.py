@@ -8,10 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
+from tfdist.groups import agreement
 from tfdist.horovod.first_call import before_first_call, is_built
 from tfdist.horovod.ranks import rank, size, strategy
 from tfdist.step.state import offset
-from tfdist.strategies.collectives import same_variables
 from tfdist.upstream.keras_model import seeds_of
 
 
@@ -53,7 +53,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if not model.optimizer.built:  # Keras does that in the first step
             model.optimizer.build(model.trainable_variables)
         variables = self._shared(model.variables + model.optimizer.variables)
-        same_variables.broadcast_and_check(strategy(), variables, self.root_rank)
+        agreement.broadcast_and_check(strategy().group, variables, self.root_rank)
         for seed in self._shared(seeds_of(model)):
             seed.assign(seed + offset(seed, (rank() - self.root_rank) % size()))
 
@@ -64,7 +64,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if not self._checked:
             cure = "compile the model with tfdist.horovod.DistributedOptimizer(optimizer)."
             variables = self._shared(self.model.trainable_variables)
-            same_variables.check_values(strategy(), variables, cure)
+            agreement.check_values(strategy().group, variables, cure)
             self._checked = True
 
     def _check_steps(self) -> None:

@@ -1,1 +1,1 @@
-"""Asynchronous training: servers hold the variables, workers change them at their own pace."""
+"""Asynchronous training: servers hold the variables, workers update them at their own pace."""

@@ -1,7 +1,7 @@
-"""Parameter servers: workers train asynchronously over variables that servers hold.
+"""Parameter servers: workers train asynchronously on variables that servers hold.
 
 On `tf.distribute.ParameterServerStrategy` and its `ClusterCoordinator`. One process, the chief,
-runs the script; workers and servers do what it says.
+runs the script; workers and servers do what it tells them.
 """
 
 from __future__ import annotations
@@ -9,52 +9,51 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError
 from tfdist.strategies import inner_loop
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.parameter_server import embedding_rows, processes
-from tfdist.strategies.parameter_server import loop as ps_loop
-from tfdist.strategies.parameter_server.atomic_adds import atomic_adds
-from tfdist.strategies.parameter_server.ledger import Ledger
-from tfdist.strategies.parameter_server.tasks import find
-from tfdist.upstream import tensorflow
+from tfdist.strategies.parameter_server.cluster import connect, find_tasks
+from tfdist.strategies.parameter_server.loop import Ledger, asynchronous
+from tfdist.upstream import keras_model, tensorflow
+from tfdist.upstream.patching import replaced
 
 _SERVERS = "/job:ps/replica:0"  # in TensorFlow's names of devices
 
 
 class ParameterServer(Strategy):
-    """Asynchronous workers, each of which makes steps on global batches of its own.
+    """Asynchronous workers that each make steps on global batches of their own.
 
-    With one worker the numbers are those of one device. With several, gradients are of weights
-    that others may have changed meanwhile; counts and metrics stay exact. Evaluation and
-    prediction are the chief's.
+    With one worker the results match one device. With several, a gradient belongs to weights that
+    others may have changed meanwhile; counts and metrics stay exact. The chief evaluates and
+    predicts.
 
-    The cluster is TF_CONFIG's. In a process that none started it is made in line: workers and
-    servers are threads of the process.
+    TF_CONFIG defines the cluster. In a process that no launcher started, workers and servers are
+    threads of the process.
 
     Attributes:
         ledger: What the workers have done.
-        num_trainers: How many workers there are. `num_workers` counts the processes that run the
-            script together, which is the chief.
-        num_servers: How many parameter servers there are.
+        num_trainers: The number of workers. `num_workers` counts the processes that run the script,
+            which is the chief alone.
+        num_servers: The number of parameter servers.
 
     Args:
-        devices: How many workers an in-line cluster has; None: 2.
-        num_servers: How many parameter servers it has; None: 1. Variables go round the servers,
-            each to one.
-        partitioner: Refused, if any: Keras trains no variable that is cut into several.
+        devices: The number of workers of an in-process cluster; None: 2.
+        num_servers: The number of its parameter servers; None: 1. Each variable is on one server,
+            in turn.
+        partitioner: Refused: Keras trains no variable that is split into several.
 
     Raises:
-        ConfigurationError: Not a number, a number where TF_CONFIG has it, or another cluster than
-            the one this process is connected to.
+        ConfigurationError: An invalid number, a number that TF_CONFIG sets already, or another
+            cluster than the one this process is connected to.
         ClusterError: A cluster without a chief, worker or parameter server.
-        SystemExit: In a worker or server, once the chief is done.
+        SystemExit: In a worker or server, when the chief is done.
     """
 
     name = "parameter_server"
@@ -69,15 +68,15 @@ class ParameterServer(Strategy):
     ) -> None:
         if partitioner is not None:
             raise ConfigurationError(
-                "partitioner: Keras takes no gradient of a variable that is cut over servers. "
-                "Leave it out: of an Embedding only a batch's rows are sent; cut a table that no "
-                "server can hold into several Embedding layers."
+                "partitioner: Keras takes no gradient of a variable that is split over servers. "
+                "Leave it out: only the rows of a batch are sent of an Embedding. Split a table "
+                "that no server can hold into several Embedding layers."
             )
-        self.devices = ["CPU:0"]  # of a step: each worker makes whole ones by itself
-        tasks = find(cluster.current(), devices, num_servers)
-        self.tf_strategy = processes.connect(tasks)
+        super().__init__(["CPU:0"])  # of a step: each worker makes whole steps by itself
+        tasks = find_tasks(cluster.current(), devices, num_servers)
+        self.tf_strategy = connect(tasks)
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
-        # In a notebook TensorFlow tells each wait of it, and its end when nobody can hear any more.
+        # In a notebook TensorFlow would log each wait, and its end when output is closed already.
         tf.get_logger().setLevel(max(tf.get_logger().level, logging.WARNING))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
         self._next_server = itertools.cycle(range(self.num_servers))
@@ -86,13 +85,13 @@ class ParameterServer(Strategy):
         self.writes_alone = self.num_trainers == 1
         if not self.writes_alone:
             self.inexact = {
-                "asynchronous workers": "a gradient is of weights that others may have changed "
-                "since; what is no sum (moving statistics) is that of the last to write"
+                "asynchronous workers": "a gradient may belong to weights that others have changed "
+                "since; moving statistics are those of the last worker that wrote"
             }
 
     @property
     def first_replica(self) -> Any:
-        """A number of its own for each step, so that no two workers draw the same mask."""
+        """A different number for each step, so that no two workers draw the same mask."""
         return 0 if self.writes_alone else self.ledger.ticket
 
     def describe(self) -> dict[str, str]:
@@ -112,7 +111,7 @@ class ParameterServer(Strategy):
             yield
 
     def _on_server(self, next_creator: Callable[..., Any], **options: Any) -> Any:
-        """Makes a variable on the next server; an optimizer's is with the weight that it is for."""
+        """Creates a variable on the next server; optimizer state is with its weight."""
         if _SERVERS in tensorflow.current_device():
             return next_creator(**options)
         with tf.device(f"{_SERVERS}/task:{next(self._next_server)}/device:CPU:0"):
@@ -126,13 +125,19 @@ class ParameterServer(Strategy):
         steps = max((o.gradient_accumulation_steps or 0 for o in inner), default=0)
         if steps and not self.writes_alone:
             raise ConfigurationError(
-                f"gradient_accumulation_steps={steps} counts batches "
-                "that asynchronous workers would mix up: use accumulate in the Trainer."
+                f"gradient_accumulation_steps={steps} counts batches, which asynchronous workers "
+                "would mix: use accumulate in the Trainer."
             )
 
     def run(self, fn: ReplicaFn) -> Any:
-        with embedding_rows.sent_alone():
+        with fetch_rows_only():
             return fn(0)
+
+    def local_results(self, results: Any) -> list[Any]:
+        return [results]
+
+    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+        return tensors
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
         with atomic_adds():
@@ -147,9 +152,7 @@ class ParameterServer(Strategy):
     ) -> inner_loop.LoopFn:
         if eager or not step.training:
             return super().compile(step, eager, may_end, own_rows)
-        return ps_loop.asynchronous(
-            self.unpack, step, self.ledger, self._coordinator, self.num_trainers
-        )
+        return asynchronous(self.unpack, step, self.ledger, self._coordinator, self.num_trainers)
 
     def join(self) -> None:
         self._coordinator.join()
@@ -159,8 +162,46 @@ class ParameterServer(Strategy):
         try:
             yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            # The coordinator takes care of a worker itself, so it is a server's.
+            # The coordinator handles lost workers itself, so a server is lost.
             raise ClusterError(
                 f"A parameter server and its variables are gone ({str(error).splitlines()[0]}): "
-                "start the cluster again; a checkpoint goes on from the last one saved."
+                "start the cluster again to resume from the last checkpoint."
             ) from error
+
+
+@contextmanager
+def atomic_adds() -> Iterator[None]:
+    """A context in which `assign_add` and `assign_sub` of Keras's variables are atomic.
+
+    Keras reads, adds and writes, so that what others add in between is lost: of 200 steps by two
+    workers `optimizer.iterations` counted 175.
+    """
+
+    def assign_add(self: Any, value: Any) -> Any:
+        return self.value.assign_add(tf.cast(value, self.value.dtype))
+
+    def assign_sub(self: Any, value: Any) -> Any:
+        return self.value.assign_sub(tf.cast(value, self.value.dtype))
+
+    with (
+        replaced(keras.Variable, "assign_add", assign_add),
+        replaced(keras.Variable, "assign_sub", assign_sub),
+    ):
+        yield
+
+
+def fetch_rows_only() -> AbstractContextManager[None]:
+    """Returns a context in which `keras.layers.Embedding` fetches the rows of a batch only.
+
+    Keras reads the whole variable first, which would be sent over the network for every batch.
+    """
+    return keras_model.rows_taken_by(_take)
+
+
+def _take(take: Any, x: Any, indices: Any, axis: int | None = None) -> tf.Tensor:
+    is_table = isinstance(x, keras.Variable) and axis == 0 and isinstance(indices, tf.Tensor)
+    # If this forward pass has assigned to the variable, no server has the new value.
+    if not is_table or keras_model.value_in_scope(x) is not None:
+        return take(x, indices, axis)
+    rows = tf.where(indices < 0, indices + x.shape[0], indices)  # as Keras does
+    return keras_model.rows_of(x, rows)

@@ -1,1 +1,1 @@
-"""Pipeline parallelism: the layers of a model over the devices of a process, in stages."""
+"""Pipeline parallelism: the layers of a model in stages, each stage on its own device."""

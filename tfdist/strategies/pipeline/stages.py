@@ -1,25 +1,25 @@
-"""The stages of a model: which operation is in which, and what that comes to."""
+"""Splits a model into pipeline stages: the calls of a forward pass, in consecutive runs."""
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import keras
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError, did_you_mean
-from tfdist.strategies.pipeline import calls
-from tfdist.strategies.pipeline.cut import cut, places
+from tfdist.upstream.keras_graph import operations_called_by
 
 
 class Costs(NamedTuple):
-    """What was found out about the calls of a model.
+    """What the calls of a model cost.
 
     Attributes:
-        of: `"time"`: in seconds; `"memory"`: in bytes.
-        by_stage: Of each call, were it in that stage.
+        of: `"time"` in seconds, or `"memory"` in bytes.
+        by_stage: For each stage, the cost of every call if it were in that stage.
     """
 
     of: str
@@ -27,13 +27,13 @@ class Costs(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """A model cut into stages.
+    """A model split into stages.
 
     Attributes:
-        operations: Of each call of a forward pass, in order.
-        numbers: The stage of each, from 0.
-        num_stages: How many there are.
-        costs: Of the calls, where they were measured.
+        operations: The operation of each call of a forward pass, in order.
+        numbers: The stage of each call, from 0.
+        num_stages: The number of stages.
+        costs: Costs of the calls, if they were measured.
     """
 
     operations: list[keras.Operation]
@@ -42,23 +42,23 @@ class Stages(NamedTuple):
     costs: Costs | None = None
 
     def weights(self) -> list[list[keras.Variable]]:
-        """Returns the variables of each stage, each once."""
+        """Returns the variables of each stage, each variable once."""
         found: list[dict[int, keras.Variable]] = [{} for _ in range(self.num_stages)]
         for operation, number in zip(self.operations, self.numbers, strict=True):
             found[number] |= {id(v): v for v in getattr(operation, "variables", [])}
         return [list(own.values()) for own in found]
 
     def num_parameters(self) -> list[int]:
-        """Returns how many numbers the variables of each stage have."""
+        """Returns the number of elements of each stage's variables."""
         return [sum(math.prod(v.shape) for v in own) for own in self.weights()]
 
     def shares(self) -> list[float] | None:
-        """Returns the share of each stage in the time of one device, where that was measured."""
+        """Returns each stage's share of the time of one device; None if it was not measured."""
         taken = self._sums("time")
         return taken and [own / sum(taken) for own in taken]
 
     def num_bytes(self) -> list[float] | None:
-        """Returns what each stage holds at most, where that was found out."""
+        """Returns the largest number of bytes that each stage holds; None if not estimated."""
         return self._sums("memory")
 
     def _sums(self, of: str) -> list[float] | None:
@@ -70,7 +70,7 @@ class Stages(NamedTuple):
         return by_stage
 
     def ends(self) -> list[tuple[str, str]]:
-        """Returns the names of the first and of the last operation of each stage."""
+        """Returns the names of the first and the last operation of each stage."""
         named: dict[int, list[str]] = {}
         for operation, number in zip(self.operations, self.numbers, strict=True):
             named.setdefault(number, []).append(operation.name)
@@ -83,38 +83,99 @@ def into_stages(
     cut_at: Sequence[str] = (),
     costs: Costs | None = None,
 ) -> Stages:
-    """Cuts a model.
+    """Splits a model into stages.
 
     Args:
-        model: Built.
-        num_stages: Into how many.
-        cut_at: Names of the layers behind which to cut; none: where it is balanced best.
-        costs: Of the calls, to balance; None: the numbers of their weights.
+        model: A built model.
+        num_stages: The number of stages.
+        cut_at: Names of the layers after which a stage ends; empty: choose balanced stages.
+        costs: Costs to balance; None: balance the number of parameters.
 
     Raises:
-        UnsupportedModelError: There are too few places to cut, or a layer would be in two stages.
-        ConfigurationError: A name that no layer has.
+        UnsupportedModelError: The model has too few places to split, or one layer would be in two
+            stages.
+        ConfigurationError: No layer has a name of `cut_at`, or they are out of order.
     """
-    calls.check_steps(model)
-    operations = calls.of_model(model)
-    shared = calls.repeated(operations)
-    allowed = places(len(operations), [(first, last) for first, last, _ in shared])
+    check_no_custom_step(model)
+    operations = calls_of_model(model)
+    shared = shared_spans(operations)
+    allowed = cut_places(len(operations), [(first, last) for first, last, _ in shared])
     if cut_at:
-        where = [_behind(operations, name, shared) for name in cut_at]
+        where = [_place_after(operations, name, shared) for name in cut_at]
         if sorted(set(where)) != where:
             raise ConfigurationError(
                 f"cut_at={','.join(cut_at)}: expected the layers in the order in which the model "
                 "calls them, each once."
             )
     else:
-        _check_room(operations, num_stages, allowed, shared)
-        where = cut(costs.by_stage if costs else [_sizes(operations)] * num_stages, allowed)
+        _check_enough_places(operations, num_stages, allowed, shared)
+        costs_by_stage = costs.by_stage if costs else [_num_elements(operations)] * num_stages
+        where = balanced_cuts(costs_by_stage, allowed)
     numbers = [bisect.bisect_right(where, place) for place in range(len(operations))]
     return Stages(operations, numbers, num_stages, costs)
 
 
-def _sizes(operations: Sequence[keras.Operation]) -> list[float]:
-    """Numbers in the weights of each call, where a weight counts once; and 1 for the call."""
+# ---- the calls of a model ----
+
+
+def calls_of_model(model: keras.Model) -> list[keras.Operation]:
+    """Returns the operation of each call of a forward pass, including those of nested models.
+
+    A nested model that runs its own code counts as one operation, in one stage.
+
+    Raises:
+        UnsupportedModelError: The model itself runs its own code.
+    """
+    called = operations_called_by(model)
+    if called is None:
+        raise UnsupportedModelError(
+            "strategy 'pipeline' splits Functional and Sequential models, but "
+            f"{type(model).__name__} is called by code of its own: build it with "
+            "keras.Model(inputs, outputs), or use strategy 'mirrored'."
+        )
+    found: list[keras.Operation] = []
+    for operation in called:
+        if isinstance(operation, keras.Model) and operations_called_by(operation) is not None:
+            found += calls_of_model(operation)
+        else:
+            found.append(operation)
+    return found
+
+
+def check_no_custom_step(model: keras.Model) -> None:
+    """Refuses a model whose class overrides a step.
+
+    Raises:
+        UnsupportedModelError: The class overrides `train_step` or `test_step`.
+    """
+    for name in ("train_step", "test_step"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise UnsupportedModelError(
+                "strategy 'pipeline' orders the forward and backward passes of its stages itself, "
+                f"but {type(model).__name__}.{name} is a custom step: override compute_loss "
+                "instead, or use strategy 'mirrored'."
+            )
+
+
+def shared_spans(calls: list[keras.Operation]) -> list[tuple[int, int, str]]:
+    """Returns the spans of calls that have to stay in one stage.
+
+    These are calls of the same layer, or of layers that share a weight.
+
+    Returns:
+        The first and the last call of each span, and the name of what they share.
+    """
+    seen: dict[int, tuple[int, int, str]] = {}
+    for place, operation in enumerate(calls):
+        shared = [(id(v), v.path) for v in getattr(operation, "variables", [])]
+        for key, name in shared or [(id(operation), operation.name)]:
+            first, _, known = seen.get(key, (place, place, name))
+            seen[key] = (first, place, known)
+    return [span for span in seen.values() if span[0] < span[1]]
+
+
+def _num_elements(operations: Sequence[keras.Operation]) -> list[float]:
+    """Returns the elements of each call's weights, plus 1; a shared weight counts once."""
     seen: set[int] = set()
     sizes = []
     for operation in operations:
@@ -124,7 +185,56 @@ def _sizes(operations: Sequence[keras.Operation]) -> list[float]:
     return sizes
 
 
-def _check_room(
+# ---- where to cut ----
+
+
+def cut_places(length: int, spans: Iterable[tuple[int, int]]) -> list[int]:
+    """Returns the places where a chain may be cut, each the index of the first element after it.
+
+    Args:
+        length: The length of the chain.
+        spans: First and last element of each span that has to stay together.
+    """
+    closed = {place for first, last in spans for place in range(first + 1, last + 1)}
+    return [place for place in range(1, length) if place not in closed]
+
+
+def balanced_cuts(costs: Sequence[Sequence[float]], allowed: Sequence[int]) -> list[int]:
+    """Returns the cuts of a chain into runs that minimize the cost of the most expensive run.
+
+    This is the recurrence of the linear partition problem (Skiena, "The Algorithm Design Manual",
+    section 8.5).
+
+    Args:
+        costs: For each run, the non-negative cost of every element if it were in that run.
+        allowed: Places where a cut is allowed, ascending.
+
+    Raises:
+        ValueError: There are fewer places than cuts.
+    """
+    num_runs = len(costs)
+    if len(allowed) < num_runs - 1:
+        raise ValueError(f"{num_runs} runs need {num_runs - 1} cuts, of {len(allowed)} places")
+    ends = [0, *allowed, len(costs[0])]
+    first = [0.0, *itertools.accumulate(costs[0])]
+    # By index into `ends`: the most expensive run up to there, and the cuts before.
+    best: list[tuple[float, list[int]]] = [(first[end], []) for end in ends]
+    for run, own in enumerate(costs[1:], 1):
+        sums = [0.0, *itertools.accumulate(own)]
+        best = [
+            min(
+                (
+                    (max(best[j][0], sums[ends[i]] - sums[ends[j]]), [*best[j][1], ends[j]])
+                    for j in range(run, i)
+                ),
+                default=(float("inf"), []),
+            )
+            for i in range(len(ends))
+        ]
+    return best[-1][1]
+
+
+def _check_enough_places(
     operations: Sequence[keras.Operation],
     num_stages: int,
     allowed: Sequence[int],
@@ -136,20 +246,20 @@ def _check_room(
     if shared:
         names = sorted({name for _, _, name in shared})
         more = f" and {len(names) - 3} more" if names[3:] else ""
-        why += f", and what shares weights stays in one stage: {', '.join(names[:3])}{more}"
+        why += f", and layers that share weights stay in one stage: {', '.join(names[:3])}{more}"
     cure = (
         f"use stages={len(allowed) + 1}" if allowed else "use strategy 'one_device' or 'mirrored'"
     )
     raise UnsupportedModelError(
-        f"The model can be cut into {len(allowed) + 1} stages at most, not {num_stages}: {why}; "
+        f"The model can be split into {len(allowed) + 1} stages at most, not {num_stages}: {why}; "
         f"{cure}."
     )
 
 
-def _behind(
+def _place_after(
     operations: Sequence[keras.Operation], name: str, shared: Sequence[tuple[int, int, str]]
 ) -> int:
-    """Returns the place behind the last call of a layer."""
+    """Returns the place after the last call of a layer."""
     found = [place for place, operation in enumerate(operations) if operation.name == name]
     if not found or found[-1] == len(operations) - 1:
         known = [operation.name for operation in operations[:-1]]
@@ -160,7 +270,8 @@ def _behind(
     for first, last, weight in shared:
         if first < place <= last:
             raise UnsupportedModelError(
-                f"A cut behind {name!r} would leave {weight} in two stages, for it is used on both "
-                f"sides: cut before {operations[first].name!r} or behind {operations[last].name!r}."
+                f"A cut after {name!r} would leave {weight} in two stages, because it is used on "
+                f"both sides: cut before {operations[first].name!r} or after "
+                f"{operations[last].name!r}."
             )
     return place

@@ -1,48 +1,216 @@
-"""Pipeline: the layers of a model over devices, with micro-batches in flight."""
+"""Pipeline parallelism: the layers of a model over devices, with micro-batches in flight.
+
+A micro-batch is to the step what a per-replica batch is: losses, metrics, masks and states are
+summed in the same way. What differs is where an operation runs, and in which order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from tfdist import cluster
-from tfdist.strategies.pipeline.of_process import PipelineOfProcess
-from tfdist.strategies.pipeline.over_processes import PipelineOverProcesses
+import keras
+import tensorflow as tf
+
+from tfdist.errors import ConfigurationError
+from tfdist.groups import agreement
+from tfdist.groups.fusion import by_device, local_sum
+from tfdist.strategies import STRATEGIES, batches
+from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.pipeline import planning
+from tfdist.strategies.pipeline.bubble import MeasuredBubble
+from tfdist.strategies.pipeline.planning import StagePlanner
+from tfdist.strategies.pipeline.schedule import Order
+from tfdist.strategies.pipeline.stages import Stages
+from tfdist.strategies.pipeline.tracing import Tracing
+from tfdist.strategies.placement import colocate_with_inputs
+from tfdist.strategies.processes import join_processes
+from tfdist.strategies.replica_threads import ReplicaThreads
+from tfdist.upstream.keras_graph import operations_called_through
+from tfdist.upstream.keras_model import move
+from tfdist.upstream.keras_optimizers import slots_of
+
+#: Where weights are until the stages are known.
+_HOST = "CPU:0"
 
 
-def Pipeline(  # noqa: N802 - which class it is follows from how the program was started
-    devices: int | str | Sequence[str] | None = None,
-    stages: int | None = None,
-    micro_batches: int = 4,
-    order: str = "gpipe",
-    cut_at: str | Sequence[str] | None = None,
-    balance: str = "parameters",
-    balance_rows: int = 8,
-    plot_stages: str | None = None,
-) -> PipelineOfProcess:
-    """Returns a strategy of a model in stages, each on a device of its own.
+class Pipeline(Strategy):
+    """A model in stages, each with its weights and optimizer state on a device of its own.
 
-    Of the processes that a launcher started, each has a pipeline with all stages, and its share of
-    each batch.
+    Each of several processes has a pipeline with all stages and computes its part of each batch.
+    The sums of a stage are exchanged from the stage's own device.
 
     Args:
-        devices: As `tfdist.devices.resolve` takes them, one a stage; None: all of this process.
-        stages: How many; None: as many as devices, or as `cut_at` says.
-        micro_batches: Into which a batch, or a process's share of it, is cut.
-        order: `"gpipe"` or `"1f1b"`, as in `order`.
-        cut_at: Names of the layers behind which to cut, or a text of them with commas between;
-            None: where the stages are balanced best.
-        balance: What the stages have the same of, as far as can be: `"parameters"`; `"time"` of
-            each layer as it is measured on the first device; `"memory"`: weights, what the
-            optimizer keeps about them, their gradients, and what is kept of micro-batches.
-        balance_rows: Of a micro-batch, for `"memory"`.
-        plot_stages: A file to draw the stages and their timeline into; None: none.
+        devices: As for `tfdist.devices.resolve`, one for each stage; None: all of this process.
+        stages: The number of stages; None: the number of devices, or as `cut_at` implies.
+        micro_batches: The number of micro-batches of a process's part of a batch.
+        order: `"gpipe"` or `"1f1b"`: see `schedule`.
+        cut_at: Names of the layers after which a stage ends, as a sequence or separated by commas;
+            None: choose balanced stages.
+        balance: What to balance over the stages: `"parameters"`; `"time"` of each layer as measured
+            on the first device; `"memory"`: weights, their optimizer state and gradients, and the
+            activations kept for the backward pass.
+        balance_rows: Rows of a micro-batch, for `"memory"`.
+        plot_stages: An image file for the timeline of the stages; None: none.
+        process_group: What exchanges sums between processes: `"horovod"`, `"tensorflow"`, or
+            `"auto"`, which is Horovod.
 
     Raises:
-        ConfigurationError: Numbers that do not go together.
+        ConfigurationError: Options that contradict each other, or differ between processes.
         DeviceError: A device that does not exist.
         MissingError: Several processes, and Horovod is not installed.
     """
-    several = cluster.started_together() is not None
-    return (PipelineOverProcesses if several else PipelineOfProcess)(
-        devices, stages, micro_batches, order, cut_at, balance, balance_rows, plot_stages
-    )
+
+    name = "pipeline"
+    default_cpus = 2
+    has_local_variables = False
+    shares_are = ("micro-batches", "micro_batches")
+
+    def __init__(
+        self,
+        devices: int | str | Sequence[str] | None = None,
+        stages: int | None = None,
+        micro_batches: int = 4,
+        order: str = "gpipe",
+        cut_at: str | Sequence[str] | None = None,
+        balance: str = "parameters",
+        balance_rows: int = 8,
+        plot_stages: str | None = None,
+        process_group: str = "auto",
+    ) -> None:
+        STRATEGIES["pipeline"].check(order=order, balance=balance, process_group=process_group)
+        layers = planning.layer_names(cut_at)
+        num_stages = planning.requested_stages(stages, layers)
+        planning.check_at_least(1, micro_batches=micro_batches, balance_rows=balance_rows)
+        wanted = num_stages if devices is None else devices
+        names, group = join_processes(process_group, wanted, self.default_cpus)
+        if num_stages not in (None, len(names)):
+            raise ConfigurationError(
+                f"strategy 'pipeline' has one device a stage, but {num_stages} stages were asked "
+                f"for on {', '.join(names)}: use as many devices, or leave one of both out."
+            )
+        self.micro_batches, self.order = micro_batches, order
+        super().__init__(names, group)
+        if group.size > 1:
+            what = (micro_batches, "micro-batches", "micro_batches")
+            agreement.check_same_count(group, *what)
+        self.planner = StagePlanner(
+            names, _HOST, micro_batches, order, layers, balance, balance_rows,
+            plot_stages if self.is_chief else None, self._agreed,
+        )  # fmt: skip
+        self.measured_bubble = MeasuredBubble(len(names), micro_batches)
+        self._threads = ReplicaThreads()
+        self._stage_of: weakref.WeakKeyDictionary[keras.Operation, int]
+        self._stage_of = weakref.WeakKeyDictionary()
+        self._tracing: Tracing | None = None
+        self.stages: Stages | None = None
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Number of micro-batches, which are to the step what replicas are."""
+        return self.micro_batches
+
+    def describe(self) -> dict[str, str]:
+        rows = super().describe()
+        del rows["replicas"]
+        return rows | planning.describe(self.stages, self.devices, self.micro_batches, self.order)
+
+    def summary(self) -> dict[str, str]:
+        share = self.measured_bubble.share()
+        return {} if share is None else {"bubble": f"{share:.0%} of the devices' time, as measured"}
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with tf.device(_HOST):
+            yield
+
+    def place(self, model: Any) -> None:
+        if not model.built:
+            return
+        self.stages = found = self.planner.stages_of(model)
+        for operation, stage in zip(found.operations, found.numbers, strict=True):
+            self._stage_of[operation] = stage
+        homes = self._homes()
+        for weights in found.weights():
+            for weight in weights:
+                if keras.backend.is_float_dtype(
+                    weight.dtype
+                ):  # seeds and counters stay on the host
+                    move(weight, homes[id(weight)])
+
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
+        self.place(model)
+        self.measured_bubble.prepare()
+        homes = self._homes()
+        for optimizer in optimizers:
+            for slot, weight in slots_of(optimizer):
+                if id(weight) in homes:
+                    move(slot, homes[id(weight)])
+        super().prepare(model, optimizers)
+
+    def run(self, fn: ReplicaFn) -> list[Any]:
+        order = Order(self.order, len(self.devices), self.micro_batches)
+        self._tracing = Tracing(self._stage_of, self.devices, order, self._threads.index)
+        try:
+            with operations_called_through(self._tracing.call):
+                last = [self.devices[-1]] * self.micro_batches
+                results = self._threads.run(fn, last, self._sum)
+            self.measured_bubble.note(self._tracing.inputs(), order)
+            return results
+        finally:
+            self._tracing = None  # it holds the tensors of the graph
+
+    def local_results(self, results: list[Any]) -> list[Any]:
+        return results
+
+    def outputs(
+        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
+    ) -> list[Any]:
+        if not whole:
+            return super().outputs(fn, element)
+        return self.run(lambda i: None if i else fn(element.shares[0].rows))[:1]
+
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
+        if tf.executing_eagerly() or self._tracing is None:
+            return super().gradients(tape, loss, sources)
+        if self.order == "gpipe":  # trace all forward passes before any backward pass
+            self._threads.exchange([tf.constant(0)])
+        return self._tracing.gradients(loss, sources)
+
+    def update(self, fn: Callable[[Any], Any], results: list[Any]) -> list[Any]:
+        if tf.executing_eagerly():
+            return [fn(results[0])]
+        with tf.compat.v1.device(colocate_with_inputs):
+            return [fn(results[0])]
+
+    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+        sums = self._threads.exchange(tensors) if tensors else []
+        return sums if op == "SUM" else [total / self.num_replicas for total in sums]
+
+    def place_of(self, variable: keras.Variable, index: int) -> str:
+        return variable.value.device
+
+    def _sum(self, terms_by_micro_batch: list[list]) -> list:
+        """Sums over micro-batches and processes, each tensor on its own device."""
+        sums = []
+        for terms in zip(*terms_by_micro_batch, strict=True):
+            first = terms[0].values if isinstance(terms[0], tf.IndexedSlices) else terms[0]
+            with tf.device(first.device):
+                known = self._tracing.sum_of(terms) if self._tracing else None
+                sums.append(local_sum(terms) if known is None else known)
+        return by_device(self.group.all_reduce, sums) if self.group.size > 1 else sums
+
+    def _agreed(self, seconds: list[float]) -> list[float]:
+        """Returns rank 0's measurements, so that all processes split the model alike."""
+        return self.group.gather(seconds)[0].tolist()
+
+    def _homes(self) -> dict[int, str]:
+        """Returns the device of each weight, by its id."""
+        weights = [] if self.stages is None else self.stages.weights()
+        return {
+            id(weight): device
+            for device, own in zip(self.devices, weights, strict=False)
+            for weight in own
+        }

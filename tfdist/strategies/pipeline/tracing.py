@@ -1,8 +1,8 @@
-"""Each call of a layer, traced on the device of its stage.
+"""Traces each call of a layer on the device of its stage.
 
-A tensor that enters a stage passes a gate: an identity on the stage's device, with the order's
-control dependencies; its gradient passes one back, on the device that it came from. Backward
-operations are beside their forward ones, which `tf.gradients` sees to.
+A tensor that enters a stage passes a gate: an identity operation on the stage's device with the
+control dependencies of the schedule. Its gradient passes a gate back, on the device that it came
+from. `tf.gradients` places backward operations on the devices of their forward operations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.schedule import Order
 from tfdist.upstream.keras_model import mask_of, set_mask
 
 
@@ -23,10 +23,10 @@ class Tracing:
     """The calls of all micro-batches in the graph that is being traced.
 
     Args:
-        stages: Of each operation that has one.
-        devices: Of the stages.
-        order: Of the micro-batches.
-        micro_batch: Returns which one is traced in the calling thread; None: none.
+        stages: The stage of each operation that is in one.
+        devices: The device of each stage.
+        order: The order of the micro-batches.
+        micro_batch: Returns the micro-batch that the calling thread traces; None: it traces none.
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class Tracing:
         self._micro_batch = micro_batch
         self._graph = _graph()
         self._inside: set[int] = set()
-        # By micro-batch and id of a tensor, which is kept, so that no other gets the id.
+        # By micro-batch and id of a tensor. The tensor is kept, so that no other gets its id.
         self._made_in: dict[tuple[int, int], tuple[int, tf.Tensor]] = {}
         self._entered: dict[tuple[int, int, int], tuple[tf.Tensor, tf.Tensor]] = {}
-        # By the place of a source: its gradients of the micro-batches so far, and their sum.
+        # By the index of a source: its gradients of the micro-batches so far, and their sum.
         self._sums: dict[int, tuple[tuple[tf.Tensor, ...], tf.Tensor]] = {}
 
     def call(self, plain: Callable[..., Any], operation: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls an operation on its stage; what it calls itself is on the same."""
+        """Calls an operation on the device of its stage, with all that it calls itself."""
         number = self._micro_batch()
         stage = self._stages.get(operation)
         if stage is None or number is None or number in self._inside:
             return plain(operation, *args, **kwargs)
-        if _graph() is not self._graph:  # of a probe, which is no micro-batch
+        if _graph() is not self._graph:  # the graph of a probe, which is not part of a micro-batch
             return plain(operation, *args, **kwargs)
         args, kwargs = keras.tree.map_structure(
             lambda leaf: self._entering(number, stage, leaf), (args, kwargs)
@@ -71,14 +71,15 @@ class Tracing:
         return outputs
 
     def inputs(self) -> list[tf.Tensor]:
-        """Returns what the first micro-batch is, on the devices of the stages that take it."""
+        """Returns the first micro-batch's inputs, on the devices of the stages that read them."""
         of_first = ((key, pair) for key, pair in self._entered.items() if key[0] == 0)
         return [inside for (_, own, _), (inside, _) in of_first if (0, own) not in self._made_in]
 
     def gradients(self, loss: tf.Tensor, sources: Sequence[Any]) -> list[Any]:
-        """Returns the gradients of a micro-batch, in the order of the pipeline."""
+        """Returns the gradients of a micro-batch, in the order of the pipeline's schedule."""
         number, last = self._micro_batch(), len(self._devices) - 1
-        assert number is not None  # called on replicas alone
+        if number is None:
+            raise RuntimeError("gradients are taken within a micro-batch")
         with _placed(self._devices[last], self._order.before_backward(last, number)):
             begin = tf.ones_like(loss)
         gradients = tf.gradients(loss, sources, begin)
@@ -89,16 +90,16 @@ class Tracing:
         return gradients
 
     def sum_of(self, terms: Sequence[Any]) -> tf.Tensor | None:
-        """Returns the sum of the gradients of all micro-batches; None: the terms are others."""
+        """Returns the known sum of the gradients of all micro-batches; None for other terms."""
         for added, total in self._sums.values():
             if len(added) == len(terms) and all(map(operator.is_, added, terms)):
                 return total
         return None
 
     def _added(self, place: int, gradient: Any) -> tf.Tensor:
-        """Adds a gradient to those before it at once, so that one of them needs memory at a time.
+        """Adds a gradient to the sum at once, so that only one needs memory at a time.
 
-        What comes next waits for the sum, which also keeps TensorFlow from making one of all sums.
+        What comes next waits for the sum, which also keeps TensorFlow from merging the additions.
         """
         if isinstance(gradient, tf.IndexedSlices):
             return gradient.values
@@ -110,12 +111,12 @@ class Tracing:
         return self._sums[place][1]
 
     def _stage_on(self, device: str) -> int:
-        """Returns the stage on a device; the last, where there is none: the loss is there."""
+        """Returns the stage on a device; if there is none, the last, which has the loss."""
         found = [i for i, name in enumerate(self._devices) if device.endswith(name)]
         return found[0] if found else len(self._devices) - 1
 
     def _entering(self, number: int, stage: int, tensor: Any) -> Any:
-        """Lets a tensor into a stage, once."""
+        """Returns a tensor as it enters a stage, with one gate for each stage."""
         if not isinstance(tensor, tf.Tensor) or tf.executing_eagerly():
             return tensor
         source, _ = self._made_in.get((number, id(tensor)), (None, None))
@@ -153,7 +154,7 @@ class Tracing:
 
 @contextmanager
 def _placed(device: str, after: Sequence[tf.Tensor]) -> Iterator[None]:
-    """A context on a device, after some tensors, and beside no other operation."""
+    """Returns a context on a device, after tensors, colocated with no other operation."""
     beside_none = tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True)
     with beside_none, tf.device(device), tf.control_dependencies(after):
         yield

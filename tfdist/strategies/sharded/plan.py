@@ -1,67 +1,85 @@
-"""What each device or process is to keep of a model's state, before anything is moved."""
+"""What each device or process keeps of a model's state: the plan, before anything is moved."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.sharded import elementwise
-from tfdist.strategies.sharded.division import sizes
+from tfdist.groups.base import shard_sizes
+from tfdist.strategies import mirrored_variables
+from tfdist.upstream import keras_model
+from tfdist.upstream.keras_variables import ShardedVariable
 
-#: What is divided, for people.
+#: What is sharded, in words.
 WHAT = {
     "optimizer": "optimizer state (ZeRO 1)",
     "gradients": "optimizer state and gradients (ZeRO 2)",
     "parameters": "optimizer state, gradients and weights (ZeRO 3)",
 }
 
+#: Keras's optimizers that update each element independently of all others. Not among them: Lamb
+#: (norms of whole weights), Muon (products of matrices), Adafactor (means of rows and columns).
+#: Subclasses may compute anything.
+ELEMENTWISE = (
+    keras.optimizers.SGD,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lion,
+    keras.optimizers.ScheduleFreeAdamW,
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Whose state goes where.
+    """Where the state of each weight goes.
 
     Attributes:
-        cut: Weights of which each owner keeps a part.
-        homes: The others, each with the owner that has least so far, for its state.
-        why_whole: Why none is cut; None: some may be.
+        cut: Weights of which each owner keeps a shard.
+        homes: The other weights, each with the owner that has least so far, for its state.
+        reason_whole: Why no weight is sharded; None: some may be.
     """
 
     cut: list[keras.Variable]
     homes: list[tuple[keras.Variable, str]]
-    why_whole: str | None
+    reason_whole: str | None
 
     def describe(self, num_owners: int, rest_is: str) -> str:
-        """Returns which share of the parameters is cut, in words, and where the rest is."""
+        """Returns in words what share of the parameters is sharded, and where the rest is."""
         num_cut = sum(weight.shape.num_elements() for weight in self.cut)
         total = num_cut + sum(weight.shape.num_elements() for weight, _ in self.homes)
-        share = f"{num_cut / max(total, 1):.1%} of {total:,} parameters cut in {num_owners}"
+        text = f"{num_cut / max(total, 1):.1%} of {total:,} parameters in {num_owners} shards"
         if self.homes:
-            share += f", the rest whole, {rest_is}"
-        return share + (f" ({self.why_whole})" if self.why_whole else "")
+            text += f", the others whole, {rest_is}"
+        return text + (f" ({self.reason_whole})" if self.reason_whole else "")
 
     def bytes_by_owner(
         self, owners: Sequence[str], state: float, copies_weights: bool, is_rest_copied: bool
     ) -> dict[str, int]:
         """Returns the bytes of weights and optimizer state that each owner will hold.
 
-        Where each owner has a whole copy of the weights to read from, the part that the optimizer
-        changes is held besides it, as ZeRO's master weights are.
+        If each owner has a full copy of the weights to read, it holds the shard that the optimizer
+        updates in addition, like ZeRO's master weights.
 
         Args:
-            owners: All of them: devices, or processes.
-            state: Numbers that the optimizer keeps about each parameter.
-            copies_weights: Whether each has the weights whole.
-            is_rest_copied: Whether each has all state of what is not cut.
+            owners: All devices or processes.
+            state: Numbers that the optimizer keeps for each parameter.
+            copies_weights: Whether each owner has the full weights.
+            is_rest_copied: Whether each owner has all state of what is not sharded.
         """
         held = dict.fromkeys(owners, 0.0)
         for weight in self.cut:
             size = tf.as_dtype(weight.dtype).size
-            for owner, own in zip(
-                owners, sizes(weight.shape.num_elements(), len(owners)), strict=True
-            ):
+            sizes = shard_sizes(weight.shape.num_elements(), len(owners))
+            for owner, own in zip(owners, sizes, strict=True):
                 held[owner] += size * own * (1 + state)
         for weight, home in self.homes:
             for owner in owners if is_rest_copied else [home]:
@@ -78,26 +96,70 @@ def plan(
     owners: Sequence[str],
     smallest: int,
 ) -> Plan:
-    """Returns what becomes of each trainable weight; the same whenever it is asked.
+    """Returns what happens to each trainable weight; the same result each time.
 
     Args:
-        model: Built.
-        optimizers: Its own, without the `LossScaleOptimizer` around one.
-        owners: That share the state.
-        smallest: Elements from which on a weight is cut.
+        model: A built model.
+        optimizers: Its optimizers, without a `LossScaleOptimizer` around them.
+        owners: The devices or processes that share the state.
+        smallest: The smallest number of elements of a weight that is sharded.
     """
-    why_whole = elementwise.why_whole(model, optimizers)
-    tables = elementwise.tables(model)
+    reason, sparse = reason_whole(model, optimizers), tables(model)
     load, cut, homes = dict.fromkeys(owners, 0), [], []
     for weight in sorted(model.trainable_variables, key=num_bytes, reverse=True):
-        is_table = why_whole is not None or id(weight) in tables
-        if not is_table and elementwise.can_be_cut(weight, smallest):
+        if reason is None and id(weight) not in sparse and can_be_cut(weight, smallest):
             cut.append(weight)
             continue
         home = min(owners, key=load.__getitem__)
         load[home] += num_bytes(weight)
         homes.append((weight, home))
-    return Plan(cut, homes, why_whole)
+    return Plan(cut, homes, reason)
+
+
+# ---- which variables can be sharded ----
+
+
+def reason_whole(
+    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]
+) -> str | None:
+    """Returns why no weight of a model can be sharded; None: those that `can_be_cut` accepts can.
+
+    Args:
+        model: A built model.
+        optimizers: Its optimizers, without a `LossScaleOptimizer` around them.
+    """
+    if type(model).train_step is not keras.Model.train_step:
+        return f"{type(model).__name__}.train_step may do anything with them"
+    for optimizer in optimizers:
+        if type(optimizer) not in ELEMENTWISE:
+            return f"{type(optimizer).__name__} may not compute each element by itself"
+        if optimizer.gradient_accumulation_steps:
+            return "the optimizer accumulates whole gradients"
+    inputs = getattr(model, "inputs", None) or []
+    if any(getattr(tensor, "sparse", False) for tensor in inputs):
+        return "sparse inputs give sparse gradients"
+    return None
+
+
+def tables(model: keras.Model) -> set[int]:
+    """Returns the ids of weights with sparse gradients: those of Embeddings.
+
+    To shard them, the gradients would have to be made dense, and optimizers treat these
+    differently.
+    """
+    layers = keras_model.flatten_layers(model)
+    embeddings = [layer for layer in layers if isinstance(layer, keras.layers.Embedding)]
+    return {id(v) for layer in embeddings for v in layer.variables}
+
+
+def can_be_cut(weight: keras.Variable, smallest: int) -> bool:
+    """Tells whether a weight has enough elements, and nothing needs all of them at once."""
+    is_float = tf.as_dtype(weight.dtype).is_floating
+    sees_all = weight.constraint is not None or weight.overwrite_with_gradient
+    return is_float and not sees_all and weight.shape.num_elements() >= smallest
+
+
+# ---- sizes ----
 
 
 def num_bytes(variable: keras.Variable) -> int:
@@ -106,16 +168,43 @@ def num_bytes(variable: keras.Variable) -> int:
 
 
 def state_of(optimizer: keras.optimizers.Optimizer) -> float | None:
-    """Returns how many numbers an optimizer keeps about each parameter: those of a small matrix.
+    """Returns how many numbers an optimizer keeps for each parameter, from a small matrix.
 
-    None where it cannot be told before it is built: its configuration makes no second one.
+    Returns None if its configuration does not make a second optimizer.
     """
     try:
         twin = type(optimizer).from_config(optimizer.get_config())
         with tf.device("CPU:0"):
             weight = keras.Variable(tf.zeros([64, 64]))
             twin.build([weight])
-    except Exception:  # an optimizer of the user's may raise anything
+    except Exception:  # a user's optimizer may raise anything; the figure is then left out
         return None
     others = sum(v.shape.num_elements() for v in twin.variables if v.shape.rank)
     return others / weight.shape.num_elements()
+
+
+def bytes_by_device(variables: Iterable[keras.Variable]) -> dict[str, int]:
+    """Returns the bytes of variables, their shards and copies, by the short name of a device."""
+    held: dict[str, int] = {}
+    for variable in variables:
+        for own in tensors_of(variable):
+            device = tf.DeviceSpec.from_string(own.device)
+            name = f"{device.device_type}:{device.device_index}"
+            held[name] = held.get(name, 0) + own.shape.num_elements() * own.dtype.size
+    return held
+
+
+def tensors_of(variable: keras.Variable) -> list[tf.Variable]:
+    """Returns the TensorFlow variables of a Keras variable in this process."""
+    is_cut = isinstance(variable, ShardedVariable)
+    parts = variable.parts if is_cut else []
+    if is_cut and not variable.is_whole:
+        return parts
+    return [variable.value, *copies_of(variable), *parts]
+
+
+def copies_of(variable: keras.Variable) -> list[tf.Variable]:
+    """Returns those that are copies of a full variable on other devices."""
+    if isinstance(variable, ShardedVariable) and not variable.is_whole:
+        return []
+    return list(mirrored_variables.copies_of(variable.value).values())

@@ -1,10 +1,10 @@
-"""What one process does with variables of which each has a part, all others do with it.
+"""Coordinates access to variables that are sharded over processes.
 
-To read a variable that is kept in parts takes all processes, but much that reads is done by rank 0
-alone: it saves the model, writes checkpoints, runs callbacks. So rank 0 leads. Whatever it reads or
-assigns, at any time, it first says to the others; they hear of it where they next wait for rank 0
-(a step, an agreement of the loops, `tfdist.barrier`, the end of the program), or where they read
-the same variable themselves, and take part until rank 0 has come there, too.
+Reading such a variable takes all processes, but rank 0 alone saves the model, writes checkpoints
+and runs callbacks. So rank 0 coordinates: before it reads or assigns, it tells the other processes.
+They listen where they next wait for rank 0 (a step, an agreement of the loops, `tfdist.barrier`,
+the end of the program) or where they read the same variable themselves, and take part until rank 0
+arrives there, too.
 """
 
 from __future__ import annotations
@@ -13,78 +13,86 @@ import atexit
 import collections
 import contextlib
 import enum
-import functools
 import itertools
 import sys
 import weakref
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ClusterError
+from tfdist.groups.base import ProcessGroup
 from tfdist.strategies.clock import read_by_host
-from tfdist.strategies.collectives import traffic
 from tfdist.upstream.keras_variables import ShardedVariable
 from tfdist.upstream.tensorflow_graphs import outermost_graph
 
 
-class _What(enum.IntEnum):
-    NOTHING = 0  # rank 0 has come to where all are
+class _Action(enum.IntEnum):
+    ARRIVED = 0  # rank 0 has reached the point where the others wait
     READ = 1
     WRITE = 2
+    END = 3  # rank 0 ends, and asks for nothing more
 
 
-class _Asked(NamedTuple):
-    what: int
+class _Request(NamedTuple):
+    action: int
     number: int  # of the variable
 
 
 class Rank0Coordinator:
-    """The side of this process; there is one of it.
+    """This process's side of the coordination; there is one for each group of processes.
 
     Args:
-        hvd: `horovod.tensorflow`, started.
+        group: The processes that have shards.
 
     Attributes:
-        has_failed: Whether this process is about to end by an error, and waits for nobody.
+        group: The processes that have shards.
+        has_failed: Whether this process is about to end with an error, and waits for nobody.
     """
 
-    def __init__(self, hvd: Any) -> None:
-        self._hvd = hvd
-        self._is_first = hvd.rank() == 0
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self._is_first = group.rank == 0
         self._numbers = itertools.count()
         self._variables: weakref.WeakValueDictionary[int, ShardedVariable]
         self._variables = weakref.WeakValueDictionary()
+        self._sizes: dict[int, Sequence[int]] = {}
         self._joins: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[int]]
         self._joins = weakref.WeakKeyDictionary()
         self.has_failed = False
-        self._has_any, self._depth = False, 0
-        # Whether rank 0 waits where this process has not come yet.
+        self._has_any, self._depth, self._has_ended = False, 0, False
+        # Whether rank 0 waits at a point that this process has not reached yet.
         self._is_awaited = False
 
     def number(self) -> int:
-        """Returns the number of one variable more; all processes divide them in one order."""
+        """Returns the number of a new variable; all processes shard variables in the same order."""
         if not self._has_any:
-            # After Horovod's own, so that it is called before that.
+            # Registered after the group's own handler, so that it is called before that.
             atexit.register(self._wait_at_exit)
             cluster.on_end(self.meet)
         self._has_any = True
         return next(self._numbers)
 
-    def know(self, number: int, variable: ShardedVariable) -> None:
-        """Lets the other processes ask for a variable by its number."""
-        self._variables[number] = variable
+    def know(self, number: int, variable: ShardedVariable, sizes: Sequence[int]) -> None:
+        """Lets other processes ask for a variable by its number.
+
+        Args:
+            number: As `number` returned it.
+            variable: The variable.
+            sizes: The number of elements of each process's shard.
+        """
+        self._variables[number], self._sizes[number] = variable, sizes
 
     @property
     def all_take_part(self) -> bool:
-        """Whether all processes are known to run the code that asks."""
+        """Whether all processes are known to run the code of the caller."""
         return self._depth > 0
 
     @contextlib.contextmanager
     def collective_section(self) -> Iterator[None]:
-        """Within it all processes run the same code, which joins variables by itself."""
+        """A context in which all processes run the same code, which may read sharded variables."""
         self.meet()
         self._depth += 1
         try:
@@ -93,43 +101,40 @@ class Rank0Coordinator:
             self._depth -= 1
 
     def meet(self) -> None:
-        """Waits until rank 0 comes here, and takes part in what it does before."""
+        """Waits until rank 0 arrives here, and takes part in what it does before."""
         if not self._has_any or self._depth:
             return
         if self._is_first:
-            self._say(_Asked(_What.NOTHING, 0))
+            self._send(_Request(_Action.ARRIVED, 0))
             return
-        while not self._is_awaited:
-            self._take_part(self._heard())
+        while not self._is_awaited and not self._has_ended:
+            self._take_part(self._receive())
         self._is_awaited = False
 
-    def read(self, number: int, part: tf.Variable) -> tf.Tensor:
-        """Returns all elements of a variable, to each process that reads it."""
-        self._follow(_Asked(_What.READ, number))
-        return self.joined(number, part)
+    def read(self, number: int, part: tf.Variable, sizes: Sequence[int]) -> tf.Tensor:
+        """Returns all elements of a variable, in each process that reads it."""
+        self._follow(_Request(_Action.READ, number))
+        return self.joined(number, part, sizes)
 
     def written(self, number: int, value: tf.Tensor) -> tf.Tensor:
-        """Returns what rank 0 assigns to a variable, to each process that assigns to it."""
-        self._follow(_Asked(_What.WRITE, number))
-        return self.of_first(value)
+        """Returns the value that rank 0 assigns, in each process that assigns to the variable."""
+        self._follow(_Request(_Action.WRITE, number))
+        return self.group.broadcast_tensor(value)
 
-    def joined(self, number: int, part: tf.Variable | tf.Tensor) -> tf.Tensor:
+    def joined(self, number: int, part: tf.Variable | tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
         """Returns all elements of a variable; called by all processes, also in a graph."""
-        own = tf.identity(part)
-        sent = tf.bitcast(own, tf.uint16) if own.dtype == tf.bfloat16 else own
         name = f"tfdist_join_{number}_{self._num_before(number)}"
-        whole = self._hvd.allgather(sent, name=name, ignore_name_scope=True)
-        traffic.note("all-gather", [whole])
+        whole = self.group.all_gather(tf.identity(part), sizes, name)
         if not tf.executing_eagerly():
             # Where only one process's rows count, the graphs of the others do not use the elements,
-            # and would not join.
+            # and would leave the exchange out.
             read_by_host(whole)
-        return tf.bitcast(whole, own.dtype) if own.dtype == tf.bfloat16 else whole
+        return whole
 
     def _num_before(self, number: int) -> int:
-        """Counts the joins of a variable in what is traced, which may run at a time.
+        """Counts the gathers of a variable in the graph that is traced; they may run concurrently.
 
-        With those in other loops: TensorFlow begins one before the loop ahead of it has ended.
+        Those in other loops count, too: TensorFlow starts a loop before the one ahead has ended.
         """
         if tf.executing_eagerly():
             return 0
@@ -137,68 +142,73 @@ class Rank0Coordinator:
         joins[number] += 1
         return joins[number]
 
-    def of_first(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns what rank 0 calls this with; all processes do, outside of any graph."""
-        # Horovod knows no bfloat16, whose bits it may carry.
-        sent = tf.bitcast(value, tf.uint16) if value.dtype == tf.bfloat16 else value
-        told = self._hvd.broadcast(sent, 0, name="tfdist_of_first")
-        return tf.bitcast(told, value.dtype) if value.dtype == tf.bfloat16 else told
-
-    def _follow(self, own: _Asked) -> None:
-        """Comes to where rank 0 does what this process does."""
+    def _follow(self, own: _Request) -> None:
+        """Waits until rank 0 does what this process does."""
         if self._is_first:
-            self._say(own)
+            self._send(own)
             return
-        while not self._is_awaited and (asked := self._heard()) != own:
+        while not self._is_awaited and (asked := self._receive()) != own:
             self._take_part(asked)
         if self._is_awaited:
             variable = self._variables.get(own.number)
             raise ClusterError(
-                f"Rank {self._hvd.rank()} reads or assigns to "
+                f"Rank {self.group.rank} reads or assigns to "
                 f"{variable.path if variable is not None else 'a variable'!r}, of which each rank "
                 "has a part, and rank 0 does not: do it on all ranks, or on rank 0 alone."
             )
 
-    def _take_part(self, asked: _Asked) -> None:
-        if asked.what == _What.NOTHING:
+    def _take_part(self, asked: _Request) -> None:
+        if asked.action == _Action.ARRIVED:
             self._is_awaited = True
+            return
+        if asked.action == _Action.END:
+            self._has_ended = True
             return
         variable = self._variables.get(asked.number)
         if variable is None:
             raise ClusterError(
-                "Rank 0 reads or assigns to a variable of a model that this rank has given up: "
+                "Rank 0 reads or assigns to a variable of a model that this rank has discarded: "
                 "keep the Trainer on all ranks as long as rank 0 works with its model."
             )
         (part,) = variable.parts
-        if asked.what == _What.READ:
-            self.joined(asked.number, part)
+        if asked.action == _Action.READ:
+            self.joined(asked.number, part, self._sizes[asked.number])
         else:
             size = variable.shape.num_elements()
-            value = self.of_first(tf.zeros([size], part.dtype))
+            value = self.group.broadcast_tensor(tf.zeros([size], part.dtype))
             variable.assign_parts(value)
 
-    def _say(self, asked: _Asked) -> _Asked:
+    def _send(self, asked: _Request) -> _Request:
         with tf.device("CPU:0"):
-            told = self._hvd.broadcast(tf.constant(asked, tf.int64), 0, name="tfdist_asked")
-        return _Asked(*map(int, told))
+            told = self.group.broadcast_tensor(tf.constant(asked, tf.int64))
+        return _Request(*map(int, told))
 
-    def _heard(self) -> _Asked:
-        return self._say(_Asked(_What.NOTHING, 0))
+    def _receive(self) -> _Request:
+        return self._send(_Request(_Action.ARRIVED, 0))
 
     def _wait_at_exit(self) -> None:
         """Lets rank 0 save its model when the others have nothing left to do.
 
-        It ends the wait by ending itself, which shuts Horovod down.
+        Horovod's rank 0 ends the wait by shutting down; with other groups it has to say so.
         """
         is_failing = self.has_failed or hasattr(sys, "last_value")
-        if self._is_first or is_failing:
+        if is_failing:
+            return
+        if self._is_first:
+            if not self.group.shuts_down_at_exit:
+                self._send(_Request(_Action.END, 0))
             return
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
-            while True:
+            while not self._has_ended:
                 self.meet()
 
 
-@functools.cache
-def of_process(hvd: Any) -> Rank0Coordinator:
-    """Returns the one of this process."""
-    return Rank0Coordinator(hvd)
+#: The coordinators of this process, by the kind of its group.
+_known: dict[type[ProcessGroup], Rank0Coordinator] = {}
+
+
+def coordinator_of(group: ProcessGroup) -> Rank0Coordinator:
+    """Returns the coordinator of this process, which exchanges through a group of the same kind."""
+    found = _known.setdefault(type(group), Rank0Coordinator(group))
+    group.before_exchange(found.meet)
+    return found

@@ -1,9 +1,9 @@
-"""The calls of split layers in one graph: a part of each on its device.
+"""Calls split layers in slices, each slice on its device.
 
-An unmodified layer is called once a device, in a context in which its variables are one part of
-themselves. What it makes is laid side by side, or added up, on the first device. What was laid side
-by side keeps its parts in mind: a layer that takes them as they are has them from their devices,
-and the whole, which then nobody reads, is left out of the graph.
+An unmodified layer is called once per device, in a context in which each of its variables is the
+slice of that device. The results are concatenated or summed on the first device. Concatenated
+results remember their slices: a layer that can use them reads them on their devices, and TensorFlow
+removes the concatenation that nobody reads.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ import keras
 import tensorflow as tf
 from keras import activations
 
-from tfdist.strategies.tensor_parallel.division import AlongAxis
-from tfdist.strategies.tensor_parallel.following import ELEMENTWISE
-from tfdist.strategies.tensor_parallel.split import Split
-from tfdist.strategies.tensor_parallel.vocabulary import looked_up
+from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, AlongAxis, Split
 from tfdist.upstream.keras_layers import out_of_heads
 from tfdist.upstream.keras_model import mask_of, set_mask, value_in_scope
 from tfdist.upstream.keras_variables import part
@@ -28,26 +25,26 @@ from tfdist.upstream.patching import replaced
 
 
 class Calls:
-    """What is split in the graph that is being traced.
+    """The slices of tensors in the graph that is being traced.
 
     Args:
-        devices: Of the parts.
+        devices: One for each slice.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = devices
-        # By the id of a whole, which is kept, so that no other gets the id: it, and its parts.
+        # By the id of a full tensor: the tensor, kept so that no other gets its id, and its slices.
         self._parts: dict[int, tuple[tf.Tensor, AlongAxis, list[tf.Tensor]]] = {}
 
     @contextmanager
     def instead(
         self, splits: Sequence[Split], following: Sequence[keras.layers.Layer]
     ) -> Iterator[None]:
-        """Within it layers are called in parts.
+        """A context in which layers are called in slices.
 
         Args:
-            splits: How they are split.
-            following: Others that make parts of parts.
+            splits: The layers that are split.
+            following: Other layers that map slices to slices.
         """
         ways: dict[str, Callable[..., Any]] = {
             "column": self._side_by_side,
@@ -67,16 +64,16 @@ class Calls:
             yield
 
     def _side_by_side(self, split: Split, call: Callable[..., Any], x: Any, **options: Any) -> Any:
-        """Some of the outputs on each device."""
+        """Computes some of the outputs on each device."""
         layer, made = split.layer, []
         activation = getattr(layer, "activation", None) or activations.linear
         apart = activation in ELEMENTWISE
         given = [x] * len(self._devices) if split.inputs is None else self._cut(x, split.inputs)
         for number, own in enumerate(given):
             with self._on(number), ExitStack() as stack:
-                if not apart:  # softmax sees all channels
+                if not apart:  # softmax needs all channels
                     stack.enter_context(replaced(layer, "activation", None))
-                if hasattr(layer, "filters"):  # by which a convolution reshapes its bias
+                if hasattr(layer, "filters"):  # a convolution reshapes its bias by it
                     filters = split.outputs.sizes[number] if split.outputs else None
                     stack.enter_context(replaced(layer, "filters", filters))
                 made.append(call(own, **options))
@@ -84,7 +81,7 @@ class Calls:
         return whole if apart else activation(whole)
 
     def _rows(self, split: Split, call: Callable[..., Any], x: Any, **options: Any) -> Any:
-        """A term of all outputs on each device."""
+        """Computes a term of all outputs on each device."""
         layer, terms = split.layer, []
         bias, activation = layer.bias, layer.activation
         without: dict[str, Any] = {"bias": None, "activation": None}
@@ -106,7 +103,7 @@ class Calls:
         return total if activation is None else activation(total)
 
     def _heads(self, split: Split, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Some of the heads of an attention on each device."""
+        """Computes some heads of an attention on each device."""
         out, made = out_of_heads(split.layer), []
         given = [t for t in keras.tree.flatten((args, options)) if isinstance(t, tf.Tensor)]
         masks = [mask_of(tensor) for tensor in given]
@@ -114,7 +111,7 @@ class Calls:
             stack.enter_context(replaced(out, "bias", None))
             for number in range(len(self._devices)):
                 for tensor, mask in zip(given, masks, strict=True):
-                    if mask is not None:  # the call takes it off
+                    if mask is not None:  # the call removes it
                         set_mask(tensor, mask)
                 with self._on(number):
                     made.append(call(*args, **options))
@@ -129,8 +126,8 @@ class Calls:
         return total, tf.concat([scores for _, scores in made], -3)
 
     def _vocabulary(self, split: Split, call: Callable[..., Any], ids: Any) -> tf.Tensor:
-        """Some of the rows of a table on each device."""
-        del call  # which would look for all ids in one part
+        """Looks up ids in the rows of a table that each device has."""
+        del call  # it would look up all ids in one slice
         parts = []
         for number in range(len(self._devices)):
             with self._on(number):
@@ -138,7 +135,7 @@ class Calls:
         return looked_up(split.layer, parts, ids)
 
     def _follow(self, call: Callable[..., Any], x: Any, **options: Any) -> Any:
-        """What a layer without weights makes of parts."""
+        """Calls a layer without weights on slices."""
         if id(x) not in self._parts:
             return call(x, **options)
         _, division, parts = self._parts[id(x)]
@@ -172,12 +169,37 @@ class Calls:
 def _in_parts(
     split: Split, way: Callable[..., Any], call: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    """Calls a layer in parts, if its weights are; in some scopes they have other values."""
+    """Calls a layer in slices, unless a scope gives its weights other values."""
     if value_in_scope(split.cuts[0].variable) is not None:
         return call(*args, **options)
     return way(*args, **options)
 
 
 def _same(one: AlongAxis, other: AlongAxis, rank: int) -> bool:
-    """Whether two divisions cut a tensor of that rank into the same parts."""
+    """Tells whether two divisions cut a tensor of a rank into the same slices."""
     return one.axis % rank == other.axis % rank and one.sizes == other.sizes
+
+
+def looked_up(
+    layer: keras.layers.Embedding, parts: Sequence[tf.Tensor], ids: tf.Tensor
+) -> tf.Tensor:
+    """Returns what an Embedding returns for ids, from slices of its table.
+
+    This splits the vocabulary (Shoeybi et al. 2019, "Megatron-LM", section 3). There each device
+    looks up all ids, returns zeros for those that it does not have, and all results are summed.
+    Here each looks up its own ids only, so that the sparse gradients are those of one device, and
+    no row is multiplied by zero.
+
+    Args:
+        layer: The layer.
+        parts: The slices of its table, each on a device: rows in order, of sizes that differ by at
+            most one, the larger ones first, as `tf.nn.embedding_lookup` requires.
+        ids: Ids of any shape. Negative ids count from the end of the table, as in Keras.
+
+    Returns:
+        The rows in the layer's compute dtype. The shape is that of the ids plus the columns.
+    """
+    if ids.dtype not in (tf.int32, tf.int64):
+        ids = tf.cast(ids, tf.int32)
+    ids = tf.where(ids < 0, ids + layer.input_dim, ids)
+    return tf.cast(tf.nn.embedding_lookup(list(parts), ids), layer.compute_dtype)

@@ -1,36 +1,57 @@
-"""What becomes of each layer of a model: split, and how, or whole."""
+"""Decides for each layer of a model whether and how it is split over devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
-from tfdist.strategies.sharded import elementwise
-from tfdist.strategies.tensor_parallel import choice, cuts, forward_pass
-from tfdist.strategies.tensor_parallel.following import keeps_parts
-from tfdist.strategies.tensor_parallel.forward_pass import Call
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.sharded.plan import can_be_cut, reason_whole
+from tfdist.strategies.tensor_parallel import splits
 from tfdist.strategies.tensor_parallel.rules import Rules
-from tfdist.strategies.tensor_parallel.split import Split
-from tfdist.upstream.keras_model import flatten_layers
+from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, Split, keeps_parts
+from tfdist.upstream.keras_graph import operations_called_through
+from tfdist.upstream.keras_model import build_by_shapes, flatten_layers
+
+
+class Call(NamedTuple):
+    """One call of a layer.
+
+    Attributes:
+        layer: The layer.
+        inputs: Numbers of its input tensors; the same tensor has the same number.
+        outputs: Numbers of its output tensors.
+        rank: The rank of the first input.
+        positions: Vectors of channels per example in the output; unknown sizes count as 1.
+    """
+
+    layer: keras.Operation
+    inputs: list[int]
+    outputs: list[int]
+    rank: int
+    positions: int
 
 
 class Layout(NamedTuple):
-    """The layers of a model.
+    """How the layers of a model are split.
 
     Attributes:
-        splits: How those are split that are, in the order in which they are called.
-        following: Layers without weights that may make parts of parts.
-        calls: Of a forward pass, where it is known.
-        why_whole: Why no layer is split; None: some may be.
-        of: Ids of all layers and variables.
+        splits: The layers that are split, in the order in which they are called.
+        following: Layers without weights that may map slices to slices.
+        calls: The calls of a forward pass, if known.
+        reason_whole: Why no layer is split; None: some may be.
+        of: Ids of all layers and variables of the model.
     """
 
     splits: list[Split]
     following: list[keras.layers.Layer]
     calls: list[Call]
-    why_whole: str | None
+    reason_whole: str | None
     of: list[int]
 
 
@@ -42,41 +63,41 @@ def layout(
     smallest: int,
     known: Layout | None = None,
 ) -> Layout:
-    """Returns what becomes of a model's layers; the same whenever it is asked.
+    """Returns how the layers of a model are split; the same result each time.
 
     Args:
-        model: Built.
-        optimizers: Its own, without the `LossScaleOptimizer` around one.
-        num_devices: To split over.
-        rules: By which to split; None: by column, and by row what follows a column.
-        smallest: Numbers in a kernel from which on a layer is split.
-        known: What became of the model's layers before.
+        model: A built model.
+        optimizers: Its optimizers, without a `LossScaleOptimizer` around them.
+        num_devices: The number of devices.
+        rules: Rules to split by; None: by column, and by row what follows a column.
+        smallest: The smallest number of elements of the kernel of a layer that is split.
+        known: The model's former layout.
 
     Raises:
-        ConfigurationError: A rule that cannot be followed.
+        ConfigurationError: A rule cannot be followed.
     """
-    why_whole, found = elementwise.why_whole(model, optimizers), list(flatten_layers(model))
+    reason, found = reason_whole(model, optimizers), list(flatten_layers(model))
     of = [*map(id, found), *map(id, model.variables)]
-    if known is not None and (known.why_whole, known.of) == (why_whole, of):
+    if known is not None and (known.reason_whole, known.of) == (reason, of):
         return known
-    if why_whole is not None:
-        return Layout([], [], [], why_whole, of)
-    calls = forward_pass.calls_of(model)
+    if reason is not None:
+        return Layout([], [], [], reason, of)
+    calls = calls_of(model)
     order = {id(layer): place for place, layer in reversed(list(enumerate(c.layer for c in calls)))}
     found.sort(key=lambda layer: order.get(id(layer), len(order)))
-    inner = _inside_kerass_own(found)
+    inner = _inside_keras_layers(found)
     ways = {}
     for layer in found:
-        own = [w for w in cuts.ways(layer, num_devices) if _may_be_cut(w, smallest)]
+        own = [w for w in splits.ways(layer, num_devices) if _may_be_cut(w, smallest)]
         if own and id(layer) not in inner:
             ways[id(layer)] = own
-    chosen = choice.by_rules(ways, rules) if rules is not None else choice.automatic(ways, calls)
-    splits = _without_shared(chosen, found)
-    return Layout(splits, [layer for layer in found if keeps_parts(layer)], calls, None, of)
+    chosen = by_rules(ways, rules) if rules is not None else automatic(ways, calls)
+    unshared = _without_shared(chosen, found)
+    return Layout(unshared, [layer for layer in found if keeps_parts(layer)], calls, None, of)
 
 
-def _inside_kerass_own(found: Sequence[keras.layers.Layer]) -> set[int]:
-    """The ids of layers that layers of Keras (RNN, Wrapper, attention) call in their own ways."""
+def _inside_keras_layers(found: Sequence[keras.layers.Layer]) -> set[int]:
+    """Returns the ids of layers that Keras's RNN, Wrapper and attention layers call."""
     owners = [layer for layer in found if type(layer).__module__.startswith("keras.src.layers.")]
     return {id(inner) for owner in owners for inner in flatten_layers(owner) if inner is not owner}
 
@@ -84,13 +105,11 @@ def _inside_kerass_own(found: Sequence[keras.layers.Layer]) -> set[int]:
 def _may_be_cut(way: Split, smallest: int) -> bool:
     kernel = way.cuts[0].variable
     others = [cut.variable for cut in way.cuts[1:]]
-    return elementwise.can_be_cut(kernel, smallest) and all(
-        elementwise.can_be_cut(other, 1) for other in others
-    )
+    return can_be_cut(kernel, smallest) and all(can_be_cut(other, 1) for other in others)
 
 
 def _without_shared(chosen: Sequence[Split], found: Sequence[keras.layers.Layer]) -> list[Split]:
-    """Leaves out layers with weights that another layer has, too: both would have to agree."""
+    """Leaves out layers that share weights with another layer: both would have to agree."""
     owners: dict[int, int] = {}
     for layer in found:
         inner = flatten_layers(layer)
@@ -98,3 +117,138 @@ def _without_shared(chosen: Sequence[Split], found: Sequence[keras.layers.Layer]
             for variable in layer.variables:
                 owners[id(variable)] = owners.get(id(variable), 0) + 1
     return [s for s in chosen if all(owners.get(id(c.variable), 1) == 1 for c in s.cuts)]
+
+
+# ---- choosing among the ways ----
+
+
+def automatic(ways: Mapping[int, list[Split]], calls: Sequence[Call]) -> list[Split]:
+    """Returns the first way of each layer, or the way by row if all its inputs are slices.
+
+    Args:
+        ways: The ways in which layers can be split, by the layer's id, the best first.
+        calls: The calls of a forward pass.
+    """
+    kinds: dict[int, str] = {}
+    made: dict[int, bool] = {}  # by the number of a tensor: whether it exists in slices
+    for call in calls:
+        key, from_parts = id(call.layer), [made.get(number, False) for number in call.inputs]
+        if key in ways:
+            kind = _next_kind(ways[key], call, all(from_parts) and bool(from_parts))
+            known = kinds.setdefault(key, kind)
+            if known != kind:  # called twice, not always on slices
+                kinds[key] = ways[key][0].kind
+            in_parts = kinds[key] in ("column", "channels") and _stays_in_parts(call.layer)
+        else:
+            in_parts = keeps_parts(call.layer) and from_parts == [True]
+        for number in call.outputs:
+            made.setdefault(number, in_parts)
+    return [
+        next(way for way in own if way.kind == kinds.get(key, own[0].kind))
+        for key, own in ways.items()
+    ]
+
+
+def _next_kind(own: Sequence[Split], call: Call, from_parts: bool) -> str:
+    rows = [way for way in own if way.kind == "row"]
+    is_last = bool(rows) and rows[0].inputs is not None and _is_last(rows[0].inputs.axis, call)
+    return "row" if from_parts and is_last else own[0].kind
+
+
+def _is_last(axis: int, call: Call) -> bool:
+    first = getattr(call.layer, "data_format", None) == "channels_first"
+    return axis % call.rank == (1 if first else call.rank - 1)
+
+
+def _stays_in_parts(layer: Any) -> bool:
+    activation = getattr(layer, "activation", None)
+    return activation is None or activation in ELEMENTWISE
+
+
+def by_rules(ways: Mapping[int, list[Split]], rules: Rules) -> list[Split]:
+    """Returns the ways that follow the rules; layers that no rule names stay whole.
+
+    Args:
+        ways: As for `automatic`.
+        rules: Which axes of weights to split.
+
+    Raises:
+        ConfigurationError: A rule cannot be followed.
+    """
+    chosen, used = [], set()
+    for own in ways.values():
+        paths = {cut.variable.path: cut for way in own for cut in way.cuts}
+        rule = next((r for r in rules if any(re.search(r, path) for path in paths)), None)
+        if rule is None:
+            continue
+        used.add(rule)
+        axes = getattr(rules[rule], "axes", rules[rule])
+        wanted = [place for place, axis in enumerate(axes) if axis is not None]
+        if not wanted:
+            continue
+        fits = [
+            way
+            for way in own
+            for cut in way.cuts
+            if re.search(rule, cut.variable.path) and wanted == [cut.division.axis]
+        ]
+        if not fits:
+            can = " or ".join(f"{way.cuts[0].division.axis} ({way.kind})" for way in own)
+            raise ConfigurationError(
+                f"layout: {rule!r} cuts axis {', '.join(map(str, wanted))} of {min(paths)!r}, "
+                f"whose layer is split along axis {can} of {own[0].cuts[0].variable.path!r}."
+            )
+        chosen.append(fits[0])
+    if unused := [rule for rule in rules if rule not in used]:
+        names = sorted(own[0].cuts[0].variable.path for own in ways.values())
+        raise ConfigurationError(
+            f"layout: no weight that can be split has a path like {unused[0]!r}; there are "
+            f"{', '.join(names[:5]) or 'none'}."
+        )
+    return chosen
+
+
+# ---- the forward pass ----
+
+
+def calls_of(model: keras.Model) -> list[Call]:
+    """Returns the calls of a forward pass in the order in which they end, nested layers first.
+
+    Returns no calls if the model has no inputs of known shapes.
+    """
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        return []
+    found: list[Call] = []
+    inside: list[Any] = []
+    tensors: list[tf.Tensor] = []  # kept until the end, so that none gets the id of another
+
+    def note(call: Callable[..., Any], operation: Any, *args: Any, **options: Any) -> Any:
+        # Keras calls twice for one call; and the result must not keep the model alive.
+        if operation is model or (inside and inside[-1] is operation):
+            return call(operation, *args, **options)
+        inside.append(operation)
+        try:
+            outputs = call(operation, *args, **options)
+        finally:
+            inside.pop()
+        taken, made = _tensors((args, options)), _tensors(outputs)
+        tensors.extend([*taken, *made])
+        rank = taken[0].shape.rank or 0 if taken else 0
+        numbers = [id(tensor) for tensor in taken], [id(tensor) for tensor in made]
+        found.append(Call(operation, *numbers, rank, _positions(made)))
+        return outputs
+
+    with operations_called_through(note):
+        # A Sequential model has one input, and no structure of inputs.
+        build_by_shapes(model, inputs[0] if len(inputs) == 1 else model.input)
+    return found
+
+
+def _positions(outputs: list[tf.Tensor]) -> int:
+    shapes = [list(tensor.shape) for tensor in outputs if tensor.shape.rank]
+    return max((math.prod(size or 1 for size in shape[1:-1]) for shape in shapes), default=1)
+
+
+def _tensors(structure: Any) -> list[tf.Tensor]:
+    return [leaf for leaf in keras.tree.flatten(structure) if isinstance(leaf, tf.Tensor)]

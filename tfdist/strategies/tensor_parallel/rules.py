@@ -1,4 +1,4 @@
-"""Rules by which layers are split: axes of weights, by their paths. Imports no TensorFlow."""
+"""Rules to split layers by: axes of weights, by their paths. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from pydantic import AfterValidator, BeforeValidator
 
 from tfdist.errors import ConfigurationError
 
-#: By regular expressions on paths of variables: an axis that is not None is the one to cut.
+#: By regular expressions on paths of variables: the axis that is not None is split.
 Rules = Mapping[str, Sequence[str | None]]
 
 _FORM = "expected lines like 'dense/kernel: [null, model]'"
 
 
 def checked(rules: Rules) -> Rules:
-    """Returns rules, when what stands for paths in them are regular expressions.
+    """Checks that the keys of rules are regular expressions, and returns the rules.
 
     Raises:
-        ConfigurationError: One is none.
+        ConfigurationError: One is not a regular expression.
     """
     for rule in rules:
         try:
             re.compile(rule)
         except re.error as error:
             raise ConfigurationError(
-                f"the rule {rule!r} of a layout is no regular expression ({error}): write one that "
-                "finds paths of weights, like 'dense/kernel'."
+                f"the rule {rule!r} of a layout is not a regular expression ({error}): write one "
+                "that matches paths of weights, like 'dense/kernel'."
             ) from None
     return rules
 
 
 def _read(value: object) -> object:
-    """Returns the rules in a YAML file; what is no name of a file is returned as it is."""
+    """Returns the rules in a YAML file; a value that is not a string is returned as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -50,7 +50,7 @@ def _read(value: object) -> object:
     return found
 
 
-#: For a command line and a configuration: rules, or the name of a YAML file that holds them.
+#: For the command line and configurations: rules, or the name of a YAML file with rules.
 RulesOrFile = Annotated[
     dict[str, list[str | None]], BeforeValidator(_read), AfterValidator(checked), "FILE"
 ]

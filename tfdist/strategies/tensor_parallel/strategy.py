@@ -1,38 +1,277 @@
-"""Channel split: the layers of a model in parts, each part on a device of its own."""
+"""Tensor parallelism: the layers of a model in slices, each slice on its own device.
+
+Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", section 3. A process has one replica, which has all rows. What differs from one device
+is where the channels of a layer are computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from tfdist import cluster
-from tfdist.strategies.tensor_parallel.of_process import TensorParallelOfProcess
-from tfdist.strategies.tensor_parallel.over_processes import TensorParallelOverProcesses
+import keras
+import tensorflow as tf
+
+from tfdist.errors import ConfigurationError
+from tfdist.groups.fusion import by_device
+from tfdist.strategies import STRATEGIES, batches
+from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.placement import colocate_with_inputs
+from tfdist.strategies.processes import join_processes
+from tfdist.strategies.sharded.plan import num_bytes
+from tfdist.strategies.tensor_parallel import rules
+from tfdist.strategies.tensor_parallel.calls import Calls
+from tfdist.strategies.tensor_parallel.layout import Layout, layout
 from tfdist.strategies.tensor_parallel.rules import Rules
+from tfdist.strategies.tensor_parallel.splits import Cut
+from tfdist.upstream import keras_model, keras_variables
+from tfdist.upstream.keras_callbacks import swap_by_assignment
+from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
+from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable
+from tfdist.upstream.tensorflow_tapes import know_parts
+
+#: Where a model is created, so that no device has to hold all of it.
+_HOST = "CPU:0"
+
+_KINDS = {
+    "column": "by column",
+    "row": "by row",
+    "channels": "by group",
+    "heads": "by head",
+    "vocabulary": "by vocabulary",
+}
 
 
-def TensorParallel(  # noqa: N802 - which class it is follows from how the program was started
-    devices: int | str | Sequence[str] | None = None,
-    layout: Rules | None = None,
-    smallest: int = 1024,
-) -> TensorParallelOfProcess:
-    """Returns a strategy of layers split by channels, heads or columns over devices.
+class TensorParallel(Strategy):
+    """Layers split by channels, heads or columns over the devices of a process.
 
-    Of the processes that a launcher started, each has all parts, and its share of each batch.
+    Each of several processes has all slices and computes its part of each batch. The gradients of a
+    slice are exchanged from the slice's own device.
 
     Args:
-        devices: As `tfdist.devices.resolve` takes them; a part of each split layer on each. Of
-            several processes: those of this one.
-        layout: Which axes of weights to cut, by regular expressions on their paths, as in a
+        devices: As for `tfdist.devices.resolve`; a slice of each split layer on each.
+        layout: Which axes of weights to split, by regular expressions on their paths, as in a
             `keras.distribution.LayoutMap`: `{"dense/kernel": (None, "model")}` splits by column,
-            `("model", None)` by row; what none names stays whole. None: each layer that can be
-            split is, by column, and by row where it follows a column.
-        smallest: Numbers in a kernel below which a layer stays whole, without a layout.
+            `("model", None)` by row, and what no rule names stays whole. None: every layer that can
+            be split is, by column, or by row if it follows a column.
+        smallest: The smallest number of elements of the kernel of a layer that is split, without a
+            layout.
+        process_group: What exchanges sums between processes: `"horovod"`, `"tensorflow"`, or
+            `"auto"`, which is Horovod.
 
     Raises:
-        ConfigurationError: Fewer than two devices, or a rule that is none.
+        ConfigurationError: Fewer than two devices, an invalid rule, or different numbers of devices
+            in the processes.
         DeviceError: A device that does not exist.
         MissingError: Several processes, and Horovod is not installed.
     """
-    several = cluster.started_together() is not None
-    strategy = TensorParallelOverProcesses if several else TensorParallelOfProcess
-    return strategy(devices, layout, smallest)
+
+    name = "tensor_parallel"
+    default_cpus = 2
+    has_local_variables = False
+
+    def __init__(
+        self,
+        devices: int | str | Sequence[str] | None = None,
+        layout: Rules | None = None,
+        smallest: int = 1024,
+        process_group: str = "auto",
+    ) -> None:
+        STRATEGIES["tensor_parallel"].check(process_group=process_group)
+        names, group = join_processes(process_group, devices, self.default_cpus)
+        if len(names) < 2:
+            raise ConfigurationError(
+                f"strategy 'tensor_parallel' splits layers over devices, but got only {names[0]}: "
+                "use devices=2 or more, or strategy 'one_device'."
+            )
+        super().__init__(names, group)
+        self.layout = None if layout is None else dict(rules.checked(layout))
+        self._smallest = 1 if layout is not None else smallest
+        self._layouts: weakref.WeakKeyDictionary[keras.Model, Layout]
+        self._layouts = weakref.WeakKeyDictionary()
+        self._rows = {"split": "known when the shapes of the data are known"}
+        swap_by_assignment()
+        know_parts()
+
+    @property
+    def num_local_replicas(self) -> int:
+        """One: it has all rows, and slices of the layers on each device."""
+        return 1
+
+    def describe(self) -> dict[str, str]:
+        rows = super().describe() | {"shard policy": "each device has all rows of a batch"}
+        return rows | self._rows
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with tf.device(_HOST):
+            yield
+
+    def place(self, model: Any) -> None:
+        if model.built:
+            optimizer = getattr(model, "optimizer", None)
+            self._arrange(model, [optimizer] if optimizer is not None else [])
+
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
+        cut = self._arrange(model, optimizers)
+        plain = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers]
+        weights = {id(v) for v in model.variables}
+        for slot, weight in (pair for optimizer in plain for pair in slots_of(optimizer)):
+            if id(weight) in cut and slot.shape == weight.shape:
+                _divide(Cut(slot, cut[id(weight)].division), self.devices)
+            elif id(weight) in weights:
+                self._put(slot)
+        for optimizer in plain if cut else ():
+            refuse_elsewhere(optimizer, keras_variables.ELSEWHERE)
+        super().prepare(model, optimizers)
+
+    def _arrange(self, model: keras.Model, optimizers: Sequence[Any]) -> Mapping[int, Cut]:
+        """Gives each device its slices of the weights, and the first device what stays whole."""
+        plain = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers]
+        found = layout(
+            model, plain, len(self.devices), self.layout, self._smallest, self._layouts.get(model)
+        )
+        self._layouts[model] = found
+        self._rows = _describe(model, found, self.devices)
+        cut = {id(own.variable): own for split in found.splits for own in split.cuts}
+        for variable in model.variables:
+            if id(variable) in cut:
+                _divide(cut[id(variable)], self.devices)
+            elif keras.backend.is_float_dtype(variable.dtype):  # not seeds and counters
+                self._put(variable)
+        gc.collect()  # cycles may hold the full values, and Python frees them at any time
+        return cut
+
+    def _put(self, variable: keras.Variable) -> None:
+        """Moves a variable to the first device as a whole."""
+        if isinstance(variable, ShardedVariable):  # it could be split before
+            keras_variables.unite(variable, _HOST)
+        keras_model.move(variable, self.devices[0])
+
+    def run(self, fn: ReplicaFn) -> Any:
+        known = list(self._layouts.values())
+        splits = [split for layout in known for split in layout.splits]
+        following = [layer for layout in known for layer in layout.following]
+        with Calls(self.devices).instead(splits, following), tf.device(self.devices[0]):
+            return fn(0)
+
+    def local_results(self, results: Any) -> list[Any]:
+        return [results]
+
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
+        flat = tf.nest.flatten(sources)
+        # Those of a graph are on the devices of the forward pass, unlike a tape's.
+        of_graph = not tf.executing_eagerly()
+        found = tf.gradients(loss, flat) if of_graph else tape.gradient(loss, flat)
+        return [_or_none(g) for g in tf.nest.pack_sequence_as(list(sources), found)]
+
+    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+        if self.group.size == 1:
+            return tensors
+        sums = by_device(self.group.all_reduce, tensors)
+        return sums if op == "SUM" else [total / self.num_replicas for total in sums]
+
+    def reduce_sharded(
+        self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
+    ) -> dict[int, Any]:
+        """Sums the gradients of each slice over the processes, on the slice's device."""
+        own = {i: ShardedGradient(g) for i, g in gradients.items() if isinstance(g, tuple)}
+        if self.group.size == 1:
+            return own
+        return tf.nest.pack_sequence_as(own, self.all_reduce(tf.nest.flatten(own)))
+
+    def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
+        if tf.executing_eagerly():
+            return [fn(results)]
+        with tf.compat.v1.device(colocate_with_inputs):
+            return [fn(results)]
+
+    def outputs(
+        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
+    ) -> list[Any]:
+        def on_replica(i: int) -> Any:
+            share = element.shares[i]
+            found = fn(share.rows)
+            # One process's replica has all rows, and those of the full batch are never padding.
+            return (
+                found
+                if whole or self.num_replicas == 1
+                else batches.drop_padding(found, share.num_rows)
+            )
+
+        return self.local_results(self.run(on_replica))
+
+
+def _divide(own: Cut, devices: Sequence[str]) -> None:
+    """Divides a variable, unless it is divided in this way already."""
+    variable = own.variable
+    if isinstance(variable, ShardedVariable):
+        if variable.division == own.division:
+            return
+        keras_variables.unite(variable, _HOST)
+    keras_variables.divide(variable, own.division, devices, keep_whole=False)
+
+
+def _or_none(gradient: Any) -> Any:
+    """Returns a gradient; None if no slice has one."""
+    if isinstance(gradient, ShardedGradient) and all(piece is None for piece in gradient):
+        return None
+    return gradient
+
+
+# ---- the start-up table ----
+
+
+def _describe(model: keras.Model, found: Layout, devices: Sequence[str]) -> dict[str, str]:
+    """Returns rows about what is split, the work in it, and the weights of each device."""
+    cut = {id(c.variable): c for split in found.splits for c in split.cuts}
+    weights = model.trainable_variables + model.non_trainable_variables
+    sizes = {id(v): v.shape.num_elements() for v in weights if v.dtype != "string"}
+    share = sum(size for key, size in sizes.items() if key in cut) / max(sum(sizes.values()), 1)
+    kinds = collections.Counter(_KINDS[split.kind] for split in found.splits)
+    split = ", ".join(f"{number} {kind}" for kind, number in kinds.items()) or "no layer"
+    work = _share_of_work(found) if found.calls else None
+    held = dict.fromkeys(devices, 0.0)
+    for weight in (v for v in weights if v.dtype != "string"):
+        parts = cut[id(weight)].division.sizes if id(weight) in cut else [1]
+        for device, size in zip(devices, parts, strict=False):
+            held[device] += num_bytes(weight) * size / sum(parts)
+    return {
+        "split": f"{share:.1%} of {sum(sizes.values()):,} parameters"
+        + (f" and {work:.1%} of the work" if work is not None else "")
+        + f" over {len(devices)} devices: {split}"
+        + (f" ({found.reason_whole})" if found.reason_whole else ""),
+        "whole": f"all else, on {devices[0]}",
+        "weights": ", ".join(f"{device} {num / 1e6:,.1f} MB" for device, num in held.items()),
+    }
+
+
+def _share_of_work(found: Layout) -> float:
+    """Returns the share of the multiplications by weights that split layers compute.
+
+    Only layers that call no others count; tables multiply nothing.
+    """
+    split_layers, done, total = {id(split.layer) for split in found.splits}, 0.0, 0.0
+    inner = {
+        id(layer)
+        for split in found.splits
+        for layer in keras_model.flatten_layers(split.layer)
+        if layer is not split.layer
+    }
+    for call in found.calls:
+        layer = call.layer
+        if not isinstance(layer, keras.layers.Layer) or isinstance(layer, keras.layers.Embedding):
+            continue
+        is_split = id(layer) in split_layers
+        if id(layer) in inner or (len(keras_model.flatten_layers(layer)) > 1 and not is_split):
+            continue
+        kernels = [v for v in layer.trainable_variables if len(v.shape) > 1]
+        work = call.positions * sum(v.shape.num_elements() for v in kernels)
+        total += work
+        done += work * is_split
+    return done / total if total else 0.0

@@ -1,0 +1,159 @@
+"""Process groups exchange the same values, whichever library carries them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import DataError, MissingError, TfdistError
+from tfdist.groups.agreement import from_rank0
+from tfdist.groups.base import LocalGroup, ProcessGroup, shard_sizes
+from tfdist.launcher.worker_pool import WorkerPool
+
+NEEDS_HOROVOD = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod"
+)
+
+
+def exchanges(kind: str) -> Callable[[], dict[str, Any]]:
+    """Joins the group in a worker; what it returns makes every kind of exchange."""
+    if kind == "horovod":
+        from tfdist.groups.horovod import HorovodGroup
+
+        group: ProcessGroup = HorovodGroup()
+    else:
+        from tfdist.groups.collective import CollectiveGroup
+
+        group = CollectiveGroup(2)
+
+    # An argument: TensorFlow evaluates a Horovod operation on constants ahead of time.
+    def vector(rank: tf.Tensor, size: int, dtype: Any = tf.float32) -> tf.Tensor:
+        return tf.cast(tf.range(size), dtype) + tf.cast(rank, dtype)
+
+    @tf.function(autograph=False)
+    def in_graph(rank: tf.Tensor) -> dict[str, Any]:
+        slices = tf.IndexedSlices(
+            vector(rank, 2 + group.rank)[:, tf.newaxis],
+            tf.range(2 + group.rank),
+            tf.constant([4, 1]),
+        )
+        large = tf.ones([3, 1 << 18]) * tf.cast(rank + 1, tf.float32)
+        sums = group.all_reduce([vector(rank, 3), vector(rank, 2, tf.int32), slices, large])
+        sizes = shard_sizes(5, group.size)
+        with tf.device("CPU:0"):
+            whole = group.all_gather(vector(rank, sizes[group.rank]), sizes, "in_graph")
+        return {
+            "sums": sums[:2],
+            "slices": tf.math.unsorted_segment_sum(sums[2].values, sums[2].indices, 4)[:, 0],
+            "large": tf.reduce_mean(sums[3]),
+            "whole": whole,
+            "shard": group.reduce_scatter([vector(rank, 5)])[0],
+        }
+
+    def ask() -> dict[str, Any]:
+        rank = tf.constant(group.rank)
+        found = tf.nest.map_structure(lambda t: t.numpy().tolist(), in_graph(rank))
+        sizes = shard_sizes(5, group.size)
+        whole = group.all_gather(vector(rank, sizes[group.rank]), sizes, "eager")
+        group.barrier()
+        return found | {
+            "again": in_graph(rank)["whole"].numpy().tolist(),
+            "eager": [
+                t.numpy().tolist() for t in group.all_reduce([vector(rank, 3), vector(rank, 2)])
+            ],
+            "eager whole": whole.numpy().tolist(),
+            "bfloat16": group.broadcast_tensor(vector(rank, 2, tf.bfloat16)).numpy().tolist(),
+            "numbers": group.gather([group.rank, float("nan")])[:, 0].tolist(),
+            "bytes": [b.tolist() for b in group.gather_bytes(np.full(group.rank, 7, np.uint8))],
+            "objects": group.gather_objects({"rank": group.rank}),
+            "object": group.broadcast_object(["from", group.rank]),
+            "text": group.broadcast_text("ä" * (1 - group.rank)),
+            "arrays": group.sum_arrays([np.full([2], group.rank + 1.0)])[0].tolist(),
+            "named": group.broadcast_arrays({"a": np.arange(2) + group.rank})["a"].tolist(),
+            "error": _raised(group),
+        }
+
+    return ask
+
+
+def _raised(group: ProcessGroup) -> str:
+    def fail() -> str:
+        raise DataError("no data")
+
+    try:
+        from_rank0(group, fail)
+    except TfdistError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+EXPECTED = {
+    "sums": [[1.0, 3.0, 5.0], [1, 3]],
+    "slices": [1.0, 3.0, 3.0, 0.0],
+    "large": 3.0,
+    "whole": [0.0, 1.0, 2.0, 1.0, 2.0],
+    "again": [0.0, 1.0, 2.0, 1.0, 2.0],
+    "eager": [[1.0, 3.0, 5.0], [1.0, 3.0]],
+    "eager whole": [0.0, 1.0, 2.0, 1.0, 2.0],
+    "bfloat16": [0.0, 1.0],
+    "numbers": [0.0, 1.0],
+    "bytes": [[], [7]],
+    "objects": [{"rank": 0}, {"rank": 1}],
+    "object": ["from", 0],
+    "text": "ä",
+    "arrays": [3.0, 3.0],
+    "named": [0, 1],
+    "error": "DataError: no data",
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [pytest.param("horovod", marks=NEEDS_HOROVOD), "tensorflow"])
+def test_two_processes_exchange_every_kind_of_value(kind: str) -> None:
+    with WorkerPool(exchanges, kind, num_workers=2) as pool:
+        first, second = pool.ask()
+    assert (first.pop("shard"), second.pop("shard")) == ([1.0, 3.0, 5.0], [7.0, 9.0])
+    assert first == EXPECTED
+    assert second == EXPECTED
+
+
+def test_a_process_alone_gets_back_what_it_sends() -> None:
+    group, tensors = LocalGroup(), [tf.constant([1.0, 2.0])]
+    assert group.all_reduce(tensors) is tensors
+    assert group.reduce_scatter(tensors) is tensors
+    assert group.gather([1, 2]).tolist() == [[1.0, 2.0]]
+    assert group.gather_objects("own") == ["own"]
+    assert group.broadcast_text("") == ""
+    assert _raised(group) == "DataError: no data"
+
+
+def test_the_type_of_an_error_of_rank_0_reaches_the_other_ranks() -> None:
+    class SecondRank(LocalGroup):
+        rank = 1
+
+        def broadcast_object(self, value: Any) -> Any:
+            return "", (MissingError, "no such library")
+
+    with pytest.raises(MissingError, match="no such library"):
+        from_rank0(SecondRank(), lambda: "not called")
+
+
+def test_an_incomplete_group_cannot_be_created() -> None:
+    class Incomplete(ProcessGroup):
+        size, rank, local_rank = 2, 0, 0
+
+        def all_gather(self, vector: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
+            return vector
+
+    with pytest.raises(TypeError, match="all_reduce"):
+        Incomplete()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(("size", "owners", "expected"), [(5, 2, [3, 2]), (1, 3, [1, 0, 0])])
+def test_shards_differ_by_one_element_at_most(size: int, owners: int, expected: list[int]) -> None:
+    assert shard_sizes(size, owners) == expected

@@ -1,0 +1,142 @@
+"""What of a backward pass waits for sums, and that nothing waits for itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.groups import buckets
+
+_BUCKETS = 5
+_SIZE = 4  # float32
+
+
+def _chain(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    for weight in weights[::-1]:
+        x = tf.tanh(x * weight)
+    return x
+
+
+def _with_a_skip(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    """Of which the first weight's gradient needs all others' way back and none of it."""
+    return _chain(x, weights) + x * weights[-1]
+
+
+def _all_used_twice(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    return _chain(_chain(x, weights), weights)
+
+
+def _step(model: Callable, num_bytes: int) -> Any:
+    """Returns a `tf.function` of gradients and of what stands for their sums, a bucket each."""
+    weights = [tf.Variable(tf.fill([_SIZE], 1.0 + i)) for i in range(_BUCKETS)]
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tuple[list, list]:
+        with tf.GradientTape() as tape:
+            loss = model(x, weights)
+        gradients = [[gradient] for gradient in tape.gradient(loss, weights)]
+        sums = [[2 * gradient] for (gradient,) in gradients]
+        buckets.limit_rate(gradients, sums, num_bytes)
+        return gradients, sums
+
+    return step
+
+
+def _waited_for(step: Any) -> list[list[int]]:
+    """Returns, by bucket, of which others the sums have to be there before its gradient is."""
+    graph = step.get_concrete_function(tf.TensorSpec([_SIZE])).graph
+    flat = graph.structured_outputs
+    gradients, sums = ([_source(own.op) for (own,) in each] for each in flat)
+    return [
+        [j for j, total in enumerate(sums) if total in _all_before(gradient)]
+        for gradient in gradients
+    ]
+
+
+def _source(operation: tf.Operation) -> tf.Operation:
+    return operation.inputs[0].op if operation.type == "Identity" else operation
+
+
+def _all_before(operation: tf.Operation) -> set[tf.Operation]:
+    found, left = set(), [operation]
+    while left:
+        one = left.pop()
+        new = {t.op for t in one.inputs} | set(one.control_inputs)
+        left += new - found
+        found |= new
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "unsent"), [(1, 2), (2 * 16, 2), (3 * 16, 3), (5 * 16, 5), (1 << 20, 5)]
+)
+def test_as_many_buckets_as_the_bytes_allow_are_on_their_way(num_bytes: int, unsent: int) -> None:
+    expected = [list(range(max(0, number + 1 - unsent))) for number in range(_BUCKETS)]
+    assert _waited_for(_step(_chain, num_bytes)) == expected
+
+
+@pytest.mark.parametrize("model", [_chain, _with_a_skip, _all_used_twice])
+def test_it_ends_with_the_same_gradients(model: Callable) -> None:
+    x = tf.linspace(-1.0, 1.0, _SIZE)
+    held, free = (_step(model, num_bytes)(x) for num_bytes in (1, 1 << 20))
+    for one, other in zip(tf.nest.flatten(held), tf.nest.flatten(free), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_a_sum_needs_waits_for_no_later_one() -> None:
+    for number, waited_for in enumerate(_waited_for(_step(_with_a_skip, 1))):
+        assert all(other <= number - 2 for other in waited_for)
+
+
+def test_effects_stay_in_the_order_in_which_they_were_traced() -> None:
+    """Of BatchNorm's sums on the way back: TensorFlow has later collectives wait for them."""
+    weights = [tf.Variable(tf.fill([_SIZE], 1.0 + i)) for i in range(_BUCKETS)]
+    token = tf.Variable(0)
+
+    def next_in_line(tensor: tf.Tensor) -> tf.Tensor:
+        added = tf.raw_ops.AssignAddVariableOp(resource=token.handle, value=1)
+        with tf.control_dependencies([added]):
+            return tf.identity(tensor)
+
+    @tf.custom_gradient
+    def normalised(x: tf.Tensor) -> Any:
+        return next_in_line(x), next_in_line
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> list:
+        with tf.GradientTape() as tape:
+            for weight in weights[::-1]:
+                x = normalised(tf.tanh(x * weight))
+        gradients = tape.gradient(x, weights)
+        sums = [next_in_line(gradient) for gradient in gradients]
+        buckets.limit_rate(gradients, sums, 1)
+        return sums
+
+    assert len(step(tf.ones([_SIZE]))) == _BUCKETS
+    assert int(token) == 3 * _BUCKETS
+
+
+@pytest.mark.parametrize(("num_bytes", "is_held"), [(16, True), (None, False), ("auto", False)])
+def test_two_buckets_of_the_size_that_was_chosen_cross_at_a_time(
+    num_bytes: Any, is_held: bool
+) -> None:
+    """By themselves those of 25 MB, which these gradients do not fill."""
+
+    @tf.function(autograph=False)
+    def sums(x: tf.Tensor) -> list:
+        chain = itertools.accumulate([x] * _BUCKETS, lambda before, _: tf.tanh(before))
+        return buckets.each(lambda bucket: [tf.identity(t) for t in bucket],
+                            [[own] for own in chain], num_bytes, wait=False)  # fmt: skip
+
+    graph = sums.get_concrete_function(tf.TensorSpec([_SIZE])).graph
+    waiting = [own for own in graph.get_operations() if own.type == "Tanh" and own.control_inputs]
+    assert bool(waiting) == is_held
+
+
+def test_outside_of_a_graph_all_is_done_already() -> None:
+    buckets.limit_rate([[tf.ones([4])]] * 4, [[tf.ones([4])]] * 4, 1)

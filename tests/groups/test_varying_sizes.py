@@ -1,0 +1,95 @@
+"""Keys of sums of varying size are each used for one operation and one size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdist import devices
+from tfdist.errors import ConfigurationError
+from tfdist.groups import varying_sizes
+from tfdist.groups.varying_sizes import MOST_OPERATIONS, VaryingSizes, keys
+
+MOST_ELEMENTS = tf.int32.max
+
+#: Near the places where the keys of a group end, where two might come out as one.
+_NUMBERS = st.one_of(st.integers(0, 2000), st.integers(MOST_OPERATIONS - 2000, MOST_OPERATIONS - 1))
+_SIZES = st.one_of(
+    st.integers(0, 5),
+    st.integers((1 << 22) - 3, (1 << 22) + 3),
+    st.integers(0, MOST_ELEMENTS),
+    st.integers(MOST_ELEMENTS - 3, MOST_ELEMENTS),
+)
+
+
+def tokens(places: list[str]) -> list[tf.Variable]:
+    """Returns an ordering token on each of some devices."""
+    made = []
+    for place in places:
+        with tf.device(place):
+            made.append(tf.Variable(0.0, trainable=False))
+    return made
+
+
+def key(operation: int, size: int) -> tuple[int, int]:
+    group, instance = keys(operation, tf.constant(size, tf.int32))
+    return int(group), int(instance)
+
+
+@settings(deadline=None, max_examples=50)
+@given(a=st.tuples(_NUMBERS, _SIZES), b=st.tuples(_NUMBERS, _SIZES))
+def test_no_two_have_the_same_keys(a: tuple[int, int], b: tuple[int, int]) -> None:
+    assert (key(*a) == key(*b)) == (a == b)
+    assert all(0 < part < 1 << 31 for part in (key(*a)[0], key(*a)[1] + 1))
+
+
+def test_most_sums_have_one_group() -> None:
+    """NCCL connects the devices anew for each group."""
+    assert len({key(number, size)[0] for number in (0, 100, 511) for size in (0, 1 << 21)}) == 1
+
+
+def test_beyond_the_range_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=f"has built {MOST_OPERATIONS} sums"):
+        key(MOST_OPERATIONS, 1)
+
+
+def test_strategy_objects_and_their_replicas_count_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varying_sizes, "_OPERATIONS_A_GROUP", 2)
+    one, other = (VaryingSizes(tokens(["CPU:0", "CPU:0"]), 0, 2, "ring") for _ in range(2))
+    first = [one._next_operation(0) for _ in range(3)]
+    second = [other._next_operation(0) for _ in range(3)]
+    assert len({*first, *second}) == 6
+    assert [one._next_operation(1) for _ in range(3)] == first
+    assert [other._next_operation(1) for _ in range(3)] == second
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_sums_of_changing_sizes_over_several_groups(
+    num_replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One beyond 2^22 elements, and more than have one group; the second time by another object."""
+    monkeypatch.setattr(varying_sizes, "_OPERATIONS_A_GROUP", 2)
+    places = [f"/device:{name}" for name in devices.resolve(3, 3)][:num_replicas]
+    sums = VaryingSizes(tokens(places), 0, num_replicas, "ring")
+    spec = tf.TensorSpec([None])
+
+    @tf.function(autograph=False, input_signature=[spec, spec])
+    def run(small: tf.Tensor, large: tf.Tensor) -> list[tf.Tensor]:
+        results = []
+        for index, place in enumerate(places):
+            with tf.device(place):
+                results += [sums.reduce(small[i:] * index, index) for i in range(3)]
+                results += [sums.reduce(large, index)[-1:]]
+        return results
+
+    factor = sum(range(num_replicas))
+    for size in (20, 13):
+        small, large = np.arange(size, dtype="float32"), np.ones((1 << 22) + size, "float32")
+        for number, result in enumerate(run(small, large)):
+            at = number % 4
+            np.testing.assert_array_equal(
+                result, [num_replicas] if at == 3 else small[at:] * factor
+            )

@@ -1,0 +1,1 @@
+"""Process groups: how the processes that train together exchange values. They know no models."""

@@ -1,0 +1,179 @@
+"""What all workers have to agree on: counts, the seed, variables, and results of rank 0."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import ClusterError, ConfigurationError, TfdistError
+from tfdist.groups.base import ProcessGroup
+from tfdist.groups.fusion import FUSION_LIMIT, fused
+from tfdist.upstream.keras_variables import is_elsewhere, values_of
+from tfdist.upstream.tensorflow import seed_of_process
+
+
+def check_same_count(group: ProcessGroup, number: int, what: str, option: str) -> None:
+    """Checks that all workers have the same number of something.
+
+    Args:
+        group: The workers.
+        number: How many this worker has.
+        what: What is counted, for the message.
+        option: The option that sets the number.
+
+    Raises:
+        ConfigurationError: The numbers differ.
+    """
+    counts = group.gather([number])[:, 0].astype(int)
+    if counts.min() < counts.max():
+        raise ConfigurationError(
+            f"The workers have {', '.join(map(str, counts))} {what}, by rank: "
+            f"expected the same number on each; set it with {option}."
+        )
+
+
+def synchronize_seed(group: ProcessGroup) -> None:
+    """Gives all workers the same seed, unless one of them has set a seed.
+
+    Shuffles and initial weights have to be the same everywhere.
+    """
+    # Not from the generator of the initial weights, which the seed of one worker determines.
+    seed = random.SystemRandom().randrange(2**31)
+    told = group.gather([seed_of_process() is not None, seed])
+    if not told[:, 0].any():
+        keras.utils.set_random_seed(int(told[0, 1]))
+
+
+def from_rank0(group: ProcessGroup, make: Callable[[], str]) -> str:
+    """Calls `make` on rank 0 and returns its text on every worker.
+
+    Raises:
+        TfdistError: `make` raised it. Other ranks raise an error of the same type and message.
+    """
+    error, text = None, ""
+    if group.rank == 0:
+        try:
+            text = make()
+        except TfdistError as raised:
+            error = raised
+    told, failed = group.broadcast_object((text, error and (type(error), str(error))))
+    if error is not None:
+        raise error
+    if failed is not None:
+        kind, message = failed
+        raise _remade(kind, message)
+    return told
+
+
+def _remade(kind: type[TfdistError], message: str) -> TfdistError:
+    """Returns an error of a type; a type with more arguments becomes its base class."""
+    try:
+        return kind(message)
+    except TypeError:
+        return TfdistError(message)
+
+
+# ---- variables ----
+
+
+def broadcast_and_check(
+    group: ProcessGroup, variables: Sequence[keras.Variable], root: int = 0
+) -> None:
+    """Gives variables the values of the rank `root`, and verifies that all ranks have them.
+
+    Variables of which each worker has only a shard are left as they are.
+
+    Raises:
+        ClusterError: The workers built different models, or the values differ nevertheless.
+    """
+    check_shapes(group, variables)
+    variables = [v for v in variables if not is_elsewhere(v)]
+    broadcast(group, [own for v in variables for own in values_of(v)], root)
+    check_values(group, variables, "the broadcast failed; run python -m tfdist.doctor.")
+
+
+def broadcast(group: ProcessGroup, variables: Sequence[tf.Variable], root: int = 0) -> None:
+    """Gives variables the values that they have on the rank `root`.
+
+    Small variables are sent together, and large ones one by one, so that there is never a second
+    copy of a whole model.
+    """
+
+    def sent(tensors: list) -> list:
+        return [group.broadcast_tensor(tensor, root) for tensor in tensors]
+
+    movable = [v for v in variables if v.dtype != tf.string]
+    small = [v for v in movable if v.shape.num_elements() < FUSION_LIMIT]
+    for variable, value in zip(small, fused(sent, [v.read_value() for v in small]), strict=True):
+        variable.assign(value)
+    for variable in movable:
+        if variable.shape.num_elements() >= FUSION_LIMIT:
+            variable.assign(group.broadcast_tensor(variable.read_value(), root))
+
+
+def check_shapes(group: ProcessGroup, variables: Sequence[keras.Variable]) -> None:
+    """Checks that all workers have variables of the same number, shapes and dtypes.
+
+    Raises:
+        ClusterError: They differ. Exchanging values would then fail or hang.
+    """
+    layout = [(tuple(v.shape), str(v.dtype)) for v in variables]
+    rows = group.gather([len(layout), _digest(repr(layout).encode())])
+    if _different_ranks(rows):
+        raise ClusterError(
+            f"The ranks built different models: {', '.join(f'{n:.0f}' for n in rows[:, 0])} "
+            f"variables by rank, and other shapes on {_named(rows)} than on rank 0. "
+            "Build and compile the same model on every rank."
+        )
+
+
+def check_values(group: ProcessGroup, variables: Sequence[keras.Variable], cure: str) -> None:
+    """Checks that variables have the same values on all workers.
+
+    Args:
+        group: The workers. Copies on several devices of a worker are not compared.
+        variables: As many on every worker.
+        cure: What to do if the values differ, for the message.
+
+    Raises:
+        ClusterError: The values differ.
+    """
+    rows = _digests(group, variables)
+    if _different_ranks(rows):
+        unequal = np.flatnonzero((rows != rows[0]).any(0))
+        raise ClusterError(
+            f"{len(unequal)} of {len(variables)} variables are not the same on all ranks, the "
+            f"first is {variables[unequal[0]].path!r} on {_named(rows)}: {cure}"
+        )
+
+
+def are_same(group: ProcessGroup, variables: Sequence[keras.Variable]) -> bool:
+    """Tells whether variables, as many on every worker, have the same values on all of them."""
+    return not _different_ranks(_digests(group, variables))
+
+
+def _digests(group: ProcessGroup, variables: Sequence[keras.Variable]) -> np.ndarray:
+    """Returns a number per variable, a row per worker; 0 for variables that no worker has whole."""
+    return group.gather(
+        [0.0 if is_elsewhere(v) else _digest(np.asarray(v.value).tobytes()) for v in variables]
+    )
+
+
+def _digest(data: bytes) -> float:
+    """Returns a hash of 48 bits, which a float64 holds exactly."""
+    return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
+
+
+def _different_ranks(rows: np.ndarray) -> list[int]:
+    """Returns the ranks whose row is not that of rank 0."""
+    return [int(rank) for rank in np.flatnonzero((rows != rows[0]).any(1))]
+
+
+def _named(rows: np.ndarray) -> str:
+    ranks = _different_ranks(rows)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,212 @@
+"""The interface of a process group, and the group of a single process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import tensorflow as tf
+
+from tfdist.groups import array_bytes
+
+#: Bytes that are exchanged at a time of what may be large, and is held in memory several times.
+_PIECE_BYTES = 16 << 20
+
+
+class ProcessGroup(ABC):
+    """The processes that train one model together, each running the whole script.
+
+    Operations on tensors may be called in graphs and eagerly, once per process and in the same
+    order in all of them. All others are called outside of graphs.
+
+    A subclass implements the abstract methods and may override `reduce_scatter`.
+
+    Attributes:
+        name: What the group is called in tables.
+        size: Number of processes.
+        rank: Index of this process.
+        local_rank: Index of this process among those of its host.
+        sums_in_order: Whether buckets have to be exchanged one after the other, because the
+            transport would otherwise merge those that are ready at the same time. Sums of three or
+            more processes depend on how they are merged, so runs would not be bitwise identical.
+        shuts_down_at_exit: Whether an exchange in another process fails when rank 0 exits.
+    """
+
+    name: str
+    size: int
+    rank: int
+    local_rank: int
+    sums_in_order = False
+    shuts_down_at_exit = False
+
+    def __init__(self) -> None:
+        self._before_exchange: list[Callable[[], None]] = []
+
+    # ---- tensors ----
+
+    @abstractmethod
+    def all_reduce(self, tensors: list) -> list:
+        """Returns the sums of tensors over the processes.
+
+        Args:
+            tensors: Dense tensors of the same shapes in all processes, or `tf.IndexedSlices`, of
+                which the slices are concatenated.
+        """
+
+    @abstractmethod
+    def all_gather(self, vector: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
+        """Returns the vectors of all processes, concatenated in the order of the ranks.
+
+        Args:
+            vector: The vector of this process.
+            sizes: The number of elements of each process's vector.
+            name: A name that no other exchange has that may run at the same time; the same in all
+                processes.
+        """
+
+    def reduce_scatter(self, vectors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns this process's shard of each sum of vectors: see `shard_sizes`."""
+        shards = []
+        for vector, total in zip(vectors, self.all_reduce(vectors), strict=True):
+            sizes = shard_sizes(vector.shape.num_elements(), self.size)
+            begin = sum(sizes[: self.rank])
+            # A slice along the first axis would be a view, which keeps the whole sum in memory.
+            shards.append(total[tf.newaxis][0, begin : begin + sizes[self.rank]])
+        return shards
+
+    @abstractmethod
+    def broadcast_tensor(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
+        """Returns the tensor of the rank `root`; called eagerly, with the same shape everywhere."""
+
+    # ---- values on the host ----
+
+    @abstractmethod
+    def gather_words(self, words: np.ndarray) -> np.ndarray:
+        """Returns the int64 vectors of all processes, as rows: shape `(size, len(words))`."""
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        """Returns the numbers of all processes, as rows: shape `(size, len(numbers))`, float64.
+
+        Args:
+            numbers: As many in every process.
+        """
+        own = np.asarray(numbers, np.float64)
+        self._begin_exchange()
+        return self.gather_words(own.view(np.int64)).view(np.float64)
+
+    def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
+        """Returns the bytes of all processes, by rank.
+
+        Args:
+            own: A uint8 vector, whose length may differ from process to process.
+        """
+        sizes = self.gather([own.size])[:, 0].astype(int)
+        gathered = [np.empty(size, np.uint8) for size in sizes]
+        for begin in range(0, int(sizes.max()), _PIECE_BYTES):
+            end = min(begin + _PIECE_BYTES, int(sizes.max()))
+            piece = np.zeros(-(-(end - begin) // 8) * 8, np.uint8)
+            mine = own[begin:end]
+            piece[: mine.size] = mine
+            for whole, row in zip(gathered, self.gather_words(piece.view(np.int64)), strict=True):
+                part = whole[begin:end]
+                part[:] = row.view(np.uint8)[: part.size]
+        return gathered
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Returns the Python objects of all processes, by rank."""
+        own = np.frombuffer(cloudpickle.dumps(value), np.uint8)
+        return [cloudpickle.loads(data.tobytes()) for data in self.gather_bytes(own)]
+
+    def broadcast_bytes(self, data: bytes) -> bytes:
+        """Returns the bytes of rank 0."""
+        size = int(self.gather([len(data)])[0, 0])
+        if not size:
+            return b""
+        words = np.zeros(-(-size // 8) * 8, np.uint8)
+        if self.rank == 0:
+            words[:size] = np.frombuffer(data, np.uint8)
+        told = self.broadcast_tensor(tf.constant(words.view(np.int64)))
+        return told.numpy().view(np.uint8)[:size].tobytes()
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Returns the Python object of rank 0."""
+        return cloudpickle.loads(self.broadcast_bytes(cloudpickle.dumps(value)))
+
+    def broadcast_text(self, text: str) -> str:
+        """Returns the text of rank 0."""
+        return self.broadcast_bytes(text.encode()).decode()
+
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the arrays of rank 0; those of other ranks are ignored."""
+        if self.size == 1:
+            return dict(arrays)
+        data = (
+            array_bytes.packed(list(arrays.values())) if self.rank == 0 else np.empty(0, np.uint8)
+        )
+        names = self.broadcast_object(list(arrays))
+        whole = np.frombuffer(self.broadcast_bytes(data.tobytes()), np.uint8)
+        return dict(zip(names, array_bytes.unpacked(whole), strict=True))
+
+    def sum_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the sums of arrays of floats over the processes.
+
+        Args:
+            arrays: Of the same shapes and dtypes in every process.
+        """
+        if self.size == 1:
+            return list(arrays)
+        self._begin_exchange()
+        sums = tf.function(self.all_reduce, autograph=False)
+        return [total.numpy() for total in sums([tf.convert_to_tensor(a) for a in arrays])]
+
+    def barrier(self) -> None:
+        """Waits until all processes have called it."""
+        self.gather([0.0])
+
+    def before_exchange(self, callback: Callable[[], None]) -> None:
+        """Registers what to call before each exchange of values on the host."""
+        self._before_exchange.append(callback)
+
+    def _begin_exchange(self) -> None:
+        for callback in self._before_exchange:
+            callback()
+
+    # ---- what is known of the group ----
+
+    def describe(self) -> dict[str, str]:
+        """Returns rows for the start-up table."""
+        return {}
+
+    def silent(self) -> list[int]:
+        """Returns the ranks of processes that do not answer, as far as that can be known."""
+        return []
+
+
+class LocalGroup(ProcessGroup):
+    """The group of a process that trains alone: each exchange returns what it is given."""
+
+    name, size, rank, local_rank = "local", 1, 0, 0
+
+    def all_reduce(self, tensors: list) -> list:
+        return tensors
+
+    def all_gather(self, vector: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
+        return vector
+
+    def reduce_scatter(self, vectors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return vectors
+
+    def broadcast_tensor(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
+        return tensor
+
+    def gather_words(self, words: np.ndarray) -> np.ndarray:
+        return words[np.newaxis]
+
+
+def shard_sizes(num_elements: int, num_owners: int) -> list[int]:
+    """Returns how many elements each owner has; the first ones have one more if need be."""
+    small, over = divmod(num_elements, num_owners)
+    return [small + (owner < over) for owner in range(num_owners)]

@@ -1,0 +1,311 @@
+"""The process group of TensorFlow's own collectives, over gRPC or NCCL."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import cluster
+from tfdist.cluster import Cluster, gpus, liveness
+from tfdist.devices import asked_gpus, resolve, use_gpus
+from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.groups import traffic
+from tfdist.groups.base import ProcessGroup
+from tfdist.groups.fusion import fused, in_pieces
+from tfdist.groups.varying_sizes import VaryingSizes
+from tfdist.groups.wire_dtypes import wire_dtype
+from tfdist.upstream.tensorflow import has_started
+from tfdist.upstream.tensorflow_workers import bound_waiting, ordering_tokens, workers_on
+from tfdist.watchdog import start_up
+
+#: Seconds that a worker waits for the others to join.
+JOIN_SECONDS = 120
+#: Seconds without a heartbeat after which TensorFlow considers a worker lost.
+HEARTBEAT_SECONDS = 20
+
+#: Bytes of one of TensorFlow's collectives over gRPC. 100 MB in one piece take three times as long
+#: as in pieces of 2 to 8 MB (1.9 s, 0.6 s; 16 MB take 0.10 s and 0.07 s; two processes of a busy
+#: host), and by default it packs all gradients of a step into one.
+PIECE_BYTES = 1 << 22
+
+
+class CollectiveGroup(ProcessGroup):
+    """Workers that TensorFlow's collectives join; each has the same number of devices.
+
+    A process joins a cluster when TensorFlow starts, so create the group before the first
+    operation. Tensors are exchanged with those of the same device number in the other processes.
+
+    Attributes:
+        devices: Names of the devices of this process.
+        communication: `"ring"` or `"nccl"`.
+        tf_strategy: TensorFlow's strategy of all workers, which joined them.
+
+    Args:
+        devices: The devices of this process, as for `tfdist.devices.resolve`. Workers that see the
+            same GPUs divide them by rank.
+        communication: `"ring"` (gRPC), `"nccl"` (GPUs) or `"auto"`.
+        default_cpus: As for `tfdist.devices.resolve`.
+
+    Raises:
+        ClusterError: The workers do not come together, or TensorFlow has started already.
+        ConfigurationError: The communication does not fit the devices.
+        DeviceError: A device that does not exist.
+    """
+
+    name = "TensorFlow"
+
+    def __init__(
+        self,
+        devices: int | str | Sequence[str] | None,
+        communication: str = "auto",
+        default_cpus: int = 1,
+    ) -> None:
+        super().__init__()
+        workers = cluster.current()
+        self._cluster, self.devices = _meet(workers, devices, communication, default_cpus)
+        self.communication = resolve_communication(communication, self.devices)
+        self.size, self.rank = self._cluster.size, self._cluster.rank
+        self.local_rank = self._cluster.local_rank
+        names = tuple(self.devices)
+        self.tf_strategy = _tf_strategy(names, self.communication, self._cluster)
+        self._places = list(self.tf_strategy.extended.worker_devices)
+        # One for each device number: a device exchanges with the same one of the other processes.
+        self._channels = [
+            VaryingSizes([token], self.rank, self.size, self.communication)
+            for token in ordering_tokens(self.tf_strategy)
+        ]
+
+    def all_reduce(self, tensors: list) -> list:
+        if self.size == 1 or not tensors:
+            return tensors
+        by_nccl = self.communication == "nccl"
+        sums = fused(self._sums, [tf.cast(t, wire_dtype(t.dtype, by_nccl)) for t in tensors])
+        return [
+            tf.cast(total, t.dtype) if total.dtype != t.dtype else total
+            for total, t in zip(sums, tensors, strict=True)
+        ]
+
+    def all_gather(self, vector: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
+        del name  # exchanges are numbered in the order in which they are traced
+        if self.size == 1:
+            return vector
+        # All bring as many elements. `order` has the rank of each row of the result.
+        longest, channel = max(sizes), self._channel_of(vector)
+        order = self._order(channel)
+        own = tf.pad(vector, [[0, longest - sizes[self.rank]]])
+        rows = tf.reshape(self._gather(own, channel), [self.size, longest])
+        row_of = {rank: row for row, rank in enumerate(order)}
+        whole = tf.concat([rows[row_of[rank]][:size] for rank, size in enumerate(sizes)], 0)
+        traffic.note("all-gather", [whole])
+        return whole
+
+    def broadcast_tensor(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
+        # A sum to which the others add zeros, in a dtype that all ways of summing have.
+        if tensor.dtype.is_floating:
+            sent = tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+        else:
+            sent = tf.cast(tensor, tf.int64)
+        own = sent if self.rank == root else tf.zeros_like(sent)
+        return tf.cast(self.all_reduce([own])[0], tensor.dtype)
+
+    def gather_words(self, words: np.ndarray) -> np.ndarray:
+        if self.size == 1:
+            return words[np.newaxis]
+        numbered = tf.constant(np.concatenate([[self.rank], words]))
+        rows = self._gather(numbered, 0).numpy().reshape(self.size, 1 + words.size)
+        return rows[np.argsort(rows[:, 0]), 1:]
+
+    def describe(self) -> dict[str, str]:
+        return {"all-reduce": self.communication}
+
+    def silent(self) -> list[int]:
+        return _silent(self._cluster)
+
+    def _sums(self, tensors: list) -> list:
+        """Sums tensors over the processes, one by one; large ones in pieces."""
+        most = PIECE_BYTES if self.communication == "ring" else sys.maxsize
+
+        def each(pieces: list) -> list:
+            return [self._sum(piece, self._channel_of(piece)) for piece in pieces]
+
+        results = []
+        for tensor in tensors:
+            sized = not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()
+            results += in_pieces(each, [tensor], most) if sized else each([tensor])
+        return results
+
+    def _sum(self, tensor: tf.Tensor | tf.IndexedSlices, channel: int) -> tf.Tensor:
+        if isinstance(tensor, tf.IndexedSlices):
+            return self._channels[channel].reduce(tensor, self.rank)
+        traffic.note("all-reduce", [tensor])
+        if not tf.executing_eagerly():
+            with tf.device(self._places[channel]):
+                return self._channels[channel].reduce(tensor, self.rank)
+        total = self._eager(channel, "reduce", tensor.dtype)(tf.reshape(tensor, [-1]))
+        return tf.reshape(total, tensor.shape)
+
+    def _gather(self, vector: tf.Tensor, channel: int) -> tf.Tensor:
+        """Concatenates vectors of the same size, in TensorFlow's order of the processes."""
+        if not tf.executing_eagerly():
+            with tf.device(self._places[channel]):
+                return self._channels[channel].gather(vector, self.rank)
+        return self._eager(channel, "gather", vector.dtype)(vector)
+
+    @functools.cache  # noqa: B019 - groups live as long as the process
+    def _eager(
+        self, channel: int, operation: str, dtype: tf.DType
+    ) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Returns an exchange of vectors for eager calls, which would need new keys each time."""
+
+        def exchange(vector: tf.Tensor) -> tf.Tensor:
+            with tf.device(self._places[channel]):
+                return getattr(self._channels[channel], operation)(vector, self.rank)
+
+        spec = tf.TensorSpec([None], dtype)
+        return tf.function(exchange, input_signature=[spec], autograph=False)
+
+    @functools.cache  # noqa: B019 - groups live as long as the process
+    def _order(self, channel: int) -> list[int]:
+        """Returns the ranks of the processes in TensorFlow's order."""
+        with tf.init_scope():
+            return self._gather(tf.constant([self.rank], tf.int64), channel).numpy().tolist()
+
+    def _channel_of(self, tensor: tf.Tensor | tf.IndexedSlices) -> int:
+        """Returns the number of the device that a tensor is on; 0 if it is on none of them."""
+        device = tensor.device
+        ends = (place.rpartition("/device:")[2] for place in self._places)
+        return next((i for i, end in enumerate(ends) if device.endswith(f":{end}")), 0)
+
+
+def resolve_communication(communication: str, devices: Sequence[str]) -> str:
+    """Returns `"ring"` or `"nccl"`.
+
+    Raises:
+        ConfigurationError: Some devices are not GPUs, but NCCL is requested.
+    """
+    on_gpus = all(name.startswith("GPU") for name in devices)
+    if communication == "nccl" and not on_gpus:
+        raise ConfigurationError(
+            f"communication='nccl' joins GPUs, but the devices are {', '.join(devices)}: "
+            "use communication='auto'."
+        )
+    if communication == "auto":
+        return "nccl" if on_gpus else "ring"
+    return communication
+
+
+@functools.cache
+def _tf_strategy(
+    devices: tuple[str, ...], communication: str, workers: Cluster
+) -> tf.distribute.Strategy:
+    """Returns TensorFlow's strategy: one per process, because its collectives are numbered.
+
+    Args:
+        devices: The devices of this worker.
+        communication: `"ring"` or `"nccl"`.
+        workers: All workers, with their addresses.
+
+    Raises:
+        ClusterError: The workers do not come together, or TensorFlow has started already.
+    """
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=getattr(
+            tf.distribute.experimental.CommunicationImplementation, communication.upper()
+        ),
+        bytes_per_pack=PIECE_BYTES if communication == "ring" else 0,
+    )
+    if workers.size == 1:
+        # Of no cluster, whatever TF_CONFIG may say of a single worker.
+        nobody = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+        with workers_on(devices):
+            return tf.distribute.MultiWorkerMirroredStrategy(nobody, options)
+    _check_not_started()
+    leader = "chief" if workers.has_chief else "worker"
+    bound_waiting(workers.tasks(), leader, JOIN_SECONDS, HEARTBEAT_SECONDS)
+    waiting = start_up.waiting(workers.rank, workers.size, functools.partial(_silent, workers))
+    try:
+        with waiting, workers_on(devices):
+            return tf.distribute.MultiWorkerMirroredStrategy(_resolver(workers), options)
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ClusterError(
+            f"Rank {workers.rank} did not find the other workers within {JOIN_SECONDS} s: "
+            f"{_first_line(error)}\nStart all of {', '.join(workers.addresses)}, make sure that "
+            "each can reach the others' ports, and give each its own rank."
+        ) from error
+
+
+def _meet(
+    workers: Cluster,
+    devices: int | str | Sequence[str] | None,
+    communication: str,
+    default_cpus: int,
+) -> tuple[Cluster, list[str]]:
+    """Brings all workers together before TensorFlow starts, and divides the GPUs they share.
+
+    Workers that see the same GPUs, as those of one host do unless their launcher gave each its own,
+    divide them by rank.
+
+    Args:
+        workers: As discovered; with addresses if the launcher told them.
+        devices: As for `tfdist.devices.resolve`: a number counts devices of each worker.
+        communication: With `"ring"` several workers may use one GPU if there are too few.
+        default_cpus: As for `tfdist.devices.resolve`.
+
+    Returns:
+        The workers with their addresses, and the names of this worker's devices.
+
+    Raises:
+        ClusterError: Workers are missing or disagree, or there are fewer GPUs than workers.
+        DeviceError: There are no such devices.
+    """
+    if workers.size == 1:
+        return workers, resolve(devices, default_cpus)
+    asked = asked_gpus(devices)
+    names = gpus.identifiers(len(tf.config.get_visible_devices("GPU"))) if asked else []
+    whole = cluster.exchange_addresses(
+        workers,
+        JOIN_SECONDS,
+        gpus=[names[i] for i in asked],
+        share_gpus=communication == "ring",
+    )
+    met_before = whole is workers
+    cluster.use(whole)
+    if not met_before and len(whole.gpus) < len(asked):
+        _check_not_started()
+        use_gpus([asked[i] for i in whole.gpus])
+        devices = devices if isinstance(devices, int) else None
+    return whole, resolve(devices, default_cpus)
+
+
+def _check_not_started() -> None:
+    if has_started():
+        raise ClusterError(
+            "TensorFlow has started in this process, which can no longer join other workers: call "
+            "tfdist.strategies.create('multi_worker') before the first operation (building a model "
+            "is one) and pass what it returns to the Trainer; or create the Trainer first, with "
+            "the function that builds the model."
+        )
+
+
+def _silent(workers: Cluster) -> list[int]:
+    """Returns the ranks of the other workers whose server does not answer."""
+    others = {i: place for i, place in enumerate(workers.addresses) if i != workers.rank}
+    return liveness.silent(others)
+
+
+def _resolver(workers: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """Returns what tells TensorFlow all workers, and which one this process is."""
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(workers.tasks()),
+        task_type="chief" if workers.has_chief and workers.rank == 0 else "worker",
+        task_id=workers.index,
+        rpc_layer="grpc",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

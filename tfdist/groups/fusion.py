@@ -1,0 +1,142 @@
+"""Tensor fusion: many small tensors are exchanged as one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+#: Tensors with fewer elements are packed together. From a quarter of a million (1 MB of float32)
+#: the copy into the pack costs more than a separate exchange.
+FUSION_LIMIT = 1 << 18
+
+Reduce = Callable[[list], list]
+
+
+def fused(reduce: Reduce, tensors: list) -> list:
+    """Applies `reduce` to tensors, with small dense ones packed into one per dtype.
+
+    Args:
+        reduce: Takes a list of tensors and returns the reduced list; element-wise.
+        tensors: Dense tensors or `tf.IndexedSlices`, in any mix of shapes and dtypes.
+
+    Returns:
+        The reduced tensors, in the order given.
+    """
+    if not tensors:
+        return []
+    few, apart = packed(tensors)
+    return apart(reduce(few))
+
+
+def packed(tensors: list) -> tuple[list, Reduce]:
+    """Packs the small dense tensors of a list into one per dtype.
+
+    Returns:
+        The packs and the other tensors, and a function that turns such a list, perhaps in another
+        graph, back into tensors in the given order.
+    """
+    packs: dict[tf.DType, list[int]] = defaultdict(list)
+    alone = []
+    for position, tensor in enumerate(tensors):
+        if _is_small(tensor):
+            packs[tensor.dtype].append(position)
+        else:
+            alone.append(position)
+    few = [
+        tf.concat([tf.reshape(tensors[i], [-1]) for i in positions], 0)
+        for positions in packs.values()
+    ]
+    shapes = {i: tensors[i].shape for positions in packs.values() for i in positions}
+
+    def apart(reduced: list) -> list:
+        results = dict(zip(alone, reduced[len(packs) :], strict=True))
+        for positions, pack in zip(packs.values(), reduced, strict=False):
+            parts = _split(pack, [math.prod(shapes[i]) for i in positions])
+            results |= {
+                i: tf.reshape(part, shapes[i]) for i, part in zip(positions, parts, strict=True)
+            }
+        return [results[position] for position in range(len(tensors))]
+
+    return few + [tensors[i] for i in alone], apart
+
+
+def in_pieces(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[tf.Tensor]:
+    """Applies `reduce` to dense tensors of known shape, with large ones in pieces.
+
+    Args:
+        reduce: As in `fused`.
+        tensors: Of any dtypes.
+        num_bytes: The largest size of a piece.
+    """
+    pieces: list[list[tf.Tensor]] = []
+    for tensor in tensors:
+        size, most = math.prod(tensor.shape), num_bytes // tensor.dtype.size
+        sizes = [most] * (size // most) + ([size % most] if size % most else [])
+        pieces.append(_split(tf.reshape(tensor, [-1]), sizes) if len(sizes) > 1 else [tensor])
+    in_a_row = [piece for own in pieces for piece in own]
+    reduced = iter(reduce(in_a_row) if in_a_row else [])
+    results = []
+    for tensor, own in zip(tensors, pieces, strict=True):
+        parts = [next(reduced) for _ in own]
+        results.append(tf.reshape(tf.concat(parts, 0), tensor.shape) if parts[1:] else parts[0])
+    return results
+
+
+def _split(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
+    """Cuts a vector into consecutive parts."""
+    if not vector.dtype.is_integer:
+        return tf.split(vector, sizes)
+    # `Split` and `SplitV` have no GPU kernel for int64, and would fetch the vector to the host.
+    begins = itertools.accumulate(sizes, initial=0)
+    return [tf.slice(vector, [begin], [size]) for begin, size in zip(begins, sizes, strict=False)]
+
+
+def by_dtype(reduce: Reduce, tensors: list) -> list:
+    """Applies `reduce` once for each dtype."""
+    return _grouped(lambda tensor: tensor.dtype, reduce, tensors)
+
+
+def by_device(reduce: Reduce, tensors: list) -> list:
+    """Applies `reduce` once for each device that has tensors, on that device."""
+
+    def there(tensors: list) -> list:
+        with tf.device(tensors[0].device):
+            return reduce(tensors)
+
+    return _grouped(lambda tensor: tensor.device, there, tensors)
+
+
+def _grouped(key: Callable[[Any], Hashable], reduce: Reduce, tensors: list) -> list:
+    """Applies `reduce` once for each group of tensors, and returns them in the order given."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for position, tensor in enumerate(tensors):
+        places[key(tensor)].append(position)
+    results = {
+        position: result
+        for positions in places.values()
+        for position, result in zip(positions, reduce([tensors[i] for i in positions]), strict=True)
+    }
+    return [results[position] for position in range(len(tensors))]
+
+
+def _is_small(tensor: tf.Tensor | tf.IndexedSlices) -> bool:
+    """Whether a tensor is dense, of known shape and worth packing."""
+    if isinstance(tensor, tf.IndexedSlices) or not tensor.shape.is_fully_defined():
+        return False
+    return math.prod(tensor.shape) < FUSION_LIMIT
+
+
+def local_sum(terms: Sequence[Any]) -> Any:
+    """Returns the sum of dense tensors, or the concatenated slices, of one device."""
+    if not isinstance(terms[0], tf.IndexedSlices):
+        return tf.add_n(list(terms))
+    return tf.IndexedSlices(
+        tf.concat([term.values for term in terms], 0),
+        tf.concat([term.indices for term in terms], 0),
+        terms[0].dense_shape,
+    )

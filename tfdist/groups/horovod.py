@@ -1,0 +1,203 @@
+"""The process group of Horovod: processes that `mpirun`, `horovodrun` or `tfdist.launch` started.
+
+It uses Horovod's operations (`grouped_allreduce`, `allgather`, `grouped_reducescatter`,
+`broadcast`) and nothing of `horovod.tensorflow.keras`, which does not support Keras 3.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import cluster
+from tfdist.cluster import liveness
+from tfdist.cluster.gpus import PER_WORKER
+from tfdist.cluster.liveness import roll_call
+from tfdist.errors import ClusterError, MissingError
+from tfdist.groups import traffic
+from tfdist.groups.base import ProcessGroup
+from tfdist.groups.fusion import by_dtype, fused
+from tfdist.watchdog import start_up
+
+#: Horovod's variable that keeps it from merging groups of tensors into one exchange, which it does
+#: depending on when they arrive.
+_DISABLE_GROUP_FUSION = "HOROVOD_DISABLE_GROUP_FUSION"
+
+#: Where the other ranks give signs of life; MPI has no such interface.
+_others: dict[int, str] = {}
+
+
+class HorovodGroup(ProcessGroup):
+    """The processes that Horovod joined; starts Horovod if it is not running yet.
+
+    Horovod's own variables set tensor fusion and cycle time (`HOROVOD_FUSION_THRESHOLD`,
+    `HOROVOD_CYCLE_TIME`), except that groups of tensors, which gradient buckets are, are exchanged
+    separately (`HOROVOD_DISABLE_GROUP_FUSION`).
+
+    Raises:
+        MissingError: Horovod is not installed.
+        ClusterError: A launcher started other processes than Horovod joined, or ranks are missing.
+    """
+
+    name = "Horovod"
+    shuts_down_at_exit = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hvd = started()
+        self.sums_in_order = not _groups_are_separate()
+        self.size, self.rank = self._hvd.size(), self._hvd.rank()
+        self.local_rank, self.local_size = self._hvd.local_rank(), self._hvd.local_size()
+
+    def all_reduce(self, tensors: list) -> list:
+        return fused(functools.partial(by_dtype, self._sum), tensors)
+
+    def reduce_scatter(self, vectors: list[tf.Tensor]) -> list[tf.Tensor]:
+        scatter = self._hvd.grouped_reducescatter
+        return by_dtype(lambda same: self._grouped("reduce-scatter", scatter, same), vectors)
+
+    def all_gather(self, vector: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
+        del sizes  # Horovod exchanges them itself
+        # Horovod has no bfloat16, but can carry its bits.
+        sent = tf.bitcast(vector, tf.uint16) if vector.dtype == tf.bfloat16 else vector
+        whole = self._hvd.allgather(sent, name=name, ignore_name_scope=True)
+        traffic.note("all-gather", [whole])
+        return tf.bitcast(whole, vector.dtype) if vector.dtype == tf.bfloat16 else whole
+
+    def broadcast_tensor(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
+        if tensor.dtype == tf.bfloat16:
+            sent = tf.bitcast(tensor, tf.uint16)
+        else:  # Horovod does not have all integers
+            sent = tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.int64)
+        told = self._hvd.broadcast(sent, root, name="tfdist_broadcast")
+        if tensor.dtype == tf.bfloat16:
+            return tf.bitcast(told, tf.bfloat16)
+        return tf.cast(told, tensor.dtype)
+
+    def gather_words(self, words: np.ndarray) -> np.ndarray:
+        with tf.device("CPU:0"):
+            whole = self._hvd.allgather(tf.constant(words), name="tfdist_words")
+        return whole.numpy().reshape(self.size, -1)
+
+    def describe(self) -> dict[str, str]:
+        return {"all-reduce": _transport(self._hvd)}
+
+    def silent(self) -> list[int]:
+        return _silent()
+
+    def _sum(self, tensors: list) -> list:
+        """Sums tensors of one dtype over the processes; concatenates slices."""
+        dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
+        sums = iter(self._grouped("all-reduce", self._hvd.grouped_allreduce, dense))
+        return [
+            self._gather_slices(t) if isinstance(t, tf.IndexedSlices) else next(sums)
+            for t in tensors
+        ]
+
+    def _grouped(
+        self, name: traffic.Exchange, operation: Callable[..., list], tensors: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Passes tensors of one dtype together to one of Horovod's operations that sum."""
+        if not tensors:
+            return []
+        # Horovod has no bfloat16.
+        known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
+        # It matches tensors by their names, and names of layers may differ from rank to rank.
+        known = [tf.identity(t, name=name) for t in known]
+        traffic.note(name, known)
+        sums = operation(known, op=self._hvd.Sum)
+        return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
+
+    def _gather_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        values, indices = map(self._hvd.allgather, (slices.values, slices.indices))
+        traffic.note("all-gather", [values, indices])
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def installed() -> Any:
+    """Returns `horovod.tensorflow`.
+
+    Raises:
+        MissingError: Horovod is not installed.
+    """
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError as error:
+        raise MissingError(
+            f"Horovod is not installed for this TensorFlow ({error}), but strategy 'horovod' and "
+            "processes that it joins need it: run make horovod, or see python -m tfdist.doctor."
+        ) from error
+    return hvd
+
+
+@functools.cache
+def started() -> Any:
+    """Returns `horovod.tensorflow` after starting it, and tells `cluster` this process's rank.
+
+    Raises:
+        MissingError: Horovod is not installed.
+        ClusterError: A launcher started other processes than Horovod joined, or ranks are missing.
+    """
+    hvd, told = installed(), cluster.started_together()
+    if not hvd.is_initialized():  # Horovod reads its variables then, and never again
+        os.environ.setdefault(_DISABLE_GROUP_FUSION, "1")
+    # Several processes of a host wait for each other: busy waiting would starve those that compute.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    # Gloo would abort this process, while the watchdog reports which rank is missing.
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(2 * int(start_up.SECONDS)))
+    if told:
+        _others.update(roll_call(told.rank, told.size))
+    with start_up.waiting(told.rank if told else 0, told.size if told else 1, _silent):
+        hvd.init()
+    if told and told.size != hvd.size():
+        raise ClusterError(
+            f"{told.source} says rank {told.rank} of {told.size}, Horovod says {hvd.rank()} of "
+            f"{hvd.size()}: start the processes with the mpirun of the MPI that Horovod was built "
+            "with, or with horovodrun --gloo; python -m tfdist.doctor shows which."
+        )
+    atexit.register(hvd.shutdown)
+    source = "Horovod over MPI" if hvd.mpi_enabled() else "Horovod over Gloo"
+    place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
+    cluster.use(cluster.Cluster(source, *place))
+    return hvd
+
+
+def limit_visible_gpus(local_rank: int, local_size: int) -> int:
+    """Makes only this process's part of the host's GPUs visible, if there are enough for all.
+
+    Returns:
+        The index of its first GPU among those that it sees.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    if os.environ.get(PER_WORKER):  # the launcher has divided them
+        return 0
+    each = max(len(gpus) // max(local_size, 1), 1)
+    first = local_rank * each % max(len(gpus), 1)
+    try:
+        tf.config.set_visible_devices(gpus[first : first + each], "GPU")
+    except RuntimeError:  # TensorFlow has started, and keeps seeing all of them
+        return first
+    return 0
+
+
+def _silent() -> list[int]:
+    return liveness.silent(_others)
+
+
+def _groups_are_separate() -> bool:
+    """Tells whether each grouped operation is an exchange of its own, once Horovod is started."""
+    told = os.environ.get(_DISABLE_GROUP_FUSION, "")
+    return told.isdigit() and int(told) > 0
+
+
+def _transport(hvd: Any) -> str:
+    """Returns what carries the sums, as far as Horovod tells."""
+    if hvd.nccl_built() and tf.config.get_visible_devices("GPU"):
+        return "NCCL"
+    return "MPI" if hvd.mpi_enabled() else "Gloo"

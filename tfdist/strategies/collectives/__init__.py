@@ -1,1 +1,0 @@
-"""Sums over replicas in every form: packed, of varying sizes, between hosts, of equal variables."""

@@ -1,0 +1,75 @@
+"""Mirrored variables: copies of a model's variables, one on each further device.
+
+A model has plain variables on the first device, so that it is a plain Keras model for everybody
+else. Only while a strategy traces its replicas does each replica read the copies on its own device
+instead. Steps change all copies alike. What else changes the model changes the plain variables, and
+`sync` updates the copies before the next step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import keras
+import tensorflow as tf
+
+from tfdist.upstream import keras_model
+from tfdist.upstream.keras_variables import take_for
+
+_NAME = "_tfdist_copies"  # attribute of a variable with its copies, which live as long as it does
+_local = threading.local()
+
+
+def copies_of(variable: tf.Variable) -> dict[str, tf.Variable]:
+    """Returns the copies of a variable on other devices, by device."""
+    return getattr(variable, _NAME, {})
+
+
+def read_local() -> AbstractContextManager[None]:
+    """Returns a context in which Keras's variables are those of the device of `on_device`."""
+    return keras_model.values_chosen_by(local)
+
+
+@contextmanager
+def on_device(device: str) -> Iterator[None]:
+    """A context in which this thread reads the copies on a device; `""`: the plain variables."""
+    before = getattr(_local, "device", "")
+    _local.device = device
+    try:
+        yield
+    finally:
+        _local.device = before
+
+
+def local(variable: tf.Variable) -> tf.Variable:
+    """Returns a variable's copy on the device of `on_device`, or the variable if there is none."""
+    return copies_of(variable).get(getattr(_local, "device", ""), variable)
+
+
+def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
+    """Gives the copies on devices the values of the variables, and creates missing copies.
+
+    Call it outside of any graph. It assigns one by one, which takes some 20 microseconds each: a
+    compiled function would keep the model alive, and tracing it takes as long as a hundred calls.
+
+    Args:
+        variables: Initialized variables.
+        devices: Other devices than those of the variables.
+    """
+    for variable in variables if devices else ():
+        plain = variable.value
+        value, by_device = plain.read_value(), vars(plain).setdefault(_NAME, {})
+        for device in devices:
+            if device in by_device:
+                by_device[device].assign(value)
+            else:
+                by_device[device] = _created(plain, value, device)
+
+
+def _created(variable: tf.Variable, value: tf.Tensor, device: str) -> tf.Variable:
+    with tf.device(device):
+        copy = tf.Variable(value, trainable=variable.trainable)
+    take_for(copy, variable)
+    return copy

@@ -1,1 +1,0 @@
-"""TensorFlow's collectives between workers that each run the script."""

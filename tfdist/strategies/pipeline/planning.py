@@ -1,0 +1,168 @@
+"""Plans the stages of models as the user asked for them, and describes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import keras
+
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.pipeline import bubble, costs
+from tfdist.strategies.pipeline.schedule import draw_timeline, micro_batches_in_memory
+from tfdist.strategies.pipeline.stages import (
+    Costs,
+    Stages,
+    calls_of_model,
+    check_no_custom_step,
+    into_stages,
+)
+
+
+@dataclasses.dataclass
+class StagePlanner:
+    """Splits models into stages, each model once.
+
+    Attributes:
+        devices: One for each stage. Layers are measured on the first.
+        host: The device that holds weights until the stages are known.
+        micro_batches: As for `Pipeline`.
+        order: As for `Pipeline`.
+        cut_at: Names of layers, as for `Pipeline`.
+        balance: As for `Pipeline`.
+        balance_rows: As for `Pipeline`.
+        plot_stages: As for `Pipeline`.
+        agreed: Maps a process's measurements to those that all processes use.
+    """
+
+    devices: Sequence[str]
+    host: str
+    micro_batches: int
+    order: str
+    cut_at: Sequence[str]
+    balance: str
+    balance_rows: int
+    plot_stages: str | None
+    agreed: Callable[[list[float]], list[float]]
+
+    def __post_init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[keras.Model, Stages] = weakref.WeakKeyDictionary()
+
+    def stages_of(self, model: keras.Model) -> Stages:
+        """Returns the stages of a model, the same ones while it has the same layers.
+
+        Raises:
+            UnsupportedModelError: The model cannot be split this way.
+            ConfigurationError: No layer has a given name, or the shape of an input is unknown.
+        """
+        check_no_custom_step(model)
+        operations = calls_of_model(model)
+        known = self._known.get(model)
+        if known is not None and [*map(id, known.operations)] == [*map(id, operations)]:
+            return known
+        found = into_stages(model, len(self.devices), self.cut_at, self._costs(model, operations))
+        self._known[model] = found
+        if self.plot_stages is not None:
+            draw_timeline(found, self.micro_batches, self.order, Path(self.plot_stages))
+        return found
+
+    def _costs(self, model: keras.Model, operations: Sequence[keras.Operation]) -> Costs | None:
+        """Returns the costs to balance; None: the number of parameters."""
+        num_stages = len(self.devices)
+        if self.balance == "time":
+            seconds = costs.seconds_by_call(model, operations, self.devices[0], self.host)
+            return Costs("time", [self.agreed(seconds)] * num_stages)
+        if self.balance == "memory":
+            held = costs.held_bytes_by_call(model, operations, self.balance_rows)
+            kept = micro_batches_in_memory(num_stages, self.micro_batches, self.order)
+            by_stage = [[own.weights + num * own.activations for own in held] for num in kept]
+            return Costs("memory", by_stage)
+        return None
+
+
+# ---- options ----
+
+
+def layer_names(cut_at: str | Sequence[str] | None) -> list[str]:
+    """Returns the names of layers in a comma-separated string, or in a sequence."""
+    found = cut_at.split(",") if isinstance(cut_at, str) else list(cut_at or ())
+    return [name.strip() for name in found]
+
+
+def requested_stages(stages: int | None, cut_at: Sequence[str]) -> int | None:
+    """Returns the number of stages that the options ask for, if they do.
+
+    Args:
+        stages: As for `Pipeline`.
+        cut_at: Names of layers.
+
+    Raises:
+        ConfigurationError: A number is invalid, or the options contradict each other.
+    """
+    if stages is not None:
+        check_at_least(2, stages=stages)
+    if cut_at and stages not in (None, len(cut_at) + 1):
+        raise ConfigurationError(
+            f"cut_at={','.join(cut_at)} makes {len(cut_at) + 1} stages, but stages={stages}: leave "
+            "stages out."
+        )
+    return len(cut_at) + 1 if cut_at else stages
+
+
+def check_at_least(least: int, **numbers: object) -> None:
+    """Checks numbers, given by name.
+
+    Raises:
+        ConfigurationError: One is not an int, or smaller than `least`.
+    """
+    for name, value in numbers.items():
+        if not isinstance(value, int) or value < least:
+            raise ConfigurationError(f"{name}={value!r}: expected a number from {least}.")
+
+
+# ---- tables ----
+
+
+def describe(
+    stages: Stages | None, devices: Sequence[str], num_micro_batches: int, order: str
+) -> dict[str, str]:
+    """Returns the rows of the start-up table about stages, micro-batches and bubble.
+
+    Args:
+        stages: The stages of the model; None: the shapes of the data are not known yet.
+        devices: One for each stage.
+        num_micro_batches: Micro-batches per batch.
+        order: Their order.
+    """
+    kept = micro_batches_in_memory(len(devices), num_micro_batches, order)
+    kept_text = num_micro_batches if len(set(kept)) == 1 else ", ".join(map(str, kept))
+    shares = stages.shares() if stages else None
+    best = bubble.speed_up(shares or [1 / len(devices)] * len(devices), num_micro_batches)
+    assumption = "" if shares else " if stages cost the same"
+    return {
+        "shard policy": "each global batch is split into micro-batches",
+        **_describe_stages(stages, devices),
+        "micro-batches": f"{num_micro_batches}, {order}; a stage keeps {kept_text}",
+        "bubble": f"{1 - best / len(devices):.0%} of the devices' time{assumption}: at most "
+        f"{best:.2f} times the speed of one device, of {len(devices)}",
+    }
+
+
+def _describe_stages(stages: Stages | None, devices: Sequence[str]) -> dict[str, str]:
+    if stages is None:
+        return {"stages": f"{len(devices)}, split when the shapes of the data are known"}
+    sizes = stages.num_parameters()
+    total, shares = max(sum(sizes), 1), stages.shares()
+    cost_texts = [f", {share:.0%} of the time" for share in shares] if shares else [""] * len(sizes)
+    if (held := stages.num_bytes()) is not None:
+        cost_texts = [f", {num_bytes / 1e6:,.1f} MB" for num_bytes in held]
+    return {
+        f"stage {number}": (
+            f"{first} .. {last}: {size:,} parameters ({size / total:.0%}){cost}, on {device}"
+        )
+        for number, ((first, last), size, cost, device) in enumerate(
+            zip(stages.ends(), sizes, cost_texts, devices, strict=True)
+        )
+    }
