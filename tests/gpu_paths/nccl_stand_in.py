@@ -7,6 +7,8 @@ code does not use the result, on which the other devices then wait forever.
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +25,12 @@ from tfdist.upstream.patching import replaced
 #: After which a collective that some devices never call is an error.
 TIMEOUT_SECONDS = 60.0
 
-#: Keys that no strategy of `tf.distribute` gives to groups of devices; each operation has its own.
-_GROUP_KEY, _instance_keys = 1 << 19, itertools.count(1)
+#: Keys that no strategy of `tf.distribute` gives to groups of devices: one for each such group.
+_group_keys: dict[tuple[str, ...], int] = collections.defaultdict(
+    functools.partial(next, itertools.count(1 << 19))
+)
+#: Keys of operations, which are used once.
+_instance_keys = itertools.count(1)
 
 
 def nccl_dtypes() -> set[tf.DType]:
@@ -41,6 +47,7 @@ def all_sum(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
     Raises:
         TypeError: NCCL does not sum such a dtype.
+        ValueError: A tensor names no device.
     """
     key = next(_instance_keys)
 
@@ -49,12 +56,14 @@ def all_sum(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         for tensor in tensors:
             if tensor.dtype not in nccl_dtypes():
                 raise TypeError(f"NcclAllReduce does not accept {tensor.dtype.name}.")
+            if not tensor.device:  # as `nccl_ops` says
+                raise ValueError(f"Device assignment required for nccl collective ops: {tensor}")
             with tf.device(tensor.device):
                 results.append(
                     gen_collective_ops.collective_reduce(
                         tensor,
                         group_size=len(tensors),
-                        group_key=_GROUP_KEY + len(tensors),
+                        group_key=_group_keys[tuple(t.device for t in tensors)],
                         instance_key=key,
                         merge_op="Add",
                         final_op="Id",
@@ -72,13 +81,13 @@ class NcclStandIn(Mirrored):
     """`Mirrored` over CPU devices as it would be over GPUs that NCCL joins.
 
     Args:
-        num_replicas: As many logical CPU devices.
+        devices: Logical CPU devices, as of `Mirrored`.
         **options: Of `Mirrored`.
     """
 
-    def __init__(self, num_replicas: int, **options: Any) -> None:
+    def __init__(self, devices: int | Sequence[str], **options: Any) -> None:
         with replaced(mirrored, "_resolve", _unchecked):
-            super().__init__(num_replicas, all_reduce="nccl", **options)
+            super().__init__(devices, all_reduce="nccl", **options)
 
     def run(self, fn: ReplicaFn) -> Any:
         with replaced(nccl_ops, "all_sum", all_sum):

@@ -71,6 +71,21 @@ def test_nccl_trains_in_any_precision(precision: str, optimizer: Any) -> None:
         np.testing.assert_allclose(found, expected, atol=0.02)
 
 
+def test_nccl_knows_the_device_of_what_a_loop_returns() -> None:
+    """A large gradient is sent as it is, beside slices, after the rounds of `accumulate`."""
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        large = keras.layers.Dense(FUSION_LIMIT // 16 + 1)
+        embedded = [keras.layers.Embedding(9, 4), keras.layers.Flatten()]
+        model = keras.Sequential([keras.Input((4,), dtype="int32"), *embedded, large])
+        model.compile("sgd", "mse")
+        return model
+
+    trainer = tfdist.Trainer(build, strategy=NcclStandIn(2), accumulate=2)
+    trainer.fit(step_graph.batches("int32"), verbose=0)
+
+
 @pytest.mark.parametrize(
     ("build", "dtype"),
     [(step_graph.build_dense(metrics=["mae"]), "float32"), (step_graph.build_embedding(), "int32")],

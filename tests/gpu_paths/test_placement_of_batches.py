@@ -7,13 +7,17 @@ priority: an Optional without a device would take a batch back to the host.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
 from tests.gpu_paths import step_graph
+from tests.gpu_paths.nccl_stand_in import NcclStandIn
 from tests.gpu_paths.step_graph import StepGraphs
 from tfdist.strategies import batches
 from tfdist.strategies.base import Strategy
@@ -111,6 +115,36 @@ def test_the_end_of_data_costs_workers_no_collective(monkeypatch: pytest.MonkeyP
         counts.append(sum(node.op.startswith("Collective") for node in graphs.nodes()))
     assert counts[0] > 0
     assert counts[0] == counts[1]
+
+
+ACCUMULATES = functools.partial(keras.optimizers.SGD, gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (ACCUMULATES, {"accumulate": 2}),
+        pytest.param(ACCUMULATES, {}, marks=pytest.mark.long),
+        pytest.param("sgd", {"accumulate": 2}, marks=pytest.mark.long),
+        pytest.param("sgd", {"precision": "mixed_float16"}, marks=pytest.mark.long),
+    ],
+    ids=["both", "gradient-accumulation", "accumulate", "loss-scale"],
+)
+def test_nothing_but_sums_leaves_a_device_within_a_step(
+    optimizer: Any, options: dict[str, Any]
+) -> None:
+    """Sums of `accumulate` and of the optimizer's accumulation stay on each replica's device."""
+    strategy = NcclStandIn(DEVICES, prefetch_to_device=True)
+    build = step_graph.build_dense(optimizer=optimizer)
+    graphs = step_graph.step_graphs(strategy, build, of_unknown_length(), **options)
+    floats = {tf.float32.as_datatype_enum, tf.float16.as_datatype_enum}
+    sent = [
+        node.input[0]
+        for node in graphs.nodes()
+        if node.op in ("_Send", "_HostSend") and node.attr["T"].type in floats
+    ]
+    # Control edges between devices are empty tensors, and metrics are read after the loop.
+    assert not [name for name in sent if name.startswith("while/body") and "/ctrl/" not in name]
 
 
 def _departures(graphs: StepGraphs) -> Iterator[str]:

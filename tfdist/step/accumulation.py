@@ -21,6 +21,7 @@ from tfdist.step.replica import Totals
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, share
 from tfdist.upstream.keras_optimizers import num_batches_seen
+from tfdist.upstream.tensorflow_functions import outputs_where_computed
 
 #: (replica, round, its rows in that round, totals) -> the replica's outputs
 Compute = Callable[[int, Any, Share, Totals], ReplicaOutputs]
@@ -41,17 +42,18 @@ def over_rounds(
     """
 
     def of_round(number: Any, totals: list[Totals]) -> list[ReplicaOutputs]:
-        microbatches = [_microbatch(one, number, num_rounds) for one in shares]
-        results = strategy.run(lambda i: compute(i, number, microbatches[i], totals[i]))
-        return strategy.local_results(results)
+        def on_replica(i: int) -> ReplicaOutputs:
+            return compute(i, number, _microbatch(shares[i], number, num_rounds), totals[i])
 
-    def noted(number: Any) -> tuple[list[list[tf.Tensor]], tuple[()]]:
+        return strategy.local_results(strategy.run(on_replica))
+
+    def noted(number: Any) -> tuple[list[list[tf.Tensor]], list[tuple[()]]]:
         totals = [Totals() for _ in shares]
         of_round(number, totals)
-        return [t.noted for t in totals], ()
+        return [t.noted for t in totals], [() for _ in shares]
 
     known: list[Any] = [None for _ in shares]
-    local, _ = _summed_over_rounds(noted, num_rounds)
+    local, _ = _summed_over_rounds(strategy, noted, num_rounds)
     if local[0]:
         known = strategy.local_results(strategy.run(lambda i: strategy.all_reduce(local[i])))
 
@@ -59,7 +61,7 @@ def over_rounds(
         each = of_round(number, [Totals(known=k) for k in known])
         return [outputs.summable() for outputs in each], [outputs.same() for outputs in each]
 
-    sums, same = _summed_over_rounds(computed, num_rounds)
+    sums, same = _summed_over_rounds(strategy, computed, num_rounds)
     return [total.with_same(each) for total, each in zip(sums, same, strict=True)]
 
 
@@ -187,36 +189,50 @@ def _zeros(variable: keras.Variable, device: str) -> tf.Variable:
         return tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
 
 
-def _summed_over_rounds(fn: Callable[[Any], tuple[Any, Any]], num_rounds: int) -> tuple[Any, Any]:
+def _summed_over_rounds(
+    strategy: Strategy, fn: Callable[[Any], tuple[list, list]], num_rounds: int
+) -> tuple[list, list]:
     """Returns the sum of what a function of a round's number returns first, and the rest once.
 
     The function is traced once and is in the graph once, since TensorFlow's time to build and
     optimize a graph grows with its size. A function that returns no tensors is not called again.
 
     Args:
-        fn: Returns two structures of tensors and `tf.IndexedSlices`; the second is the same in
-            every round.
+        strategy: Runs the replicas; the sums are kept on their devices.
+        fn: Returns two lists by replica of this process, of structures of tensors and
+            `tf.IndexedSlices`; the second list is the same in every round.
         num_rounds: Number of rounds.
     """
     if tf.executing_eagerly():
         parts, same = zip(*(fn(number) for number in range(num_rounds)), strict=True)
         return tf.nest.map_structure(lambda *terms: local_sum(terms), *parts), same[0]
-    traced = tf.function(fn, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
+    with outputs_where_computed():
+        traced = tf.function(fn, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
     like = traced.structured_outputs
     if not tf.nest.flatten(like):
         return like
 
+    def begin(i: int) -> tuple[Any, Any]:
+        return tf.nest.map_structure(_initial, (like[0][i], like[1][i]))
+
     def add(number: tf.Tensor, sums: Any, _: Any) -> tuple[tf.Tensor, Any, Any]:
         # TensorFlow returns plain tuples in place of named ones.
         more, same = tf.nest.pack_sequence_as(like, tf.nest.flatten(traced(number)))
-        sums = tf.nest.map_structure(_plus, sums, more)
-        return number + 1, sums, same
 
-    begin = tf.constant(0), *tf.nest.map_structure(_initial, like)
+        def plus(i: int) -> Any:
+            return tf.nest.map_structure(_plus, sums[i], more[i])
+
+        return number + 1, strategy.local_results(strategy.run(plus)), same
+
+    # On the replicas' devices: the loop keeps its variables where their initial values are.
+    initial = strategy.local_results(strategy.run(begin))
+    variables = tf.constant(0), [sums for sums, _ in initial], [same for _, same in initial]
     shapes = tf.TensorShape([]), *tf.nest.map_structure(_shape, like)
     # One round at a time, or several would need memory at once.
     sequential = {"parallel_iterations": 1}
-    _, sums, same = tf.while_loop(lambda n, *_: n < num_rounds, add, begin, shapes, **sequential)
+    _, sums, same = tf.while_loop(
+        lambda n, *_: n < num_rounds, add, variables, shapes, **sequential
+    )
     return sums, same
 
 

@@ -130,7 +130,9 @@ class TFDistribute(Strategy):
     def _exchange(self, context: Any, op: str, packed: list) -> list:
         """All-reduces few large tensors of one dtype at once."""
         if any(isinstance(tensor, tf.IndexedSlices) for tensor in packed):
-            return context.all_reduce(op, packed)
+            # NCCL asks for the device of each dense tensor: what a loop returns names none.
+            named = [t if isinstance(t, tf.IndexedSlices) else tf.identity(t) for t in packed]
+            return context.all_reduce(op, named)
 
         @tf.custom_gradient
         def summed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:

@@ -92,6 +92,12 @@ class OnDevices:
 class IteratorOnDevices(multi_device_iterator_ops.OwnedMultiDeviceIterator):
     """An iterator of `OnDevices`, which functions of TensorFlow can take."""
 
+    def get_next(self, device: str | None = None) -> Any:
+        """Returns the next element of each device, or that of one device."""
+        if device is not None:
+            return _placed(super().get_next(device), device)
+        return [*map(_placed, super().get_next(), self._devices)]
+
     def get_next_as_optional(self) -> OptionalOnDevices:
         """Returns the next elements, or the end of the data."""
         return OptionalOnDevices(super().get_next_as_optional(), self._devices)
@@ -121,11 +127,18 @@ class OptionalOnDevices:
 
     def get_value(self) -> list[Any]:
         """Returns the element of each device, there."""
-        values = []
-        for optional, device in zip(self._optionals, self._devices, strict=True):
-            with tf.device(device):
-                values.append(optional.get_value())
-        return values
+        values = (optional.get_value() for optional in self._optionals)
+        return [*map(_placed, values, self._devices)]
+
+
+def _placed(element: Any, device: str) -> Any:
+    """Returns an element whose tensors name their device.
+
+    What an iterator returns is only colocated with it: functions that take such a tensor, and loops
+    that keep it, would do so on the default device.
+    """
+    with tf.device(device):
+        return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
 
 class _SpecOnDevices(multi_device_iterator_ops.MultiDeviceIteratorSpec):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager.context import FunctionCallOptions, context
 from tensorflow.python.eager.polymorphic_function import attributes
-from tensorflow.python.framework import func_graph, op_def_registry
+from tensorflow.python.framework import auto_control_deps, func_graph, op_def_registry
 from tensorflow.python.grappler import tf_optimizer
 
 from tfdist.upstream.patching import replaced
@@ -60,6 +60,24 @@ def functions_kept_whole() -> Iterator[None]:
             name = f"{kind}_ALLOWLIST"
             wider = getattr(attributes, name) | {"_nospecialize"}
             stack.enter_context(replaced(attributes, name, wider))
+        yield
+
+
+@contextmanager
+def outputs_where_computed() -> Iterator[None]:
+    """Within it, functions that are traced return each tensor from the device that computes it.
+
+    `AutomaticControlDependencies.mark_as_return` adds an identity to each output that has no device
+    of its own. It is placed on the default one, the first GPU, even for tensors of other GPUs.
+    """
+    plain = auto_control_deps.AutomaticControlDependencies.mark_as_return
+
+    def there(self: Any, output: Any) -> Any:
+        tensor = output.values if isinstance(output, tf.IndexedSlices) else output
+        with tf.device(tensor.device if isinstance(tensor, tf.Tensor) else None):
+            return plain(self, output)
+
+    with replaced(auto_control_deps.AutomaticControlDependencies, "mark_as_return", there):
         yield
 
 
