@@ -46,7 +46,8 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
                 for name, count in of_label.items()
             ),
         )
-    path = Path(to or f"{folder.resolve().name}.png")
+    beside = folder.resolve()
+    path = Path(to) if to else beside.with_name(f"{beside.name}.png")
     num_shown = records.contact_sheet(first[:num_images], index, path)
     print(f"{num_shown} images: {path}" if num_shown else "No feature holds images to be shown.")
 
@@ -54,7 +55,9 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
 def _parser() -> ArgumentParser:
     parser = command_line.parser("show", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="folder with an index")
-    parser.add_argument("--to", metavar="FILE", help="the PNG; by default DIR's name, here")
+    parser.add_argument(
+        "--to", "--out", metavar="FILE", help="the PNG; by default beside DIR, with its name"
+    )
     parser.add_argument(
         "--num-images", type=NonNegativeInt, default=36, help="on the contact sheet"
     )

@@ -64,7 +64,7 @@ def test_noise_stands_in_for_all_of_the_data() -> None:
 def test_data_that_are_not_to_be_had_say_what_stands_in(tmp_path: Path) -> None:
     config = parse("cifar10_resnet", f"--data={tmp_path}/nothing", f"--data-dir={tmp_path}")
     strategy = from_config.make_strategy(config)
-    with pytest.raises(DataError, match=r"no such file or folder.*\nGive --data small or synth"):
+    with pytest.raises(DataError, match=r"no such file or folder.*\nUse --data small or synth"):
         from_config.make_data(config, recipe.find("cifar10_resnet"), strategy)
 
 

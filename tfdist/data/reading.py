@@ -16,6 +16,7 @@ from tfdist.data.data_set import SMALL, SYNTHETIC, DataSet
 from tfdist.errors import DataError
 
 _NUM_SMALL_SHARDS = 4
+_INDEX = "index.json"
 
 
 def read(
@@ -73,10 +74,13 @@ def folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
     if config.data == SMALL:
         return _small(data_set, below / "small" / split, split)
     source, options = str(config.data), dict(data_set.options)
-    of_split = Path(source) / split
-    if (of_split / "index.json").is_file():
+    root = _root(Path(source), data_set)
+    folders = {name: _split_folder(root, name) for name in data_set.splits}
+    of_split = folders[split]
+    if (of_split / _INDEX).is_file():
         return of_split  # packed already
-    if all((Path(source) / name).is_dir() for name in data_set.splits):
+    found = [str(path) for path in folders.values() if path.is_dir()]
+    if len(found) == len(folders):
         source = str(of_split)
     else:
         options["split"] = data_set.splits[split]
@@ -86,10 +90,39 @@ def folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
     except pipelines.DataError as error:
         stand_in = f"{SMALL} or {SYNTHETIC}" if data_set.small else SYNTHETIC
         both = " and ".join(data_set.splits)
+        splits = f"Found only {', '.join(found)}. " if found else ""
         raise DataError(
-            f"{error}\nGive --data {stand_in}, or a folder with {both} in it."
+            f"{error}\n{splits}Use --data {stand_in}, or a folder with {both} in it."
         ) from error
     return below / name / split
+
+
+def _root(source: Path, data_set: DataSet) -> Path:
+    """Returns the folder of the splits, also for the packed folder of one of them.
+
+    Raises:
+        DataError: The folder is packed, and there is no other split beside it.
+    """
+    if not (source / _INDEX).is_file():
+        return source
+    root = source.resolve().parent
+    if all((_split_folder(root, name) / _INDEX).is_file() for name in data_set.splits):
+        return root
+    both = " and ".join(data_set.splits)
+    raise DataError(
+        f"--data {source}: this folder is packed, and has one split; the recipe needs {both}. "
+        f"Pack each of them into a folder of that name ({root}/train, say), and use --data {root}."
+    )
+
+
+def _split_folder(root: Path, split: str) -> Path:
+    """Returns the folder of a split; `val` and `valid` with classes or shards are `validation`."""
+    for name in ("val", "valid") if split == "validation" else ():
+        path = root / name
+        has_content = (path / _INDEX).is_file() or any(p.is_dir() for p in path.glob("*"))
+        if has_content and not (root / split).is_dir():
+            return path
+    return root / split
 
 
 def _small(data_set: DataSet, directory: Path, split: str) -> Path:
