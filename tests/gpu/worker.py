@@ -66,6 +66,7 @@ def speed(chosen: argparse.Namespace) -> Outcome:
 
     batch, steps, side, classes = (2, 1, 16, 10) if chosen.rehearse else (64, 50, 224, 1000)
     batch *= chosen.replicas
+    tfdist.devices.configure(chosen.replicas)
 
     def build() -> keras.Model:
         builder = models.resnet18 if chosen.rehearse else models.resnet50
