@@ -37,8 +37,8 @@ _BUCKET_MB = Option(
 )
 _PROCESS_GROUP = Option(
     Literal["auto", "horovod", "tensorflow"],
-    "what exchanges sums between processes: Horovod, or TensorFlow's collectives",
-    "auto, which is horovod",
+    "what exchanges sums between processes: Horovod (auto), or TensorFlow's collectives",
+    "auto",
 )
 _PARAMETER_DEVICE = Option(str, "device that holds the variables", "CPU:0")
 
