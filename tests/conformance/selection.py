@@ -77,8 +77,7 @@ FEW: dict[str, tuple[str, ...]] = {
     "pipeline over TensorFlow": ("batch-norm",),
     "tensor_parallel over TensorFlow": ("accumulate-clipped",),
     "sharded optimizer over TensorFlow": (),
-    "sharded gradients over TensorFlow": (),
-    "sharded parameters over TensorFlow": ("accumulate-clipped", "embedding-clipped"),
+    "sharded gradients over TensorFlow": ("accumulate-clipped",),
 }
 
 #: The cases that `make quick` runs, under mirrored with two replicas.

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.errors import UnsupportedModelError
+from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.groups import agreement, buckets
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.collective import CollectiveGroup
@@ -76,6 +76,11 @@ def Sharded(  # noqa: N802 - the class depends on how the program was started
     STRATEGIES["sharded"].check(shard=shard, offload=offload, process_group=process_group)
     if cluster.started_together() is None:
         return ShardedOverDevices(devices, shard, smallest, offload)
+    if process_group == "tensorflow" and shard == "parameters":
+        raise ConfigurationError(
+            "process_group='tensorflow' gathers weights in an order that the backward pass of some "
+            "models contradicts: use shard='gradients' or 'optimizer', or process_group='horovod'."
+        )
     return ShardedOverProcesses(devices, shard, smallest, offload, process_group)
 
 
