@@ -168,3 +168,11 @@ def test_what_cannot_be_divided_is_said(entries: str) -> None:
 
     with pytest.raises(UnsupportedModelError, match=r"table.* no Embedding holds"):
         Trainer(make, Sharded(2, smallest=1)).fit(IDS, LABELS, verbose=0)
+
+
+def test_sharded_weights_over_tensorflow_collectives_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tfdist.cluster.started_together", lambda: object())
+    with pytest.raises(ConfigurationError, match="use shard='gradients' or 'optimizer', or"):
+        Sharded(shard="parameters", process_group="tensorflow")
