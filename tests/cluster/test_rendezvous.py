@@ -165,7 +165,7 @@ def test_strangers_are_sent_away() -> None:
 
 def test_workers_of_another_job_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     clusters = with_master(2)
-    monkeypatch.setattr(rendezvous, "_MESSAGE_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "_MESSAGE_SECONDS", 2.0)
     keys = iter([b"one job", b"another job"])
     monkeypatch.setattr(rendezvous.messages, "job_key", lambda: next(keys, b"another job"))
     said = errors(exchange(clusters, IN_BETWEEN))

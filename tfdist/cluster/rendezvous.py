@@ -236,14 +236,17 @@ async def _ask(place: str, me: _Newcomer, seconds: float) -> Meeting:
     Raises:
         ClusterError: Rank 0 did not answer in time, or reports a problem.
     """
-    reason = "it does not answer"
+    reason, was_reached = "it does not answer", False
     try:
         async with asyncio.timeout(seconds):
             while True:
                 try:
                     return _result(await _ask_once(place, me))
                 except OSError as error:  # it does not listen yet, or its name is not known yet
-                    reason = error.strerror or str(error)
+                    is_reached = error.errno is None  # what rank 0 said, not the network
+                    if is_reached or not was_reached:
+                        reason = error.strerror or str(error)
+                    was_reached = was_reached or is_reached
                 await asyncio.sleep(_RETRY_SECONDS)
     except TimeoutError:
         raise ClusterError(
