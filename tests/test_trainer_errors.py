@@ -68,7 +68,10 @@ def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
         ({"strategy": None}, "strategy=None: expected a tfdist Strategy or one of the names"),
         ({"strategy": tf.distribute.get_strategy()}, "expected a tfdist Strategy or one of"),
         ({"strategy": OneDevice()}, "devices= has no effect"),
-        ({"strategy": "one_device"}, "computes on one a process, but got CPU:0, CPU:1: name one"),
+        (
+            {"strategy": "one_device"},
+            "computes on one device per process, but got CPU:0, CPU:1",
+        ),
     ],
 )
 def test_options_that_cannot_be_honoured(options: dict[str, Any], says: str) -> None:

@@ -166,14 +166,15 @@ class Drawing(Stepping):
         return {"value": value} | drawn
 
 
-def test_draws_differ_by_replica_and_repeat_by_seed() -> None:
+def test_draws_of_keras_are_those_of_one_device_and_others_repeat_by_seed() -> None:
     build = builder(Drawing, lambda: layers.Dropout(0.5))
     plain = build().fit(**FIT, epochs=2).history
     found, again = (mirrored(build).fit(**FIT, epochs=2).history for _ in range(2))
     assert found == again
-    for name in ("keras", "tf"):  # the mean over the replicas, weighted by rows
-        assert abs(found[name][0] - plain[name][0]) > 1e-3
-        assert len(set(found[name])) == 2
+    assert found["keras"] == pytest.approx(plain["keras"], 1e-5)
+    # Stateful functions of TensorFlow differ: this is the mean over the replicas.
+    assert abs(found["tf"][0] - plain["tf"][0]) > 1e-3
+    assert len(set(found["tf"])) == 2
 
 
 class InBranch(Stepping):

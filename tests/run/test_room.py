@@ -55,7 +55,7 @@ def test_folder_without_room_is_refused_before_the_training(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ConfigurationError, match=r"No space left on device\. Make room"):
+    with pytest.raises(ConfigurationError, match=r"No space left on device\. Free some"):
         RunFolder.create(TrainConfig(run_dir=str(tmp_path)), model, {})
     assert asked[0] > 4 * model.count_params()
     assert {file.name for file in tmp_path.iterdir()} == {"config.yaml", "versions.json"}

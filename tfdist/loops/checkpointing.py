@@ -92,7 +92,7 @@ class Checkpointing(CheckpointHooks):
         self._saved = None
         return self.progress.step, self.progress.logs
 
-    def most_steps(self) -> int | None:
+    def max_steps(self) -> int | None:
         every = self._settings.steps
         return None if every is None else every - self.progress.total % every
 

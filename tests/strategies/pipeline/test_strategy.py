@@ -104,7 +104,7 @@ def test_stages_by_the_memory_that_they_hold(order: str, num_rows: int, last: st
 
 
 def test_a_batch_of_fewer_rows_than_micro_batches() -> None:
-    with pytest.raises(DataError, match=r"some of 4 micro-batches .* or fewer micro_batches"):
+    with pytest.raises(DataError, match=r"fewer rows than 4 micro-batches: .* fewer micro_batches"):
         tfdist.Trainer(build, strategy=Pipeline(2)).fit(X, Y, batch_size=3)
 
 

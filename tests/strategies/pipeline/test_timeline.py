@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.case import mlp
 from tfdist.strategies.pipeline import bubble
-from tfdist.strategies.pipeline.schedule import draw_timeline, turns
+from tfdist.strategies.pipeline.schedule import draw_timeline, micro_batches_in_memory, turns
 from tfdist.strategies.pipeline.stages import Costs, into_stages
 
 
@@ -23,7 +23,7 @@ def test_it_is_as_long_as_the_formula_says(
     assert len(made) == 2 * num_stages * num_micro_batches
     best = bubble.speed_up(shares, num_micro_batches)
     assert 1 / max(turn.end for turn in made) == pytest.approx(best)
-    kept = bubble.in_memory(num_stages, num_micro_batches, order)
+    kept = micro_batches_in_memory(num_stages, num_micro_batches, order)
     for stage, most in enumerate(kept):
         begun: Counter[bool] = Counter()
         for turn in sorted((t for t in made if t.stage == stage), key=lambda t: t.begin):
