@@ -4,9 +4,9 @@
 #   make horovod                      Horovod, built for the TensorFlow in .venv: needs a C++ compiler
 #
 # Tests, from the fastest to the most thorough (tests/selection.py says which test is in which):
-#   make quick                        tests without TensorFlow and ten cases under mirrored: 2 minutes
-#   make test                         lint and the tests that every change has to pass: 10 minutes
-#   make check                        lint and every test with two replicas or processes: 40 minutes
+#   make quick                        tests without TensorFlow and ten cases under mirrored: a few minutes
+#   make test                         lint and the tests that every change has to pass: 15 minutes
+#   make check                        lint and every test with two replicas or processes: an hour
 #   make check-rest                   what make check runs and make test does not
 #   make conformance                  every case of tests/conformance under every strategy and every
 #                                     number of replicas and processes, and all of tests/programs
