@@ -71,7 +71,8 @@ class CollectiveGroup(ProcessGroup):
         self.size, self.rank = self._cluster.size, self._cluster.rank
         self.local_rank = self._cluster.local_rank
         names = tuple(self.devices)
-        self.tf_strategy = _tf_strategy(names, self.communication, self._cluster)
+        others = self._cluster if self.size > 1 else None
+        self.tf_strategy = _tf_strategy(names, self.communication, others)
         self._places = list(self.tf_strategy.extended.worker_devices)
         # One for each device number: a device exchanges with the same one of the other processes.
         self._channels = [
@@ -200,14 +201,14 @@ def resolve_communication(communication: str, devices: Sequence[str]) -> str:
 
 @functools.cache
 def _tf_strategy(
-    devices: tuple[str, ...], communication: str, workers: Cluster
+    devices: tuple[str, ...], communication: str, workers: Cluster | None
 ) -> tf.distribute.Strategy:
     """Returns TensorFlow's strategy: one per process, because its collectives are numbered.
 
     Args:
         devices: The devices of this worker.
         communication: `"ring"` or `"nccl"`.
-        workers: All workers, with their addresses.
+        workers: All workers, with their addresses; None if there is only this one.
 
     Raises:
         ClusterError: The workers do not come together, or TensorFlow has started already.
@@ -218,7 +219,7 @@ def _tf_strategy(
         ),
         bytes_per_pack=PIECE_BYTES if communication == "ring" else 0,
     )
-    if workers.size == 1:
+    if workers is None:
         # Of no cluster, whatever TF_CONFIG may say of a single worker.
         nobody = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         with workers_on(devices):
