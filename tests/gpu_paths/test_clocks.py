@@ -1,4 +1,4 @@
-"""Clocks in a graph are read after a GPU has computed, not after it was told to compute.
+"""Clocks in a graph are read after a GPU has computed, not when it has accepted the work.
 
 For the graph, an operation of a GPU is over once it is in the GPU's queue: a control edge from it
 does not wait. What the host reads has been computed.

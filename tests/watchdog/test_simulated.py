@@ -161,7 +161,7 @@ def test_escape_sequences_of_a_worker_are_not_printed() -> None:
 
 
 def test_a_worker_that_does_not_read_is_dropped() -> None:
-    """It goes on reporting, and its answers must not fill rank 0's memory."""
+    """It keeps reporting, and its answers must not fill the memory of rank 0."""
 
     async def attempt() -> int:
         async with Rank0() as rank_0:
