@@ -91,13 +91,15 @@ def sequential_reader(compression: Compression, num_together: int) -> Reader:
 
     def read(block: Blocks) -> tf.data.Dataset:
         found = tf.data.TFRecordDataset(block.path, compression, buffer_size=_READ_BYTES)
-        failed = tf.data.Dataset.from_tensors(block).map(lambda block: _fail(block).serialized[0])
-        found = _opened(block.path).concatenate(found.ignore_errors()).concatenate(failed)
-        # Taking no more than there are: zipping asks for one more record before it sees the end.
-        found = found.skip(block.offset + block.skip).take(block.count - block.skip)
-        numbers = tf.data.Dataset.range(block.first + block.skip, block.first + block.count)
+        numbers = tf.data.Dataset.range(block.first - block.offset, block.first + block.count)
         starts = tf.data.Dataset.from_tensors(block.start).repeat()
-        return tf.data.Dataset.zip(Records(found, numbers, starts)).batch(num_together)
+        # A file that cannot be opened fails at each try, and `ignore_errors` would try for ever.
+        # Zipping counts the errors, too, and ends with the numbers.
+        records = tf.data.Dataset.zip(Records(found, numbers, starts)).ignore_errors()
+        failed = tf.data.Dataset.from_tensors(block).map(_fail).unbatch()
+        records = records.concatenate(failed).skip(block.offset + block.skip)
+        # Taking no more than there are: zipping asks for one more record before it sees the end.
+        return records.take(block.count - block.skip).batch(num_together)
 
     return read
 

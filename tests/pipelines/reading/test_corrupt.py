@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -101,21 +104,64 @@ def test_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyP
     assert not list(folder.glob("*offsets*"))
 
 
-@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_compressed_shards(tmp_path: Path, compression: str) -> None:
-    index = numbers.write(tmp_path, num_records=60, num_shards=3)
+def write_compressed(folder: Path, compression: Literal["GZIP", "ZLIB"]) -> pipelines.Index:
+    """Writes 60 records to three compressed shards."""
+    index = numbers.write(folder, num_records=60, num_shards=3)
     shards = []
     for own in index.shards:
-        path = tmp_path / own.name
+        path = folder / own.name
         records = [record.data for record in record_file.records(path)]
         with tf.io.TFRecordWriter(str(path), compression) as writer:
             for record in records:
                 writer.write(record)
         shards.append(own.model_copy(update={"num_bytes": path.stat().st_size}))
     index = index.model_copy(update={"compression": compression, "shards": tuple(shards)})
-    (tmp_path / "index.json").write_text(index.model_dump_json())
-    (tmp_path / "offsets.npz").unlink(missing_ok=True)
+    (folder / "index.json").write_text(index.model_dump_json())
+    (folder / "offsets.npz").unlink(missing_ok=True)
+    return index
 
+
+#: Reads a compressed folder of which a shard vanishes right after the first check that it exists.
+_READ_VANISHING = """
+import sys
+from pathlib import Path
+import pipelines
+import tensorflow as tf
+from pipelines.reading import block_reader
+
+folder, lost = sys.argv[1:]
+real, checks = block_reader._opened, []
+
+def passes(path):
+    is_lost = path.numpy().decode() == lost
+    checks.extend([path] * is_lost)
+    return is_lost and len(checks) == 1
+
+def opened(path):
+    asked = tf.data.Dataset.from_tensors(path)
+    asked = asked.filter(lambda path: tf.logical_not(tf.py_function(passes, [path], tf.bool)))
+    return asked.flat_map(real)
+
+block_reader._opened = opened
+dataset = pipelines.read(folder, 7)
+Path(lost).unlink()
+try:
+    list(dataset)
+except tf.errors.OpError as error:
+    assert checks and lost in str(error), (checks, error)
+else:
+    raise AssertionError("no error")
+"""
+
+
+def test_compressed_shard_that_vanishes_ends_the_reading(tmp_path: Path) -> None:
+    lost = tmp_path / write_compressed(tmp_path, "GZIP").shards[1].name
+    subprocess.run([sys.executable, "-c", _READ_VANISHING, tmp_path, lost], timeout=60, check=True)
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_compressed_shards(tmp_path: Path, compression: Literal["GZIP", "ZLIB"]) -> None:
+    index = write_compressed(tmp_path, compression)
     whole = pipelines.read(tmp_path, 7, shuffle_buffer=15, seed=1)
     begun = pipelines.read(tmp_path, 7, shuffle_buffer=15, seed=1, start=pipelines.Position(0, 4))
     expected = numbers.order(whole)
