@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+from keras.src.backend import nn
 from keras.src.backend.tensorflow import core
 from keras.src.losses import loss as keras_loss
 
@@ -26,10 +27,14 @@ def patchable() -> list[Any]:
         keras.Model.fit,
         keras.Layer.add_loss,
         keras.random.SeedGenerator.next,
+        keras.callbacks.SwapEMAWeights._tf_swap_variables,
+        nn.conv,
     ]
 
 
-@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+@pytest.mark.parametrize(
+    "strategy", ["one_device", "mirrored", "sharded", "tensor_parallel", "pipeline"]
+)
 def test_nothing_stays_patched(strategy: str) -> None:
     before = patchable()
     trainer = Trainer(build, strategy, devices=None if strategy == "one_device" else 2, remat="all")

@@ -39,8 +39,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def _on_all_workers(method: Method) -> Method:
     """Wraps a method that all workers call together: they stop together, and none waits forever.
 
-    Errors caused by a lost worker are reported as such. `keras.remat` is replaced by an exact one
-    during the call.
+    Errors caused by a lost worker are reported as such. During the call, `keras.remat` is replaced
+    by an exact one, and Keras is patched for the strategy's variables.
     """
 
     @functools.wraps(method)
@@ -50,6 +50,7 @@ def _on_all_workers(method: Method) -> Method:
             self._watchdog.watching(method.__name__),
             interrupts.held_back(lambda signal: int(self.strategy.gather([signal]).max())),
             remat_of_layers.exact_remat(),
+            self.strategy.patched_keras(),
         ):
             return method(self, *args, **options)
 

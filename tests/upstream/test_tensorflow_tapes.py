@@ -1,4 +1,4 @@
-"""A user's tape gives gradients of weights in parts as of others."""
+"""A user's tape takes gradients of sharded weights as of others, without any patch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedModelError
 from tfdist.strategies.sharded.division import OverDevices
 from tfdist.strategies.tensor_parallel.splits import AlongAxis
 from tfdist.upstream.keras_variables import divide
-from tfdist.upstream.tensorflow_tapes import know_parts
 
 
 @pytest.mark.parametrize("division", [AlongAxis(0, [2, 1]), OverDevices(2)])
 def test_a_tape_of_the_user_s_own(division: Any) -> None:
-    know_parts()
     layer = keras.layers.Dense(2)
     layer.build((None, 3))
     x = tf.reshape(tf.range(6.0), (2, 3))
@@ -38,3 +37,32 @@ def test_a_tape_of_the_user_s_own(division: Any) -> None:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(x) ** 2)
     np.testing.assert_allclose(tape.gradient(loss, layer.kernel.value), wanted[0], rtol=1e-6)
+    traced = tf.function(lambda x: layer(x), autograph=False)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(traced(x) ** 2)
+        np.testing.assert_allclose(tape.gradient(loss, layer.kernel), wanted[0], rtol=1e-6)
+
+    @tf.function(autograph=False)
+    def within() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x) ** 2)
+        return tape.gradient(loss, layer.kernel.value)
+
+    np.testing.assert_allclose(within(), wanted[0], rtol=1e-6)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(x)
+    assert tape.gradient(loss, layer.kernel) is None
+
+
+def test_shards_of_other_processes_are_refused() -> None:
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    division = OverDevices(2)
+    division.has_all = False
+    divide(layer.kernel, division, ["CPU:0", "CPU:1"], keep_whole=False)
+    for source in (layer.kernel, layer.kernel.value):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.ones((1, 3))))
+        with pytest.raises(UnsupportedModelError, match=r"train with trainer\.fit"):
+            tape.gradient(loss, source)

@@ -28,7 +28,6 @@ from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
-from tfdist.upstream.keras_layers import read_kernels_outside_of_xla
 from tfdist.upstream.keras_model import compile_config
 from tfdist.upstream.keras_optimizers import optimizers_of
 
@@ -78,8 +77,6 @@ class CompiledFunctions:
         self._scalings: list[Scaling] = []
         self._accumulations: list[GradientAccumulation] = []
         self._custom_steps = CustomSteps(model, strategy, options)
-        if not strategy.has_local_variables:
-            read_kernels_outside_of_xla()
 
     def train(self, data: DataHandler) -> StepsFn:
         """Returns the inner loop of training; a new one if the model was compiled again."""

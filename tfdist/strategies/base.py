@@ -29,6 +29,7 @@ from tfdist.groups import agreement
 from tfdist.groups.base import LocalGroup, ProcessGroup
 from tfdist.strategies import batches, inner_loop
 from tfdist.strategies.batches import num_rows
+from tfdist.upstream.keras_layers import kernels_read_outside_of_xla
 from tfdist.watchdog import start_up
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
@@ -257,6 +258,13 @@ class Strategy(ABC):
         return nullcontext()
 
     # ---- variables ----
+
+    def patched_keras(self) -> AbstractContextManager[None]:
+        """Returns a context for each call of a trainer's methods.
+
+        In it, parts of Keras that expect all variables on one device work with this strategy's.
+        """
+        return nullcontext() if self.has_local_variables else kernels_read_outside_of_xla()
 
     @contextmanager
     def scope(self) -> Iterator[None]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 
-from tfdist.upstream.patching import replace
+from tfdist.upstream.patching import replaced
 
 #: What each class keeps besides its arguments; `on_train_begin` resets most of it.
 _REMEMBERED: dict[type, tuple[str, ...]] = {
@@ -59,13 +61,17 @@ def is_better(model: keras.Model, monitor: str, value: float, best: float) -> bo
     return bool(judge._is_improvement(value, best))
 
 
-def swap_by_assignment() -> None:
-    """Lets `SwapEMAWeights` swap weights that are not there as one `tf.Variable`, for good.
+@contextmanager
+def weights_swapped_by_assignment() -> Iterator[None]:
+    """A context in which `SwapEMAWeights` swaps weights that are not one `tf.Variable` each.
 
-    Its `_tf_swap_variables` and `_tf_finalize_ema_values` add to that in its place; what it has for
-    other backends assigns to Keras's variables: `_backend_swap_variables`,
-    `_backend_finalize_ema_values`.
+    Its `_tf_swap_variables` and `_tf_finalize_ema_values` add to `tf.Variable`s in place. What it
+    has for other backends, `_backend_swap_variables` and `_backend_finalize_ema_values`, assigns to
+    Keras variables.
     """
     kind = keras.callbacks.SwapEMAWeights
-    replace(kind, "_tf_swap_variables", kind._backend_swap_variables)
-    replace(kind, "_tf_finalize_ema_values", kind._backend_finalize_ema_values)
+    with (
+        replaced(kind, "_tf_swap_variables", kind._backend_swap_variables),
+        replaced(kind, "_tf_finalize_ema_values", kind._backend_finalize_ema_values),
+    ):
+        yield

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src import backend
 
-from tfdist.upstream.patching import replace
+from tfdist.upstream.patching import replaced
 
 _plain_conv = backend.nn.conv
 
@@ -51,13 +52,13 @@ def dropout_of(attention: keras.layers.Layer) -> float:
     return attention.dropout if grouped else attention._dropout
 
 
-def read_kernels_outside_of_xla() -> None:
-    """Has each convolution be handed its kernel's elements, for good: `keras.src.backend.nn.conv`.
+def kernels_read_outside_of_xla() -> AbstractContextManager[None]:
+    """Returns a context in which `keras.src.backend.nn.conv` reads kernels before it calls XLA.
 
-    Keras has XLA compile convolutions in groups on CPUs, wherever they are called, and lets it read
-    the kernel: of no other device, where XLA cannot.
+    On CPUs, Keras compiles grouped convolutions with XLA wherever they are called. XLA would read
+    the kernel itself, and cannot read one that is on another device.
     """
-    replace(backend.nn, "conv", _conv)
+    return replaced(backend.nn, "conv", _conv)
 
 
 def _conv(inputs: Any, kernel: Any, *args: Any, **options: Any) -> Any:

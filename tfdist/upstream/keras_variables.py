@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.upstream.keras_model import value_in_scope
+from tfdist.upstream.tensorflow_tapes import GradientSource, stand_for
 
 #: Why plain Keras cannot train what is in parts, and the cure.
 ELSEWHERE = (
@@ -115,16 +116,24 @@ class ShardedVariable(keras.Variable):
         value = value_in_scope(self)
         if value is None:
             value = self.joined(self.dtype)
-            if tf.executing_eagerly():  # may be handed to a tape as what stands for the weight
-                value._tfdist_weight = self
+            stand_for(value, self._gradient_source())
         return self._maybe_autocast(value)
 
     @property
     def handle(self) -> Any:
-        """What a gradient is taken of, where there is a whole copy."""
-        if self.is_whole:
-            return super().handle
-        raise UnsupportedModelError(f"{self.path!r} is not whole. {ELSEWHERE}")
+        """What a tape takes gradients of."""
+        return super().handle if self.is_whole else self._gradient_source()
+
+    def _gradient_source(self) -> GradientSource:
+        def shards() -> list[tf.Variable]:
+            if not self.division.has_all:
+                raise UnsupportedModelError(f"{self.path!r} is not whole. {ELSEWHERE}")
+            return self.parts
+
+        shape = super().shape
+        return GradientSource(
+            shards, lambda pieces: self.division.join(pieces, shape, pieces[0].dtype)
+        )
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -216,12 +225,6 @@ def is_in_parts(variable: keras.Variable) -> bool:
 def is_joined_to_read(variable: keras.Variable) -> bool:
     """Tells whether a variable is kept in parts alone, which forward passes do not read as such."""
     return is_in_parts(variable) and not variable.division.reads_parts
-
-
-def in_parts_alone(source: Any) -> ShardedVariable | None:
-    """Returns the weight in parts alone that something is, or is the value of; None: of none."""
-    weight = getattr(source, "_tfdist_weight", source)
-    return weight if isinstance(weight, ShardedVariable) and not weight.is_whole else None
 
 
 def is_elsewhere(variable: keras.Variable) -> bool:

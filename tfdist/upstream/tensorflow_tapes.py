@@ -1,56 +1,69 @@
-"""Gradients that tapes of the user's own take of weights that are kept in parts.
+"""Gradients of sharded variables that a user's own tape takes.
 
-What such a weight's `value` returns is made anew whenever it is asked, so that no tape knows it:
-its gradient would be None. What a tape has seen are the parts.
+Every read of a sharded variable gathers its shards anew, so a tape knows the shards and not the
+result. A source of `GradientTape.gradient` may be a composite tensor, though: TensorFlow then takes
+the gradients of its components and asks `CompositeTensorGradient` to put them together.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import tensorflow as tf
-
-from tfdist.errors import UnsupportedModelError
-from tfdist.upstream.keras_variables import ELSEWHERE, ShardedVariable, in_parts_alone
-from tfdist.upstream.patching import replace
-
-_plain_gradient = tf.GradientTape.__dict__["gradient"]
+from tensorflow.python.framework.composite_tensor import CompositeTensor
+from tensorflow.python.framework.composite_tensor_gradient import CompositeTensorGradient
 
 
-def know_parts() -> None:
-    """Lets `GradientTape.gradient` give the gradient of a whole weight, for good."""
-    replace(tf.GradientTape, "gradient", _gradient)
+class _GradientOfShards(CompositeTensorGradient):
+    """Takes the gradients of the shards for the gradient of the full value."""
+
+    def get_gradient_components(self, value: GradientSource) -> list[tf.Tensor]:
+        return [shard.handle for shard in value.shards()]
+
+    def replace_gradient_components(
+        self, value: GradientSource, component_grads: Sequence[Any]
+    ) -> tf.Tensor | None:
+        if all(gradient is None for gradient in component_grads):
+            return None
+        dense = [
+            tf.zeros_like(shard) if gradient is None else tf.convert_to_tensor(gradient)
+            for shard, gradient in zip(value.shards(), component_grads, strict=True)
+        ]
+        return value.join(dense)
 
 
-def _gradient(tape: Any, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
-    """`GradientTape.gradient`, of the parts where a source is a weight in parts or its value.
+class GradientSource(CompositeTensor):
+    """What a sharded variable returns as its `handle`, which a tape differentiates by.
 
-    Raises:
-        UnsupportedModelError: Other processes have some of the parts.
+    Args:
+        shards: Returns the shards; raises if this process does not have all of them.
+        join: Returns the full tensor of tensors for the shards.
     """
-    flat = tf.nest.flatten(sources)
-    weights = [in_parts_alone(source) for source in flat]
-    if not any(weight is not None for weight in weights):
-        return _plain_gradient(tape, target, sources, *args, **options)
-    for weight in weights:
-        if weight is not None and not weight.division.has_all:
-            raise UnsupportedModelError(f"{weight.path!r} is not whole. {ELSEWHERE}")
-    pairs = list(zip(flat, weights, strict=True))
-    asked = [source if weight is None else weight.parts for source, weight in pairs]
-    found = _plain_gradient(tape, target, asked, *args, **options)
-    whole = [
-        own if weight is None else _joined(weight, own)
-        for own, weight in zip(found, weights, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(sources, whole)
+
+    __composite_gradient__ = _GradientOfShards()
+    dtype = tf.resource
+
+    def __init__(
+        self,
+        shards: Callable[[], Sequence[tf.Variable]],
+        join: Callable[[list[tf.Tensor]], tf.Tensor],
+    ) -> None:
+        self.shards, self.join = shards, join
+
+    @property
+    def _type_spec(self) -> NoReturn:
+        raise TypeError("A sharded variable has no single resource that an operation could take.")
+
+    def _shape_invariant_to_type_spec(self, shape: Any) -> NoReturn:
+        del shape
+        return self._type_spec
 
 
-def _joined(weight: ShardedVariable, pieces: list[Any]) -> tf.Tensor | None:
-    """Lays gradients of parts together; None where the target depends on none of them."""
-    if all(piece is None for piece in pieces):
-        return None
-    dense = [
-        tf.zeros_like(part) if piece is None else tf.convert_to_tensor(piece)
-        for part, piece in zip(weight.parts, pieces, strict=True)
-    ]
-    return weight.division.join(dense, weight.shape, dense[0].dtype)
+def stand_for(value: tf.Tensor, source: GradientSource) -> None:
+    """Lets a tape take the gradient of a variable when it is given the variable's full value.
+
+    `GradientTape` uses the `handle` of whatever has `_should_act_as_resource_variable`.
+    """
+    value._should_act_as_resource_variable = True
+    value.handle = source

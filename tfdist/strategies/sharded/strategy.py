@@ -32,14 +32,13 @@ from tfdist.strategies.sharded.division import OverDevices, OverProcesses
 from tfdist.strategies.sharded.rank0_coordinator import coordinator_of
 from tfdist.strategies.towers import Towers
 from tfdist.upstream import keras_model, keras_variables
-from tfdist.upstream.keras_callbacks import swap_by_assignment
+from tfdist.upstream.keras_callbacks import weights_swapped_by_assignment
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, told_of_slots
 from tfdist.upstream.keras_variables import (
     Division,
     ShardedGradient,
     ShardedVariable,
 )
-from tfdist.upstream.tensorflow_tapes import know_parts
 
 _HOME = "_tfdist_home"  # attribute of a whole weight: the device that has its state
 
@@ -114,8 +113,11 @@ class ShardedState(Strategy):
         self.shard, self.copies_weights = shard, shard != "parameters"
         self._owners, self._smallest = list(owners), max(smallest, len(owners))
         self._placed: dict[str, str] = {}
-        swap_by_assignment()
-        know_parts()
+
+    @contextmanager
+    def patched_keras(self) -> Iterator[None]:
+        with super().patched_keras(), weights_swapped_by_assignment():
+            yield
 
     @abstractmethod
     def division_of(self, variable: keras.Variable) -> Division:

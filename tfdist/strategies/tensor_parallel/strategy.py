@@ -30,10 +30,9 @@ from tfdist.strategies.tensor_parallel.layout import Layout, layout
 from tfdist.strategies.tensor_parallel.rules import Rules
 from tfdist.strategies.tensor_parallel.splits import Cut
 from tfdist.upstream import keras_model, keras_variables
-from tfdist.upstream.keras_callbacks import swap_by_assignment
+from tfdist.upstream.keras_callbacks import weights_swapped_by_assignment
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable
-from tfdist.upstream.tensorflow_tapes import know_parts
 
 #: Where a model is created, so that no device has to hold all of it.
 _HOST = "CPU:0"
@@ -95,8 +94,6 @@ class TensorParallel(Strategy):
         self._layouts: weakref.WeakKeyDictionary[keras.Model, Layout]
         self._layouts = weakref.WeakKeyDictionary()
         self._rows = {"split": "known when the shapes of the data are known"}
-        swap_by_assignment()
-        know_parts()
 
     @property
     def num_local_replicas(self) -> int:
@@ -106,6 +103,11 @@ class TensorParallel(Strategy):
     def describe(self) -> dict[str, str]:
         rows = super().describe() | {"shard policy": "each device has all rows of a batch"}
         return rows | self._rows
+
+    @contextmanager
+    def patched_keras(self) -> Iterator[None]:
+        with super().patched_keras(), weights_swapped_by_assignment():
+            yield
 
     @contextmanager
     def scope(self) -> Iterator[None]:
