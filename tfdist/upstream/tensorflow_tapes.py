@@ -56,8 +56,7 @@ class GradientSource(CompositeTensor):
         raise TypeError("A sharded variable has no single resource that an operation could take.")
 
     def _shape_invariant_to_type_spec(self, shape: Any) -> NoReturn:
-        del shape
-        return self._type_spec
+        raise TypeError("A sharded variable has no single resource that a loop could carry.")
 
 
 def stand_for(value: tf.Tensor, source: GradientSource) -> None:
