@@ -122,6 +122,11 @@ class Spread(BaseModel):
     watchdog_seconds: NonNegativeFloat = Field(
         300.0, description="silence after which a worker counts as lost; 0: wait forever"
     )
+    check_data: Literal["full", "sampled", "off"] = Field(
+        "full",
+        description="how workers check that they read the same global batches: every element, "
+        "labels and a sample of the inputs, or not at all",
+    )
     replica_random: bool = Field(
         False,
         description="draw different random numbers on each replica, in dropout, noise and "

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import keras
 
@@ -29,6 +29,7 @@ from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
 from tfdist.step import remat as remat_of_layers
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.batches import CheckData
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_data
 from tfdist.watchdog.watchdog import Watchdog
@@ -89,6 +90,9 @@ class Trainer:
         on_nan: What to do if the loss becomes NaN or infinite: `"warn"` and continue, `"stop"` with
             an error, or `"checkpoint"`: save the state to the folder `non-finite` in that of the
             checkpoints, and stop. Steps that a loss scale skips do not count.
+        check_data: With several workers, how they check that they read the same global batches.
+            `"full"` compares every element; `"sampled"` labels, weights and a strided sample of
+            the inputs; `"off"` nothing.
 
     Attributes:
         model: A plain Keras model on the first device, during training too. Its own `predict`,
@@ -120,6 +124,7 @@ class Trainer:
         on_nan: OnNan = "warn",
         remat: str = "none",
         replica_random: bool = False,
+        check_data: CheckData = "full",
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(
@@ -130,9 +135,11 @@ class Trainer:
                 "sync_batch_norm needs the moments of the global batch, but with accumulate="
                 f"{accumulate} the batch is computed in rounds. Use only one of the two."
             )
+        _check_choice("check_data", check_data, get_args(CheckData))
         remat = _one_of_aliases(remat, recompute)
         remat_of_layers.check(remat)
         self.strategy = strategy = strategies.create(strategy, devices)
+        strategy.check_data = check_data
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.remat = remat
         self.checkpoints, self._num_fits = checkpoints, 0
@@ -328,6 +335,12 @@ class Trainer:
             callbacks, progress, self.strategy,
             model=self.model, verbose=verbose, epochs=epochs, steps=steps, add_history=history,
         )  # fmt: skip
+
+
+def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    """Checks that an option has one of its values."""
+    if value not in choices:
+        raise ConfigurationError(f"{option}={value!r}: expected one of {', '.join(choices)}.")
 
 
 def _one_of_aliases(remat: str, recompute: str | None) -> str:

@@ -5,11 +5,12 @@ Every scenario returns numbers of both workers, one row each.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import keras
 import numpy as np
@@ -20,6 +21,7 @@ from tests.processes import chief_callbacks, resuming
 from tests.support import hands
 from tests.support.training import X, Y, build
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.batches import CheckData
 from tfdist.trainer import Trainer
 
 #: Batches of each rank's own data set: rank 1 has one less, and they differ in size.
@@ -86,12 +88,22 @@ def learning_rate_of_rank_0(strategy: Strategy) -> np.ndarray:
     return strategy.gather([float(trainer.model.optimizer.learning_rate.numpy())])
 
 
-def other_data_are_refused(strategy: Strategy) -> str:
-    """The error of a rank whose rows are in another order."""
-    order = slice(None, None, -1 if strategy.rank else 1)
+def other_data_are_refused(strategy: Strategy) -> dict[str, str]:
+    """The errors of a rank whose batches have their middle rows in another order."""
+    order = [0, *range(13, 0, -1), 14] if strategy.rank else list(range(15))
+
+    def fit(check_data: CheckData) -> None:
+        trainer = Trainer(build, strategy, check_data=check_data)
+        trainer.fit(X[order], Y[order], batch_size=len(order), shuffle=False, verbose=0)
+
+    return {how: error_of(functools.partial(fit, how)) for how in get_args(CheckData)}
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """Returns the message of the error that a call raises."""
     try:
-        Trainer(build, strategy).fit(X[order], Y[order], batch_size=4, shuffle=False, verbose=0)
-    except tfdist.errors.DataError as error:
+        call()
+    except tfdist.errors.TfdistError as error:
         return str(error)
     return "no error"
 

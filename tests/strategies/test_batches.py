@@ -52,3 +52,47 @@ def test_only_a_batch_without_rows_is_given_one(batch: Any) -> None:
     assert int(num_rows(filled)) == 1
     assert int(num_rows(drop_padding(filled, tf.constant(0)))) == 0
     tf.nest.assert_same_structure(batch, filled)
+
+
+_IMAGES = np.random.default_rng(1).integers(0, 256, (16, 9, 9, 3), np.uint8)
+
+
+@pytest.mark.parametrize("check_data", ["full", "sampled"])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (tf.range(48.0), tf.range(16)),
+        (tf.constant(_IMAGES), tf.range(16)),
+        {"a": None, "b": tf.cast(tf.range(16), tf.bfloat16)},
+        (tf.constant([*"abcdefghijklmnop"]),),
+        (tf.sparse.from_dense(np.eye(16)),),
+        (tf.ragged.range(tf.range(16)),),
+    ],
+    ids=["numbers", "images", "nested", "strings", "sparse", "ragged"],
+)
+def test_checksums_cover_the_middle_of_a_batch(batch: Any, check_data: batches.CheckData) -> None:
+    order = [0, *range(14, 0, -1), 15]
+
+    def reordered(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.sparse.from_dense(tf.gather(tf.sparse.to_dense(leaf), order))
+        return None if leaf is None else tf.gather(leaf, order)
+
+    other = tf.nest.map_structure(reordered, batch)
+    assert batches.checksum(batch, check_data) == batches.checksum(batch, check_data)
+    assert batches.checksum(batch, check_data) != batches.checksum(other, check_data)
+    assert batches.checksum(batch, "off") == batches.checksum(other, "off")
+
+
+def test_full_checksums_cover_every_element_and_samples_cover_all_labels() -> None:
+    images, labels = tf.constant(_IMAGES), tf.range(16)
+    full, sampled = (batches.checksum((images, labels), how) for how in ("full", "sampled"))
+    for element in range(0, _IMAGES.size, 97):
+        other = _IMAGES.copy()
+        other.flat[element] ^= 1
+        assert batches.checksum((tf.constant(other), labels), "full") != full
+    for row in range(16):
+        assert (
+            batches.checksum((images, labels + tf.one_hot(row, 16, dtype=tf.int32)), "sampled")
+            != sampled
+        )

@@ -93,6 +93,7 @@ def make_trainer(
         recompute=config.recompute,
         replica_random=config.replica_random,
         on_nan=config.on_nan,
+        check_data=config.check_data,
     )
 
 

@@ -73,6 +73,8 @@ class Strategy(ABC):
     #: The largest size of a gradient bucket in bytes; "auto": by the size of all gradients; None:
     #: one bucket.
     bucket_bytes: int | str | None = None
+    #: How much of the global batches the processes compare.
+    check_data: batches.CheckData = "full"
     #: For messages: what computes a per-replica batch, and which option sets how many there are.
     shares_are = ("replicas", "devices")
     #: What does not match one device under this strategy, and why.
@@ -405,7 +407,7 @@ class Strategy(ABC):
         num_local, several = self.num_local_replicas, self.group.size > 1
         rows, checksum = num_rows(batch), tf.constant(0, tf.int64)
         if several and (whole or not own_rows):
-            checksum = batches.checksum(batch)
+            checksum = batches.checksum(batch, self.check_data)
         if whole:
             own = batches.uncut(batch, num_local)
         elif several and own_rows:

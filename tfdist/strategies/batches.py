@@ -7,7 +7,7 @@ rows and is the same for every replica.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -18,6 +18,13 @@ Batch = Any  # nested tuples, lists and dicts of tensors with rows along axis 0
 
 _UNEVEN = "the parts of a batch have different numbers of rows:"
 _CHECKSUM_PRIME = 2_147_483_647
+#: Elements of a sample are up to this far apart; a prime, so that they are in all columns.
+_MAX_STRIDE = 61
+#: Inputs of fewer elements are hashed in full.
+_MIN_SAMPLE = 1024
+
+#: What workers compare of the global batches that they read: see `checksum`.
+CheckData = Literal["full", "sampled", "off"]
 
 
 #: Workers that bring their own rows count them from `rank * OWN_ROWS_APART` on: none knows how
@@ -268,35 +275,49 @@ def _rows_of(leaf: Any) -> tf.Tensor:
 # ---- checksums ----
 
 
-def checksum(batch: Batch) -> tf.Tensor:
-    """Returns an int64 number that tells batches with different rows apart.
+def checksum(batch: Batch, check_data: CheckData = "full") -> tf.Tensor:
+    """Returns an int64 number that tells different batches apart.
 
-    It is made from the first and the last row of each tensor, which is cheap and changes when rows
-    are shuffled differently. All workers have to read the same batches, and this detects if not.
+    All workers have to read the same global batches, and this detects if they do not.
 
     Args:
         batch: Nested tensors with rows along axis 0, of which a leaf may be None.
+        check_data: What to hash. `"full"`: every element. `"sampled"`: labels and weights in full,
+            and of large inputs a strided sample, which begins at another element in each batch.
+            `"off"`: nothing.
     """
     result = tf.constant(0, tf.int64)
-    for leaf in tf.nest.flatten(batch, expand_composites=True):
-        if leaf is None:
-            continue
-        rows = tf.concat([leaf[:1], leaf[-1:]], 0) if leaf.shape.rank else leaf
-        bits = tf.cast(_bits(tf.reshape(rows, [-1])), tf.int64)
-        places = tf.range(1, tf.size(bits, tf.int64) + 1, dtype=tf.int64)
-        terms = tf.math.floormod(bits * places, _CHECKSUM_PRIME)
-        result = combined_checksum(result, tf.reduce_sum(terms))
+    if check_data == "off":
+        return result
+    inputs, others = (batch[0], batch[1:]) if isinstance(batch, tuple) else (batch, ())
+    result = _hashed(result, others)
+    if check_data == "sampled":
+        first = _hashed(result, [leaf[:1] for leaf in _tensors(inputs) if leaf.shape.rank])
+        inputs = [_sample(leaf, first) for leaf in _tensors(inputs)]
+    return _hashed(result, inputs)
+
+
+def _hashed(result: tf.Tensor, structure: Any) -> tf.Tensor:
+    """Returns a checksum of an earlier one and all elements of nested tensors."""
+    for leaf in _tensors(structure):
+        # FarmHash of the bytes runs at the speed of memory, and reads shape and dtype, too.
+        data = tf.io.serialize_tensor(leaf)
+        result = combined_checksum(result, tf.strings.to_hash_bucket_fast(data, _CHECKSUM_PRIME))
     return result
+
+
+def _sample(tensor: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
+    """Returns every n-th element, n up to 61, from a place on that follows from a number."""
+    flat = tf.reshape(tensor, [-1])
+    stride = tf.clip_by_value(tf.size(flat) // _MIN_SAMPLE, 1, _MAX_STRIDE)
+    return flat[tf.cast(begin, tf.int32) % stride :: stride]
+
+
+def _tensors(structure: Any) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if leaf is not None]
 
 
 def combined_checksum(first: tf.Tensor, second: Any) -> tf.Tensor:
     """Returns the checksum of two things in this order, an int64 number."""
     return tf.math.floormod(first * 31 + tf.cast(second, tf.int64), _CHECKSUM_PRIME)
-
-
-def _bits(tensor: tf.Tensor) -> tf.Tensor:
-    if tensor.dtype == tf.string:
-        return tf.strings.to_hash_bucket_fast(tensor, _CHECKSUM_PRIME)
-    if tensor.dtype.is_floating:
-        return tf.bitcast(tf.cast(tensor, tf.float32), tf.int32)
-    return tensor
