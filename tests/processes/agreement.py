@@ -160,7 +160,7 @@ class OfEveryKind(keras.Sequential):
 
 
 def predicts_every_kind(strategy: Strategy) -> np.ndarray:
-    """Ones, where outputs of a kind are what the model itself predicts, to the bit."""
+    """Ones, where outputs of a kind are what the model itself predicts, bitwise identically."""
 
     def build_model() -> keras.Model:
         keras.utils.set_random_seed(1)
