@@ -1,8 +1,9 @@
-"""TFRecord pipelines: sharded files with an index beside them, and the way back to batches.
+"""TFRecord pipelines: write sharded data sets with an index, and read them as batches.
 
-A `Feature` says what a record holds, an `Index` what a folder holds, `write_shards` fills a folder
-atomically, `read` turns it into a `tf.data.Dataset`. Nothing here needs `tfdist`, and naming this
-package imports no TensorFlow: commands answer `--help` at once.
+A `Feature` describes one field of a record and an `Index` describes a folder of shards.
+`write_shards` writes a folder atomically, and `read` returns it as a `tf.data.Dataset`. The package
+does not need `tfdist`. Importing it does not import TensorFlow, so that commands answer `--help`
+at once.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from pipelines.format.index import Index as Index
     from pipelines.format.index import Shard as Shard
     from pipelines.format.index import load_index as load_index
-    from pipelines.pack.from_source import packed as packed
+    from pipelines.pack.packing import packed as packed
     from pipelines.reading.mixture import Source as Source
     from pipelines.reading.mixture import mix as mix
     from pipelines.reading.position import Position as Position
+    from pipelines.reading.position import Restart as Restart
     from pipelines.reading.position import looking as looking
+    from pipelines.reading.position import restart_of as restart_of
     from pipelines.reading.read import read as read
-    from pipelines.reading.restart import Restart as Restart
-    from pipelines.reading.restart import restart_of as restart_of
     from pipelines.reading.tuning import Tuning as Tuning
     from pipelines.writing.write import write_shards as write_shards
 
@@ -32,16 +33,16 @@ _ATTRIBUTES = {
     "Feature": "pipelines.format.feature",
     "Index": "pipelines.format.index",
     "Position": "pipelines.reading.position",
-    "Restart": "pipelines.reading.restart",
+    "Restart": "pipelines.reading.position",
     "Shard": "pipelines.format.index",
     "Source": "pipelines.reading.mixture",
     "Tuning": "pipelines.reading.tuning",
     "load_index": "pipelines.format.index",
     "looking": "pipelines.reading.position",
     "mix": "pipelines.reading.mixture",
-    "packed": "pipelines.pack.from_source",
+    "packed": "pipelines.pack.packing",
     "read": "pipelines.reading.read",
-    "restart_of": "pipelines.reading.restart",
+    "restart_of": "pipelines.reading.position",
     "write_shards": "pipelines.writing.write",
 }
 

@@ -1,8 +1,9 @@
-"""The one error of this package."""
+"""The exception that this package raises."""
 
 
 class DataError(ValueError):
-    """Data on disk, or handed in to be written, is not what it was declared to be.
+    """Stored data, or data to be written, does not match its declaration.
 
-    The message is one line: the file or feature, what was expected, what came, and the cure.
+    The message is one line. It names the file or feature, what was expected, what was found, and
+    how to fix it.
     """

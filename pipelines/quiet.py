@@ -1,4 +1,4 @@
-"""Keeps the notes of TensorFlow's start off the terminal. Imports no TensorFlow."""
+"""Silences TensorFlow's start-up messages. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 def quieten_tensorflow() -> None:
-    """Keeps TensorFlow's log off the terminal, unless the user set how much is to be shown.
+    """Hides TensorFlow's log messages unless the user set `TF_CPP_MIN_LOG_LEVEL`.
 
-    What matters is raised as well; the rest are pages about drivers that a machine lacks. Has to be
-    called before TensorFlow is imported.
+    Real errors are raised as exceptions anyway; the rest is mostly about missing drivers. Call this
+    before TensorFlow is imported.
     """
     if os.environ.setdefault(_LEVEL, "3") != "0" and not any(
         isinstance(finder, _Finder) for finder in sys.meta_path
@@ -28,10 +28,9 @@ def quieten_tensorflow() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Has TensorFlow imported without a word.
+    """Import hook that hides what TensorFlow prints while it is imported.
 
-    While its libraries load, and before they know of the level, they write to the process's
-    standard error by themselves.
+    Its libraries write to standard error while they load, before they read the log level.
     """
 
     def find_spec(
@@ -58,15 +57,15 @@ class _Quiet(Loader):
             self._loader.exec_module(module)
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)  # as of reading a package's files
+        return getattr(self._loader, name)  # for example, the reader of package resources
 
 
 @contextlib.contextmanager
 def _without_standard_error() -> Iterator[None]:
-    """Keeps what is written to descriptor 2 within the block, and shows it where that fails."""
+    """Captures standard error (descriptor 2) in the block and prints it only if the block fails."""
     try:
         before = os.dup(2)
-    except OSError:  # there is none to write to
+    except OSError:  # the process has no standard error
         yield
         return
     with tempfile.TemporaryFile() as kept:

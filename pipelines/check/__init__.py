@@ -1,1 +1,1 @@
-"""`python -m pipelines.check`: does a folder give each record once an epoch, in its order?"""
+"""`python -m pipelines.check`: checks that workers read each record exactly once per epoch."""

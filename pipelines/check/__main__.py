@@ -1,4 +1,4 @@
-"""`python -m pipelines.check DIR`: proves that each record is read once an epoch over workers."""
+"""`python -m pipelines.check DIR`: checks that workers read each record once per epoch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from pipelines.console import command_line, tables
+from pipelines.console import command_line
 from pipelines.errors import DataError
 
-_DESCRIPTION = """Reads a folder as so many workers would, and compares what they got with what the
-files hold: over all workers each record has to come once an epoch. Otherwise the exit code is 1."""
+_DESCRIPTION = """Reads a folder as several workers would, and compares the records with the
+contents of the files: all workers together must read each record exactly once per epoch. Otherwise
+the exit code is 1."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def _check(
         num_epochs=num_epochs,
         shuffle_buffer=shuffle_buffer,
     )
-    tables.table(
+    command_line.print_table(
         ("epoch", "worker", "records", "batches"),
         (
             (str(number), str(worker), f"{records:,}", f"{batches:,}")
@@ -55,9 +56,9 @@ def _check(
 def _parser() -> ArgumentParser:
     parser = command_line.parser("check", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="folder with an index")
-    parser.add_argument("--num-workers", type=PositiveInt, default=1, help="that divide the data")
-    parser.add_argument("--batch-size", type=PositiveInt, default=32, help="of each worker")
-    parser.add_argument("--num-epochs", type=PositiveInt, default=2, help="to read")
+    parser.add_argument("--num-workers", type=PositiveInt, default=1, help="workers to simulate")
+    parser.add_argument("--batch-size", type=PositiveInt, default=32, help="records per worker")
+    parser.add_argument("--num-epochs", type=PositiveInt, default=2, help="epochs to read")
     parser.add_argument(
         "--shuffle-buffer", type=NonNegativeInt, default=1000, help="examples; 0 does not shuffle"
     )

@@ -1,7 +1,8 @@
-"""Comparing what workers read with what the files hold, record by record.
+"""Compares the records that workers read with the contents of the files.
 
-What the files hold is read by other means than reading is: byte by byte, in one process. Records
-are told apart by a hash of 63 bits over all their features; equal ones have to come equally often.
+The contents are read independently of `pipelines.read`: byte by byte, in one process. Records are
+identified by a hash of 63 bits over all their features; equal records must be read as often as they
+are stored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 from pipelines.errors import DataError
 from pipelines.format import record_file
-from pipelines.format.decode import decode
+from pipelines.format.examples import decode
 from pipelines.format.index import Index, load_index
 from pipelines.reading.read import read
 
@@ -27,12 +28,13 @@ _SEED = 0
 
 @dataclass
 class Epoch:
-    """What came in one epoch.
+    """The records read in one epoch.
 
     Attributes:
-        workers: records and batches of each.
-        never_read: where each record is that did not come, or not as often as it is there.
-        read_again: where each record is that came too often; "foreign" for any that is nowhere.
+        workers: Number of records and batches of each worker.
+        never_read: Locations of records that were read less often than they are stored.
+        read_again: Locations of records that were read too often; "foreign" for a record that is
+            not stored at all.
     """
 
     workers: list[tuple[int, int]] = field(default_factory=list)
@@ -41,27 +43,27 @@ class Epoch:
 
     @property
     def is_right(self) -> bool:
-        """Whether each record came once."""
+        """Whether each record was read exactly once."""
         return not self.never_read and not self.read_again
 
 
 def check(
     directory: Path, *, num_workers: int, batch_size: int, num_epochs: int, shuffle_buffer: int
 ) -> list[Epoch]:
-    """Reads a folder as workers would.
+    """Reads a folder as several workers would.
 
     Args:
-        directory: a folder with an index.
-        num_workers: input pipelines that divide the data.
-        batch_size: of each worker.
-        num_epochs: to read.
-        shuffle_buffer: examples to shuffle among.
+        directory: A folder with an index.
+        num_workers: Number of input pipelines that divide the data.
+        batch_size: Records per batch of each worker.
+        num_epochs: Number of epochs to read.
+        shuffle_buffer: Size of the shuffle window in examples.
 
     Returns:
-        What came in each epoch.
+        The records read in each epoch.
 
     Raises:
-        DataError: the folder has no index, is damaged, or has too few records.
+        DataError: The folder has no index, is damaged, or has too few records.
     """
     index = load_index(directory)
     places = _places(directory, index)
@@ -92,7 +94,7 @@ def check(
 
 
 def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
-    """The hashes of one worker's records, batch by batch."""
+    """Returns the hashes of one worker's records, batch by batch."""
     try:
         return [batch.tolist() for batch in dataset.as_numpy_iterator()]
     except tf.errors.OpError as error:
@@ -100,7 +102,7 @@ def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
 
 
 def _places(directory: Path, index: Index) -> dict[int, list[str]]:
-    """Where the files hold each record, by its hash."""
+    """Returns the locations of all records by their hashes."""
 
     @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
     def hashes(serialized: tf.Tensor) -> tf.Tensor:
@@ -120,7 +122,7 @@ def _places(directory: Path, index: Index) -> dict[int, list[str]]:
 
 
 def _records(directory: Path, index: Index) -> Iterator[tuple[str, bytes]]:
-    """All records, each with where it is; a damaged one is an error."""
+    """Yields the location and data of all records; raises if one is damaged."""
     for shard in index.shards:
         path = directory / shard.name
         for record in record_file.sound_records(path, index.compression):
@@ -128,6 +130,6 @@ def _records(directory: Path, index: Index) -> Iterator[tuple[str, bytes]]:
 
 
 def _hash(example: dict[str, tf.Tensor]) -> tf.Tensor:
-    """One number for all features of an example."""
+    """Returns a hash of all features of an example."""
     values = [tf.io.serialize_tensor(example[name]) for name in sorted(example)]
     return tf.strings.to_hash_bucket_fast(tf.strings.join(values, "|"), _NUM_HASHES)

@@ -1,1 +1,1 @@
-"""What all commands of `pipelines` use: flags and exit codes, tables, tasks in processes."""
+"""Shared by all commands of `pipelines`: command lines, tables, and tasks in processes."""

@@ -1,4 +1,7 @@
-"""The manner of every command here: flags, one-line errors, exit codes. Imports no TensorFlow."""
+"""Common behavior of the commands: flags, one-line errors, exit codes and printed tables.
+
+Does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,33 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
 
 from pipelines.errors import DataError
+from pipelines.format.feature import Feature
+from pipelines.format.index import Index
 from pipelines.quiet import quieten_tensorflow
 
-#: Shells show 128 + the signal's number; an interrupt is signal 2.
+#: The exit code that shells use: 128 + the number of the signal (SIGINT is 2).
 INTERRUPTED = 130
 
 
 def parser(module: str, description: str) -> ArgumentParser:
-    """An empty parser for `python -m pipelines.MODULE`; arguments are added as to argparse."""
+    """Returns an empty parser for `python -m pipelines.MODULE`; add arguments as with argparse."""
     return ArgumentParser(
         prog=f"python -m pipelines.{module}",
         description=description,
         exit_on_error=False,
         allow_abbrev=False,
         print_config=None,
-        # What is not given is left to the command's own default, and to the help's words.
+        # The command's own defaults apply to flags that are not given.
         argument_default=argparse.SUPPRESS,
     )
 
@@ -34,25 +43,25 @@ def parser(module: str, description: str) -> ArgumentParser:
 def run(
     parser: ArgumentParser, command: Callable[..., None], arguments: Sequence[str] | None = None
 ) -> int:
-    """Parses a command line, calls `command` with what it holds, and returns the exit code.
+    """Parses a command line, calls `command` with its values, and returns the exit code.
 
     Args:
-        parser: knows the arguments; `-` in their names is `_` in the command's parameters.
-        command: prints what it found; raises what the user should know.
-        arguments: the command line without the program's name, or None for this process's.
+        parser: The parser of the command.
+        command: Takes the parsed values as keyword arguments, prints results and raises errors.
+        arguments: The command line without the program's name; None: that of this process.
 
     Returns:
-        0; 1 for an error, which is printed as one line; 130 for an interrupt.
+        0 on success, 1 after an error (printed as one line), 130 after an interrupt.
     """
     quieten_tensorflow()
     try:
         command(**_values(parser, arguments))
     except argparse.ArgumentError as error:
         message = " ".join(str(error).split()) + _hint(parser, arguments)
-        return _fail(f"{message}\n{parser.prog} --help lists what there is.")
+        return _fail(f"{message}\n{parser.prog} --help lists all flags.")
     except DataError as error:
         return _fail(str(error))
-    except OSError as error:  # a full disk, no permission: the system's words name the file
+    except OSError as error:  # such as a full disk or a missing permission
         name = f"{error.filename}: " if error.filename else ""
         return _fail(f"{name}{error.strerror or error}")
     except KeyboardInterrupt:
@@ -65,7 +74,7 @@ def _values(parser: ArgumentParser, arguments: Sequence[str] | None) -> dict[str
 
 
 def _hint(parser: ArgumentParser, arguments: Sequence[str] | None) -> str:
-    """The flag that a misspelt one may have been."""
+    """Returns a suggestion for a misspelled flag, or an empty string."""
     known = re.findall(r"--[\w-]+", parser.format_help())
     for flag in (word.partition("=")[0] for word in arguments or sys.argv[1:]):
         if flag.startswith("--") and flag not in known:
@@ -77,3 +86,66 @@ def _hint(parser: ArgumentParser, arguments: Sequence[str] | None) -> str:
 def _fail(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return 1
+
+
+_NUM_LABELS_NAMED = 4
+
+
+def print_summary(index: Index, directory: Path) -> None:
+    """Prints the contents of a folder: its size, then its features."""
+    counts = [shard.num_records for shard in index.shards]
+    sizes = [shard.num_bytes for shard in index.shards]
+    print_facts(
+        {
+            "folder": str(directory),
+            "source": index.source,
+            "records": f"{index.num_records:,}",
+            "shards": f"{index.num_shards}, {_range(counts)} records and "
+            f"{decimal(min(sizes, default=0))} to {decimal(max(sizes, default=0))} each",
+            "size": decimal(index.num_bytes),
+            "compression": index.compression or "none",
+        }
+    )
+    print_table(
+        ("feature", "dtype", "shape", "encoding", "labels"),
+        ((f.name, f.dtype, _shape(f), f.encoding, _labels(f)) for f in index.features),
+    )
+
+
+def print_facts(rows: dict[str, str]) -> None:
+    """Prints a table of names and values."""
+    grid = Table(show_header=False)
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(name, value)
+    _print(grid)
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table with a header."""
+    grid = Table(*header)
+    for row in rows:
+        grid.add_row(*row)
+    _print(grid)
+
+
+def _print(grid: Table) -> None:
+    Console(highlight=False, markup=False).print(grid)
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts, default=0), max(counts, default=0)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _shape(feature: Feature) -> str:
+    return " x ".join("?" if dim is None else str(dim) for dim in feature.shape) or "scalar"
+
+
+def _labels(feature: Feature) -> str:
+    names = feature.label_names
+    if not names:
+        return ""
+    shown = ", ".join(names[:_NUM_LABELS_NAMED])
+    return f"{len(names)}: {shown}" + (", ..." if len(names) > _NUM_LABELS_NAMED else "")

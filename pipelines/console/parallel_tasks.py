@@ -1,4 +1,7 @@
-"""Many independent tasks over several processes, with one progress bar. Imports no TensorFlow."""
+"""Runs independent tasks in several processes with one progress bar.
+
+Does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,22 @@ from pipelines.quiet import quieten_tensorflow
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-#: Told by a task how many more records it has done.
+#: A task calls this with the number of records it has processed since the last call.
 Advance = Callable[[int], None]
 
-_SECONDS_BETWEEN_LOOKS = 0.1
-#: Of a worker process: the function that it calls, and two numbers in memory that all processes
-#: see: the records done so far, and whether to stop. The pool's initializer sets it, for none can
-#: come with a task: a function may carry a whole data set with it.
-_of_worker: dict[str, Any] = {}
+_POLL_SECONDS = 0.1
+#: State of a worker process: the function it calls, and two numbers in shared memory: the count of
+#: processed records and a flag to stop. The pool's initializer sets it once per process, because
+#: the function may carry a whole data set.
+_worker_state: dict[str, Any] = {}
 
 
 class _StopAskedError(Exception):
-    """Ends a task of which nobody wants the result any more."""
+    """Ends a task whose result is no longer needed."""
 
 
 def default_num_workers() -> int:
-    """Processes that can run at the same time here."""
+    """Returns the number of processes that can run at the same time on this machine."""
     return len(os.sched_getaffinity(0))
 
 
@@ -47,22 +50,22 @@ def run(
     description: str,
     num_records: int | None,
 ) -> list[Result]:
-    """Calls a function for each task and shows how many records are done.
+    """Calls a function for each task and shows the number of processed records.
 
     Args:
-        function: picklable; sent once to each process, where all its tasks use what it carries. It
-            calls its second argument now and then, which is also where an interrupt ends it.
-        tasks: picklable.
-        num_workers: processes; with one, or one task, all is done in this process.
-        description: stands beside the bar.
-        num_records: of all tasks, or None if nobody knows yet.
+        function: A picklable function, sent once to each process. It should call its second
+            argument regularly, which is also where an interrupt ends it.
+        tasks: Picklable arguments, one per call.
+        num_workers: Number of processes. One worker or one task runs in this process.
+        description: Text beside the progress bar.
+        num_records: Number of records in all tasks, or None if unknown.
 
     Returns:
         The results in the order of the tasks.
 
     Raises:
-        DataError: a worker process died.
-        Exception: the first that a task raised; the others are ended.
+        DataError: A worker process died.
+        Exception: The first exception that a task raised. The other tasks are canceled.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
@@ -79,25 +82,25 @@ def run(
 def _in_processes(
     function: Callable[[Task, Advance], Result], tasks: Sequence[Task], num_workers: int
 ) -> Iterator[tuple[int, list[Result]]]:
-    """Yields now and then how many records are done, and at the end the results as well."""
-    # Not forked: a fork of a process with TensorFlow's threads can hang.
+    """Yields the number of processed records regularly, the last time with the results."""
+    # A fork of a process with TensorFlow's threads can hang.
     context = multiprocessing.get_context("spawn")
     done, stop = context.Value("q", 0), context.Value("b", 0)
-    # Pickled here: what it refers to may import TensorFlow, which `_start` keeps silent first.
+    # Pickled here, because unpickling may import TensorFlow, which `_start` silences first.
     arguments = (done, stop, pickle.dumps(function))
     with futures.ProcessPoolExecutor(num_workers, context, _start, arguments) as pool:
         running = [pool.submit(_call, task) for task in tasks]
         try:
             waiting: set[Any] = set(running)
             while waiting:
-                finished, waiting = futures.wait(waiting, _SECONDS_BETWEEN_LOOKS)
+                finished, waiting = futures.wait(waiting, _POLL_SECONDS)
                 for future in finished:
                     future.result()
                 yield done.value, []
             yield done.value, [future.result() for future in running]
         except BrokenProcessPool:
             raise DataError(
-                "a worker process died, perhaps for lack of memory; start again with fewer "
+                "a worker process died, perhaps because memory ran out; try again with a smaller "
                 "--num-workers"
             ) from None
         finally:
@@ -107,12 +110,12 @@ def _in_processes(
 
 def _start(done: Any, stop: Any, pickled: bytes) -> None:
     """Prepares a worker process."""
-    # Ctrl-C reaches every process of the terminal; the first process is who decides.
+    # Ctrl-C reaches every process of the terminal, but only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A killed first process asks nobody to stop.
+    # A parent that was killed cannot stop its workers.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     quieten_tensorflow()
-    _of_worker.update(done=done, stop=stop, function=pickle.loads(pickled))
+    _worker_state.update(done=done, stop=stop, function=pickle.loads(pickled))
 
 
 def _end_with_parent() -> None:
@@ -123,11 +126,11 @@ def _end_with_parent() -> None:
 
 
 def _call(task: Any) -> Any:
-    return _of_worker["function"](task, _advance)
+    return _worker_state["function"](task, _advance)
 
 
 def _advance(num_records: int) -> None:
-    if _of_worker["stop"].value:
+    if _worker_state["stop"].value:
         raise _StopAskedError
-    with _of_worker["done"].get_lock():
-        _of_worker["done"].value += num_records
+    with _worker_state["done"].get_lock():
+        _worker_state["done"].value += num_records

@@ -1,1 +1,1 @@
-"""What lies in a folder of shards: files of framed records, their features, the index beside."""
+"""The storage format: TFRecord framing, the features of a record, and the index of a folder."""

@@ -1,4 +1,4 @@
-"""One named array of a record, and how it is stored. Imports no TensorFlow."""
+"""`Feature`: one named array of a record and its encoding. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DType = Literal[
 ]
 Encoding = Literal["raw", "list", "bytes", "jpeg", "png"]
 
-#: dtypes that an encoding can hold; those of `raw` and `list` are all numbers.
+#: Allowed dtypes by image encoding. `raw` and `list` hold numbers of any dtype.
 _IMAGE_DTYPES = {"jpeg": ("uint8",), "png": ("uint8", "uint16")}
 
-#: What an encoded image begins with: https://www.w3.org/TR/png, ITU-T T.81 (SOI and a marker).
+#: The first bytes of an image file: https://www.w3.org/TR/png, ITU-T T.81 (SOI and a marker).
 _IMAGE_BEGINS = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
@@ -32,16 +32,16 @@ class Feature(BaseModel):
     """One named array of a record.
 
     Attributes:
-        name: the key in the record and in the dictionaries that reading yields.
-        dtype: NumPy's name of the array's dtype, the same after reading; `string` for bytes.
-        shape: the array's shape, `()` for a scalar. A dim may be None where it differs between
-            records: the first of a `list` or of `bytes`, the height and width of an image.
-        encoding: `raw` stores the array's little-endian bytes, for large arrays of numbers;
-            `list` stores an Int64List or FloatList that other readers of TFRecords understand,
-            for labels and short vectors; `bytes` stores byte strings, text or anything opaque, one
-            for each element of the shape; `jpeg` and `png` store an encoded image.
-        label_names: for a class label, the name of each class in order; for a vector of
-            attributes, the name of each of its elements; otherwise empty.
+        name: The key in the record and in the dictionaries that reading yields.
+        dtype: The NumPy name of the dtype, which reading restores; `string` for bytes.
+        shape: The shape of the array, `()` for a scalar. A dimension that differs between records
+            is None: the first one of a `list` or of `bytes`, or the height and width of an image.
+        encoding: `raw` stores the array's little-endian bytes and suits large numeric arrays.
+            `list` stores an Int64List or FloatList, which other TFRecord readers understand, and
+            suits labels and short vectors. `bytes` stores one byte string (text or anything
+            opaque) per element of the shape. `jpeg` and `png` store an encoded image.
+        label_names: For a class label, the name of each class in order. For a vector of
+            attributes, the name of each element. Otherwise empty.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,7 +54,7 @@ class Feature(BaseModel):
 
     @property
     def is_image(self) -> bool:
-        """Whether the record holds an encoded image."""
+        """Whether the feature is an encoded image."""
         return self.encoding in _IMAGE_DTYPES
 
     @property
@@ -65,7 +65,7 @@ class Feature(BaseModel):
     @model_validator(mode="after")
     def _encoding_fits_dtype(self) -> Self:
         if (self.encoding == "bytes") != (self.dtype == "string"):
-            self._refuse("encoding 'bytes' and dtype 'string' belong together; declare both")
+            self._refuse("encoding 'bytes' requires dtype 'string' and the reverse; declare both")
         if self.encoding == "list" and self.dtype == "float64":
             self._refuse(
                 "a FloatList holds float32, so encoding 'list' would round float64; use encoding "
@@ -85,11 +85,11 @@ class Feature(BaseModel):
             )
         if self.encoding == "raw" and None in self.shape:
             self._refuse(
-                f"encoding 'raw' needs every dim, got {self.shape}; use 'list' where the first "
-                "dim differs between records"
+                f"encoding 'raw' requires a fixed shape, got {self.shape}; use 'list' if the first "
+                "dimension differs between records"
             )
         if self.is_ragged and (self.shape[0] is not None or None in self.shape[1:]):
-            self._refuse(f"only the first dim may differ between records, got {self.shape}")
+            self._refuse(f"only the first dimension may differ between records, got {self.shape}")
         return self
 
     def _refuse(self, message: str) -> None:
@@ -97,6 +97,6 @@ class Feature(BaseModel):
 
 
 def image_format(data: bytes) -> Encoding | None:
-    """The encoding for the bytes of an image file, or None for any other bytes."""
+    """Returns the encoding of an image file's bytes, or None for any other bytes."""
     encodings: tuple[Encoding, ...] = ("jpeg", "png")
     return next((e for e in encodings if data.startswith(_IMAGE_BEGINS[e])), None)

@@ -1,6 +1,6 @@
-"""What a folder of shards holds: the index written beside them, and the checks against it.
+"""The index of a folder of shards (`index.json`), and the checks of the shards against it.
 
-`python -m pipelines.index DIR` makes the index of shards that others wrote.
+`python -m pipelines.index DIR` creates the index of shards that other tools wrote.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
 from pipelines.errors import DataError
-from pipelines.format.compression import Compression
 from pipelines.format.feature import Feature
+from pipelines.format.record_file import Compression
 
 INDEX_NAME = "index.json"
-_CURE = "restore it, or write the data again into another folder"
+_CURE = "restore it, or write the data again to another folder"
 
 
 class Shard(BaseModel):
-    """One TFRecord file: its name inside the folder, number of records, size in bytes, SHA-256."""
+    """One TFRecord file: its name in the folder, number of records, size in bytes and SHA-256."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,7 +34,7 @@ class Shard(BaseModel):
     @field_validator("name")
     @classmethod
     def _is_inside(cls, name: str) -> str:
-        """Refuses files outside of the folder: an index may come from somebody else."""
+        """Rejects files outside of the folder, because an index may come from someone else."""
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
             raise ValueError(f"expected the name of a file inside the folder, got {name!r}")
@@ -42,15 +42,15 @@ class Shard(BaseModel):
 
 
 class Index(BaseModel):
-    """A folder's contents.
+    """The contents of a folder of shards.
 
     Attributes:
-        version: of this layout.
-        source: what the records were made from and how, in the writer's words. It tells data of
-            the same features apart, so it changes whenever the records would.
-        features: of every record.
-        compression: of every shard, as TensorFlow names it; empty for none.
-        shards: in the order of unshuffled reading.
+        version: Version of this format.
+        source: A description by the writer of the source of the records. It identifies the data:
+            two folders with the same source, features and shards hold the same records.
+        features: The features of every record.
+        compression: Compression of every shard, by TensorFlow's name; empty for none.
+        shards: The shards, in the order of unshuffled reading.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,7 +64,7 @@ class Index(BaseModel):
     @field_validator("shards")
     @classmethod
     def _are_distinct(cls, shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
-        """Refuses a file that is listed twice: its records would come twice in an epoch."""
+        """Rejects a file that is listed twice, whose records would be read twice per epoch."""
         counts = Counter(str(PurePosixPath(shard.name)) for shard in shards)
         if repeated := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"{repeated[0]!r} is listed {counts[repeated[0]]} times")
@@ -72,12 +72,12 @@ class Index(BaseModel):
 
     @property
     def num_records(self) -> int:
-        """Records over all shards."""
+        """Number of records in all shards."""
         return sum(shard.num_records for shard in self.shards)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes over all shards."""
+        """Size of all shards in bytes."""
         return sum(shard.num_bytes for shard in self.shards)
 
     @property
@@ -90,15 +90,15 @@ def load_index(directory: str | Path) -> Index:
     """Reads the index of a folder.
 
     Raises:
-        DataError: there is none, or it is not an index.
+        DataError: The folder has no index, or the file is not an index.
     """
     path = Path(directory) / INDEX_NAME
     try:
         return Index.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
-            f"{path}: expected the index of a folder of shards, found no such file; check "
-            "the path, or make the index of shards that others wrote: python -m pipelines.index"
+            f"{path}: expected the index of a folder of shards, found no such file; check the "
+            "path, or create the index of existing shards with python -m pipelines.index"
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -106,22 +106,22 @@ def load_index(directory: str | Path) -> Index:
         problem = first["msg"].removeprefix("Value error, ")
         raise DataError(
             f"{path}: not an index of this version: {where}: {problem}; restore this file, or "
-            f"delete it alone and make it anew: python -m pipelines.index {directory}"
+            f"delete it and create it again: python -m pipelines.index {directory}"
         ) from None
 
 
 def check_shards(
     directory: str | Path, shards: Iterable[Shard], *, checksums: bool = False
 ) -> None:
-    """Compares files with the index: that they exist and their sizes, or also every byte.
+    """Checks that files exist and have the sizes, and optionally the SHA-256, of the index.
 
     Args:
-        directory: where the files lie.
-        shards: those to check.
-        checksums: read the files whole and compare SHA-256 too.
+        directory: The folder of the files.
+        shards: The shards to check.
+        checksums: Whether to read the files and compare their SHA-256.
 
     Raises:
-        DataError: names the first file that is missing or differs.
+        DataError: A file is missing or differs; the message names the first one.
     """
     for shard in shards:
         path = Path(directory) / shard.name
@@ -140,6 +140,6 @@ def check_shards(
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, as hexadecimal digits."""
+    """Returns the SHA-256 of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

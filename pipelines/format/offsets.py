@@ -1,7 +1,7 @@
-"""Where each record begins: what lets reading start anywhere, without what lies before.
+"""The table of record offsets (`offsets.npz`), which lets reading start at any record.
 
-The table is kept beside the shards, so that a folder is walked through once and not at each start.
-Compressed shards have none: nothing but unpacking finds a place in them.
+The table is stored in the folder of the shards, so that they are scanned only once. Compressed
+shards have no table, because they can only be decompressed from the beginning.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ from pipelines.format.index import Index, Shard
 
 OFFSETS_NAME = "offsets.npz"
 _log = logging.getLogger("pipelines")
-_NUM_FILES_AT_ONCE = 8  # walking waits for the disk more than it computes
+_NUM_FILES_AT_ONCE = 8  # scanning waits for the disk more than it computes
 
 
 def load(directory: str | Path, index: Index) -> np.ndarray:
-    """The byte at which each record begins in its file, shard after shard, int64 `(num_records,)`.
+    """Returns the byte offset of each record in its file, shard by shard, int64 `(num_records,)`.
+
+    Creates the table if the folder has none.
 
     Raises:
-        DataError: there is no table, and a file's framing is damaged or it holds another number of
-            records.
+        DataError: There is no table, and a file is damaged or has another number of records than
+            the index lists.
     """
     table = _load(Path(directory) / OFFSETS_NAME, index)
     return save(directory, index) if table is None else table
 
 
 def save(directory: str | Path, index: Index) -> np.ndarray:
-    """Walks through the shards and keeps the table, where the folder can be written.
+    """Scans the shards and stores the table, if the folder is writable.
 
     Returns:
-        What `load` does.
+        The table, as `load` does.
 
     Raises:
-        DataError: a file's framing is damaged, or it holds another number of records.
+        DataError: A file is damaged or has another number of records than the index lists.
     """
     directory = Path(directory)
     with ThreadPoolExecutor(_NUM_FILES_AT_ONCE) as pool:
         walked = list(pool.map(lambda shard: _walk(directory, shard), index.shards))
     table = np.concatenate([np.empty(0, np.int64), *walked])
     temporary = directory / f".{OFFSETS_NAME}.{uuid.uuid4().hex}"
-    with contextlib.suppress(OSError):  # a folder that cannot be written is walked each time
+    with contextlib.suppress(OSError):  # a read-only folder is scanned at every start
         try:
             with temporary.open("xb") as file:
                 np.savez(file, offsets=table, of=np.array(_fingerprint(index)))
@@ -60,8 +62,8 @@ def save(directory: str | Path, index: Index) -> np.ndarray:
 
 
 def _load(path: Path, index: Index) -> np.ndarray | None:
-    """The table on disk, unless it is missing, damaged or of other shards."""
-    # What NumPy raises for a damaged archive is not listed anywhere: zip, pickle, key errors.
+    """Returns the stored table, or None if it is missing, damaged or belongs to other shards."""
+    # NumPy does not document what it raises for a damaged archive: zip, pickle and key errors.
     with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as archive:
         if archive["of"].item() == _fingerprint(index):
             table = archive["offsets"]
@@ -117,6 +119,6 @@ def _walk(directory: Path, shard: Shard) -> np.ndarray:
 
 
 def _fingerprint(index: Index) -> str:
-    """Tells shards apart by what the index says of them."""
+    """Returns a hash of what the index says about the shards."""
     shards = "".join(shard.model_dump_json() for shard in index.shards)
     return hashlib.sha256(shards.encode()).hexdigest()

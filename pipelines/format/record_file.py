@@ -1,24 +1,162 @@
-"""TFRecord files read byte by byte: from end to end past damage, or at a place. No TensorFlow."""
+"""TFRecord files, read and written byte by byte. Does not import TensorFlow.
+
+A record is its length (uint64), the masked CRC-32C of these 8 bytes, the data, and the masked
+CRC-32C of the data, little-endian
+(https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details). A file may be
+compressed as a whole, as TensorFlow does it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import mmap
 import os
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal, NamedTuple, cast
+
+import google_crc32c
 
 from pipelines.errors import DataError
-from pipelines.format.compression import INFLATE_ERRORS, Compression, open_to_read
-from pipelines.format.framing import HEADER_BYTES, Record, framed_bytes, read_length, read_record
+
+_HEADER = struct.Struct("<QI")
+#: Bytes before a record's data, the argument of `read_length`.
+HEADER_BYTES = _HEADER.size
+_FOOTER = struct.Struct("<I")
+#: Bytes of a record in its file in addition to its data.
+FRAMING_BYTES = _HEADER.size + _FOOTER.size
+
+
+class Record(NamedTuple):
+    """One record, damaged or not.
+
+    Attributes:
+        offset: Position of its first byte in the (decompressed) file.
+        data: Its contents without the framing.
+        problem: A description of the damage, or None.
+    """
+
+    offset: int
+    data: bytes
+    problem: str | None
+
+
+def frame(data: bytes) -> bytes:
+    """Returns a record with its framing, as stored in a file."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _FOOTER.pack(_checksum(length)), data, _FOOTER.pack(_checksum(data))))
+
+
+def framed_bytes(length: int) -> int:
+    """Returns the size in a file of a record with `length` bytes of data."""
+    return HEADER_BYTES + length + _FOOTER.size
+
+
+def read_record(
+    file: BinaryIO, offset: int, num_bytes: int | None
+) -> tuple[Record | None, int | None]:
+    """Reads the record at the current position of a file.
+
+    Args:
+        file: A (decompressed) file, positioned at the record.
+        offset: That position.
+        num_bytes: Size of the whole file, or None if unknown because it is compressed.
+
+    Returns:
+        The record, or None at the end of the file; and the length of its data if that is reliable,
+        so that the next record can be found, or None.
+    """
+    header = file.read(HEADER_BYTES)
+    if not header:
+        return None, None
+    length, problem = read_length(header)
+    if problem:
+        return Record(offset, b"", problem), None
+    if num_bytes is not None:  # checked before the memory is allocated
+        length_left = num_bytes - offset - framed_bytes(0)
+        if length > length_left:
+            return Record(offset, b"", _cut_off(length, max(length_left, 0))), None
+    data, footer = file.read(length), file.read(_FOOTER.size)
+    if len(footer) < _FOOTER.size:
+        return Record(offset, b"", _cut_off(length, len(data))), None
+    if _FOOTER.unpack(footer)[0] != _checksum(data):
+        return Record(offset, data, f"checksum of its {length} bytes of data is wrong"), length
+    return Record(offset, data, None), length
+
+
+def read_length(header: bytes) -> tuple[int, str | None]:
+    """Returns the data length in a record's header, and a description of its damage or None."""
+    if len(header) < HEADER_BYTES:
+        return 0, f"cut off: {len(header)} bytes where a record's first {HEADER_BYTES} should be"
+    length, checksum = _HEADER.unpack(header)
+    if checksum != _checksum(header[:8]):
+        return 0, "checksum of its length is wrong, so its end is not known"
+    return length, None
+
+
+def _cut_off(expected: int, found: int) -> str:
+    return f"cut off: {found} bytes where {expected} should be"
+
+
+def _checksum(data: bytes) -> int:
+    """Returns the masked CRC-32C, which is safe for data that contain their own checksums."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+#: Compression of a file, by TensorFlow's name; empty for none.
+Compression = Literal["", "GZIP", "ZLIB"]
+
+#: What the standard library raises for a damaged compressed file.
+INFLATE_ERRORS = (zlib.error, gzip.BadGzipFile, EOFError)
+
+
+def open_to_read(path: Path, compression: Compression) -> BinaryIO:
+    """Opens a file for reading its decompressed contents."""
+    if compression == "GZIP":
+        return cast(BinaryIO, gzip.open(path))
+    if compression == "ZLIB":
+        return io.BufferedReader(_Inflated(path))
+    return path.open("rb")
+
+
+class _Inflated(io.RawIOBase):
+    """Decompresses a zlib stream. The standard library has a file class for gzip only."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._inflate = zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Reads up to `len(buffer)` bytes; returns 0 at the end."""
+        while not self._inflate.eof:
+            packed = self._inflate.unconsumed_tail or self._file.read(io.DEFAULT_BUFFER_SIZE)
+            if not packed:
+                if self._file.tell() == 0:
+                    return 0
+                raise EOFError("the file ends before the stream does")
+            if data := self._inflate.decompress(packed, len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+        return 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def records(path: Path, compression: Compression = "") -> Iterator[Record]:
-    """Reads a file from end to end, past damaged records.
+    """Yields all records of a file, damaged ones included.
 
-    Behind a damaged length the next record is searched for; in a compressed file, and where none
-    is found, the damaged one is the last.
+    After a damaged length, the next valid record is searched for. In a compressed file that is
+    impossible, and the damaged record is the last one.
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_to_read(path, compression))
@@ -43,10 +181,10 @@ def records(path: Path, compression: Compression = "") -> Iterator[Record]:
 
 
 def sound_records(path: Path, compression: Compression = "") -> Iterator[Record]:
-    """Reads a file from end to end.
+    """Yields all records of a file.
 
     Raises:
-        DataError: a record is damaged.
+        DataError: A record is damaged.
     """
     for record in records(path, compression):
         if record.problem:
@@ -55,10 +193,10 @@ def sound_records(path: Path, compression: Compression = "") -> Iterator[Record]
 
 
 def read_at(file: BinaryIO, offset: int) -> bytes:
-    """The data of the record at an offset of an uncompressed file.
+    """Returns the data of the record at an offset of an uncompressed file.
 
     Raises:
-        DataError: it is damaged.
+        DataError: The record is damaged.
     """
     file.seek(offset)
     record, _ = read_record(file, offset, os.fstat(file.fileno()).st_size)
@@ -69,10 +207,10 @@ def read_at(file: BinaryIO, offset: int) -> bytes:
 
 
 def offsets(path: Path) -> Iterator[int]:
-    """Where each record of an uncompressed file begins, without reading their data.
+    """Yields the offset of each record of an uncompressed file without reading the data.
 
     Raises:
-        DataError: a length is damaged, or the file cut off.
+        DataError: A length is damaged, or the file is truncated.
     """
     num_bytes, offset = path.stat().st_size, 0
     with path.open("rb") as file:
@@ -87,10 +225,10 @@ def offsets(path: Path) -> Iterator[int]:
 
 
 def compression_of(path: Path) -> Compression:
-    """How a file is compressed, from its first bytes.
+    """Detects the compression of a file from its first bytes.
 
     Raises:
-        DataError: it is no TFRecord file.
+        DataError: The file is not a TFRecord file.
     """
     compressions: tuple[Compression, ...] = ("", "GZIP", "ZLIB")
     for compression in compressions:
@@ -99,7 +237,7 @@ def compression_of(path: Path) -> Compression:
             if not header or not read_length(header)[1]:
                 return compression
     raise DataError(
-        f"{path}: not a TFRecord file: its first bytes are no record's; name the files with --files"
+        f"{path}: not a TFRecord file: it does not start with a record; select files with --files"
     )
 
 
@@ -108,7 +246,7 @@ def _damage(path: Path | str, offset: int, problem: str) -> DataError:
 
 
 def _next_sound(file: BinaryIO, offset: int) -> int | None:
-    """Where behind `offset` a record begins whose length is sound and fits into the file."""
+    """Returns where the next record with a valid length begins after `offset`, or None."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         # Lengths below 2^40 end in three zero bytes, which are found much faster than checksums
         # are computed at every byte.

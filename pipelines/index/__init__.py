@@ -1,1 +1,1 @@
-"""`python -m pipelines.index`: makes the index of shards that others wrote."""
+"""`python -m pipelines.index`: creates the index of shards that other tools wrote."""

@@ -1,4 +1,4 @@
-"""`python -m pipelines.index DIR`: makes the index of shards written by others."""
+"""`python -m pipelines.index DIR`: creates the index of shards that other tools wrote."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 from pydantic import TypeAdapter, ValidationError
 
-from pipelines.console import command_line, parallel_tasks, tables
+from pipelines.console import command_line, parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.format.index import INDEX_NAME
 from pipelines.writing.publish import write_index
 
-_DESCRIPTION = """Makes the index of TFRecord shards that tensorflow-datasets or others wrote: every
-record is read, its checksums are compared, and its features are found out."""
+_DESCRIPTION = """Creates the index of TFRecord shards that tensorflow-datasets or another tool
+wrote. Reads every record, verifies its checksums, and infers its features."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,10 +38,10 @@ def _make(
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; check the path")
     if (target / INDEX_NAME).exists():
-        raise DataError(f"{target / INDEX_NAME}: is there already; delete it to make it anew")
+        raise DataError(f"{target / INDEX_NAME}: exists already; delete it to create it again")
     shards = sorted(p for p in folder.glob(files) if p.is_file() and not p.name.startswith("."))
     if not shards:
-        raise DataError(f"{folder}: no file is named like {files!r}; choose with --files")
+        raise DataError(f"{folder}: no file matches {files!r}; select files with --files")
     declared = _declared(Path(features)) if features else ()
     index = make_index(
         shards, target.resolve(), declared, num_workers or parallel_tasks.default_num_workers()
@@ -49,7 +49,7 @@ def _make(
     target.mkdir(parents=True, exist_ok=True)
     link_outside(index, shards, target)
     write_index(target, index)
-    tables.summary(index, target)
+    command_line.print_summary(index, target)
 
 
 def _declared(path: Path) -> tuple[Feature, ...]:
@@ -63,23 +63,23 @@ def _declared(path: Path) -> tuple[Feature, ...]:
 
 def _parser() -> ArgumentParser:
     parser = command_line.parser("index", _DESCRIPTION)
-    parser.add_argument("directory", metavar="DIR", help="where the shards are")
+    parser.add_argument("directory", metavar="DIR", help="folder of the shards")
     parser.add_argument(
         "--files",
         metavar="PATTERN",
         default="*.tfrec*",
-        help="names of the shards, if others lie beside them, say '*-train.tfrecord*'",
+        help="pattern of file names, such as '*-train.tfrecord*'",
     )
     parser.add_argument(
-        "--to", metavar="FOLDER", help="where to put the index, if DIR holds several data sets"
+        "--to", metavar="FOLDER", help="folder for the index, if DIR contains several data sets"
     )
     parser.add_argument(
         "--features",
         metavar="FILE",
-        help="JSON list of features that the records cannot tell, as in an index",
+        help="JSON list of features that cannot be inferred, in the format of index.json",
     )
     parser.add_argument(
-        "--num-workers", type=PositiveInt, metavar="N", help="processes; by default one a core"
+        "--num-workers", type=PositiveInt, metavar="N", help="processes; default: one per core"
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Making the index of shards that others wrote: every record is read once, in parallel."""
+"""Creates the index of existing shards by reading every record once, in parallel."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import NamedTuple
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format import record_file
-from pipelines.format.compression import Compression
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard, sha256_of
-from pipelines.index import infer, tfds_metadata
+from pipelines.format.record_file import Compression
+from pipelines.index import infer
 
 _OF_SHARDS = re.compile(r"(\d+)-of-(\d+)")
 _NUM_BETWEEN_REPORTS = 100
 
 
 class _File(NamedTuple):
-    """One file to look through, and the name that the index gives it."""
+    """One file to scan, and its name in the index."""
 
     path: Path
     name: str
@@ -33,7 +33,7 @@ class _File(NamedTuple):
 
 @dataclass
 class _Contents:
-    """What was found in one file."""
+    """The result of scanning one file."""
 
     shard: Shard
     seen: dict[str, infer.Seen] = field(default_factory=dict)
@@ -42,25 +42,27 @@ class _Contents:
 def make_index(
     files: Sequence[Path], directory: Path, declared: Sequence[Feature], num_workers: int
 ) -> Index:
-    """Looks through shards and says what they hold.
+    """Scans shards and returns their index.
 
     Args:
-        files: the shards, of one data set.
-        directory: where the index will lie.
-        declared: features that the user knows better than the records tell.
-        num_workers: processes that read.
+        files: The shards of one data set.
+        directory: The folder of the index.
+        declared: Features declared by the user, which replace the inferred ones.
+        num_workers: Number of processes that read.
 
     Returns:
-        The index; it is not written yet.
+        The index, which is not written yet.
 
     Raises:
-        DataError: a file or record is damaged, is no TFRecord or no `tf.train.Example`, shards are
-            missing or of different data sets, or a declared feature is not in them.
+        DataError: A file or record is damaged or is not a TFRecord or `tf.train.Example`, shards
+            are missing or belong to different data sets, or a declared feature does not exist.
     """
     _check_complete(files)
     compressions = {path: record_file.compression_of(path) for path in files if path.stat().st_size}
     if len(set(compressions.values())) > 1:
-        raise DataError(f"{files[0].parent}: files of several compressions; choose with --files")
+        raise DataError(
+            f"{files[0].parent}: the files have different compressions; select files with --files"
+        )
     compression: Compression = next(iter(compressions.values()), "")
     tasks = [_File(path, _name(path, directory), compression) for path in files]
     contents = parallel_tasks.run(
@@ -81,12 +83,12 @@ def make_index(
 
 
 def link_outside(index: Index, files: Sequence[Path], directory: Path) -> None:
-    """Creates symbolic links in the folder of an index to the shards that are not in it.
+    """Creates symbolic links in the folder of an index to shards outside of it.
 
-    An index lists files of its own folder alone, so that one from elsewhere cannot name others.
+    An index may list only files of its own folder, for security.
 
     Raises:
-        DataError: the name of a link is taken.
+        DataError: A file with the name of the link exists already.
     """
     for shard, path in zip(index.shards, files, strict=True):
         link = directory / shard.name
@@ -95,7 +97,7 @@ def link_outside(index: Index, files: Sequence[Path], directory: Path) -> None:
         try:
             link.symlink_to(os.path.relpath(path.resolve(), directory.resolve()))
         except FileExistsError:
-            raise DataError(f"{link}: exists already; use another folder for --to") from None
+            raise DataError(f"{link}: exists already; choose another folder with --to") from None
 
 
 def _name(path: Path, directory: Path) -> str:
@@ -105,29 +107,31 @@ def _name(path: Path, directory: Path) -> str:
 
 
 def _check_complete(files: Sequence[Path]) -> None:
-    """Compares the files with what their names tell of how many and of what there should be."""
+    """Checks by the file names that the shards are complete and belong to one data set."""
     sets = defaultdict(list)
     for path in files:
         sets[re.sub(r"\d+", "*", path.name)].append(path)
     if len(sets) > 1:
         raise DataError(
             f"{files[0].parent}: expected the shards of one data set, found {', '.join(sets)}; "
-            "choose with --files, and --to for an index of each"
+            "select one with --files, and a folder for its index with --to"
         )
     for path in files:
         if (match := _OF_SHARDS.search(path.name)) and int(match[2]) != len(files):
             raise DataError(
                 f"{path}: one of {int(match[2])} shards by its name, found {len(files)}; get the "
-                "missing ones, or choose with --files"
+                "missing shards, or select files with --files"
             )
 
 
 def _look_through(file: _File, advance: parallel_tasks.Advance) -> _Contents:
-    from pipelines.format.example_check import parsed  # imports TensorFlow
+    from pipelines.format.examples import parse_message  # imports TensorFlow
 
     num_records, seen = 0, dict[str, infer.Seen]()
     for record in record_file.sound_records(file.path, file.compression):
-        infer.add_example(seen, parsed(record.data, f"{file.path}: record at byte {record.offset}"))
+        infer.add_example(
+            seen, parse_message(record.data, f"{file.path}: record at byte {record.offset}")
+        )
         num_records += 1
         if num_records % _NUM_BETWEEN_REPORTS == 0:
             advance(_NUM_BETWEEN_REPORTS)
@@ -152,13 +156,15 @@ def _features(
                 kinds = " and ".join(sorted(of_feature.kinds))
                 raise DataError(
                     f"{found.shard.name}: feature {name!r} is {kinds} in different records; a "
-                    "feature has one type"
+                    "feature must have the same type in all records"
                 )
     num_records = sum(found.shard.num_records for found in contents)
     features = {name: seen[name].feature(name, num_records) for name in sorted(seen)}
-    features = tfds_metadata.refine(features, folder)
+    features = infer.refine_with_tfds_metadata(features, folder)
     for feature in declared:
         if feature.name not in features:
-            raise DataError(f"--features: {feature.name!r} is in no record; found {list(features)}")
+            raise DataError(
+                f"--features: no record has {feature.name!r}; the records have {list(features)}"
+            )
         features[feature.name] = feature
     return tuple(features.values())

@@ -1,7 +1,7 @@
-"""What to make of examples: `images`, `layers` (Keras layers with seeds), `text`.
+"""Functions to process examples: `images`, `layers` (Keras layers with seeds) and `text`.
 
-A map takes what it needs and returns what it made, so that a recipe's `map_fn` or `augment_fn` is a
-few calls one below the other. Images stay uint8 on their way to the device, a quarter of the bytes
-of float32; the model normalises them there, in its first layer (`keras.layers.Rescaling` or
-`keras.layers.Normalization`), and takes that layer with it when it is exported.
+A `map_fn` or `augment_fn` calls a few of these functions one after the other. Images stay uint8
+until they are on the device, which takes a quarter of the bytes of float32. The model normalizes
+them in its first layer (`keras.layers.Rescaling` or `keras.layers.Normalization`), so that an
+exported model includes the normalization.
 """

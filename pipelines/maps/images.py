@@ -1,11 +1,12 @@
-"""Images from the bytes of a file to uint8 pixels of one size; only what is needed is decoded.
+"""Decodes, crops and scales image files to uint8 pixels, decoding only the required region.
 
-Read with `decode_images=False`, so that the bytes come here. What is random takes a seed, int32
-`(2,)`, as `augment_fn` gets it: the same seed draws the same again.
+Read the data with `decode_images=False`, so that these functions get the bytes of the files. Random
+functions take a seed, int32 `(2,)`, which `augment_fn` receives; the same seed gives the same
+result.
 
-A JPEG of which the wanted region is 2, 4 or 8 times as large as the result is decoded at 1/2, 1/4
-or 1/8, from fewer coefficients of its blocks (as Pillow's `Image.draft` does): several times as
-fast, and smoother than what a bilinear resize makes of all the pixels. `reduce=False` decodes all.
+If the region of a JPEG is 2, 4 or 8 times as large as the result, it is decoded at 1/2, 1/4 or 1/8
+of its size (like Pillow's `Image.draft`). This is several times as fast, and smoother than a
+bilinear resize of all pixels. `reduce=False` decodes all pixels.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import tensorflow as tf
 
 Size = tuple[int, int]
 
-# One seed serves several draws of an example; each is folded with another number.
+# Several draws of an example use the same seed; each folds it with a different number.
 _OF_CROP, _OF_FLIP = 1, 2
 
-# By which libjpeg decodes less.
+# The reductions that libjpeg supports.
 _RATIOS = (1, 2, 4, 8)
 
 
@@ -33,18 +34,18 @@ def random_crop(
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
     reduce: bool = True,
 ) -> tf.Tensor:
-    """A random region of an image, scaled to one size: decoded and cropped in one go.
+    """Decodes a random region of an image and scales it to the given size.
 
-    The "inception crop" (Szegedy et al. 2014, "Going deeper with convolutions"), with the values
-    that became usual; a region that would stand out over the image is cut back to it.
+    This is the "inception crop" (Szegedy et al. 2014, "Going deeper with convolutions") with the
+    usual values. A region that exceeds the image is clipped to it.
 
     Args:
         encoded: JPEG or PNG, string scalar.
         seed: int32 `(2,)`.
-        size: height and width of the result.
-        area: of the region, as fractions of the image's.
-        aspect: width over height of the region.
-        reduce: whether a large JPEG is decoded at a fraction of its size.
+        size: Height and width of the result.
+        area: Range of the region's area, as fractions of the image's area.
+        aspect: Range of the region's width divided by its height.
+        reduce: Whether to decode a large JPEG at a fraction of its size.
 
     Returns:
         Pixels, uint8 `(height, width, 3)`.
@@ -60,13 +61,13 @@ def random_crop(
 def center_crop(
     encoded: tf.Tensor, size: Size, *, fraction: float = 0.875, reduce: bool = True
 ) -> tf.Tensor:
-    """The middle of an image, scaled to one size: for evaluation.
+    """Decodes the center of an image and scales it to the given size, for evaluation.
 
     Args:
         encoded: JPEG or PNG, string scalar.
-        size: height and width of the result; the region that is decoded is as wide for its height.
-        fraction: of the largest such region, by side.
-        reduce: whether a large JPEG is decoded at a fraction of its size.
+        size: Height and width of the result. The region has the same aspect ratio.
+        fraction: Side of the region, as a fraction of the largest one that fits the image.
+        reduce: Whether to decode a large JPEG at a fraction of its size.
 
     Returns:
         Pixels, uint8 `(height, width, 3)`.
@@ -78,30 +79,30 @@ def center_crop(
 
 
 def resize(encoded: tf.Tensor, size: Size, *, reduce: bool = True) -> tf.Tensor:
-    """The whole image, scaled to one size whatever its aspect; uint8 `(height, width, 3)`."""
+    """Scales a whole image to the given size, ignoring its aspect; uint8 `(height, width, 3)`."""
     shape = tf.cast(_shape(encoded), tf.float32)
     return _scaled(encoded, tf.zeros_like(shape), shape, size, reduce)
 
 
 def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Left for right with a chance of one half.
+    """Flips images horizontally with a probability of one half.
 
     Args:
-        images: `(..., height, width, channels)`; a mask in further channels turns with its image.
+        images: `(..., height, width, channels)`. A mask can be flipped along as extra channels.
         seed: int32 `(2,)`.
     """
     seed = tf.random.experimental.stateless_fold_in(seed, _OF_FLIP)
     turned = tf.random.stateless_uniform((), seed, maxval=2, dtype=tf.int32)
-    # No axis at all where it stays: a condition would cost more than the copy.
+    # Reversing no axis copies the image, which costs less than a condition.
     return tf.ensure_shape(tf.reverse(images, tf.repeat([-2], turned)), images.shape)
 
 
 def _shape(encoded: tf.Tensor) -> tf.Tensor:
-    """Height and width from the first bytes of a file."""
+    """Returns height and width from the first bytes of a file."""
     return tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.extract_jpeg_shape(encoded)[:2],
-        # https://www.w3.org/TR/png/#11IHDR: width and height, big-endian, behind 16 bytes.
+        # https://www.w3.org/TR/png/#11IHDR: width and height, big-endian, after 16 bytes.
         lambda: tf.io.decode_raw(tf.strings.substr(encoded, 16, 8), tf.int32, False)[::-1],
     )
 
@@ -109,7 +110,7 @@ def _shape(encoded: tf.Tensor) -> tf.Tensor:
 def _scaled(
     encoded: tf.Tensor, begin: tf.Tensor, region: tf.Tensor, size: Size, reduce: bool
 ) -> tf.Tensor:
-    """A region of an image, scaled to a size; uint8 `(*size, 3)`."""
+    """Decodes a region of an image and scales it; uint8 `(*size, 3)`."""
     pixels = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: _of_jpeg(encoded, begin, region, size, reduce),
@@ -122,10 +123,10 @@ def _scaled(
 def _of_jpeg(
     encoded: tf.Tensor, begin: tf.Tensor, region: tf.Tensor, size: Size, reduce: bool
 ) -> tf.Tensor:
-    """A region of a JPEG, of as few pixels as the size needs."""
+    """Decodes a region of a JPEG with no more pixels than the size requires."""
 
     def at(ratio: int) -> tf.Tensor:
-        # libjpeg rounds the sides of what it decodes up, so that a window rounded down lies inside.
+        # libjpeg rounds the sides of a reduced image up, so a window rounded down fits into it.
         window = _window(begin / ratio, region / ratio)
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3, ratio=ratio)
 
@@ -141,7 +142,7 @@ def _cut(pixels: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
 
 
 def _window(begin: tf.Tensor, region: tf.Tensor) -> tf.Tensor:
-    """First row and column, height and width: whole pixels, at least one."""
+    """Returns first row and column, height and width in whole pixels, at least one."""
     begin, region = tf.cast(begin, tf.int32), tf.maximum(tf.cast(region, tf.int32), 1)
     return tf.concat([begin, region], 0)
 

@@ -1,10 +1,10 @@
-"""Keras's augmentation layers with a seed for each example, so that an epoch can be repeated.
+"""Keras augmentation layers with an explicit seed per example, for reproducible epochs.
 
-A layer draws from a generator of its own, which moves on with each call: in a parallel map the
-examples would get their draws in the order of chance. Here each call draws from the seed it is
-given. `RandAugment`, `RandomFlip`, `RandomColorJitter`, `MixUp`, `CutMix` and all other layers of
-`keras.layers` that are random in this way will do, and a `keras.Sequential` of them not: call one
-after the other.
+A Keras layer draws from its own generator, whose state advances with each call. In a parallel map
+the draws of an example would therefore depend on timing. Here each call draws from the seed it is
+given. `RandAugment`, `RandomFlip`, `RandomColorJitter`, `MixUp`, `CutMix` and all other random
+layers of `keras.layers` are supported. A `keras.Sequential` of them is not: call one after the
+other.
 """
 
 from __future__ import annotations
@@ -18,32 +18,30 @@ import tensorflow as tf
 
 
 def seeded(layer: keras.layers.Layer) -> Callable[[Any, tf.Tensor], Any]:
-    """Makes a function of an input and a seed out of a random layer.
+    """Converts a random layer to a function of an input and a seed.
 
     Args:
-        layer: of Keras, for images and what belongs to them. Its inputs are a dictionary where
-            several things change together: `images` with `segmentation_masks` (each class keeps
-            its number: masks are not blended), `bounding_boxes` or, for `MixUp` and `CutMix`, which
-            take a batch, `labels` (one-hot).
+        layer: A Keras augmentation layer. Its input is a dictionary if several tensors change
+            together: `images` with `segmentation_masks` (class numbers are not blended),
+            `bounding_boxes` or, for `MixUp` and `CutMix`, which take a batch, one-hot `labels`.
 
     Returns:
-        A function of an input, one example's or a batch's, and a seed, int32 `(2,)`. It returns
-        what the layer would, in the dtypes that came in; images are rounded and cut to 0..255 where
-        these are uint8.
+        A function of an input (one example or a batch) and a seed, int32 `(2,)`. It returns the
+        layer's output in the dtypes of the input; uint8 images are rounded and clipped to 0..255.
 
     Raises:
-        ValueError: `AugMix`, which chooses its operations once, by Python's own generator.
+        ValueError: The layer is `AugMix`, which draws its operations when it is traced.
     """
     if isinstance(layer, keras.layers.AugMix):
         raise ValueError(
-            "layer: expected one whose draws follow from a seed, got AugMix, which chooses its "
-            "operations when it is traced; use RandAugment"
+            "layer: AugMix cannot be seeded per example, because it draws its operations when it "
+            "is traced; use RandAugment"
         )
 
     def apply(inputs: Any, seed: tf.Tensor) -> Any:
         before = tf.nest.map_structure(tf.convert_to_tensor, inputs)
         with _drawing_from(layer, seed):
-            # A copy: layers write into the dictionary that they are given.
+            # A copy, because layers modify the dictionary that they are given.
             after = layer(dict(before) if isinstance(before, dict) else before, training=True)
         return tf.nest.map_structure(_as_before, after, before)
 
@@ -51,18 +49,18 @@ def seeded(layer: keras.layers.Layer) -> Callable[[Any, tf.Tensor], Any]:
 
 
 def mixed(layer: keras.layers.Layer) -> Callable[[tuple[Any, Any], tf.Tensor], tuple[Any, Any]]:
-    """Makes `pipelines.read`'s `mix_fn` out of `MixUp` or `CutMix`, or of another random layer.
+    """Converts `MixUp`, `CutMix` or another random layer to a `mix_fn` of `pipelines.read`.
 
-    Whole global batches are mixed, before they are divided: so the result is the same for any
-    number of replicas. Sources: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization"; Yun
-    et al. 2019, "CutMix".
+    Whole global batches are mixed before they are split over replicas, so that the result does not
+    depend on the number of replicas. Sources: Zhang et al. 2018, "mixup: Beyond Empirical Risk
+    Minimization"; Yun et al. 2019, "CutMix".
 
     Args:
-        layer: of Keras, for images and their labels.
+        layer: A Keras layer for images and their labels.
 
     Returns:
-        A function of a pair and a seed, int32 `(2,)`: images `(n, height, width, channels)` and
-        labels `(n, classes)`, one-hot and floating, come in and go out.
+        A function that takes a pair of images `(n, height, width, channels)` and one-hot floating
+        labels `(n, classes)` and a seed, int32 `(2,)`, and returns such a pair.
     """
     apply = seeded(layer)
 
@@ -80,25 +78,25 @@ def _as_before(after: Any, before: tf.Tensor) -> tf.Tensor:
 
 
 class _Seeds(keras.random.SeedGenerator):
-    """Numbers drawn from a tensor: the i-th draw while tracing folds the seed with i."""
+    """Draws from a seed tensor: the i-th draw during tracing folds the seed with i."""
 
     def __init__(self, seed: tf.Tensor) -> None:
         self._seed, self._drawn = seed, 0
 
     def next(self, ordered: bool = True) -> tf.Tensor:
-        """The next seed, as Keras hands it to stateless operations."""
+        """Returns the next seed, as Keras passes it to stateless operations."""
         self._drawn += 1
         return tf.random.experimental.stateless_fold_in(self._seed, self._drawn)
 
 
 @contextmanager
 def _drawing_from(layer: keras.layers.Layer, seed: tf.Tensor) -> Iterator[None]:
-    """Has a layer, and those inside it, draw from a seed for a while."""
+    """Makes a layer and its inner layers draw from a seed within the block."""
     seeds = _Seeds(seed)
     random = [inner for inner in _with_inner(layer, {}) if hasattr(inner, "generator")]
     before = [vars(inner)["generator"] for inner in random]
     for inner in random:
-        vars(inner)["generator"] = seeds  # past Keras's tracking, which would keep it
+        vars(inner)["generator"] = seeds  # bypasses Keras's attribute tracking
     try:
         yield
     finally:
@@ -109,7 +107,7 @@ def _drawing_from(layer: keras.layers.Layer, seed: tf.Tensor) -> Iterator[None]:
 def _with_inner(
     layer: keras.layers.Layer, found: dict[int, keras.layers.Layer]
 ) -> Iterable[keras.layers.Layer]:
-    """A layer and those inside it, however deep: Keras lists them nowhere in public."""
+    """Returns a layer and its inner layers at any depth, which Keras does not list publicly."""
     found[id(layer)] = layer
     for value in keras.tree.flatten(list(vars(layer).values())):
         if isinstance(value, keras.layers.Layer) and id(value) not in found:

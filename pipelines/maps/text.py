@@ -1,4 +1,4 @@
-"""Text to tokens, and documents end to end in rows of one length, for language models."""
+"""Tokenizes text, and packs documents into rows of equal length for language models."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import tensorflow as tf
 
 from pipelines.errors import DataError
 
-#: What ends a document where bytes are the tokens: no byte has this number.
+#: The token that ends a document if tokens are bytes.
 END = 256
 
 
 def byte_tokens(text: tf.Tensor) -> tf.Tensor:
-    """The bytes of a text, as tokens 0 to 255; int32 `(n,)`. No vocabulary, nothing unknown."""
+    """Returns the bytes of a text as tokens from 0 to 255, int32 `(n,)`."""
     return tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32)
 
 
 def tokenizer(name: str, **options: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A tokenizer by name.
+    """Returns a tokenizer by name.
 
     Args:
-        name: `"bytes"`; `"tensorflow_text.CLASS"`, made with the options; or
-            `"keras_hub.PRESET"`, a tokenizer preset of KerasHub.
-        **options: of the tokenizer's class.
+        name: `"bytes"`, `"tensorflow_text.CLASS"`, or `"keras_hub.PRESET"` for a tokenizer preset
+            of KerasHub.
+        **options: Arguments of the tokenizer's class.
 
     Returns:
-        A function of a text, string scalar, that returns its tokens, int32 `(n,)`.
+        A function that takes a text (string scalar) and returns its tokens, int32 `(n,)`.
 
     Raises:
-        DataError: no such tokenizer, or its package is not installed.
+        DataError: The tokenizer does not exist, or its package is not installed.
     """
     if name == "bytes":
         return byte_tokens
@@ -57,7 +57,7 @@ def tokenizer(name: str, **options: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     tokenize = found if package == "keras_hub" else found.tokenize
 
     def tokens(text: tf.Tensor) -> tf.Tensor:
-        # Some split into words first, and words into pieces: one row of all pieces.
+        # Tokenizers that split into words and then into pieces return a ragged tensor.
         made = tokenize(text)
         return tf.cast(made.flat_values if isinstance(made, tf.RaggedTensor) else made, tf.int32)
 
@@ -65,16 +65,16 @@ def tokenizer(name: str, **options: Any) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def pack(documents: tf.data.Dataset, length: int, *, end: int = END) -> tf.data.Dataset:
-    """Lays documents end to end and cuts them into rows; nothing is padded.
+    """Concatenates documents and cuts them into rows without padding.
 
     Args:
-        documents: each its tokens, int32 `(n,)`: `pipelines.read(..., batch_size=1)`'s batches of
-            one row will do as well.
-        length: tokens of a row. A model that predicts the next token takes one more than it sees.
-        end: token that is put behind each document.
+        documents: The tokens of each document, int32 `(n,)`, or batches of one such row, as
+            `pipelines.read(..., batch_size=1)` yields them.
+        length: Tokens per row. To predict the next token, use one more than the model's context.
+        end: Token that is appended to each document.
 
     Returns:
-        Rows, int32 `(length,)`. What is left at the end of the data and fills no row is dropped.
+        Rows, int32 `(length,)`. An incomplete last row is dropped.
     """
 
     def ended(tokens: tf.Tensor) -> tf.Tensor:

@@ -1,1 +1,1 @@
-"""`python -m pipelines.pack`: turns photographs, tables, arrays or text into shards."""
+"""`python -m pipelines.pack`: packs images, tables, arrays or text into shards."""

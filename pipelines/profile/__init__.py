@@ -1,1 +1,1 @@
-"""`python -m pipelines.profile`: which stage of reading takes the time."""
+"""`python -m pipelines.profile`: measures how long each stage of reading takes."""

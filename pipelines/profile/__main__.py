@@ -1,4 +1,4 @@
-"""`python -m pipelines.profile DIR`: what limits reading a folder, and what to change."""
+"""`python -m pipelines.profile DIR`: finds what limits reading a folder, and advises."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from pipelines.console import command_line, tables
+from pipelines.console import command_line
 
-_DESCRIPTION = """Times each stage of reading a folder, from the files to batches, on this machine:
-reading, parsing, decoding images, cropping and scaling them, and putting batches together."""
+_DESCRIPTION = """Measures each stage of reading a folder on this machine: reading, parsing,
+decoding images, cropping and scaling them, and batching."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,13 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _profile(directory: str, batch_size: int, image_size: int, seconds: float, chart: str) -> None:
-    from pipelines.profile.chart import draw
-    from pipelines.profile.stages import ADVICE, SHORTEST_EPOCH, is_too_small, measure
+    from pipelines.profile.stages import ADVICE, SHORTEST_EPOCH, draw_chart, is_too_small, measure
 
     size = (image_size, image_size)
     stages = measure(directory, batch_size=batch_size, size=size, seconds=seconds)
     total = sum(stage.microseconds for stage in stages)
-    tables.table(
+    command_line.print_table(
         ("stage", "us/record", "percent", "up to here, records/s"),
         [
             (
@@ -42,11 +41,11 @@ def _profile(directory: str, batch_size: int, image_size: int, seconds: float, c
     limit = max(stages, key=lambda stage: stage.microseconds)
     title = f"{directory}: reading in batches of {batch_size}"
     if is_too_small(directory, stages):
-        title += "; too small to time"
-        print(f"An epoch takes less than {SHORTEST_EPOCH:g} s: these data are too small to time.")
+        title += "; too small to measure"
+        print(f"An epoch takes less than {SHORTEST_EPOCH:g} s: the data are too small to measure.")
     else:
-        print(f"{limit.name} takes most: {ADVICE[limit.name]}.")
-    draw(stages, title, Path(chart))
+        print(f"The slowest stage is '{limit.name}': {ADVICE[limit.name]}.")
+    draw_chart(stages, title, Path(chart))
     print(f"chart: {chart}")
 
 
@@ -55,12 +54,14 @@ def _parser() -> ArgumentParser:
     parser.add_argument("directory", metavar="DIR", help="folder with an index")
     parser.add_argument("--batch-size", type=PositiveInt, default=64, metavar="N", help="records")
     parser.add_argument(
-        "--image-size", type=PositiveInt, default=224, metavar="N", help="pixels that images get"
+        "--image-size", type=PositiveInt, default=224, metavar="N", help="pixels per side"
     )
     parser.add_argument(
-        "--seconds", type=PositiveFloat, default=3.0, metavar="X", help="to measure each stage"
+        "--seconds", type=PositiveFloat, default=3.0, metavar="X", help="time per stage"
     )
-    parser.add_argument("--chart", default="profile.png", metavar="PNG", help="where to draw it")
+    parser.add_argument(
+        "--chart", default="profile.png", metavar="PNG", help="where to draw the chart"
+    )
     return parser
 
 

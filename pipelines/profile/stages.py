@@ -1,4 +1,4 @@
-"""Times the stages of reading: each as what it adds to a pipeline that ends before it."""
+"""Measures the stages of reading, each as the time it adds to the pipeline before it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
 import tensorflow as tf
+from matplotlib.figure import Figure
 
-from pipelines.format.decode import decode
+from pipelines.format.examples import decode
 from pipelines.format.index import load_index
 from pipelines.maps import images
 from pipelines.reading.folder import Folder
 from pipelines.reading.tuning import DEFAULT
 
-#: What to change where a stage takes most.
+#: Advice by the slowest stage.
 ADVICE = {
-    "read": "bring the shards nearer (a local disk), or read more at once (Tuning(num_reads=...))",
-    "parse": "store fewer or larger features (encoding 'raw'), or parse whole batches: leave "
-    "map_fn out and use batch_fn",
+    "read": "move the shards to a faster disk, or read more at once (Tuning(num_reads=...))",
+    "parse": "store fewer or larger features (encoding 'raw'), or parse whole batches: use "
+    "batch_fn instead of map_fn",
     "decode": "decode only the region that is used (decode_images=False and "
-    "pipelines.maps.images.random_crop), pack smaller images (--image-size), keep them decoded "
+    "pipelines.maps.images.random_crop), pack smaller images (--image-size), cache decoded images "
     "(cache='memory'), or add cores or a data service",
-    "crop and scale": "pack images at the size that is used (--image-size), keep what was made "
+    "crop and scale": "pack images at the size that is used (--image-size), cache the results "
     "(cache='memory'), or add cores or a data service",
-    "batch": "make less of each example: uint8 instead of float32, normalised on the device",
+    "batch": "make examples smaller: uint8 instead of float32, normalized on the device",
 }
-#: Seconds; in a shorter one, beginning an epoch takes the time and not what is timed.
+#: Seconds. In a shorter epoch its start takes most of the time.
 SHORTEST_EPOCH = 0.1
 _SHUFFLE_BUFFER = 1000
 _WARM_UP_FRACTION = 0.25
@@ -37,9 +39,9 @@ class Stage(NamedTuple):
     """One stage.
 
     Attributes:
-        name: a key of `ADVICE`.
-        microseconds: that it adds to each record, over all cores at once.
-        records_per_s: of the pipeline that ends with it.
+        name: A key of `ADVICE`.
+        microseconds: Time that the stage adds per record, with all cores working in parallel.
+        records_per_s: Throughput of the pipeline that ends with this stage.
     """
 
     name: str
@@ -50,16 +52,16 @@ class Stage(NamedTuple):
 def measure(
     directory: str | Path, *, batch_size: int, size: images.Size, seconds: float
 ) -> list[Stage]:
-    """Times a folder's stages.
+    """Measures the stages of reading a folder.
 
     Args:
-        directory: the folder.
-        batch_size: of the batches.
-        size: height and width that images are cropped and scaled to.
-        seconds: to spend on each stage.
+        directory: The folder.
+        batch_size: Records per batch.
+        size: Height and width to which images are cropped and scaled.
+        seconds: Duration of the measurement of each stage.
 
     Raises:
-        DataError: the folder cannot be read.
+        DataError: The folder cannot be read.
     """
     folder = Folder(directory, shuffle_buffer=_SHUFFLE_BUFFER, seed=0)
     stages: list[Stage] = []
@@ -77,13 +79,13 @@ def measure(
 
 
 def is_too_small(directory: str | Path, stages: Sequence[Stage]) -> bool:
-    """Whether an epoch through all stages is too short for their times to mean anything."""
+    """Returns whether an epoch through all stages is too short for a meaningful measurement."""
     slowest = min(stage.records_per_s for stage in stages)
     return load_index(directory).num_records / slowest < SHORTEST_EPOCH
 
 
 def _up_to_each(folder: Folder, size: images.Size) -> dict[str, tf.data.Dataset]:
-    """Endless pipelines, each of which ends with the stage that it is named for."""
+    """Returns endless pipelines, each ending with the stage of its name."""
     pictures = [feature.name for feature in folder.features if feature.is_image]
 
     def parse(record: tf.Tensor, seed: tf.Tensor) -> tuple[dict[str, Any], tf.Tensor]:
@@ -101,14 +103,14 @@ def _up_to_each(folder: Folder, size: images.Size) -> dict[str, tf.data.Dataset]
     read = folder.for_ever().unbatch()
     datasets = {"read": read, "parse": read.map(parse, tf.data.AUTOTUNE)}
     if pictures:
-        # Cropping decodes too, the region it needs: what it adds to whole images may be nothing.
+        # Cropping decodes only the region it needs, so that it may add nothing to this stage.
         datasets["decode"] = read.map(whole_images, tf.data.AUTOTUNE)
         datasets["crop and scale"] = read.map(crop, tf.data.AUTOTUNE)
     return datasets
 
 
 def _rate(dataset: tf.data.Dataset, num_records: int, seconds: float) -> float:
-    """Records per second, where each element stands for `num_records`."""
+    """Returns records per second, where each element represents `num_records`."""
     dataset = dataset.prefetch(tf.data.AUTOTUNE).with_options(DEFAULT.options(deterministic=True))
     iterator = iter(dataset)
     next(iterator)
@@ -120,3 +122,20 @@ def _rate(dataset: tf.data.Dataset, num_records: int, seconds: float) -> float:
         next(iterator)
         count += num_records
     return count / (time.perf_counter() - begin)
+
+
+def draw_chart(stages: Sequence[Stage], title: str, path: Path) -> Figure:
+    """Draws a bar chart of the stages to a file."""
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(6, 1.0 + 0.45 * len(stages)), layout="constrained")
+        axes = figure.subplots()
+        names = [stage.name for stage in stages]
+        bars = axes.barh(names, [stage.microseconds for stage in stages], color="tab:blue")
+        axes.bar_label(bars, fmt="{:,.1f}", padding=3)
+        axes.margins(x=0.25)  # for the number beside the longest bar
+        axes.set_title(title)
+        axes.invert_yaxis()
+        axes.set_xlabel("microseconds per record")
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, dpi=150)
+    return figure

@@ -1,1 +1,1 @@
-"""From a folder of shards to batches: `read` and `mix`, and a file for each of their stages."""
+"""Reads folders of shards as batches: `read`, `mix`, and one module per stage."""

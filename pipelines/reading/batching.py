@@ -1,30 +1,81 @@
-"""Batches: how large, made of which examples, what becomes of the last one and of whole ones."""
+"""Decodes and maps serialized records, and groups the examples into batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import tensorflow as tf
 
-from pipelines.reading import seeds
+from pipelines.format.examples import decode
+from pipelines.format.feature import Feature
+from pipelines.reading import order
 from pipelines.reading.blocks import Records
-from pipelines.reading.examples import ExampleMaker
 from pipelines.reading.tuning import Tuning
 
-#: Kept as it is; dropped unless it is full; or filled up, with a mask beside every batch.
+#: Maps one example, a dictionary of arrays.
+MapFn = Callable[[dict[str, tf.Tensor]], Any]
+#: Augments the result of a map, with a seed, int32 `(2,)`, for stateless random operations.
+AugmentFn = Callable[[Any, tf.Tensor], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleMaker:
+    """Turns serialized records into examples.
+
+    Attributes:
+        features: Features of the records.
+        decode_images: Whether to decode images to pixels.
+        map_fn: A deterministic function of the features.
+        augment_fn: A random function of its result and a seed.
+    """
+
+    features: Sequence[Feature]
+    decode_images: bool
+    map_fn: MapFn | None
+    augment_fn: AugmentFn | None
+
+    @property
+    def needs_single_examples(self) -> bool:
+        """Whether a function takes single examples. Decoding alone can take whole batches."""
+        return self.map_fn is not None or self.augment_fn is not None
+
+    def mapped(self, serialized: tf.Tensor) -> Any:
+        """Returns the example of a serialized record before augmentation, which can be cached."""
+        example = decode(serialized, self.features, decode_images=self.decode_images)
+        return self.map_fn(example) if self.map_fn else example
+
+    def augmented(self, mapped: Any, seed: tf.Tensor) -> Any:
+        """Returns the augmented example, or the example itself without an `augment_fn`."""
+        return self.augment_fn(mapped, seed) if self.augment_fn else mapped
+
+    def made(self, serialized: tf.Tensor, seed: tf.Tensor) -> Any:
+        """Returns the augmented example of a serialized record."""
+        return self.augmented(self.mapped(serialized), seed)
+
+    def made_with_seed(self, serialized: tf.Tensor, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Returns the augmented example of a serialized record, and its seed."""
+        return self.made(serialized, seed), seed
+
+    def augmented_with_seed(self, mapped: Any, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Returns the augmented example, and its seed."""
+        return self.augmented(mapped, seed), seed
+
+
+#: Keep a partial last batch, drop it, or pad it and add a mask to every batch.
 LastBatch = Literal["keep", "drop", "pad"]
-#: What to make of a batch.
+#: Maps a batch.
 BatchFn = Callable[..., Any]
-#: What to make of that at random, with a seed, int32 `(2,)`, for stateless operations.
+#: Randomly changes a batch, with a seed, int32 `(2,)`, for stateless random operations.
 MixFn = Callable[[Any, tf.Tensor], Any]
 
 
 def per_pipeline(batch_size: int, context: tf.distribute.InputContext | None) -> int:
-    """How many rows of each global batch one pipeline makes.
+    """Returns the number of rows of each global batch that one pipeline produces.
 
     Raises:
-        ValueError: the batch cannot be divided among the pipelines.
+        ValueError: The batch cannot be divided among the pipelines.
     """
     num_pipelines = context.num_input_pipelines if context else 1
     if batch_size < 1 or batch_size % num_pipelines:
@@ -36,7 +87,7 @@ def per_pipeline(batch_size: int, context: tf.distribute.InputContext | None) ->
 
 
 def num_batches(num_examples: int, batch_size: int, last_batch: LastBatch) -> int:
-    """How many batches the examples make."""
+    """Returns the number of batches."""
     full, rest = divmod(num_examples, batch_size)
     return full + (rest > 0 and last_batch != "drop")
 
@@ -51,16 +102,17 @@ def batches_of(
     num_maps: int,
     keep_seeds: bool = False,
 ) -> tf.data.Dataset:
-    """Examples of records, in batches.
+    """Returns the examples of records in batches.
 
     Args:
-        records: of `Records` of any lengths.
-        with_seeds: the serialized records of such an element, and a seed for each.
-        maker: makes the examples.
-        batch_size: rows of a batch.
-        drop_remainder: leave out a last batch that is not full.
-        num_maps: calls of the maker at once.
-        keep_seeds: make pairs: a batch, and the seeds of its examples, int32 `(n, 2)`.
+        records: Dataset of `Records` of any lengths.
+        with_seeds: Returns the serialized records of an element, and their seeds.
+        maker: Makes the examples.
+        batch_size: Rows per batch.
+        drop_remainder: Whether to drop a partial last batch.
+        num_maps: Parallel calls of the maker.
+        keep_seeds: Whether to return pairs of a batch and the seeds of its examples, int32
+            `(n, 2)`.
     """
     if maker.needs_single_examples:
         make = maker.made_with_seed if keep_seeds else maker.made
@@ -69,38 +121,38 @@ def batches_of(
     if keep_seeds:
         dataset = records.map(with_seeds).rebatch(batch_size, drop_remainder)
         return dataset.map(maker.made_with_seed, num_maps)
-    # Whole batches: calling a function costs more than parsing a small record.
+    # Parse whole batches, because calling a function costs more than parsing a small record.
     dataset = records.map(lambda read: read.serialized).rebatch(batch_size, drop_remainder)
     return dataset.map(maker.mapped, num_maps)
 
 
 def mixing(batch_fn: BatchFn | None, mix_fn: MixFn) -> BatchFn:
-    """What makes of a batch and its examples' seeds what both functions make of it, in turn."""
+    """Returns a function of a batch and its examples' seeds that applies both functions."""
 
     def mix(batch: Any, of_examples: tf.Tensor) -> Any:
         if batch_fn:
             batch = batch_fn(*batch) if isinstance(batch, tuple) else batch_fn(batch)
-        return mix_fn(batch, seeds.of_batch(of_examples))
+        return mix_fn(batch, order.batch_seed(of_examples))
 
     return mix
 
 
 def pad(batch: Any, batch_size: int) -> tuple[Any, tf.Tensor]:
-    """Fills a batch up, with its last row: zeros might be no valid example.
+    """Pads a batch by repeating its last row, because zeros may not be a valid example.
 
     Args:
-        batch: structure of tensors `(n, ...)`, n from 1 to `batch_size`.
-        batch_size: rows to fill up to.
+        batch: Structure of tensors `(n, ...)`, n from 1 to `batch_size`.
+        batch_size: Number of rows to pad to.
 
     Returns:
-        The structure with `batch_size` rows, and which rows are the batch's own, bool
-        `(batch_size,)`: as sample weights it takes the others out of a loss.
+        The structure with `batch_size` rows, and a mask of the rows that are not padding, bool
+        `(batch_size,)`. Use it as sample weights to exclude padding from the loss.
     """
     leaves = tf.nest.flatten(batch)
     first = leaves[0]
     num_rows = first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
     rows = tf.range(batch_size)
-    # Batches are full but for the last: to fill up every one would copy it for nothing.
+    # All batches but the last are full, and padding them would copy them needlessly.
     filled = [
         tf.cond(
             tf.cast(num_rows, tf.int32) == batch_size,
@@ -123,14 +175,14 @@ def finished(
     deterministic: bool,
     tuning: Tuning,
 ) -> tf.data.Dataset:
-    """The last stages, of whole batches.
+    """Returns batches after the last stages: mapping, prefetching and options.
 
     Args:
-        batches: of one pipeline.
-        batch_fn: what to make of each.
-        num_batches: of an iteration, or None where iterations differ.
-        deterministic: whether the order may not depend on timing.
-        tuning: how much is done at once.
+        batches: The batches of one pipeline.
+        batch_fn: Maps each batch.
+        num_batches: Batches per iteration, or None if iterations differ.
+        deterministic: Whether the order must not depend on timing.
+        tuning: Performance settings.
     """
     if batch_fn:
         batches = batches.map(batch_fn, tuning.num_maps)

@@ -1,7 +1,8 @@
-"""Reads one block of records. A block that fails is read again to find out what is wrong.
+"""Reads blocks of records from local files.
 
-TensorFlow's own error for a corrupt record names no file, and ends the file there. So a reader that
-fails yields nothing, and a second reader names the record, or returns those that are intact.
+TensorFlow's error for a corrupt record does not name the file, and ends reading of that file.
+Therefore a block that fails is read again record by record, which names the corrupt record, or
+returns the intact ones.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import tensorflow as tf
 
 from pipelines.errors import DataError
 from pipelines.format import record_file
-from pipelines.format.compression import Compression
-from pipelines.format.framing import FRAMING_BYTES
 from pipelines.format.offsets import OFFSETS_NAME
-from pipelines.reading.blocks import Blocks, Reader, Records
+from pipelines.format.record_file import FRAMING_BYTES, Compression
+from pipelines.reading.blocks import BlockReader, Blocks, Reader, Records
 
 _READ_BYTES = 256 * 1024
+#: Blocks that may be read in parallel if `tf.data` tunes the number.
+_MOST_READS = 16
 _log = logging.getLogger("pipelines")
 
 
 class Skipped:
-    """Counts the corrupt records that were skipped, and logs each of them."""
+    """Counts and logs the corrupt records that were skipped."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -38,14 +40,33 @@ class Skipped:
             _log.warning("%s; skipped, %d so far", problem, self.count)
 
 
-def block_reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool) -> Reader:
+def in_parallel(read_block: BlockReader, num_reads: int) -> Reader:
+    """Returns a reader of many blocks, which keeps their order.
+
+    Args:
+        read_block: Reads one block.
+        num_reads: Blocks read in parallel. Must be 1 unless `read_block` yields one element.
+    """
+
+    def read(blocks: tf.data.Dataset) -> tf.data.Dataset:
+        return blocks.unbatch().interleave(
+            read_block,
+            cycle_length=num_reads if num_reads > 0 else _MOST_READS,
+            block_length=1,
+            num_parallel_calls=num_reads,
+        )
+
+    return read
+
+
+def block_reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool) -> BlockReader:
     """Returns a reader that yields a block of an uncompressed file as one element.
 
     Args:
-        offsets: the byte at which each record of the folder begins, in its file.
-        skipped: counts corrupt records, which are skipped; None: they are errors.
-        portable: use no Python while reading, so that another process can; an error then names the
-            file, but not the byte.
+        offsets: Byte offset of each record of the folder in its file.
+        skipped: Counts corrupt records, which are then skipped; None: they are errors.
+        portable: Whether to avoid Python functions, so that another process can run the graph. An
+            error then names the file but not the byte.
 
     Returns:
         A function from a block to a dataset of `Records`. Its errors are
@@ -54,8 +75,8 @@ def block_reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool
 
     def read(block: Blocks) -> tf.data.Dataset:
         one = tf.data.Dataset.from_tensors(block)
-        # `ignore_errors` retries its input for ever if that cannot open its file, and then even the
-        # process cannot end. A map of one element fails once.
+        # `ignore_errors` retries forever if its input cannot open a file, so that even the process
+        # cannot end. A map of one element fails only once.
         whole = one.map(_whole_block).ignore_errors()
         again = one.map(_fail if portable else lambda b: _read_again(b, offsets, skipped))
         return whole.concatenate(again).take(1)
@@ -64,7 +85,7 @@ def block_reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool
 
 
 def _whole_block(block: Blocks) -> Records:
-    """Returns all records of a block; an error if one cannot be read, or the block is too short."""
+    """Returns all records of a block, or fails if one is corrupt or missing."""
     found = tf.raw_ops.TFRecordDatasetV2(
         filenames=block.path[tf.newaxis],
         compression_type="",
@@ -72,18 +93,18 @@ def _whole_block(block: Blocks) -> Records:
         byte_offsets=block.offset[tf.newaxis],
     )
     found = tf.data.experimental.from_variant(found, tf.TensorSpec((), tf.string))
-    # All or nothing: the rest of a damaged block would get the wrong numbers.
+    # All or nothing: after damage, the remaining records would get wrong numbers.
     serialized = found.batch(block.count, drop_remainder=True).take(1).get_single_element()
     lengths = tf.strings.length(serialized)
     size = tf.reduce_sum(tf.cast(lengths, tf.int64) + FRAMING_BYTES)
-    # Together, blocks that end where the next one begins are the file: no record comes twice.
+    # Blocks that end where the next one begins cover the file without repeating a record.
     tf.debugging.assert_equal(size, block.size)
     numbers = tf.range(block.first + block.skip, block.first + block.count)
     return Records(serialized[block.skip :], numbers, _starts(block, numbers))
 
 
-def sequential_reader(compression: Compression, num_together: int) -> Reader:
-    """Returns a reader of a block of a compressed file, which reads it from the beginning.
+def sequential_reader(compression: Compression, num_together: int) -> BlockReader:
+    """Returns a reader of a block of a compressed file, which reads the file from its beginning.
 
     Returns:
         A function as `block_reader` returns it, with elements of up to `num_together` records.
@@ -93,12 +114,12 @@ def sequential_reader(compression: Compression, num_together: int) -> Reader:
         found = tf.data.TFRecordDataset(block.path, compression, buffer_size=_READ_BYTES)
         numbers = tf.data.Dataset.range(block.first - block.offset, block.first + block.count)
         starts = tf.data.Dataset.from_tensors(block.start).repeat()
-        # A file that cannot be opened fails at each try, and `ignore_errors` would try for ever.
-        # Zipping counts the errors, too, and ends with the numbers.
+        # A file that cannot be opened fails at every attempt, and `ignore_errors` would retry
+        # forever. With `zip`, each failure uses up a number, so that the retries end.
         records = tf.data.Dataset.zip(Records(found, numbers, starts)).ignore_errors()
         failed = tf.data.Dataset.from_tensors(block).map(_fail).unbatch()
         records = records.concatenate(failed).skip(block.offset + block.skip)
-        # Taking no more than there are: zipping asks for one more record before it sees the end.
+        # `take` stops exactly at the end, because `zip` would request one more record.
         return records.take(block.count - block.skip).batch(num_together)
 
     return read
@@ -116,15 +137,15 @@ def _check_exists(path: tf.Tensor) -> None:
 
 
 def _fail(block: Blocks) -> Records:
-    """Raises the error of a block of which only the file is known."""
+    """Fails with an error that names the file only."""
     _check_exists(block.path)
-    problem = ": corrupt or truncated, fewer records can be read than the index lists; restore it"
+    problem = ": corrupt or truncated: it has fewer readable records than the index; restore it"
     tf.debugging.Assert(False, [block.path + problem])
     return Records(block.path[tf.newaxis], block.first[tf.newaxis], block.start[tf.newaxis])
 
 
 def _read_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> Records:
-    """Reads a block record by record: returns the intact ones, or raises what is wrong."""
+    """Reads a block record by record, and returns the intact ones or fails with the damage."""
     _check_exists(block.path)
 
     def read(path: bytes, first: int, stop: int, size: int) -> tuple[np.ndarray, np.ndarray, bytes]:
@@ -160,5 +181,5 @@ def _read_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> 
 
 
 def _starts(block: Blocks, numbers: tf.Tensor) -> tf.Tensor:
-    """Returns the start of the reading for each record of a block, int64 `(n, 2)`."""
+    """Returns the start of the iteration for each record of a block, int64 `(n, 2)`."""
     return tf.broadcast_to(block.start, [tf.size(numbers), 2])

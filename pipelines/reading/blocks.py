@@ -1,6 +1,8 @@
-"""Blocks, short runs of records that lie together in a file, and the records read of them.
+"""Divides shards among input pipelines, and each pipeline's part into blocks of records.
 
-A block is the unit that is found, shuffled and read.
+The division is disjoint, complete and even. Each pipeline gets the same number of whole files. The
+remaining files, fewer than pipelines, are concatenated and cut into one run of records per
+pipeline. A block, the unit of reading and shuffling, is a short run of records in one file.
 """
 
 from __future__ import annotations
@@ -12,28 +14,95 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipelines.format.index import Index
-from pipelines.reading.division import ShardRange
+from pipelines.format.index import Index, Shard
 
-#: Bytes of a block. Below, calls cost more than bytes; above, mixing blocks mixes records less.
+
+class ShardRange(NamedTuple):
+    """Records `start` to `stop` of one shard."""
+
+    shard: Shard
+    start: int
+    stop: int
+
+    @property
+    def num_records(self) -> int:
+        """Number of records in the range."""
+        return self.stop - self.start
+
+
+def ranges_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list[ShardRange]:
+    """Returns the part of the shards that one pipeline reads.
+
+    Args:
+        shards: All shards, in the same order on every pipeline.
+        num_pipelines: Number of pipelines that divide them.
+        pipeline: Number of this pipeline, from 0.
+
+    Returns:
+        Ranges that are not empty. Over all pipelines they contain every record exactly once.
+
+    Raises:
+        ValueError: `pipeline` is not less than `num_pipelines`.
+    """
+    if not 0 <= pipeline < num_pipelines:
+        raise ValueError(f"pipeline: expected 0 to {num_pipelines - 1}, got {pipeline}")
+    num_whole = len(shards) - len(shards) % num_pipelines
+    whole, divided = shards[:num_whole], shards[num_whole:]
+    quotas = _quotas(
+        [sum(s.num_records for s in whole[i::num_pipelines]) for i in range(num_pipelines)],
+        sum(s.num_records for s in divided),
+    )
+    start = sum(quotas[:pipeline])
+    ranges = [ShardRange(shard, 0, shard.num_records) for shard in whole[pipeline::num_pipelines]]
+    ranges += _run(divided, start, start + quotas[pipeline])
+    return [of_shard for of_shard in ranges if of_shard.num_records]
+
+
+def _quotas(held: Sequence[int], rest: int) -> list[int]:
+    """Returns how many of `rest` records each pipeline gets to even out what all of them hold."""
+    for num_filled in range(len(held), 0, -1):
+        # The pipelines with the fewest records are filled to one level, the others get none.
+        filled = sorted(range(len(held)), key=lambda i: held[i])[:num_filled]
+        level, extra = divmod(sum(held[i] for i in filled) + rest, num_filled)
+        if level >= held[filled[-1]]:
+            break
+    quotas = [0] * len(held)
+    for i in filled:
+        quotas[i] = level - held[i]
+    for i in sorted(filled)[:extra]:
+        quotas[i] += 1
+    return quotas
+
+
+def _run(shards: Sequence[Shard], start: int, stop: int) -> list[ShardRange]:
+    """Returns records `start` to `stop` of concatenated shards."""
+    ranges, begin = [], 0
+    for shard in shards:
+        end = begin + shard.num_records
+        if begin < stop and start < end:
+            ranges.append(ShardRange(shard, max(start - begin, 0), min(stop, end) - begin))
+        begin = end
+    return ranges
+
+
+#: Size of a block. Smaller blocks have more overhead, larger ones shuffle less well.
 _LEAST_BYTES, _MOST_BYTES = 64 * 1024, 1024 * 1024
-#: Blocks that a shuffle buffer should hold at least, so that it mixes many places.
+#: Number of blocks that a shuffle buffer should hold at least, for good shuffling.
 _BLOCKS_IN_BUFFER = 16
 
 
 class Blocks(NamedTuple):
-    """Blocks that one pipeline reads, a column for each number; or one block, of scalars.
+    """The blocks that one pipeline reads, as columns; or one block, as scalars.
 
     Attributes:
-        path: of the file, string `(num_blocks,)`.
-        offset: where its first record begins: its byte, or its number where the file is compressed
-            and no byte can be gone to; int64.
-        first: its first record's number among all records of the folder, int64.
-        count: records, at least one, int64.
-        size: its bytes in the file, framing included; 0 for a compressed file, int64.
-        skip: records at its beginning to leave out, int64.
-        start: where the reading began that they are read for: the epoch, and the records left out
-            from its beginning, int64 `(num_blocks, 2)`.
+        path: Path or URL of the file, string `(num_blocks,)`.
+        offset: Byte offset of the first record; in a compressed file, its number. int64.
+        first: Number of the first record among all records of the folder, int64.
+        count: Number of records, at least one, int64.
+        size: Size in the file in bytes, including framing; 0 for a compressed file, int64.
+        skip: Number of records to skip at the beginning of the block, int64.
+        start: Start of the current iteration: the epoch, and the number of its records that were
+            skipped, int64 `(num_blocks, 2)`.
     """
 
     path: tf.Tensor
@@ -45,17 +114,17 @@ class Blocks(NamedTuple):
     start: tf.Tensor
 
     def rows(self, which: tf.Tensor) -> Blocks:
-        """Some of the blocks."""
+        """Returns some of the blocks."""
         return Blocks(*(tf.gather(column, which) for column in self))
 
 
 class Records(NamedTuple):
-    """Some records on their way.
+    """Some records that were read.
 
     Attributes:
-        serialized: string `(n,)`.
-        numbers: of each among all records of the folder, int64 `(n,)`.
-        start: of the reading, as a block's, for each; int64 `(n, 2)`.
+        serialized: The records, string `(n,)`.
+        numbers: Number of each among all records of the folder, int64 `(n,)`.
+        start: Start of the iteration for each, as in `Blocks`; int64 `(n, 2)`.
     """
 
     serialized: tf.Tensor
@@ -64,22 +133,24 @@ class Records(NamedTuple):
 
     @property
     def epoch(self) -> tf.Tensor:
-        """The epoch of them all, int64, scalar."""
-        # Not the first's: where a block is corrupt and left out, there is none.
+        """The epoch of all of them, int64, scalar."""
+        # Not that of the first record, because a corrupt block may have none.
         return tf.reduce_max(self.start[:, 0])
 
     @property
     def left_out(self) -> tf.Tensor:
-        """Records of the epoch that were left out before the reading began, int64, scalar."""
+        """Records of the epoch that were skipped at the start, int64, scalar."""
         return tf.reduce_max(self.start[:, 1])
 
 
-#: One block to a dataset of `Records` of any lengths.
-Reader = Callable[[Blocks], tf.data.Dataset]
+#: Turns a dataset of `Blocks` into a dataset of their `Records`, in the same order.
+Reader = Callable[[tf.data.Dataset], tf.data.Dataset]
+#: Turns one block into a dataset of its `Records`.
+BlockReader = Callable[[Blocks], tf.data.Dataset]
 
 
 def records_per_block(index: Index, shuffle_buffer: int) -> int:
-    """How many records a block of this folder should hold."""
+    """Returns the number of records per block for a folder."""
     num_bytes = sum(shard.num_bytes for shard in index.shards)
     of_record = max(1, num_bytes // max(1, index.num_records))
     fitting = max(1, _MOST_BYTES // of_record)
@@ -96,15 +167,15 @@ def blocks_of(
     size: int,
     offsets: np.ndarray | None,
 ) -> Blocks:
-    """Cuts what a pipeline reads into blocks.
+    """Divides the records that a pipeline reads into blocks.
 
     Args:
-        directory: where the files lie.
-        index: of the whole folder.
-        ranges: of its shards, at least one.
-        size: records of a block.
-        offsets: the byte at which each record of the folder begins, in its file. None for
-            compressed files, which stay in one piece.
+        directory: The folder of the files.
+        index: Index of the whole folder.
+        ranges: What the pipeline reads, at least one range.
+        size: Records per block.
+        offsets: Byte offset of each record of the folder in its file. None for compressed files,
+            which are not divided.
     """
     before = np.cumsum([0, *(shard.num_records for shard in index.shards)]).tolist()
     before_shard = {shard.name: n for shard, n in zip(index.shards, before, strict=False)}

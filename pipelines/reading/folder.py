@@ -1,50 +1,49 @@
-"""What one pipeline reads of a folder, as a stream of serialized records from any place on."""
+"""The part of a folder that one pipeline reads, as a stream of serialized records."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.index import Index, check_shards, load_index
-from pipelines.reading import order, seeds
-from pipelines.reading.block_reader import Skipped, block_reader, sequential_reader
-from pipelines.reading.blocks import Records, blocks_of, records_per_block
-from pipelines.reading.division import ShardRange, ranges_of
+from pipelines.reading import order
+from pipelines.reading.block_reader import Skipped, block_reader, in_parallel, sequential_reader
+from pipelines.reading.blocks import Records, ShardRange, blocks_of, ranges_of, records_per_block
 from pipelines.reading.tuning import DEFAULT, Tuning
 
-#: What becomes of a corrupt record: an error, or it is left out.
+#: Whether a corrupt record is an error or is skipped.
 OnCorrupt = Literal["raise", "skip"]
 
 
 class Folder:
-    """A folder's shards, checked, divided and cut into blocks.
+    """The shards of a folder, checked, divided among pipelines and cut into blocks.
 
     Args:
-        directory: the folder.
-        context: says which of the pipelines that divide the folder this is; None: the only one.
-        shuffle_buffer: records that change places among each other; 0 keeps the order of the files.
-        seed: of all orders; None draws one.
-        on_corrupt: whether a corrupt record is an error, or left out, counted and logged.
-        portable: use no Python while reading, so that another process can.
-        tuning: how much is done at once.
+        directory: The folder.
+        context: Identifies this pipeline among those that divide the folder; None: the only one.
+        shuffle_buffer: Number of records that are shuffled together; 0 keeps the file order.
+        seed: Seed of all orders; None draws one.
+        on_corrupt: Whether a corrupt record is an error, or is skipped, counted and logged.
+        portable: Whether to avoid Python functions, so that another process can run the graph.
+        tuning: Performance settings.
 
     Attributes:
-        features: of every record.
-        num_records: that this pipeline reads, at least one.
-        seed: the one given or drawn.
-        fingerprint: a name for these records of these files, in this order.
+        features: Features of every record.
+        num_records: Number of records that this pipeline reads, at least one.
+        seed: The seed, given or drawn.
+        fingerprint: Identifies these records of these files in this order.
 
     Raises:
-        DataError: the index or a shard is missing, damaged or of another size, or there are fewer
+        DataError: The index or a shard is missing, damaged or has another size, or there are fewer
             records than pipelines.
-        ValueError: corrupt records cannot be left out of compressed shards.
+        ValueError: `on_corrupt="skip"` with compressed shards.
     """
 
     def __init__(
@@ -69,49 +68,43 @@ class Folder:
         if self.num_records == 0:
             raise DataError(
                 f"{directory}: expected at least one record for each of {num_pipelines} input "
-                f"pipelines, found {index.num_records} in all; write more or use fewer workers"
+                f"pipelines, found {index.num_records} in total; use fewer workers"
             )
         if on_corrupt == "skip" and index.compression:
             raise ValueError(
-                f"on_corrupt: expected 'raise' for {directory}, got 'skip': behind damage nothing "
-                "can be found in compressed shards; pack without --compression"
+                f"on_corrupt: expected 'raise' for {directory}, got 'skip': a compressed shard "
+                "cannot be read beyond damage; pack without --compression"
             )
         self._window = min(shuffle_buffer, self.num_records)
         self._block_size = records_per_block(index, shuffle_buffer)
         if index.compression:
             table, self._num_reads = None, 1
-            self._read = sequential_reader(index.compression, self._block_size)
+            self._read_block = sequential_reader(index.compression, self._block_size)
         else:
             table, self._num_reads = offsets.load(directory, index), tuning.num_reads
             skipped = Skipped() if on_corrupt == "skip" else None
-            self._read = block_reader(table, skipped, portable=portable)
+            self._read_block = block_reader(table, skipped, portable=portable)
+        self._read = in_parallel(self._read_block, self._num_reads)
         self._blocks = blocks_of(directory, index, ranges, size=self._block_size, offsets=table)
 
     def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
-        """Records of an epoch.
+        """Returns the records of an epoch.
 
         Args:
-            starts: one element: the epoch, and records of it to leave out, int64 `(2,)`.
+            starts: One element: the epoch, and the number of its records to skip, int64 `(2,)`.
 
         Returns:
             A dataset of `Records` of any lengths.
         """
         if not self._window:
-            return order.in_order(starts, self._blocks, self._read, self._num_reads)
-        return order.shuffled(
-            starts,
-            self._blocks,
-            self._read,
-            self._num_reads,
-            seed=self.seed,
-            window=self._window,
-        )
+            return order.in_order(starts, self._blocks, self._read)
+        return order.shuffled(starts, self._blocks, self._read, seed=self.seed, window=self._window)
 
     def for_ever(self, num_taken: tf.Tensor | int = 0) -> tf.data.Dataset:
-        """Records with their seeds, epoch after epoch, behind the first `num_taken`.
+        """Returns records with their seeds, epoch after epoch, after the first `num_taken`.
 
         Returns:
-            A dataset of what `with_seeds` returns.
+            An endless dataset of the results of `with_seeds`.
         """
         num_taken = tf.convert_to_tensor(num_taken, tf.int64)
         first = num_taken // self.num_records
@@ -124,31 +117,81 @@ class Folder:
         return tf.data.Dataset.range(first, tf.int64.max).flat_map(of_epoch)
 
     def in_any_order(self) -> tf.data.Dataset:
-        """All records, as a dataset of `Records` that can be divided into blocks."""
+        """Returns all records as a dataset of `Records` that a `tf.data` service can divide."""
         places = tf.range(tf.size(self._blocks.count))
         if self._window:
             places = tf.random.shuffle(places, self.seed)
         dataset = tf.data.Dataset.from_tensor_slices(self._blocks.rows(places))
-        dataset = dataset.interleave(self._read, num_parallel_calls=self._num_reads)
+        dataset = dataset.interleave(self._read_block, num_parallel_calls=self._num_reads)
         if self._window:
-            # Not the blocks again: a buffer of them would leave other workers nothing to do.
+            # Records, not blocks: a buffer of blocks would leave nothing for other workers.
             dataset = dataset.unbatch().shuffle(self._window).batch(self._block_size)
         return dataset
 
     def with_seeds(self, records: Records) -> tuple[tf.Tensor, tf.Tensor]:
-        """The serialized records `(n,)`, and the seed of each in this epoch, int32 `(n, 2)`."""
-        of_epoch = seeds.of_epoch(self.seed, records.epoch)
-        return records.serialized, seeds.of_examples(of_epoch, records.numbers)
+        """Returns the serialized records `(n,)` and their seeds in this epoch, int32 `(n, 2)`."""
+        of_epoch = order.epoch_seed(self.seed, records.epoch)
+        return records.serialized, order.example_seeds(of_epoch, records.numbers)
 
     def with_random_seeds(self, records: Records) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `with_seeds`, with seeds that are drawn anew each time."""
+        """Returns the serialized records with new random seeds at every call."""
         shape = [tf.size(records.numbers), 2]
         drawn = tf.random.uniform(shape, tf.int32.min, tf.int32.max, tf.int32)
         return records.serialized, drawn
 
 
 def _fingerprint(index: Index, ranges: Sequence[ShardRange]) -> str:
-    """Tells these records of these files, in this order, from any others."""
+    """Returns a hash of the shards and of the ranges that a pipeline reads."""
     texts = [shard.model_dump_json() for shard in index.shards]
     texts += [f"{shard.name} {start} {stop}" for shard, start, stop in ranges]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+IN_MEMORY = "memory"
+
+_OF_GRAPH = 1
+
+
+def cached(
+    starts: tf.data.Dataset,
+    folder: Folder,
+    make: Callable[[tf.Tensor], Any],
+    place: str | Path,
+    shuffle_buffer: int,
+    num_maps: int,
+) -> tf.data.Dataset:
+    """Returns the results of `make`, computed in the first epoch and cached, with their seeds.
+
+    The cache keeps the order of the files, so that shuffling happens after it.
+
+    Args:
+        starts: One element: the epoch, and the number of its records to skip, int64 `(2,)`.
+        folder: Reads records in the order of the files.
+        make: Function of a serialized record.
+        place: `"memory"`, or a folder, which is created.
+        shuffle_buffer: Number of examples that are shuffled together; 0: none.
+        num_maps: Parallel calls of `make`.
+
+    Returns:
+        A dataset of pairs: the result, and the seed, int32 `(2,)`.
+    """
+    kept = folder.stream(tf.data.Dataset.from_tensors(tf.constant([0, 0], tf.int64))).unbatch()
+    kept = kept.map(lambda record: (make(record.serialized), record.numbers), num_maps)
+    if place == IN_MEMORY:
+        kept = kept.cache()
+    else:
+        Path(place).mkdir(parents=True, exist_ok=True)
+        kept = kept.cache(str(Path(place) / folder.fingerprint))
+
+    def of_epoch(start: tf.Tensor) -> tf.data.Dataset:
+        seed, dataset = order.epoch_seed(folder.seed, start[0]), kept
+        if shuffle_buffer:
+            buffer = min(shuffle_buffer, folder.num_records)
+            # The graph's seed is set because tf.data mixes in the global seed otherwise, and must
+            # not be 0, which tf.data would compare with a tensor.
+            tf.compat.v1.set_random_seed(_OF_GRAPH)
+            dataset = kept.shuffle(buffer, tf.cast(seed[0], tf.int64), False)
+        dataset = dataset.skip(start[1])
+        return dataset.map(lambda made, number: (made, order.example_seeds(seed, number)))
+
+    return starts.flat_map(of_epoch)

@@ -1,4 +1,9 @@
-"""Several folders as one stream, by weights; what comes of each is in the order of it alone."""
+"""`mix`: reads several folders as one stream, in the proportions of their weights.
+
+The source of each example is drawn in periods. In each period every source has exactly its share of
+draws, in a new random order. So the proportions are exact, and the number of examples that were
+taken from each source before any position is known without drawing again.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from pipelines.reading import batching
-from pipelines.reading.batching import BatchFn
-from pipelines.reading.draws import Draws
-from pipelines.reading.examples import AugmentFn, ExampleMaker, MapFn
+from pipelines.reading.batching import AugmentFn, BatchFn, ExampleMaker, MapFn
 from pipelines.reading.folder import Folder
-from pipelines.reading.position import BEGINNING, Position, starts
-from pipelines.reading.restart import with_restart
+from pipelines.reading.position import BEGINNING, Position, starts, with_restart
 from pipelines.reading.tuning import DEFAULT, Tuning
 
 
@@ -22,9 +25,9 @@ class Source(NamedTuple):
     """One folder of a mixture.
 
     Attributes:
-        directory: of the shards.
-        weight: how many of the examples are its own, relative to the others'.
-        map_fn: what to make of its examples, so that they are like the others'.
+        directory: The folder of the shards.
+        weight: Proportion of its examples, relative to the other weights.
+        map_fn: Maps its examples to the structure that all sources share.
     """
 
     directory: str | Path
@@ -46,31 +49,31 @@ def mix(
     start: Position | Callable[[], Position] = BEGINNING,
     tuning: Tuning = DEFAULT,
 ) -> tf.data.Dataset:
-    """Reads several folders at once.
+    """Reads several folders as one stream.
 
-    Each source is read epoch after epoch, every record once in each, as `read` would with the
-    same seed; epochs of the mixture go on where the last one ended.
+    Each source is read epoch after epoch, as `read` would with the same seed, so that every record
+    comes once in each. Epochs of the mixture continue where the previous one ended.
 
     Args:
-        sources: the folders.
-        batch_size: the global batch.
-        num_batches: of an epoch of the mixture; the sources have none in common.
-        seed: of all orders.
-        shuffle_buffer: as for `read`, in each source, as are the other arguments.
-        decode_images: whether images become pixels.
-        augment_fn: what to make of `map_fn`'s results at random.
-        batch_fn: what to make of a batch.
-        context: says which of the pipelines that divide the data and each batch this is.
-        start: where the first iteration begins.
-        tuning: how much is done at once.
+        sources: The folders.
+        batch_size: Global batch size.
+        num_batches: Batches per epoch of the mixture.
+        seed: Seed of all orders.
+        shuffle_buffer: As in `read`, for each source.
+        decode_images: As in `read`.
+        augment_fn: As in `read`, applied to the results of `map_fn`.
+        batch_fn: As in `read`.
+        context: As in `read`.
+        start: As in `read`.
+        tuning: As in `read`.
 
     Returns:
-        `num_batches` full batches an iteration, in an order that follows from the seed.
+        `num_batches` full batches per iteration, in an order that depends on the seed only.
 
     Raises:
-        DataError: as `read` does.
-        ValueError: no source, a weight that is not positive or too small beside the others, or
-            a batch that cannot be divided among the pipelines.
+        DataError: A folder cannot be read, see `read`.
+        ValueError: There is no source, a weight is not positive or too small, or the batch cannot
+            be divided among the pipelines.
     """
     draws = Draws([source.weight for source in sources], seed)
     whole_batch, batch_size = batch_size, batching.per_pipeline(batch_size, context)
@@ -116,3 +119,58 @@ def mix(
         )  # fmt: skip
 
     return with_restart(dataset, again, start)
+
+
+#: Number of draws after which the proportions are exact.
+_PERIOD = 1000
+
+
+class Draws:
+    """Draws the source of each example of a mixture.
+
+    Args:
+        weights: Weights of the sources, relative to each other.
+        seed: Seed of the order in every period.
+
+    Raises:
+        ValueError: There is no weight, or one is not positive or too small.
+    """
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        self._num_sources, self._seed = len(weights), seed
+        self._sources = tf.constant(np.repeat(np.arange(len(weights)), _per_period(weights)))
+
+    def taken_before(self, place: tf.Tensor) -> tf.Tensor:
+        """Returns the number of examples of each source before a position, `(num_sources,)`."""
+        period, within = place // _PERIOD, place % _PERIOD
+        return period * self._counts(self._sources) + self._counts(self._of(period)[:within])
+
+    def behind(self, place: tf.Tensor) -> tf.data.Dataset:
+        """Returns an endless dataset of source numbers from a position on."""
+        period, within = place // _PERIOD, place % _PERIOD
+        periods = tf.data.Dataset.range(period, tf.int64.max)
+        return periods.map(self._of).unbatch().skip(within)
+
+    def _of(self, period: tf.Tensor) -> tf.Tensor:
+        pair = tf.stack([tf.constant(self._seed, tf.int64), period])
+        return tf.random.experimental.stateless_shuffle(self._sources, pair)
+
+    def _counts(self, sources: tf.Tensor) -> tf.Tensor:
+        counts = tf.math.bincount(tf.cast(sources, tf.int32), minlength=self._num_sources)
+        return tf.cast(counts, tf.int64)
+
+
+def _per_period(weights: Sequence[float]) -> list[int]:
+    """Returns the draws per period of each source, at least one, by the largest remainders."""
+    given = np.array(weights, np.float64)
+    if not len(given) or not np.all(given > 0) or not np.all(np.isfinite(given)):
+        raise ValueError(f"sources: expected positive weights, got {given.tolist()}")
+    exact = given / given.sum() * _PERIOD
+    counts = np.floor(exact).astype(int)
+    counts[np.argsort(counts - exact, kind="stable")[: _PERIOD - counts.sum()]] += 1
+    if not np.all(counts):
+        raise ValueError(
+            f"sources: expected weights of at least {1 / _PERIOD:.1%} of their sum, got "
+            f"{given.tolist()}; drop the smallest source, or merge folders"
+        )
+    return counts.tolist()

@@ -1,98 +1,109 @@
-"""The order of an epoch, as a function of seed and epoch alone: nothing is remembered.
+"""The order of an epoch and the seeds of its examples, as pure functions of seed and epoch.
 
-Blocks change places over all that a pipeline reads; then records change places within windows of as
-many as the shuffle buffer holds, which so come from many files. Any place of this order can be
-begun at: only the window that holds it is read again.
+Shuffling first permutes all blocks that a pipeline reads, and then the records within windows of
+the size of the shuffle buffer, which therefore hold records of many files. Reading can start
+anywhere in this order: only the window around the start is read again.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from pipelines.reading import seeds
 from pipelines.reading.blocks import Blocks, Reader, Records
 
-#: Blocks that may be read at once where `tf.data` chooses.
-_MOST_READS = 16
+# Several draws use the same seed; each folds it with a different number to be independent.
+OF_BLOCKS, OF_WINDOWS, OF_EXAMPLES, OF_BATCHES = 1, 2, 3, 4
 
 
-def in_order(
-    starts: tf.data.Dataset, blocks: Blocks, read: Reader, num_reads: int
-) -> tf.data.Dataset:
-    """Records in the order of the blocks.
+def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """Returns the seed of an epoch, int32 `(2,)`."""
+    pair = tf.constant([seed & 0x7FFFFFFF, seed >> 31 & 0x7FFFFFFF], tf.int32)
+    return tf.random.experimental.stateless_fold_in(pair, epoch)
+
+
+def example_seeds(epoch_seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """Returns the seed of each example, int32 `(..., 2)`, from epoch seed and record number.
+
+    So the augmentation of an example does not depend on which worker reads it, or when.
+    """
+    key = tf.random.experimental.stateless_fold_in(epoch_seed, OF_EXAMPLES)[0]
+    numbers = tf.cast(numbers, tf.int32)
+    return tf.stack([tf.broadcast_to(key, tf.shape(numbers)), numbers], axis=-1)
+
+
+def batch_seed(of_its_examples: tf.Tensor) -> tf.Tensor:
+    """Returns the seed of a batch, int32 `(2,)`, derived from that of its first example."""
+    return tf.random.experimental.stateless_fold_in(of_its_examples[0], OF_BATCHES)
+
+
+def permutation(count: tf.Tensor, seed: tf.Tensor, of: tf.Tensor | int) -> tf.Tensor:
+    """Returns a random permutation of the numbers below `count`; `of` selects one of several."""
+    seed = tf.random.experimental.stateless_fold_in(seed, of)
+    return tf.random.experimental.stateless_shuffle(tf.range(count), seed)
+
+
+def in_order(starts: tf.data.Dataset, blocks: Blocks, read: Reader) -> tf.data.Dataset:
+    """Returns the records in the order of the blocks.
 
     Args:
-        starts: one element: the epoch, and records of it to leave out, int64 `(2,)`.
-        blocks: all of them.
-        read: reads a block.
-        num_reads: blocks read at once; 1 unless a block is one element.
+        starts: One element: the epoch, and the number of its records to skip, int64 `(2,)`.
+        blocks: All blocks.
+        read: Reads blocks.
 
     Returns:
         A dataset of `Records` of any lengths.
     """
-    return _read(starts.map(lambda start: _rest(blocks, start[1], start)), read, num_reads)
+    return read(starts.map(lambda start: _rest(blocks, start[1], start)))
 
 
 def shuffled(
     starts: tf.data.Dataset,
     blocks: Blocks,
     read: Reader,
-    num_reads: int,
     *,
     seed: int,
     window: int,
 ) -> tf.data.Dataset:
-    """Records in an order that follows from seed and epoch.
+    """Returns the records in an order that depends on seed and epoch only.
 
     Args:
-        starts: one element: the epoch, and records of it to leave out, int64 `(2,)`.
-        blocks: all of them.
-        read: reads a block.
-        num_reads: blocks read at once.
-        seed: of all epochs.
-        window: records that change places among each other.
+        starts: One element: the epoch, and the number of its records to skip, int64 `(2,)`.
+        blocks: All blocks.
+        read: Reads blocks.
+        seed: Seed of all epochs.
+        window: Number of records that are shuffled together.
 
     Returns:
         A dataset of `Records` of up to `window` records.
     """
 
-    def mixed_blocks(start: tf.Tensor) -> Blocks:
-        of_epoch = seeds.of_epoch(seed, start[0])
-        places = seeds.permutation(tf.size(blocks.count), of_epoch, seeds.OF_BLOCKS)
-        # From the beginning of the window in which the first wanted record lies.
+    def shuffled_blocks(start: tf.Tensor) -> Blocks:
+        of_epoch = epoch_seed(seed, start[0])
+        places = permutation(tf.size(blocks.count), of_epoch, OF_BLOCKS)
+        # From the beginning of the window that contains the first record to yield.
         return _rest(blocks.rows(places), start[1] // window * window, start)
 
-    def mixed_records(number: tf.Tensor, records: Records) -> Records:
+    def shuffled_records(number: tf.Tensor, records: Records) -> Records:
         records = Records(*records)
         left_out = records.left_out
         of_windows = tf.random.experimental.stateless_fold_in(
-            seeds.of_epoch(seed, records.epoch), seeds.OF_WINDOWS
+            epoch_seed(seed, records.epoch), OF_WINDOWS
         )
         num_records = tf.size(records.numbers)
-        places = seeds.permutation(num_records, of_windows, left_out // window + number)
+        places = permutation(num_records, of_windows, left_out // window + number)
         places = places[tf.where(number == 0, left_out % window, 0) :]
         return Records(*(tf.gather(column, places) for column in records))
 
-    dataset = _read(starts.map(mixed_blocks), read, num_reads).rebatch(window)
-    # The next window is filled while this one is taken.
-    return dataset.enumerate().map(mixed_records).prefetch(1)
+    dataset = read(starts.map(shuffled_blocks)).rebatch(window)
+    # The next window is filled while this one is consumed.
+    return dataset.enumerate().map(shuffled_records).prefetch(1)
 
 
 def _rest(blocks: Blocks, num_records: tf.Tensor, start: tf.Tensor) -> Blocks:
-    """What is left of blocks, laid end to end, behind their first `num_records`."""
+    """Returns the blocks after the first `num_records` records of all."""
     begins = tf.cumsum(blocks.count, exclusive=True)
     blocks = blocks._replace(
         skip=tf.maximum(num_records - begins, 0),
         start=tf.broadcast_to(start, [tf.size(begins), 2]),
     )
     return blocks.rows(tf.where(begins + blocks.count > num_records)[:, 0])
-
-
-def _read(blocks: tf.data.Dataset, read: Reader, num_reads: int) -> tf.data.Dataset:
-    # A block is one element, or is the only one under way: the order of the blocks is kept.
-    return blocks.unbatch().interleave(
-        read,
-        cycle_length=num_reads if num_reads > 0 else _MOST_READS,
-        block_length=1,
-        num_parallel_calls=num_reads,
-    )

@@ -1,4 +1,4 @@
-"""Where in the data a run is, and how a dataset comes to begin there."""
+"""Positions in the data, and datasets that start at a position."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import tensorflow as tf
 
 
 class Position(NamedTuple):
-    """What is to be read next: two numbers, which any checkpoint can keep.
+    """The next batch to read, as two numbers that can be stored in a checkpoint.
 
-    The same on every pipeline. With the seed and the number of pipelines it says all: the order
-    of an epoch follows from these alone.
+    The position is the same on every input pipeline. Together with the seed and the number of
+    pipelines it determines everything that is read from there on.
 
     Attributes:
-        epoch: from 0.
-        batch: global batches of this epoch that were taken already.
+        epoch: The epoch, from 0.
+        batch: Global batches of this epoch that were read already.
     """
 
     epoch: int = 0
@@ -27,41 +27,41 @@ class Position(NamedTuple):
 
 BEGINNING = Position()
 
-_looks: list[object] = []
+_peeks: list[object] = []
 
 
 @contextmanager
 def looking() -> Iterator[None]:
-    """Lets whoever looks at the first batch of a dataset leave its next iteration the same epoch.
+    """Context manager for looking at the first batch without advancing to the next epoch.
 
-    Iterations that begin in this block read the next epoch and do not count as having read it, so
-    that the order of a training is not another one where somebody had to look at its data first.
+    Iterations that start within the block read the next epoch but do not count, so that looking at
+    the data does not change the order of the training that follows.
     """
-    _looks.append(None)
+    _peeks.append(None)
     try:
         yield
     finally:
-        _looks.pop()
+        _peeks.pop()
 
 
 def starts(start: Position | Callable[[], Position], batch_size: int) -> tf.data.Dataset:
-    """Where each iteration begins to read.
+    """Returns a dataset that yields the start of each iteration.
 
     Args:
-        start: of the first iteration; each further one reads the next epoch whole. A function is
-            asked at the beginning of each iteration instead.
-        batch_size: records in a batch of this pipeline.
+        start: Start of the first iteration; each further one reads the whole next epoch. A function
+            is called at the start of every iteration instead.
+        batch_size: Records per batch of this pipeline.
 
     Returns:
-        A dataset of one element an iteration: the epoch to read, and how many records to leave out
-        from its beginning, int64 `(2,)`.
+        A dataset of one element per iteration: the epoch, and the number of its records to skip,
+        int64 `(2,)`.
     """
     num_read = 0
 
     def position() -> np.ndarray:
         nonlocal num_read
         iteration = num_read
-        num_read += not _looks
+        num_read += not _peeks
         if callable(start):
             epoch, batch = start()
         else:
@@ -72,3 +72,56 @@ def starts(start: Position | Callable[[], Position], batch_size: int) -> tf.data
         return tf.ensure_shape(tf.numpy_function(position, [], tf.int64), (2,))
 
     return tf.data.Dataset.from_tensors(0).map(element)
+
+
+#: The attribute of a dataset that has its `Restart`. Datasets derived from it have none.
+ATTRIBUTE = "restart"
+
+
+class Restart:
+    """Creates a dataset again with another start.
+
+    Args:
+        make: Returns the dataset for a function that is called at the start of each iteration.
+        first: Start of the original dataset.
+
+    Attributes:
+        num_iterations: Number of completed iterations, as recorded by the user of the dataset.
+    """
+
+    def __init__(
+        self, make: Callable[[Callable[[], Position]], tf.data.Dataset], first: Position
+    ) -> None:
+        self._make, self._first = make, first
+        self.num_iterations = 0
+
+    def dataset(self, where: Callable[[], tuple[int, int]]) -> tf.data.Dataset:
+        """Returns the dataset with a function that determines the start of each iteration.
+
+        Args:
+            where: Returns the number of the iteration, from 0, and the number of batches to skip.
+        """
+
+        def position() -> Position:
+            iteration, batch = where()
+            epoch, before = self._first
+            return Position(epoch + iteration, batch + (before if iteration == 0 else 0))
+
+        return self._make(position)
+
+
+def restart_of(dataset: object) -> Restart | None:
+    """Returns the `Restart` of a dataset of `read` or `mix`, or None for any other dataset."""
+    found = getattr(dataset, ATTRIBUTE, None)
+    return found if isinstance(found, Restart) else None
+
+
+def with_restart(
+    dataset: tf.data.Dataset,
+    make: Callable[[Callable[[], Position]], tf.data.Dataset],
+    start: Position | Callable[[], Position],
+) -> tf.data.Dataset:
+    """Attaches a `Restart` to a dataset, unless a function determines its start already."""
+    if not callable(start):
+        setattr(dataset, ATTRIBUTE, Restart(make, start))
+    return dataset

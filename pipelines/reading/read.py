@@ -1,4 +1,4 @@
-"""From a folder of shards to batches: `read` top to bottom is the order of execution."""
+"""`read`: reads a folder of shards as batches. Its code lists the stages in order of execution."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from typing import get_args
 import tensorflow as tf
 
 from pipelines.reading import batching
-from pipelines.reading.batching import BatchFn, LastBatch, MixFn
-from pipelines.reading.cache import cached
-from pipelines.reading.data_service import through
-from pipelines.reading.examples import AugmentFn, ExampleMaker, MapFn
-from pipelines.reading.folder import Folder, OnCorrupt
-from pipelines.reading.position import BEGINNING, Position, starts
-from pipelines.reading.restart import with_restart
-from pipelines.reading.tuning import DEFAULT, Tuning
+from pipelines.reading.batching import AugmentFn, BatchFn, ExampleMaker, LastBatch, MapFn, MixFn
+from pipelines.reading.folder import Folder, OnCorrupt, cached
+from pipelines.reading.position import BEGINNING, Position, starts, with_restart
+from pipelines.reading.tuning import DEFAULT, Tuning, through_data_service
 
 
 def read(
@@ -43,46 +39,47 @@ def read(
     """Reads a folder of shards that has an index.
 
     Args:
-        directory: the folder.
-        batch_size: the global batch: examples per batch over all input pipelines.
-        shuffle_buffer: examples that change places among each other, after blocks of records
-            changed places over all files; each iteration has another order. Two to three such
-            windows are in memory, as they are stored. 0 reads in the order of the files.
-        seed: fixes the order of each epoch and what is drawn for each example. None draws one.
-        decode_images: whether images become pixels before `map_fn`; otherwise it gets the bytes
-            of the file, for maps that decode only the region they need (`pipelines.maps.images`).
-        map_fn: what to make of one example, always the same; run in parallel.
-        cache: keeps what `map_fn` made, from the first epoch on: `"memory"`, or a folder on disk.
-            The folder is not made anew where `map_fn` changes: name another one then.
-        augment_fn: what to make of that at random; its seed follows from `seed`, the epoch and
-            the record alone. Run in parallel.
-        last_batch: of an epoch, where it is not full. `"pad"` fills it up and makes every batch a
-            pair: the batch, and which rows are its own, bool `(batch,)`.
-        batch_fn: what to make of a batch; run in parallel. For what needs no look at single
-            examples it is many times cheaper.
-        mix_fn: what to make of that at random, say `pipelines.maps.layers.mixed`; its seed follows
-            from `seed`, the epoch and the batch's first record. Run in parallel.
-        context: says which of the pipelines that divide the data and each batch this is. Without
-            one the dataset holds everything.
-        start: where the first iteration begins; each further one reads the next epoch. What lies
-            before is not read. A function is asked at the beginning of every iteration instead.
-        on_corrupt: `"skip"` leaves corrupt records out, and logs and counts them.
-        deterministic: whether the order may not depend on timing. By default it may only where
-            there is a shuffle without a seed.
-        data_service: address of a `tf.data` service, `grpc://HOST:PORT`, whose workers read and
-            map; the shards must lie where they see them. Then the order follows from no seed.
-        tuning: how much is done at once.
+        directory: The folder.
+        batch_size: Global batch size: examples per batch over all input pipelines.
+        shuffle_buffer: Number of examples that are shuffled together, after blocks of records were
+            shuffled over all files. Each epoch has another order. Two to three times this number of
+            serialized examples are in memory. 0 keeps the order of the files.
+        seed: Determines the order and the random numbers of each epoch. None draws a seed.
+        decode_images: Whether to decode images to pixels before `map_fn`. Otherwise it gets the
+            bytes of the files and can decode only the region it needs (`pipelines.maps.images`).
+        map_fn: Maps one example, deterministically. Runs in parallel.
+        cache: Caches the results of `map_fn` in the first epoch: `"memory"`, or a folder on disk.
+            The cache is not renewed if `map_fn` changes: choose another folder then.
+        augment_fn: Augments one example with a seed that depends only on `seed`, the epoch and the
+            record. Runs in parallel.
+        last_batch: Whether to keep, drop or pad a partial last batch. `"pad"` turns every batch
+            into a pair: the batch, and a mask of the rows that are not padding, bool `(batch,)`.
+        batch_fn: Maps a batch. Runs in parallel. For functions that do not need single examples,
+            this is many times faster than `map_fn`.
+        mix_fn: Randomly changes a batch, for example `pipelines.maps.layers.mixed`, with a seed
+            that depends only on `seed`, the epoch and the batch's first record. Runs in parallel.
+        context: Identifies this pipeline among those that divide the data and each batch. Without
+            it the dataset contains everything.
+        start: Start of the first iteration; each further one reads the next epoch. Data before the
+            start are not read. A function is called at the start of every iteration instead.
+        on_corrupt: `"skip"` skips corrupt records, and logs and counts them.
+        deterministic: Whether the order must not depend on timing. The default is true, except for
+            shuffling without a seed.
+        data_service: Address of a `tf.data` service, `grpc://HOST:PORT`, whose workers read and
+            map. They must find the shards under the same path. The order is then not reproducible.
+        tuning: Performance settings.
 
     Returns:
-        Batches, by default of dictionaries by feature name. The cardinality is known where each
-        iteration is a whole epoch. TensorFlow is told not to shard it again.
+        Batches, by default of dictionaries by feature name. The cardinality is known if each
+        iteration is a whole epoch. Automatic sharding by `tf.distribute` is turned off.
 
     Raises:
-        DataError: the index or a shard is missing or of another size. A shard that is found
-            corrupt only while reading raises `tf.errors.InvalidArgumentError` naming file and byte.
-        ValueError: an unknown word; the batch cannot be divided among the pipelines; a start in an
-            order that cannot be repeated; a cache or skipping with a data service; a `mix_fn` for
-            batches that are filled up, divided, or of a service.
+        DataError: The index or a shard is missing or has another size. A shard that is found to be
+            corrupt while reading raises `tf.errors.InvalidArgumentError` with file and byte.
+        ValueError: An option has an unknown value; the batch cannot be divided among the pipelines;
+            `start` is given for an order that is not reproducible; `cache` or
+            `on_corrupt="skip"` is combined with `data_service`; or `mix_fn` is combined with
+            padding, a divided batch or `data_service`.
     """
     for name, word, known in (
         ("last_batch", last_batch, get_args(LastBatch)),
@@ -94,18 +91,20 @@ def read(
     divided = context is not None and context.num_input_pipelines > 1
     if mix_fn and (last_batch == "pad" or divided or data_service):
         raise ValueError(
-            "mix_fn: expected whole global batches of rows that count; leave out last_batch='pad', "
-            "data_service, and a context of several pipelines"
+            "mix_fn: needs whole global batches without padding; remove last_batch='pad', "
+            "data_service and the context of several pipelines"
         )
     if data_service and (cache or on_corrupt == "skip"):
-        raise ValueError("data_service: expected none with cache or on_corrupt='skip'; choose one")
+        raise ValueError(
+            "data_service: cannot be combined with cache or on_corrupt='skip'; choose one of them"
+        )
     repeatable = not shuffle_buffer or seed is not None
     ordered = repeatable if deterministic is None else deterministic
     _check_start(start, repeatable=repeatable and ordered and not data_service)
     folder = Folder(
         directory,
         context=context,
-        # What a cache keeps is shuffled when it comes out.
+        # Cached examples are shuffled after the cache.
         shuffle_buffer=0 if cache else shuffle_buffer,
         seed=seed,
         on_corrupt=on_corrupt,
@@ -118,10 +117,10 @@ def read(
     )
     drop = last_batch == "drop"
     if data_service:
-        # Of a service's every worker the last batch may be short: none is dropped over there.
+        # Every worker of the service may end with a partial batch, which must not be dropped.
         records = folder.in_any_order()
         dataset = to_batches(records, folder.with_random_seeds, drop_remainder=False)
-        dataset = through(dataset, data_service, batch_size, drop_remainder=drop)
+        dataset = through_data_service(dataset, data_service, batch_size, drop_remainder=drop)
     elif cache:
         begin = starts(start, batch_size)
         dataset = cached(begin, folder, maker.mapped, cache, shuffle_buffer, tuning.num_maps)
@@ -161,6 +160,5 @@ def read(
 def _check_start(start: Position | Callable[[], Position], *, repeatable: bool) -> None:
     if start != BEGINNING and not repeatable:
         raise ValueError(
-            "start: expected an order that can be repeated; give a seed, and leave deterministic "
-            "out"
+            "start: requires a reproducible order; pass a seed, and do not set deterministic=False"
         )

@@ -1,4 +1,11 @@
-"""What of reading can be tuned. None of it changes which records come, or their order."""
+"""Performance settings of reading, and reading by a `tf.data` service.
+
+The settings of `Tuning` change neither the records nor their order. A `tf.data` service reads and
+maps on other machines. Its workers receive the graph of the dataset, which must not contain Python
+functions, and must find the shards under the same path. A dispatcher hands out blocks of records to
+idle workers: each record is read once per epoch while no worker fails, in an order that depends on
+timing.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +15,15 @@ import tensorflow as tf
 
 
 class Tuning(NamedTuple):
-    """How much reading does at once; the defaults leave it to `tf.data`, which measures.
+    """How much reading does in parallel. By default `tf.data` tunes these numbers.
 
     Attributes:
-        num_reads: blocks of records read at once: more where the disk is far away.
-        num_maps: calls of each map at once.
-        num_prefetched: batches made ahead of the step.
-        num_threads: threads that this dataset has for itself, where others should keep theirs;
-            None shares TensorFlow's.
-        ram_bytes: what `tf.data` may use for buffers whose size it chooses; None: half of what
-            the machine has free.
+        num_reads: Blocks of records read in parallel; increase it for slow disks.
+        num_maps: Parallel calls of each map function.
+        num_prefetched: Batches prepared ahead of the training step.
+        num_threads: Size of a private thread pool of this dataset; None: TensorFlow's shared pool.
+        ram_bytes: Memory that `tf.data` may use for buffers it sizes itself; None: half of the
+            free memory.
     """
 
     num_reads: int = tf.data.AUTOTUNE
@@ -27,10 +33,10 @@ class Tuning(NamedTuple):
     ram_bytes: int | None = None
 
     def options(self, *, deterministic: bool) -> tf.data.Options:
-        """The dataset's options; a deterministic order is that of one thread."""
+        """Returns the options of a dataset. A deterministic order is that of a single thread."""
         options = tf.data.Options()
         options.deterministic = deterministic
-        # Sharding is handed in; a second one by tf.distribute would lose records without a word.
+        # The data are divided already; tf.distribute would silently drop records by dividing again.
         off = tf.data.experimental.AutoShardPolicy.OFF
         options.experimental_distribute.auto_shard_policy = off
         if self.num_threads is not None:
@@ -41,3 +47,23 @@ class Tuning(NamedTuple):
 
 
 DEFAULT = Tuning()
+
+
+def through_data_service(
+    dataset: tf.data.Dataset, address: str, batch_size: int, *, drop_remainder: bool
+) -> tf.data.Dataset:
+    """Runs a dataset on a `tf.data` service, and forms full batches here.
+
+    Args:
+        dataset: Batches of up to `batch_size`. Every worker ends with a partial batch.
+        address: Address of the dispatcher, `grpc://HOST:PORT`.
+        batch_size: Rows per batch.
+        drop_remainder: Whether to drop a partial last batch.
+    """
+    options = tf.data.Options()
+    # Random operations have a state, which a restarted worker does not restore.
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    dataset = dataset.with_options(options)
+    service = tf.data.experimental.service
+    dataset = dataset.apply(service.distribute(service.ShardingPolicy.DYNAMIC, address))
+    return dataset.rebatch(batch_size, drop_remainder)

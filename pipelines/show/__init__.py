@@ -1,1 +1,1 @@
-"""`python -m pipelines.show`: what is in a folder, as a table and as pictures."""
+"""`python -m pipelines.show`: prints the contents of a folder and draws a contact sheet."""

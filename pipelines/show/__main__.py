@@ -1,4 +1,4 @@
-"""`python -m pipelines.show DIR`: features, counts and a contact sheet of a folder of shards."""
+"""`python -m pipelines.show DIR`: prints features and label counts, and draws a contact sheet."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from pipelines.console import command_line, tables
+from pipelines.console import command_line
 from pipelines.format.index import load_index
 
-_DESCRIPTION = """Shows what a folder holds: its features, its first record, how often each label
-comes, and a PNG of its images."""
+_DESCRIPTION = """Shows the contents of a folder: its features, its first record, the number of
+records per label, and a PNG with some of its images."""
 _NUM_AT_ONCE = 256
 
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show(directory: str, num_images: int, num_records: int, to: str | None = None) -> None:
     folder = Path(directory)
     index = load_index(folder)
-    tables.summary(index, folder)
+    command_line.print_summary(index, folder)
     from pipelines.show import records  # imports TensorFlow, so after the first table
 
     counts, first = records.LabelCounts(index), list[bytes]()
@@ -36,10 +36,10 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
         first += chunk[: max(num_images, 1) - len(first)]
     if not first:
         return
-    tables.facts({"first record": "", **records.in_words(first[0], index)})
+    command_line.print_facts({"first record": "", **records.in_words(first[0], index)})
     of = "all" if counts.num_records == index.num_records else f"{counts.num_records:,} sampled"
     for feature, of_label in counts.by_feature().items():
-        tables.table(
+        command_line.print_table(
             (feature, f"of {of} records", "percent"),
             (
                 (name, f"{count:,}", f"{count / counts.num_records:.1%}")
@@ -49,23 +49,23 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
     beside = folder.resolve()
     path = Path(to) if to else beside.with_name(f"{beside.name}.png")
     num_shown = records.contact_sheet(first[:num_images], index, path)
-    print(f"{num_shown} images: {path}" if num_shown else "No feature holds images to be shown.")
+    print(f"{num_shown} images: {path}" if num_shown else "The data contain no images to show.")
 
 
 def _parser() -> ArgumentParser:
     parser = command_line.parser("show", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="folder with an index")
     parser.add_argument(
-        "--to", "--out", metavar="FILE", help="the PNG; by default beside DIR, with its name"
+        "--to", "--out", metavar="FILE", help="PNG to write; default: DIR.png beside the folder"
     )
     parser.add_argument(
-        "--num-images", type=NonNegativeInt, default=36, help="on the contact sheet"
+        "--num-images", type=NonNegativeInt, default=36, help="images on the contact sheet"
     )
     parser.add_argument(
         "--num-records",
         type=PositiveInt,
         default=10_000,
-        help="to count labels in, the first of each shard",
+        help="records in which labels are counted, taken from the beginning of each shard",
     )
     return parser
 

@@ -1,29 +1,30 @@
-"""A look at the records of a folder: their values in words, their labels and their images."""
+"""Presents the records of a folder: values as text, label counts, and a contact sheet."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from pipelines.errors import DataError
 from pipelines.format import record_file
-from pipelines.format.decode import decode
+from pipelines.format.examples import decode
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard
-from pipelines.show.contact_sheet import save_sheet
 
 _MOST_CHARACTERS = 60
 
 
 def records(directory: Path, index: Index, num_records: int) -> Iterator[bytes]:
-    """Serialized records, as many from the beginning of each shard, shards taking turns.
+    """Yields serialized records from the beginning of each shard, alternating between shards.
 
     Raises:
-        DataError: one of them is damaged.
+        DataError: A record is damaged.
     """
 
     def of(shard: Shard) -> Iterator[bytes]:
@@ -38,16 +39,16 @@ def records(directory: Path, index: Index, num_records: int) -> Iterator[bytes]:
 
 
 def in_words(record: bytes, index: Index) -> dict[str, str]:
-    """The value of each feature of a record, cut short."""
+    """Returns the value of each feature of a record as a short text."""
     example = decode(tf.constant(record), index.features, decode_images=False)
     return {f.name: _words(example[f.name].numpy(), f) for f in index.features}
 
 
 class LabelCounts:
-    """How many records have each label.
+    """Counts the records with each label.
 
     Attributes:
-        num_records: counted so far.
+        num_records: Number of records counted so far.
     """
 
     def __init__(self, index: Index) -> None:
@@ -63,14 +64,14 @@ class LabelCounts:
         batch = decode(tf.constant(serialized), self._features)
         for feature in self._features:
             values, counts = batch[feature.name].numpy(), self._counts[feature.name]
-            if feature.shape:  # a vector of attributes, each there or not
+            if feature.shape:  # a vector of attributes, each present or not
                 counts += (values != 0).sum(axis=0)
             else:
                 known = values[(values >= 0) & (values < len(feature.label_names))]
                 counts += np.bincount(known, minlength=len(feature.label_names))
 
     def by_feature(self) -> dict[str, dict[str, int]]:
-        """The counts by feature and label, most frequent first."""
+        """Returns the counts by feature and label, most frequent first."""
         return {
             f.name: {
                 f.label_names[i]: int(self._counts[f.name][i])
@@ -84,10 +85,10 @@ def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:
     """Saves the images of records as one PNG, with their labels.
 
     Returns:
-        How many there are; with none, no file is written.
+        The number of images. Without images, no file is written.
 
     Raises:
-        DataError: an image cannot be decoded.
+        DataError: An image cannot be decoded.
     """
     image = next((f for f in index.features if _can_be_shown(f)), None)
     label = next((f for f in index.features if f.label_names and not f.shape), None)
@@ -103,7 +104,7 @@ def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:
             raise DataError(f"feature {image.name!r}: {problem}; see pipelines.verify") from None
         images.append(example[image.name].numpy())
         captions.append(_words(example[label.name].numpy(), label) if label else "")
-    save_sheet(images, captions, path)
+    _save_sheet(images, captions, path)
     return len(images)
 
 
@@ -126,3 +127,43 @@ def _words(value: object, feature: Feature) -> str:
     else:
         text = np.array2string(np.asarray(value), threshold=8, separator=", ").replace("\n", "")
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+
+
+_CELL, _CAPTION, _MARGIN = 128, 18, 6  # pixels
+_BACKGROUND, _INK = "white", "black"
+
+
+def _save_sheet(images: Sequence[np.ndarray], captions: Sequence[str], path: Path) -> None:
+    """Saves images as a square grid.
+
+    Args:
+        images: uint8 or uint16 `(height, width)` or `(height, width, channels)`. All are brightened
+            by the same factor, so that images that use little of the range are visible.
+        captions: One caption per image.
+        path: The PNG file.
+    """
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
+    step_x, step_y = _CELL + _MARGIN, _CELL + _CAPTION + _MARGIN
+    sheet = Image.new("RGB", (columns * step_x + _MARGIN, rows * step_y + _MARGIN), _BACKGROUND)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    brightest = max(1, *(int(image.max(initial=0)) for image in images))
+    for i, (image, caption) in enumerate(zip(images, captions, strict=True)):
+        x, y = _MARGIN + i % columns * step_x, _MARGIN + i // columns * step_y
+        sheet.paste(_cell(image / brightest), (x, y))
+        while font.getlength(caption) > _CELL:
+            caption = caption.removesuffix("…")[:-1] + "…"
+        draw.text((x, y + _CELL + 2), caption, _INK, font)
+    sheet.save(path, "png")
+
+
+def _cell(image: np.ndarray) -> Image.Image:
+    """Returns an image, with values from 0 to 1, scaled to fit into a cell."""
+    pixels = np.round(image * 255).astype(np.uint8)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    # Pixels of small images are shown as squares.
+    few = max(pixels.shape[:2]) < _CELL / 2
+    resampling = Image.Resampling.NEAREST if few else Image.Resampling.BICUBIC
+    image_of_any_mode = Image.fromarray(pixels).convert("RGB")
+    return ImageOps.pad(image_of_any_mode, (_CELL, _CELL), resampling, color=_BACKGROUND)

@@ -1,4 +1,4 @@
-"""What can be packed: one file a source. `open_source` finds the right one for a folder or file."""
+"""The data formats that can be packed, one module each. `open_source` detects the format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.errors import DataError
 from pipelines.sources.source import Options, Source
 
-#: Modules by the name that users give: layouts that nothing else looks like, then the general ones.
+#: Modules by the name of the format: specific layouts, which are tried first, then general formats.
 _LAYOUTS = {"tfds": "tfds", "cifar": "cifar", "celeba": "celeba", "imagenet": "imagenet"}
 _GENERAL = {
     "images": "images",
@@ -23,15 +23,15 @@ SOURCES = tuple(_MODULES)
 
 
 def open_source(location: str, kind: str, options: Options) -> Source:
-    """Opens what is to be packed.
+    """Opens a source of examples.
 
     Args:
-        location: a folder, a file or `tfds:NAME`.
-        kind: one of `SOURCES`, or `auto` to find out.
-        options: of the command; those given must be ones that the source knows.
+        location: A folder, a file or `tfds:NAME`.
+        kind: One of `SOURCES`, or `auto` to detect it.
+        options: Options of the command, which must apply to the source.
 
     Raises:
-        DataError: there is nothing, nothing that is known, or an option that does not apply.
+        DataError: The location or its format is unknown, or an option does not apply.
     """
     if not location.startswith("tfds:") and not Path(location).exists():
         raise DataError(f"{location}: no such file or folder; check the path")
@@ -45,21 +45,21 @@ def open_source(location: str, kind: str, options: Options) -> Source:
 
 
 def _kind_of(location: str) -> str:
-    """What lies there.
+    """Detects the format of a location.
 
     Raises:
-        DataError: nothing that is known, or several things.
+        DataError: The format is unknown or ambiguous.
     """
     for name in _LAYOUTS:
         if _module(name).fits(location):
             return name
-    # A dictionary by module, since two names may be of one.
+    # A dictionary by module, because a module may have two names.
     found = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}
     if len(found) == 1:
         return next(iter(found.values()))
     what = " and ".join(found.values()) or "nothing that can be packed"
     raise DataError(
-        f"{location}: found {what} here; say what it is with --from ({', '.join(SOURCES)})"
+        f"{location}: found {what} here; choose the format with --from ({', '.join(SOURCES)})"
     )
 
 

@@ -1,7 +1,7 @@
-"""NumPy arrays: an `.npz`, one `.npy`, or a folder of `.npy` files, one for each feature.
+"""NumPy arrays: an `.npz`, one `.npy`, or a folder of `.npy` files with one feature each.
 
-The first dim of every array counts the examples. A folder's arrays are not read into memory; those
-of an `.npz` are, in every worker.
+The first dimension of every array is the example. Arrays of `.npy` files are memory-mapped; those
+of an `.npz` are loaded by every worker.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ OPTIONS: frozenset[str] = frozenset()
 
 
 def fits(location: str) -> bool:
-    """Whether the location is an `.npz`, an `.npy`, or a folder of `.npy` files."""
+    """Returns whether the location is an `.npz`, an `.npy`, or a folder of `.npy` files."""
     path = Path(location)
     return bool(files_below(path, {".npy"})) if path.is_dir() else path.suffix in (".npy", ".npz")
 
 
 class Arrays(Source):
-    """Examples that are the rows of arrays, with the arrays' names for features."""
+    """Rows of arrays as examples. The features have the names of the arrays."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class Arrays(Source):
             yield {name: _value(array[number]) for name, array in arrays.items()}
 
     def __getstate__(self) -> dict[str, object]:
-        """Every worker process loads the arrays itself."""
+        """Drops the arrays, which every worker process loads itself."""
         return self.__dict__ | {"_arrays": None}
 
     def _loaded(self) -> Mapping[str, np.ndarray]:
@@ -78,7 +78,7 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 def _common_length(path: Path, arrays: Mapping[str, np.ndarray]) -> int:
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"{path}: expected arrays of as many rows each, got {lengths}")
+        raise DataError(f"{path}: expected arrays with the same number of rows, got {lengths}")
     return next(iter(lengths.values()), 0)
 
 
@@ -88,8 +88,8 @@ def _feature(path: Path, name: str, array: np.ndarray) -> Feature:
         return Feature(name=name, dtype="string", shape=shape, encoding="bytes")
     dtype = array.dtype.name
     if dtype not in typing.get_args(DType):
-        raise DataError(f"{path}: array {name!r}: cannot store {dtype}; convert it, say to int64")
-    # Other readers understand a list; it costs more than raw bytes for anything large.
+        raise DataError(f"{path}: array {name!r}: cannot store {dtype}; convert the array")
+    # Other readers understand lists, but for large arrays raw bytes are cheaper.
     encoding = "raw" if shape or dtype == "float64" else "list"
     return Feature.model_validate(
         {"name": name, "dtype": dtype, "shape": shape, "encoding": encoding}

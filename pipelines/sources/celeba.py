@@ -1,4 +1,4 @@
-"""CelebA as its authors publish it: `img_align_celeba/`, `list_attr_celeba.txt` and others beside.
+"""CelebA as published: `img_align_celeba/` beside `list_attr_celeba.txt` and other lists.
 
 Liu, Luo, Wang and Tang 2015, "Deep Learning Face Attributes in the Wild". `--split` is `train` (the
 default), `validation` or `test` of `list_eval_partition.txt`, or `all`.
@@ -13,7 +13,7 @@ import numpy as np
 
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
-from pipelines.sources.image_coding import ImageCoding
+from pipelines.sources.images import ImageCoding
 from pipelines.sources.source import Example, Options, Source, fingerprint
 
 OPTIONS = frozenset({"split", "image_size", "quality"})
@@ -23,13 +23,13 @@ _SPLITS = ("train", "validation", "test")
 
 
 def fits(location: str) -> bool:
-    """Whether the list of attributes and the images are here."""
+    """Returns whether the folder has the list of attributes and the images."""
     folder = Path(location)
     return (folder / _ATTRIBUTES).is_file() and (folder / "img_align_celeba").is_dir()
 
 
 class CelebA(Source):
-    """Aligned faces with 40 attributes that are true or false."""
+    """Aligned faces with 40 binary attributes."""
 
     def __init__(self, folder: Path, split: str, coding: ImageCoding) -> None:
         self._folder, self._coding = folder, coding
@@ -73,7 +73,7 @@ def open_source(location: str, options: Options) -> Source:
     """Opens one split.
 
     Raises:
-        DataError: no such split, or a list that is none.
+        DataError: The split does not exist, or a list is damaged.
     """
     split = options.split or "train"
     if split not in (*_SPLITS, "all"):
@@ -87,10 +87,10 @@ def _image(folder: Path, name: str) -> Path:
 
 
 def _read_attributes(path: Path) -> tuple[tuple[str, ...], dict[str, list[bool]]]:
-    """The names of the attributes, and for each image whether it has them.
+    """Returns the names of the attributes, and their values by image.
 
-    The first line counts the images, the second names the attributes; then an image a line, with 1
-    for an attribute that it has and -1 for one it has not.
+    The first line has the number of images, the second the names of the attributes. Each further
+    line has an image and its attributes, 1 or -1.
     """
     lines = path.read_text("utf-8").splitlines()
     names = tuple(lines[1].split()) if len(lines) > 1 else ()
@@ -99,23 +99,24 @@ def _read_attributes(path: Path) -> tuple[tuple[str, ...], dict[str, list[bool]]
         name, *values = line.split()
         if len(values) != len(names) or not set(values) <= {"1", "-1"}:
             raise DataError(
-                f"{path}: line {number}: expected a file and {len(names)} times 1 or -1, got "
+                f"{path}: line {number}: expected a file and {len(names)} values of 1 or -1, got "
                 f"{line[:60]!r}"
             )
         attributes[name] = [value == "1" for value in values]
     if not lines or lines[0].strip() != str(len(attributes)):
         raise DataError(
-            f"{path}: its first line should count its images, {len(attributes)}; cut off?"
+            f"{path}: the first line must be the number of images, {len(attributes)}; the file may "
+            "be truncated"
         )
     return names, attributes
 
 
 def _chosen(path: Path, split: str, attributes: dict[str, list[bool]]) -> list[str]:
-    """The images of a split, in the order of the list of attributes."""
+    """Returns the images of a split, in the order of the list of attributes."""
     if split == "all":
         return list(attributes)
     if not path.is_file():
-        raise DataError(f"{path}: says which images are of which split; get it, or --split all")
+        raise DataError(f"{path}: missing; it assigns images to splits. Get it, or use --split all")
     words = path.read_text("utf-8").split()
     partition = dict(zip(words[::2], words[1::2], strict=False))
     return [name for name in attributes if partition.get(name) == str(_SPLITS.index(split))]

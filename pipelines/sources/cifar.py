@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their author publishes them, in the binary or the Python version.
+"""CIFAR-10 and CIFAR-100 as published, in the binary or the Python version.
 
 Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html describes both layouts. `--split` is
 `train` (the default) or `test`.
@@ -6,15 +6,16 @@ Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html describes both layo
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
-from pipelines.sources.cifar_pickle import unpickled
 from pipelines.sources.source import Example, Options, Source, fingerprint
 
 OPTIONS = frozenset({"split"})
@@ -22,13 +23,13 @@ _PIXELS = 3 * 32 * 32
 
 
 class _Layout(NamedTuple):
-    """The files of one version: images by split, label names, and the labels of an image."""
+    """The files of one version: images by split, label names, and keys of the labels."""
 
     train: tuple[str, ...]
     test: str
     names: dict[str, str]  # feature: file (binary) or key in `meta` (Python)
-    meta: str | None = None  # of the Python versions
-    keys: tuple[str, ...] = ()  # of the labels in a batch, in the order of `names`
+    meta: str | None = None  # file with the label names of a Python version
+    keys: tuple[str, ...] = ()  # keys of the labels in a batch, in the order of `names`
 
 
 _LAYOUTS = (
@@ -60,12 +61,12 @@ _LAYOUTS = (
 
 
 def fits(location: str) -> bool:
-    """Whether the location is the unpacked archive of one of the versions."""
+    """Returns whether the location is the unpacked archive of one of the versions."""
     return _layout(Path(location)) is not None
 
 
 class Cifar(Source):
-    """Images `uint8 (32, 32, 3)` with their label, of CIFAR-100 the coarse one as well."""
+    """Images `uint8 (32, 32, 3)` with labels; CIFAR-100 also has coarse labels."""
 
     def __init__(self, folder: Path, layout: _Layout, split: str) -> None:
         names = layout.train if split == "train" else (layout.test,)
@@ -92,11 +93,11 @@ class Cifar(Source):
             yield {"image": row[-_PIXELS:].reshape(3, 32, 32).transpose(1, 2, 0), **labels}
 
     def __getstate__(self) -> dict[str, object]:
-        """Every worker process loads the images itself."""
+        """Drops the images, which every worker process loads itself."""
         return self.__dict__ | {"_rows": None}
 
     def _loaded(self) -> np.ndarray:
-        """Labels and pixels of each image in a row, as the binary version has them."""
+        """Returns one row of labels and pixels per image, in the layout of the binary version."""
         if self._rows is None:
             self._rows = np.concatenate([_rows(file, self._layout) for file in self._files])
         return self._rows
@@ -106,14 +107,14 @@ def open_source(location: str, options: Options) -> Source:
     """Opens one split.
 
     Raises:
-        DataError: no such split, or no such layout.
+        DataError: The split or the layout does not exist.
     """
     split = options.split or "train"
     if split not in ("train", "test"):
         raise DataError(f"--split: expected train or test, got {split!r}")
     layout = _layout(Path(location))
     if layout is None:
-        raise DataError(f"{location}: no batches of CIFAR here; name the folder that holds them")
+        raise DataError(f"{location}: no CIFAR batches found; pass the folder that contains them")
     return Cifar(Path(location), layout, split)
 
 
@@ -127,7 +128,7 @@ def _layout(folder: Path) -> _Layout | None:
 
 def _label_names(folder: Path, layout: _Layout) -> dict[str, tuple[str, ...]]:
     if layout.meta is not None:
-        meta = unpickled(folder / layout.meta)
+        meta = _unpickled(folder / layout.meta)
         return {name: tuple(meta[key]) for name, key in layout.names.items()}
     return {
         name: tuple((folder / file).read_text("utf-8").split())
@@ -137,10 +138,41 @@ def _label_names(folder: Path, layout: _Layout) -> dict[str, tuple[str, ...]]:
 
 def _rows(file: Path, layout: _Layout) -> np.ndarray:
     if layout.meta is not None:
-        batch = unpickled(file)
+        batch = _unpickled(file)
         labels = [np.array(batch[key], np.uint8)[:, None] for key in layout.keys]
         return np.concatenate([*labels, batch["data"]], axis=1)
     row_bytes = len(layout.names) + _PIXELS
     if (size := file.stat().st_size) % row_bytes:
-        raise DataError(f"{file}: expected images of {row_bytes} bytes, got {size} bytes; cut off?")
+        raise DataError(
+            f"{file}: expected images of {row_bytes} bytes each, got {size} bytes; the file may be "
+            "truncated"
+        )
     return np.fromfile(file, np.uint8).reshape(-1, row_bytes)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickles only arrays, because a pickle could call any function."""
+
+    _ALLOWED = ("_reconstruct", "ndarray", "dtype", "_frombuffer", "scalar")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] == "numpy" and name in self._ALLOWED:
+            # The files name modules of NumPy 1.
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _unpickled(file: Path) -> dict[str, Any]:
+    """Returns the dictionary in a file of a Python version.
+
+    Raises:
+        DataError: The file contains something else, or would call other functions.
+    """
+    try:
+        # The files were written by Python 2, whose strings are bytes, including array data.
+        loaded = _ArraysOnly(io.BytesIO(file.read_bytes()), encoding="latin1").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError) as error:
+        raise DataError(f"{file}: not a batch of CIFAR: {error}") from None
+    return dict(loaded)

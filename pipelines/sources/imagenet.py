@@ -1,10 +1,11 @@
-"""ImageNet (ILSVRC 2012) as it is published, in folders or in the archives as downloaded.
+"""ImageNet (ILSVRC 2012) as published, in folders or in the downloaded archives.
 
-Folders: `SRC/train/n01440764/*.JPEG`, and `SRC/val/` with class folders or, as the archive unpacks,
-without. Archives: `SRC/ILSVRC2012_img_train.tar` (an archive of archives, one a class) and
-`ILSVRC2012_img_val.tar`. Validation images without class folders need the development kit beside
-(`ILSVRC2012_devkit_t12.tar.gz`, packed or not), which holds their classes. Labels count the WordNet
-ids in alphabetical order, as everybody's weights do.
+Folders: `SRC/train/n01440764/*.JPEG`, and `SRC/val/` with or without class folders. Archives:
+`SRC/ILSVRC2012_img_train.tar` (with an inner archive per class) and `ILSVRC2012_img_val.tar`.
+Validation images without class folders require the development kit in the same folder
+(`ILSVRC2012_devkit_t12.tar.gz`, packed or unpacked), which contains their classes. Its own class
+numbers are mapped to WordNet ids by `meta.mat`. Labels are the positions of the WordNet ids in
+alphabetical order, as in published weights.
 
 Russakovsky et al. 2015, "ImageNet Large Scale Visual Recognition Challenge"; the layout is that of
 the readme of the development kit. `--split` is `train` (the default) or `validation`.
@@ -12,6 +13,7 @@ the readme of the development kit. `--split` is `train` (the default) or `valida
 
 from __future__ import annotations
 
+import io
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,8 +21,7 @@ from typing import NamedTuple
 
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
-from pipelines.sources import imagenet_devkit
-from pipelines.sources.image_coding import ImageCoding
+from pipelines.sources.images import ImageCoding
 from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
 
 OPTIONS = frozenset({"split", "image_size", "quality"})
@@ -29,7 +30,7 @@ _FOLDERS = {"train": "train", "validation": "val"}
 
 
 class _Image(NamedTuple):
-    """Where an image's bytes are, and its class where the layout tells."""
+    """The location of an image's bytes, and its class if the layout contains it."""
 
     path: Path
     offset: int
@@ -39,7 +40,7 @@ class _Image(NamedTuple):
 
 
 def fits(location: str) -> bool:
-    """Whether one of the archives is here, or a training folder with WordNet ids for classes."""
+    """Returns whether the folder has an archive, or `train/` with WordNet ids as classes."""
     folder = Path(location)
     if any((folder / name).is_file() for name in _ARCHIVES.values()):
         return True
@@ -48,13 +49,13 @@ def fits(location: str) -> bool:
 
 
 class ImageNet(Source):
-    """Images with their label and the name of their file."""
+    """Images with label and file name."""
 
     def __init__(self, folder: Path, split: str, coding: ImageCoding) -> None:
         self._coding = coding
         self._images, files = _images(folder, split)
         if self._images and self._images[0].wnid is None:
-            wnids = imagenet_devkit.validation_wnids(folder, len(self._images))
+            wnids = _validation_wnids(folder, len(self._images))
             self._images = [
                 image._replace(wnid=wnid) for image, wnid in zip(self._images, wnids, strict=True)
             ]
@@ -65,7 +66,7 @@ class ImageNet(Source):
             Feature(name="label", dtype="int64", encoding="list", label_names=classes),
             Feature(name="file", dtype="string", encoding="bytes"),
         )
-        files += imagenet_devkit.files(folder) if split == "validation" else []
+        files += _devkit_files(folder) if split == "validation" else []
         mark = fingerprint(files, folder)
         self.description = f"ImageNet, {split}, {len(self)} images {mark}, {coding.description}"
 
@@ -89,7 +90,7 @@ def open_source(location: str, options: Options) -> Source:
     """Opens one split.
 
     Raises:
-        DataError: no such split, its files are missing, or a class cannot be told.
+        DataError: The split does not exist, its files are missing, or classes are unknown.
     """
     split = options.split or "train"
     if split not in _ARCHIVES:
@@ -99,7 +100,7 @@ def open_source(location: str, options: Options) -> Source:
 
 
 def _images(folder: Path, split: str) -> tuple[list[_Image], list[Path]]:
-    """The images of a split in the order of their names, and the files they are in."""
+    """Returns the images of a split sorted by name, and the files that contain them."""
     images, archive = folder / _FOLDERS[split], folder / _ARCHIVES[split]
     if images.is_dir():
         files = files_below(images, {".jpeg", ".jpg"})
@@ -119,7 +120,7 @@ def _loose(path: Path) -> _Image:
 
 
 def _in_archive(archive: Path) -> Iterator[_Image]:
-    """Images are read where they lie in the archive: nothing is unpacked."""
+    """Yields the positions of images in an archive, from which they are read directly."""
     with tarfile.open(archive, "r:") as outer:
         for member in outer:
             if member.isfile():
@@ -140,5 +141,55 @@ def _in_train_archive(archive: Path) -> Iterator[_Image]:
 
 
 def _is_wnid(name: str) -> bool:
-    """WordNet's ids of nouns: n and eight digits."""
+    """Returns whether a name is a WordNet id of a noun: n and eight digits."""
     return len(name) == 9 and name[0] == "n" and name[1:].isdigit()
+
+
+_DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+_GROUND_TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
+_META = "ILSVRC2012_devkit_t12/data/meta.mat"
+
+
+def _validation_wnids(folder: Path, num_images: int) -> list[str]:
+    """Returns the WordNet id of each validation image, in the order of the file names.
+
+    Args:
+        folder: Folder of the development kit, packed or unpacked.
+        num_images: Expected number of images.
+
+    Raises:
+        DataError: The kit is missing or lists another number of images.
+    """
+    # SciPy is slow to import, and only needed for these images.
+    from scipy.io import loadmat
+
+    numbers = [int(line) for line in _read_devkit(folder, _GROUND_TRUTH).split()]
+    if len(numbers) != num_images:
+        raise DataError(
+            f"{folder}: {_GROUND_TRUTH} lists {len(numbers)} images, found {num_images}; get the "
+            "missing images, or remove others"
+        )
+    synsets = loadmat(io.BytesIO(_read_devkit(folder, _META)), squeeze_me=True)["synsets"]
+    wnids = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
+    return [wnids[number] for number in numbers]
+
+
+def _devkit_files(folder: Path) -> list[Path]:
+    """Returns the existing files of the kit that determine the classes."""
+    return [path for name in (_GROUND_TRUTH, _META, _DEVKIT) if (path := folder / name).is_file()]
+
+
+def _read_devkit(folder: Path, name: str) -> bytes:
+    if (folder / name).is_file():
+        return (folder / name).read_bytes()
+    if not (folder / _DEVKIT).is_file():
+        raise DataError(
+            f"{folder}: the classes of images without class folders are in {_DEVKIT}; copy it to "
+            "this folder"
+        )
+    try:
+        with tarfile.open(folder / _DEVKIT) as archive:
+            member = archive.extractfile(name)
+            return member.read() if member else b""
+    except (tarfile.TarError, KeyError, EOFError) as error:
+        raise DataError(f"{folder / _DEVKIT}: not the development kit: {error}") from None

@@ -1,4 +1,4 @@
-"""What every source is: examples that can be made one by one, in any order, in any process."""
+"""`Source`: the interface of data formats. Examples can be read in any order and process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Example = Mapping[str, object]
 
 
 class Options(BaseModel):
-    """What a user can say about a source; None, False and () leave it to the source."""
+    """Options of sources. None, False and () mean that an option is not given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,29 +34,29 @@ class Options(BaseModel):
     channels: int | None = None
 
     def given(self) -> dict[str, object]:
-        """Those that were given."""
+        """Returns the options that were given."""
         return {name: value for name, value in self if value not in (None, False, ())}
 
     def check(self, source: str, known: Collection[str]) -> None:
-        """Refuses options that the source would ignore.
+        """Checks that no option is given that the source would ignore.
 
         Raises:
-            DataError: names the first of them.
+            DataError: An option does not apply.
         """
         for name in self.given():
             if name not in known:
                 flags = ", ".join(f"--{k.replace('_', '-')}" for k in sorted(known)) or "none"
                 raise DataError(
-                    f"--{name.replace('_', '-')}: does not apply to {source}, which takes {flags}"
+                    f"--{name.replace('_', '-')}: does not apply to {source}, which accepts {flags}"
                 )
 
 
 class Source(abc.ABC):
-    """Examples by their number. Instances are pickled into the worker processes.
+    """Examples that are read by their numbers. Instances are pickled to the worker processes.
 
     Attributes:
-        features: of every example.
-        description: what the examples are, for the index. It differs whenever they would.
+        features: Features of every example.
+        description: Description of the examples for the index, which differs if the examples do.
     """
 
     features: tuple[Feature, ...]
@@ -68,15 +68,15 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
-        """Makes the examples of these numbers, in their order.
+        """Yields the examples with these numbers, in this order.
 
         Raises:
-            DataError: one cannot be read; names the file.
+            DataError: An example cannot be read; the message names the file.
         """
 
 
 def fingerprint(paths: Iterable[Path], root: Path, *, contents: bool = False) -> str:
-    """Tells sets of files apart, by names, sizes and times, or by names and contents."""
+    """Returns a hash of the names, sizes and times of files, or of their names and contents."""
     digest = hashlib.sha256()
     for path in paths:
         status = path.stat()
@@ -89,7 +89,7 @@ def fingerprint(paths: Iterable[Path], root: Path, *, contents: bool = False) ->
 
 
 def files_below(folder: Path, suffixes: Collection[str] | None = None) -> list[Path]:
-    """All files with one of the suffixes, hidden ones left out, in an order that never changes."""
+    """Returns all files with one of the suffixes, without hidden files, in sorted order."""
     found = []
     for directory, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
@@ -101,10 +101,10 @@ def files_below(folder: Path, suffixes: Collection[str] | None = None) -> list[P
 
 
 def class_names(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
-    """The subfolders that hold the files, sorted; none if all lie in the folder itself.
+    """Returns the sorted names of class subfolders, or none if all files are in the folder itself.
 
     Raises:
-        DataError: some lie in the folder itself and some in subfolders.
+        DataError: Some files are in the folder itself and others in subfolders.
     """
     names, loose = set(), None
     for path in paths:
@@ -114,7 +114,5 @@ def class_names(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
         else:
             loose = path
     if names and loose:
-        raise DataError(
-            f"{loose}: lies beside class folders, so it has no class; move it into one of them"
-        )
+        raise DataError(f"{loose}: has no class; move it to one of the class folders")
     return tuple(sorted(names))

@@ -1,6 +1,7 @@
 """Tables: CSV, TSV or Parquet, one file or a folder of files with the same columns.
 
-The table is held in memory by every worker, in Arrow's compact form.
+Every worker holds the table in memory, in Arrow's compact format. Empty cells are an error unless
+the user fills them or drops their rows.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from typing import Any
 
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
-from pipelines.sources import gaps
 from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
 
 OPTIONS = frozenset({"label", "fill", "drop_gaps"})
 _SUFFIXES = (".csv", ".tsv", ".parquet")
 _ROWS_AT_ONCE = 1000
-#: Arrow's names of the types that are stored under a name of NumPy's.
+#: Stored NumPy dtypes by Arrow's type names, where they differ.
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"} | {
     "uint32": "int64",
     "uint64": "int64",
@@ -26,20 +26,20 @@ _NUMBERS = ("bool", "uint8", "int8", "uint16", "int16", "int32", "int64", *_DTYP
 
 
 def fits(location: str) -> bool:
-    """Whether the location is a table or a folder of tables."""
+    """Returns whether the location is a table or a folder of tables."""
     path = Path(location)
     return bool(files_below(path, _SUFFIXES)) if path.is_dir() else path.suffix in _SUFFIXES
 
 
 class Table(Source):
-    """Examples that are the rows of a table, with its columns for features."""
+    """Rows of a table as examples, with its columns as features."""
 
     def __init__(self, files: Sequence[Path], options: Options) -> None:
         self._files, self._label = list(files), (label := options.label)
-        self._fill, self._drop = gaps.parse_fill(options.fill), options.drop_gaps
+        self._fill, self._drop = _parse_fill(options.fill), options.drop_gaps
         self._table: Any = None
         self._length = self._loaded().num_rows
-        if self._length == 0:  # its columns have no types
+        if self._length == 0:  # an empty CSV file has no column types
             raise DataError(f"{files[0]}: expected rows, found none")
         self._classes = _classes(self._loaded(), label) if label else ()
         self.features = tuple(self._feature(field) for field in self._loaded().schema)
@@ -60,7 +60,7 @@ class Table(Source):
                 yield row
 
     def __getstate__(self) -> dict[str, object]:
-        """Every worker process reads the table itself."""
+        """Drops the table, which every worker process reads itself."""
         return self.__dict__ | {"_table": None}
 
     def _loaded(self) -> Any:
@@ -81,7 +81,7 @@ class Table(Source):
         if kind in ("string", "binary"):
             return Feature(name=field.name, dtype="string", shape=shape, encoding="bytes")
         dtype = _DTYPES.get(kind, kind)
-        # A list holds no float64; a vector of them is rounded by nobody if its length is known.
+        # A list cannot store float64; raw bytes can, but require a known length.
         encoding = "raw" if dtype == "float64" else "list"
         if kind not in _NUMBERS or (encoding == "raw" and None in shape):
             raise DataError(
@@ -97,7 +97,7 @@ def open_source(location: str, options: Options) -> Source:
     """Opens a table.
 
     Raises:
-        DataError: pyarrow is not installed, or a file is no table or has other columns.
+        DataError: pyarrow is not installed, or a file is not a table or has other columns.
     """
     path = Path(location)
     files = files_below(path, _SUFFIXES) if path.is_dir() else [path]
@@ -107,12 +107,12 @@ def open_source(location: str, options: Options) -> Source:
 
 
 def _load(files: Sequence[Path], fill: Mapping[str, str], drop_gaps: bool) -> Any:
-    """The rows of all files; text of any kind as text, times in the form of ISO 8601."""
+    """Returns the rows of all files, with times as ISO 8601 text."""
     try:
         import pyarrow as pa
         from pyarrow import csv, parquet
     except ImportError:
-        raise DataError("tables need pyarrow: pip install 'tfdist[tables]'") from None
+        raise DataError("tables require pyarrow: pip install 'tfdist[tables]'") from None
     tables = []
     for file in files:
         delimiter = "\t" if file.suffix == ".tsv" else ","
@@ -121,17 +121,17 @@ def _load(files: Sequence[Path], fill: Mapping[str, str], drop_gaps: bool) -> An
                 table = parquet.read_table(file)
             else:
                 options = csv.ParseOptions(delimiter=delimiter)
-                # A text that is left out is a gap too, and not the empty text.
+                # An empty text cell counts as empty, not as an empty string.
                 converting = csv.ConvertOptions(strings_can_be_null=True)
                 table = csv.read_csv(file, parse_options=options, convert_options=converting)
             table = table.cast(pa.schema([_plain(pa, field) for field in table.schema]))
-            tables.append(gaps.close(table, file, fill, drop_gaps))
+            tables.append(_close_gaps(table, file, fill, drop_gaps))
         except pa.ArrowException as error:
-            raise DataError(f"{file}: not a table that can be read: {error}") from None
+            raise DataError(f"{file}: not a readable table: {error}") from None
     try:
         return pa.concat_tables(tables)
     except pa.ArrowException as error:
-        raise DataError(f"{files[0].parent}: files of other columns: {error}") from None
+        raise DataError(f"{files[0].parent}: files with different columns: {error}") from None
 
 
 def _is_parquet(file: Path) -> bool:
@@ -156,6 +156,79 @@ def _classes(table: Any, label: str) -> tuple[str, ...]:
     kind = str(table.schema.field(label).type)
     if kind != "string":
         raise DataError(
-            f"--label: column {label!r} holds {kind}, not names; it needs no --label to be packed"
+            f"--label: column {label!r} contains {kind}, not class names; pack it without --label"
         )
     return tuple(sorted(name for name in table[label].unique().to_pylist()))
+
+
+_NUM_NAMED = 3
+
+
+def _parse_fill(given: Sequence[str]) -> dict[str, str]:
+    """Parses `COLUMN=VALUE` texts to values by column.
+
+    Raises:
+        DataError: A text has another form.
+    """
+    if wrong := [words for words in given if "=" not in words]:
+        raise DataError(f"--fill: expected COLUMN=VALUE, got {wrong[0]!r}")
+    return {column: value for column, _, value in (words.partition("=") for words in given)}
+
+
+def _close_gaps(table: Any, file: Path, fill: Mapping[str, str], drop: bool) -> Any:
+    """Returns a table without empty cells.
+
+    Args:
+        table: The Arrow table of one file.
+        file: The file, for error messages.
+        fill: Values of empty cells by column, as text.
+        drop: Whether to drop rows that still have empty cells.
+
+    Raises:
+        DataError: There are empty cells left, or a value does not fit its column.
+    """
+    for name, value in fill.items():
+        if name not in table.column_names:
+            raise DataError(f"--fill: expected one of {table.column_names}, got {name!r}")
+        place = table.column_names.index(name)
+        column = _filled(table[name], name, value)
+        table = table.set_column(place, name, column)
+    if drop:
+        return table.drop_null()
+    gaps = {name: table[name].null_count for name in table.column_names if table[name].null_count}
+    if empty := [name for name, count in gaps.items() if count == len(table)]:
+        raise DataError(f"{file}: column {empty[0]!r} is empty in all rows; remove it")
+    if gaps:
+        raise DataError(f"{file}: empty cells in {_places(table, gaps, file)}: {_cure(gaps)}")
+    return table
+
+
+def _filled(column: Any, name: str, value: str) -> Any:
+    import pyarrow as pa
+
+    try:
+        return column.fill_null(pa.scalar(value).cast(column.type))
+    except pa.ArrowException:
+        if pa.types.is_null(column.type):
+            raise DataError(f"column {name!r} is empty in all rows; remove it") from None
+        raise DataError(
+            f"--fill: expected a value of type {column.type} for column {name!r}, got {value!r}"
+        ) from None
+
+
+def _places(table: Any, gaps: Mapping[str, int], file: Path) -> str:
+    """Describes the location of empty cells, with rows counted from 1."""
+    import pyarrow.compute as pc
+
+    below = "" if file.suffix == ".parquet" else " below the header"
+    places = []
+    for name, count in list(gaps.items())[:_NUM_NAMED]:
+        first = pc.index(pc.is_null(table[name]), True).as_py() + 1
+        others = f" and {count - 1} more" if count > 1 else ""
+        places.append(f"column {name!r}, row {first}{below}{others}")
+    return "; ".join(places) + ("; and other columns" if len(gaps) > _NUM_NAMED else "")
+
+
+def _cure(gaps: Mapping[str, int]) -> str:
+    column = next(iter(gaps))
+    return f"fill them (--fill {column}=VALUE) or drop their rows (--drop-gaps)"

@@ -1,6 +1,6 @@
-"""Text: a file, or a folder of files, with or without class folders. One example a line or a file.
+"""Text files, with or without class folders. An example is a line or a whole file.
 
-Lines without a character are no examples. The bytes are stored as they are, without line ends.
+Blank lines are skipped. The bytes are stored unchanged, without line ends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _SUFFIXES = frozenset({".txt", ".text", ".jsonl", ".md"})
 
 
 def fits(location: str) -> bool:
-    """Whether the location is a text file or a folder of them."""
+    """Returns whether the location is a text file or a folder of them."""
     path = Path(location)
     return bool(files_below(path, _SUFFIXES)) if path.is_dir() else path.suffix in _SUFFIXES
 
 
 class Text(Source):
-    """Lines or whole files, with the file they are from and its class."""
+    """Lines or whole files, with file name and class."""
 
     def __init__(self, folder: Path, files: Sequence[Path], whole_files: bool) -> None:
         self._folder, self._files, self._whole_files = folder, list(files), whole_files
@@ -75,7 +75,7 @@ def open_source(location: str, options: Options) -> Source:
 
 
 def _lines(number: int, file: Path) -> np.ndarray:
-    """The file's number and the first byte of each of its lines, int64 `(lines, 2)`."""
+    """Returns the file's number and the offset of each of its lines, int64 `(lines, 2)`."""
     offset, found = 0, []
     with file.open("rb") as opened:
         for line in opened:

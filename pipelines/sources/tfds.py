@@ -1,15 +1,16 @@
-"""A data set of tensorflow-datasets: `tfds:NAME` or `tfds:NAME/CONFIG`.
+"""Data sets of tensorflow-datasets: `tfds:NAME` or `tfds:NAME/CONFIG`.
 
-With `--data-dir` it has to be prepared there; without, it is downloaded and prepared if need be.
+With `--data-dir` the data set must be prepared in that folder; otherwise it is downloaded and
+prepared if necessary. `--split` also takes slices, such as `train[:10%]`.
 
-Features, splits and records are read with tensorflow-datasets itself; images stay the encoded files
-that it stores. Records of its TFRecord files are found by their offsets, so that shards can be
-packed in parallel and in any order. `--split` takes its slices too, say `train[:10%]`.
+Features, splits and records are read by tensorflow-datasets itself, and images stay encoded.
+Records of TFRecord files are found by their offsets, so that shards can be packed in parallel and
+in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,28 @@ import numpy as np
 
 from pipelines.errors import DataError
 from pipelines.format import record_file
-from pipelines.sources import tfds_features
+from pipelines.format.feature import Feature, image_format
 from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
 
 OPTIONS = frozenset({"split", "data_dir"})
 
 
 def fits(location: str) -> bool:
-    """Whether the location names a data set of tensorflow-datasets."""
+    """Returns whether the location is a data set of tensorflow-datasets."""
     return location.startswith("tfds:")
 
 
 class TfdsSource(Source):
-    """One split; features inside others are named with slashes, as `attributes/Smiling`."""
+    """One split. Nested features have names with slashes, such as `attributes/Smiling`."""
 
     def __init__(self, name: str, data_dir: str | None, split: str) -> None:
         self._name, self._data_dir, self._split = name, data_dir, split
         builder = _prepared(name, data_dir)
         self._records: Any = _open(builder, split)
         self._length = len(self._records)
-        if self._length == 0:  # the first tells how images are encoded
+        if self._length == 0:  # the first example determines the encoding of images
             raise DataError(f"tfds:{name}: split {split!r} is empty")
-        self.features = tfds_features.flat_features(
-            self._records.features, tfds_features.flat_example(self._records[0])
-        )
+        self.features = _flat_features(self._records.features, _flat_example(self._records[0]))
         prepared = Path(builder.data_dir)
         mark = fingerprint(files_below(prepared), prepared)
         self.description = f"tfds {self._records.full_name}, {split}, {len(self)} examples {mark}"
@@ -52,15 +51,15 @@ class TfdsSource(Source):
         if self._records is None:
             self._records = _open(_builder(self._name, self._data_dir), self._split)
         for number in numbers:
-            yield tfds_features.flat_example(self._records[number])
+            yield _flat_example(self._records[number])
 
     def __getstate__(self) -> dict[str, object]:
-        """Every worker process makes its own builder."""
+        """Drops the records, for which every worker process creates its own builder."""
         return self.__dict__ | {"_records": None}
 
 
 class _ByOffset:
-    """The records of a split in TFRecord files, by their number."""
+    """The records of a split in TFRecord files, by number."""
 
     def __init__(self, info: Any, split: str, decoders: Any) -> None:
         self.features, self.full_name = info.features, info.full_name
@@ -86,7 +85,7 @@ class _ByOffset:
 
 
 class _DataSource:
-    """The records of a split in any other format, which tensorflow-datasets reads by number."""
+    """The records of a split in another format, which tensorflow-datasets reads by number."""
 
     def __init__(self, builder: Any, split: str, decoders: Any) -> None:
         self.features, self.full_name = builder.info.features, builder.info.full_name
@@ -103,13 +102,13 @@ def open_source(location: str, options: Options) -> Source:
     """Opens one split, `train` unless another is named.
 
     Raises:
-        DataError: tensorflow-datasets is not installed, or it has no such data set or split.
+        DataError: tensorflow-datasets is not installed, or the data set or split does not exist.
     """
     return TfdsSource(location.removeprefix("tfds:"), options.data_dir, options.split or "train")
 
 
 def _open(builder: Any, split: str) -> _ByOffset | _DataSource:
-    decoders = tfds_features.keep_images_encoded(builder.info.features)
+    decoders = _keep_images_encoded(builder.info.features)
     if builder.info.splits and builder.info.file_format.value == "tfrecord":
         return _ByOffset(builder.info, split, decoders)
     return _DataSource(builder, split, decoders)
@@ -128,29 +127,147 @@ def _builder(name: str, data_dir: str | None) -> Any:
     try:
         import tensorflow_datasets as tfds
     except ImportError:
-        raise DataError("tfds: needs tensorflow-datasets: pip install 'tfdist[tfds]'") from None
+        raise DataError("tfds: requires tensorflow-datasets: pip install 'tfdist[tfds]'") from None
     try:
         return tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
-        where = f" or in {data_dir}" if data_dir else "; name its folder with --data-dir"
+        where = f" or in {data_dir}" if data_dir else "; pass its folder with --data-dir"
         raise DataError(
             f"tfds:{name}: no data set of this name in tensorflow-datasets{where}"
         ) from None
 
 
 def _prepared(name: str, data_dir: str | None) -> Any:
-    """The builder of a data set that is on this disk; downloaded if no folder for it was named."""
+    """Returns the builder of a prepared data set; downloads it unless `data_dir` is given."""
     builder = _builder(name, data_dir)
     if data_dir and not builder.is_prepared():
         raise DataError(
             f"tfds:{name}: not prepared in {builder.data_dir}; prepare it there with "
-            "tensorflow-datasets, or leave --data-dir out to have it downloaded"
+            "tensorflow-datasets, or omit --data-dir to download it"
         )
     try:
         builder.download_and_prepare()
-    except Exception as error:  # of the network, of a web page, of a builder: any
+    except Exception as error:  # builders raise anything: errors of networks, web pages, parsers
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise DataError(
             f"tfds:{name}: not prepared in {builder.data_dir}, and preparing it failed: {reason[0]}"
         ) from None
     return builder
+
+
+def _keep_images_encoded(features: Any) -> dict[str, Any]:
+    """Returns decoders that keep single images encoded, nested like the features."""
+    from tensorflow_datasets import decode
+
+    decoders: dict[str, Any] = {}
+    for name, feature in features.items():
+        if _is_dict(feature):
+            decoders[name] = _keep_images_encoded(feature)
+        elif _is_kept_image(feature):
+            decoders[name] = decode.SkipDecoding()
+    return decoders
+
+
+def _flat_features(features: Any, example: Mapping[str, object]) -> tuple[Feature, ...]:
+    """Returns the features of a record.
+
+    Args:
+        features: A `tfds.features.FeaturesDict`.
+        example: A flat example, which determines the encoding of images.
+
+    Raises:
+        DataError: A feature cannot be stored in a record.
+    """
+    return tuple(_feature(name, feature, example[name]) for name, feature in _leaves(features))
+
+
+def _flat_example(example: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Returns an example with the names of nested features joined by slashes."""
+    flat: dict[str, object] = {}
+    for name, value in example.items():
+        if isinstance(value, Mapping):
+            flat |= _flat_example(value, f"{prefix}{name}/")
+        else:
+            flat[prefix + name] = value.tolist() if _is_text(value) else value
+    return flat
+
+
+def _leaves(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the flat name and the feature (or its tensor info) of each array."""
+    for name, feature in features.items():
+        if _is_dict(feature):
+            yield from _leaves(feature, f"{prefix}{name}/")
+        else:
+            # A sequence of dictionaries is stored as a dictionary of arrays.
+            info = feature.get_tensor_info()
+            if isinstance(info, Mapping):
+                yield from _leaves_of_info(info, f"{prefix}{name}/")
+            else:
+                yield prefix + name, feature
+
+
+def _leaves_of_info(info: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in info.items():
+        if isinstance(value, Mapping):
+            yield from _leaves_of_info(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
+
+
+def _feature(name: str, feature: Any, value: object) -> Feature:
+    if _is_kept_image(feature):
+        return _image(name, feature, value)
+    shape, dtype = tuple(feature.shape), np.dtype(feature.np_dtype).name
+    if dtype in ("object", "str", "bytes"):
+        dtype, encoding = "string", "bytes"
+    else:
+        # Other readers understand lists, but for large arrays raw bytes are cheaper, and lists
+        # cannot store float64.
+        listed = None in shape or (not shape and dtype != "float64")
+        encoding = "list" if listed else "raw"
+    names = getattr(feature, "names", None) or ()
+    try:
+        return Feature.model_validate(
+            {
+                "name": name,
+                "dtype": dtype,
+                "shape": shape,
+                "encoding": encoding,
+                "label_names": tuple(names),
+            }
+        )
+    except ValueError:
+        raise DataError(
+            f"feature {name!r}: cannot store {dtype} of shape {shape} in a record: only the first "
+            "dimension and the size of single images may differ"
+        ) from None
+
+
+def _image(name: str, feature: Any, value: object) -> Feature:
+    height, width, channels = feature.shape
+    return Feature.model_validate(
+        {
+            "name": name,
+            "dtype": np.dtype(feature.np_dtype).name,
+            "shape": (height, width, channels or 3),
+            "encoding": image_format(value) if isinstance(value, bytes) else None,
+        }
+    )
+
+
+def _is_dict(feature: Any) -> bool:
+    from tensorflow_datasets import features
+
+    return isinstance(feature, features.FeaturesDict)
+
+
+def _is_kept_image(feature: Any) -> bool:
+    """Returns whether a feature is a single integer image. Float images store bit patterns."""
+    from tensorflow_datasets import features
+
+    return isinstance(feature, features.Image) and np.dtype(feature.np_dtype).kind == "u"
+
+
+def _is_text(value: Any) -> bool:
+    """Returns whether a value is an array of strings."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "OSU"

@@ -1,1 +1,1 @@
-"""`python -m pipelines.verify`: is every byte of a folder what its index says?"""
+"""`python -m pipelines.verify`: checks every record of a folder against its index."""

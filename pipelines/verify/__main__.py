@@ -9,12 +9,12 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from pipelines.console import command_line, parallel_tasks, tables
+from pipelines.console import command_line, parallel_tasks
 from pipelines.errors import DataError
 
-_DESCRIPTION = """Checks every record of a folder: the checksums of its length and of its data, that
-it parses to the features of the index and, with --decode, that its images decode. Each damaged one
-is named with its file and byte offset; then the exit code is 1."""
+_DESCRIPTION = """Checks every record of a folder: its checksums, that it matches the features of
+the index and, with --decode, that its images can be decoded. Prints file and byte offset of each
+damaged record and exits with 1 if there is one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,11 +33,11 @@ def _verify(directory: str, decode: bool = False, num_workers: int | None = None
     problems = [f"{found.path}: {problem}" for found in findings for problem in found.problems]
     for problem in problems:
         print(problem)
-    tables.facts(
+    command_line.print_facts(
         {
             "folder": directory,
             "shards": str(len(findings)),
-            "records read": f"{sum(found.num_records for found in findings):,}",
+            "records": f"{sum(found.num_records for found in findings):,}",
             "checked": "checksums, features" + (", decoding" if decode else ""),
             "problems": str(len(problems)),
         }
@@ -46,16 +46,16 @@ def _verify(directory: str, decode: bool = False, num_workers: int | None = None
         bad = sum(bool(found.problems) for found in findings)
         raise DataError(
             f"{directory}: problems: {len(problems)}, in {bad} of {len(findings)} shards; restore "
-            "these files or write them again"
+            "these files or write the data again"
         )
 
 
 def _parser() -> ArgumentParser:
     parser = command_line.parser("verify", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="folder with an index")
-    parser.add_argument("--decode", action="store_true", help="decode every record too")
+    parser.add_argument("--decode", action="store_true", help="also decode the images")
     parser.add_argument(
-        "--num-workers", type=PositiveInt, metavar="N", help="processes; by default one a core"
+        "--num-workers", type=PositiveInt, metavar="N", help="processes; default: one per core"
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Finding every damaged record of a folder, shard by shard in parallel."""
+"""Finds all damaged records of a folder, with one task per shard in parallel."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from typing import NamedTuple
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format import offsets, record_file
-from pipelines.format.compression import Compression
 from pipelines.format.feature import Feature
-from pipelines.format.framing import Record
 from pipelines.format.index import Index, Shard, load_index, sha256_of
+from pipelines.format.record_file import Compression, Record
 
 _NUM_AT_ONCE = 32
 
 
 @dataclass
 class Findings:
-    """What was found in one shard.
+    """The result of checking one shard.
 
     Attributes:
-        path: of the file.
-        num_records: read, damaged ones among them.
-        problems: each with where it is, or of the file as a whole.
+        path: The file.
+        num_records: Number of records read, including damaged ones.
+        problems: Descriptions of damaged records, with their offsets, and of the whole file.
     """
 
     path: Path
@@ -33,7 +32,7 @@ class Findings:
     problems: list[str] = field(default_factory=list)
 
     def add(self, record: Record, problem: str) -> None:
-        """Notes what is wrong with a record."""
+        """Adds the problem of a record."""
         self.problems.append(f"record at byte {record.offset}: {problem}")
 
 
@@ -48,18 +47,18 @@ class _Task(NamedTuple):
 
 
 def verify(directory: Path, *, decode: bool, num_workers: int) -> list[Findings]:
-    """Checks the shards of a folder against its index and against themselves.
+    """Checks the records of a folder, and its shards against the index.
 
     Args:
-        directory: a folder with an index.
-        decode: also decode every record, as reading does.
-        num_workers: processes that read.
+        directory: A folder with an index.
+        decode: Whether to decode every record, as reading does.
+        num_workers: Number of processes that read.
 
     Returns:
-        What was found, by shard, in the order of the index.
+        The findings of each shard, in the order of the index.
 
     Raises:
-        DataError: the folder has no index.
+        DataError: The folder has no index.
     """
     index: Index = load_index(directory)
     tasks = [
@@ -78,7 +77,7 @@ def verify(directory: Path, *, decode: bool, num_workers: int) -> list[Findings]
 
 
 def _check_together(directory: Path, index: Index, findings: Sequence[Findings]) -> None:
-    """Reports wrong offsets, and copies of shards, whose records come twice in an epoch."""
+    """Reports wrong offsets, and copies of shards, whose records would be read twice per epoch."""
     first: dict[str, str] = {}
     mismatches = offsets.mismatches(directory, index)
     for shard, found in zip(index.shards, findings, strict=True):
@@ -87,11 +86,11 @@ def _check_together(directory: Path, index: Index, findings: Sequence[Findings])
             found.problems.append(f"{name} does not match this shard; delete {name}")
         name = first.setdefault(shard.sha256, shard.name)
         if name != shard.name and shard.num_records:
-            found.problems.append(f"has the same content as {name}: its records come twice")
+            found.problems.append(f"has the same content as {name}: records would be read twice")
 
 
 def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:
-    """Reads one shard. Whatever is wrong with it is found out, not raised."""
+    """Checks one shard. Problems are returned, not raised."""
     findings = Findings(task.path)
     try:
         num_bytes = task.path.stat().st_size
@@ -103,16 +102,16 @@ def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:
 
 
 def _check_records(task: _Task, findings: Findings, advance: parallel_tasks.Advance) -> None:
-    # Imports TensorFlow, for which the process that only hands out the tasks need not wait.
-    from pipelines.format.example_check import parsed, problem_of
+    # Imports TensorFlow, which the parent process does not need.
+    from pipelines.format.examples import parse_message, problem_of
 
-    unread: list[Record] = []  # nothing wrong with them so far
+    unread: list[Record] = []  # records without a problem so far, not decoded yet
     for record in record_file.records(task.path, task.compression):
         findings.num_records += 1
         problem = record.problem
         if problem is None:
             try:
-                problem = problem_of(parsed(record.data, "data"), task.features)
+                problem = problem_of(parse_message(record.data, "data"), task.features)
             except DataError as error:
                 problem = str(error)
         if problem is None:
@@ -128,7 +127,7 @@ def _check_records(task: _Task, findings: Findings, advance: parallel_tasks.Adva
 
 
 def _read(records: Sequence[Record], task: _Task, findings: Findings) -> None:
-    """Does with records what reading does: TensorFlow's parser refuses some that others take."""
+    """Decodes records as reading does: TensorFlow's parser rejects some that others accept."""
     if not records or (not task.decode and _can_be_read([r.data for r in records], task)):
         return
     for record in records:
@@ -139,17 +138,17 @@ def _read(records: Sequence[Record], task: _Task, findings: Findings) -> None:
 def _can_be_read(data: bytes | list[bytes], task: _Task) -> bool:
     import tensorflow as tf
 
-    from pipelines.format.decode import decode
+    from pipelines.format.examples import decode
 
     try:
         decode(tf.constant(data), task.features, decode_images=task.decode)
-    except (tf.errors.OpError, UnicodeDecodeError):  # messages quote the bytes of the record
+    except (tf.errors.OpError, UnicodeDecodeError):  # messages may quote undecodable bytes
         return False
     return True
 
 
 def _check_whole(task: _Task, findings: Findings, num_bytes: int) -> None:
-    """Compares what only shows over the whole file: counts, size and checksum."""
+    """Compares size, number of records and SHA-256 of the whole file with the index."""
     shard = task.shard
     if num_bytes != shard.num_bytes:
         findings.problems.append(f"the index lists {shard.num_bytes} bytes, found {num_bytes}")
@@ -157,6 +156,6 @@ def _check_whole(task: _Task, findings: Findings, num_bytes: int) -> None:
         findings.problems.append(
             f"the index lists {shard.num_records} records, read {findings.num_records}"
         )
-    # Only where nothing else tells: the checksum says that something differs, and not what.
+    # Only if nothing else was found: a checksum does not tell what is different.
     if not findings.problems and sha256_of(task.path) != shard.sha256:
-        findings.problems.append("its SHA-256 is not that of the index: another file of this name")
+        findings.problems.append("SHA-256 differs from the index: this is another file")

@@ -1,1 +1,1 @@
-"""From examples to a folder of shards with its index, whole or not at all."""
+"""Writes examples to a folder of shards with an index, atomically."""

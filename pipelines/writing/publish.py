@@ -1,72 +1,157 @@
-"""Making a folder of shards appear whole or not at all.
+"""Writes TFRecord files, and makes a folder of them appear atomically.
 
-Shards are written into a hidden folder beside the destination, forced to disk, and renamed. The
-rename is the only step that shows, and only one of several racing processes succeeds in it.
+Shards are written to a hidden folder beside the destination, flushed to disk, and renamed. Only the
+rename is visible, and of several competing processes only one succeeds. Does not import TensorFlow.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
 
 from pipelines.errors import DataError
-from pipelines.format.index import INDEX_NAME, Index, check_shards, load_index
+from pipelines.format.index import INDEX_NAME, Index, Shard, check_shards, load_index
+from pipelines.format.record_file import Compression, frame
+
+#: Size at which collected records are hashed and written.
+_CHUNK_BYTES = 1 << 20
+
+
+def shard_name(number: int, num_shards: int) -> str:
+    """Returns the file name of a shard. The names sort in the order of the numbers."""
+    return f"data-{number:05d}-of-{num_shards:05d}.tfrecord"
+
+
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+class ShardWriter:
+    """Context manager that writes records to a new file. The same records give the same bytes.
+
+    On exit without an error the file is complete and flushed to disk, and `shard` describes it.
+    """
+
+    shard: Shard
+
+    def __init__(self, path: Path, compression: Compression = "") -> None:
+        self._path = path
+        self._file = path.open("wb")
+        self._compressor = _compressor(compression)
+        self._hash = hashlib.sha256()
+        self._chunk: list[bytes] = []
+        self._chunk_bytes = self._num_records = 0
+
+    def write(self, data: bytes) -> None:
+        """Appends one record."""
+        framed = frame(data)
+        self._chunk.append(framed)
+        self._chunk_bytes += len(framed)
+        self._num_records += 1
+        if self._chunk_bytes >= _CHUNK_BYTES:
+            self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._file:
+            if kind is not None:
+                return
+            self._flush()
+            if self._compressor:
+                self._put(self._compressor.flush())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self.shard = Shard(
+            name=self._path.name,
+            num_records=self._num_records,
+            num_bytes=self._path.stat().st_size,
+            sha256=self._hash.hexdigest(),
+        )
+
+    def _flush(self) -> None:
+        data = b"".join(self._chunk)
+        self._chunk, self._chunk_bytes = [], 0
+        self._put(self._compressor.compress(data) if self._compressor else data)
+
+    def _put(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._file.write(data)
+
+
+def _compressor(compression: Compression) -> _Compressor | None:
+    if compression == "GZIP":
+        # zlib's gzip header has no time and no name, so that equal data give equal files.
+        return zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+    return zlib.compressobj() if compression == "ZLIB" else None
 
 
 def found_in(directory: Path, wanted: Mapping[str, object]) -> Index | None:
-    """The index of the folder if there is one already, checked to hold what is wanted.
+    """Returns the index of a folder if it exists already and contains the expected data.
 
     Args:
-        directory: where the folder is or will be.
-        wanted: attributes of the index, by name, that tell whether it holds the same.
+        directory: The folder.
+        wanted: Expected attributes of the index by name.
 
     Returns:
-        The index, or None where there is nothing yet.
+        The index, or None if the folder is missing or empty.
 
     Raises:
-        DataError: the folder holds something else.
+        DataError: The folder contains something else.
     """
     if not _holds_something(directory):
         return None
     if not (directory / INDEX_NAME).exists():
         raise DataError(
-            f"{directory}: expected a new or empty folder, or one with an index, found other files "
-            "in it; name another folder"
+            f"{directory}: expected a new or empty folder, or one with an index, found other "
+            "files; choose another folder"
         )
     index = load_index(directory)
     for name, expected in wanted.items():
         if (came := getattr(index, name)) != expected:
             raise DataError(
-                f"{directory}: holds other data: {name}: expected {expected}, found {came}; "
-                "name another folder"
+                f"{directory}: contains other data: {name}: expected {expected}, found {came}; "
+                "choose another folder"
             )
     check_shards(directory, index.shards)
     return index
 
 
 def publish(folder: Path, directory: Path, index: Index, wanted: Mapping[str, object]) -> Index:
-    """Writes the index into a folder of shards and renames the folder to its final name.
+    """Writes the index to a folder of shards and renames the folder to its final name.
 
     Args:
-        folder: holds the shards, on the same file system as `directory`.
-        directory: the name to give it.
-        index: of the shards.
-        wanted: what another process's folder must hold to be as good, see `found_in`.
+        folder: The folder of the shards, on the same file system as `directory`.
+        directory: The final name.
+        index: The index of the shards.
+        wanted: What the folder of a competing process must contain, see `found_in`.
 
     Returns:
-        The index that is there now: another process may have been first.
+        The index of the published folder, which another process may have published first.
 
     Raises:
-        DataError: another process made a folder of other data.
+        DataError: Another process published a folder with other data.
     """
     write_index(folder, index)
-    # Contents reach the disk before the name does, or a power cut could show an empty file under
-    # a good name.
+    # The contents must reach the disk before the name does. Otherwise a power failure could leave
+    # empty files under the final name.
     for path in [*folder.iterdir(), folder]:
         _sync(path)
     try:
-        folder.rename(directory)  # succeeds over nothing or an empty folder only
+        folder.rename(directory)  # succeeds only if the name is free or an empty folder
     except OSError:
         if found := found_in(directory, wanted):
             return found
@@ -76,12 +161,12 @@ def publish(folder: Path, directory: Path, index: Index, wanted: Mapping[str, ob
 
 
 def write_index(folder: Path, index: Index) -> None:
-    """Writes the index of a folder, or a new one over it: whole or not at all."""
+    """Writes or replaces the index of a folder atomically."""
     write_whole(folder / INDEX_NAME, index.model_dump_json(indent=2) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a small file so that its name never stands for a half of it."""
+    """Writes a small file atomically."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, "utf-8")
     _sync(partial)

@@ -1,6 +1,6 @@
-"""Writing a folder of shards from Python, record by record, so that it is whole or not there.
+"""`write_shards`: writes a folder of shards from Python, record by record and atomically.
 
-A killed process leaves its hidden folder (`.NAME.writing-*`) behind, which nobody reads.
+A killed process leaves its hidden folder (`.NAME.writing-*`) behind, which is never read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipelines.format.encode import encode
+from pipelines.format.examples import encode
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard
-from pipelines.writing.publish import found_in, publish
-from pipelines.writing.shard_file import ShardWriter, shard_name
+from pipelines.writing.publish import ShardWriter, found_in, publish, shard_name
 
 
 def write_shards(
@@ -27,25 +26,26 @@ def write_shards(
     num_shards: int,
     source: str,
 ) -> Index:
-    """Writes examples as TFRecord shards, or re-uses the folder where it already holds them.
+    """Writes examples as TFRecord shards, unless the folder already contains them.
 
-    Record `i` goes to shard `i % num_shards`, so shards differ by one record at most and a source
-    sorted by class is spread over all of them.
+    Record `i` goes to shard `i % num_shards`. So the sizes of shards differ by at most one record,
+    and a source that is sorted by class is spread over all of them.
 
     Args:
-        examples: each a value per feature; consumed once, and only if there is something to write.
-        directory: the folder to make; its parents are made too.
-        features: of every record.
-        num_shards: number of files.
-        source: what the examples are and how they were made. A folder with the same source,
-            features and number of shards is taken to hold the same examples.
+        examples: One mapping from feature names to values per example. They are consumed once, and
+            not at all if the folder exists already.
+        directory: The folder to create, with its parents.
+        features: The features of every record.
+        num_shards: Number of files.
+        source: Description of the examples and how they were made. An existing folder with the same
+            source, features and number of shards counts as the same data.
 
     Returns:
         The index of the folder.
 
     Raises:
-        DataError: an example does not fit the features, or the folder holds something else.
-        ValueError: `num_shards` is below one.
+        DataError: An example does not match the features, or the folder contains other data.
+        ValueError: `num_shards` is less than one.
     """
     if num_shards < 1:
         raise ValueError(f"num_shards: expected at least 1, got {num_shards}")
@@ -77,9 +77,9 @@ def _write_files(
 
 @contextlib.contextmanager
 def _hidden_folder_beside(directory: Path) -> Iterator[Path]:
-    """A new folder on the same file system, removed at the end if it is still there."""
+    """Creates a folder on the same file system and removes it at the end if it still exists."""
     folder = directory.with_name(f".{directory.name}.writing-{uuid.uuid4().hex}")
-    folder.mkdir()  # tempfile.mkdtemp would let in nobody else, and the mode outlives the rename
+    folder.mkdir()  # tempfile.mkdtemp would set a private mode, which the final folder would keep
     try:
         yield folder
     finally:

@@ -40,4 +40,4 @@ def test_unknown_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.run(parser, lambda: None, ["--wrong"]) == 1
     errors = capsys.readouterr().err
     assert "--wrong" in errors
-    assert "python -m pipelines.test --help lists what there is." in errors
+    assert "python -m pipelines.test --help lists all flags." in errors

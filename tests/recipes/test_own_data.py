@@ -30,7 +30,9 @@ def test_packed_splits_are_used(tmp_path: Path) -> None:
 
 def test_one_packed_folder_says_what_is_missing(tmp_path: Path) -> None:
     numbers.write(tmp_path / "packed", num_records=4, num_shards=1)
-    with pytest.raises(DataError, match=r"this folder is packed, .* needs train and validation"):
+    with pytest.raises(
+        DataError, match=r"this packed folder has only one split; .* needs train and validation"
+    ):
         folder(tmp_path / "packed", "train", tmp_path)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipelines.format.decode import decode
-from pipelines.format.encode import encode
+from pipelines.format.examples import decode, encode
 from pipelines.sources import open_source
 from pipelines.sources.source import Options, Source
 

@@ -1,4 +1,4 @@
-"""A recipe's data: the real ones, a small set that stands in, or noise, as `--data` says."""
+"""The data of a recipe, chosen by `--data`: real data, a small substitute, or noise."""
 
 from tfdist.data.data_set import SYNTHETIC, DataSet, Small, describe
 from tfdist.data.drawn import drawn_images, png

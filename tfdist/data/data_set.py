@@ -1,4 +1,4 @@
-"""What a recipe says of its data."""
+"""`DataSet`: a recipe's description of its data."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import pipelines
 from tfdist.config import TrainConfig
 
-#: The words that `--data` takes besides places.
+#: Values of `--data` that are not locations.
 SYNTHETIC, SMALL = "synthetic", "small"
 
 
 @dataclass(frozen=True)
 class Small:
-    """A set that is there without a network: it came with a library, or is made.
+    """A small data set that needs no network: it comes with a library or is generated.
 
     Attributes:
-        what: It is, in a line.
-        features: Of its examples, named as those of the real data.
-        examples: Makes those of a split, `"train"` or `"validation"`, always the same.
+        what: Description in one line.
+        features: Features of the examples, with the names of the real data.
+        examples: Returns the examples of a split, `"train"` or `"validation"`, always the same.
     """
 
     what: str
@@ -30,16 +30,16 @@ class Small:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Where examples come from.
+    """The data of a recipe.
 
     Attributes:
-        name: Of their folder in `--data-dir`.
-        noise: An example as the recipe's maps leave it, with a `Noise` for each of its tensors;
-            None: the recipe makes its own.
-        num_examples: Of the real data, by split: an epoch of noise is as long.
-        small: What `--data small` trains on; None: there is none.
-        splits: How the sources call ours.
-        options: Of `pipelines.packed`, for the real data.
+        name: Name of the folder in `--data-dir`.
+        noise: Structure of a mapped example, with a `Noise` for each tensor; None: the recipe
+            generates its own.
+        num_examples: Size of the real data by split, which is also the size of an epoch of noise.
+        small: The data of `--data small`, or None.
+        splits: Names of the splits in the sources, by the names `"train"` and `"validation"`.
+        options: Arguments of `pipelines.packed` for the real data.
     """
 
     name: str
@@ -53,9 +53,9 @@ class DataSet:
 
 
 def describe(config: TrainConfig) -> str:
-    """What a run trains on, for the start-up table."""
+    """Returns a description of the data for the start-up table."""
     if config.data == SYNTHETIC:
-        return "synthetic: noise of the real data's shapes, from memory: for speed, not to learn"
+        return "synthetic: noise with the shapes of the real data, to measure speed only"
     if config.data == SMALL:
-        return "small: a set that stands in for the real data"
+        return "small: a small substitute for the real data"
     return str(config.data)

@@ -1,4 +1,4 @@
-"""Small images of a few classes, drawn here: they need no network, and can be learned."""
+"""Generates small images of a few classes, which can be learned and need no network."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pipelines
 from tfdist.data.data_set import Small
 
 _NUM_EXAMPLES = {"train": 2048, "validation": 512}
-_BLUR = 4  # pixels of a class's picture become so many of the image
+_BLUR = 4  # factor from the pixels of a class's pattern to those of an image
 
 
 def drawn_images(size: int, num_classes: int) -> Small:
-    """Makes images `image`, PNG, with a class `label` each.
+    """Returns a data set of PNG images `image` with a class `label` each.
 
-    A class is a picture of coarse squares in shades of one colour. An image is that picture,
-    shifted by some pixels, in other light and under noise.
+    A class is a pattern of coarse squares in shades of one color. An image is that pattern, shifted
+    by some pixels, with another brightness and noise.
 
     Args:
-        size: Pixels of a side.
-        num_classes: How many classes.
+        size: Pixels per side.
+        num_classes: Number of classes.
     """
     features = (
         pipelines.Feature(name="image", dtype="uint8", shape=(size, size, 3), encoding="png"),
@@ -33,7 +33,7 @@ def drawn_images(size: int, num_classes: int) -> Small:
     def examples(split: str) -> Iterator[dict[str, object]]:
         coarse = -(-size // _BLUR)
         draw = np.random.default_rng(0).integers
-        colours = draw(0, 256, (num_classes, 1, 1, 3))  # which a small region shows too
+        colours = draw(0, 256, (num_classes, 1, 1, 3))  # visible in small regions, too
         pictures = (colours + draw(0, 256, (num_classes, coarse, coarse, 3))) // 2
         random = np.random.default_rng(["train", "validation"].index(split) + 1)
         for number in range(_NUM_EXAMPLES[split]):
@@ -52,7 +52,7 @@ def _seen(picture: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """Returns the bytes of an image file of pixels, uint8 `(height, width, 1 or 3)`."""
+    """Encodes pixels, uint8 `(height, width, 1 or 3)`, as a PNG file."""
     file = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "png")
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""ImageNet as its networks are usually given it."""
+"""ImageNet with the usual preprocessing."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def imagenet(
     change_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
     mix_fn: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
-    """Reads random regions, flipped with a chance of one half, or the middles of images.
+    """Reads random crops with random flips for training, or center crops for validation.
 
-    Source of the regions: Szegedy et al. 2014, "Going deeper with convolutions".
+    The random crops are those of Szegedy et al. 2014, "Going deeper with convolutions".
 
     Args:
-        config: Says which data, of how many rows a batch, and the seed.
-        split: `"train"` for regions, `"validation"` for middles in a fixed order.
-        size: Pixels of a side.
-        change_fn: What to make of a region at random, by its seed.
-        mix_fn: As of `pipelines.read`, for the training.
+        config: Configuration of the data, batch size and seed.
+        split: `"train"` for random crops, `"validation"` for center crops in a fixed order.
+        size: Pixels per side.
+        change_fn: Further augmentation of a crop, with a seed.
+        mix_fn: `mix_fn` of `pipelines.read` for training.
 
     Returns:
         Global batches `(uint8 (batch, size, size, 3), float32 (batch, 1000))`.

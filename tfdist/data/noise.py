@@ -1,4 +1,4 @@
-"""Noise in place of data: what a training costs where reading costs nothing."""
+"""Noise in place of data, to measure training without the cost of reading."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-#: Global batches that are kept in memory and come again and again.
+#: Number of global batches that are kept in memory and repeated.
 _NUM_BATCHES = 4
 
 
@@ -15,9 +15,9 @@ class Noise(NamedTuple):
     """A tensor of noise.
 
     Attributes:
-        shape: Of one example's.
-        dtype: Integers are drawn from 0 up to below `high`, floats from a normal distribution.
-        high: What integers stay below.
+        shape: Shape in one example.
+        dtype: Integers are uniform from 0 to `high - 1`, floats are normally distributed.
+        high: Upper bound of integers, exclusive.
     """
 
     shape: tuple[int, ...]
@@ -25,11 +25,11 @@ class Noise(NamedTuple):
     high: int = 2
 
     def drawn(self, seed: int, num_rows: int) -> np.ndarray:
-        """Returns `(num_rows, *shape)`, the same for the same seed."""
+        """Returns noise of shape `(num_rows, *shape)` that depends on the seed only."""
         return self.draw(np.random.default_rng(seed), num_rows)
 
     def draw(self, random: np.random.Generator, num_rows: int) -> np.ndarray:
-        """Returns `(num_rows, *shape)`."""
+        """Returns noise of shape `(num_rows, *shape)`."""
         shape = (num_rows, *self.shape)
         if np.issubdtype(self.dtype, np.integer):
             return random.integers(0, self.high, shape, self.dtype)
@@ -37,13 +37,13 @@ class Noise(NamedTuple):
 
 
 def batches(element: Any, batch_size: int, num_examples: int, seed: int) -> tf.data.Dataset:
-    """Returns full global batches, a few in turn; the same for the same seed.
+    """Returns an epoch of full global batches, which repeats a few batches of noise.
 
     Args:
-        element: Of one example: `Noise`, or a tuple or a dictionary of them.
-        batch_size: Rows of each.
-        num_examples: Of an epoch, whose last batch is left out where it is not full.
-        seed: Of the noise.
+        element: Structure of one example: `Noise`, or a tuple or dictionary of them.
+        batch_size: Global batch size.
+        num_examples: Examples per epoch. A partial last batch is dropped.
+        seed: Seed of the noise.
     """
     random, num_rows = np.random.default_rng(seed), _NUM_BATCHES * batch_size
     rows = _drawn(element, random, num_rows)

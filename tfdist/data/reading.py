@@ -1,4 +1,4 @@
-"""The batches of a recipe, from where `--data` says."""
+"""Reads the batches of a recipe from the location in `--data`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ def read(
     """Reads a split in global batches.
 
     Args:
-        config: Says which data, of how many rows a batch, and the seed of order and augmentation.
-        data_set: The recipe's.
-        split: `"train"`, which is shuffled, or `"validation"`, which is neither shuffled nor
-            augmented.
-        batch_fn: What to make of a batch, of noise too.
-        shuffle_buffer: Examples that change places among each other.
-        augment_fn: What to make of an example of the training at random.
-        **options: Of `pipelines.read`. Noise goes through no function of these: it is as they
-            leave the examples.
+        config: Configuration of the data, the batch size, and the seed of order and augmentation.
+        data_set: The data set of the recipe.
+        split: `"train"`, which is shuffled and augmented, or `"validation"`, which is neither.
+        batch_fn: Maps a batch, of noise too.
+        shuffle_buffer: Number of examples that are shuffled together.
+        augment_fn: Augments a training example.
+        **options: Further arguments of `pipelines.read`. Their functions are not applied to noise,
+            which already has the structure of their results.
 
     Raises:
-        DataError: The data are not to be had; the message says what stands in.
+        DataError: The data are not available; the message names alternatives.
     """
     if config.data == SYNTHETIC:
         few = noise.batches(
@@ -63,14 +62,16 @@ def read(
 
 
 def folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
-    """Returns the folder of a split's shards, which are written where they are missing.
+    """Returns the folder of a split's shards, and packs them first if they are missing.
 
     Raises:
-        DataError: The data are not to be had; the message says what stands in.
+        DataError: The data are not available; the message names alternatives.
     """
     below = Path(config.data_dir) / data_set.name
     if config.data == SYNTHETIC:
-        raise DataError(f"--data synthetic: {data_set.name} has none: use --data small.")
+        raise DataError(
+            f"--data synthetic: {data_set.name} has no synthetic data. Use --data small."
+        )
     if config.data == SMALL:
         return _small(data_set, below / "small" / split, split)
     source, options = str(config.data), dict(data_set.options)
@@ -78,7 +79,7 @@ def folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
     folders = {name: _split_folder(root, name) for name in data_set.splits}
     of_split = folders[split]
     if (of_split / _INDEX).is_file():
-        return of_split  # packed already
+        return of_split  # already packed
     found = [str(path) for path in folders.values() if path.is_dir()]
     if len(found) == len(folders):
         source = str(of_split)
@@ -92,16 +93,16 @@ def folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
         both = " and ".join(data_set.splits)
         splits = f"Found only {', '.join(found)}. " if found else ""
         raise DataError(
-            f"{error}\n{splits}Use --data {stand_in}, or a folder with {both} in it."
+            f"{error}\n{splits}Use --data {stand_in}, or a folder that contains {both}."
         ) from error
     return below / name / split
 
 
 def _root(source: Path, data_set: DataSet) -> Path:
-    """Returns the folder of the splits, also for the packed folder of one of them.
+    """Returns the parent folder of the splits, also if `source` is the packed folder of one split.
 
     Raises:
-        DataError: The folder is packed, and there is no other split beside it.
+        DataError: The folder is packed, and the other split is not beside it.
     """
     if not (source / _INDEX).is_file():
         return source
@@ -110,13 +111,13 @@ def _root(source: Path, data_set: DataSet) -> Path:
         return root
     both = " and ".join(data_set.splits)
     raise DataError(
-        f"--data {source}: this folder is packed, and has one split; the recipe needs {both}. "
-        f"Pack each of them into a folder of that name ({root}/train, say), and use --data {root}."
+        f"--data {source}: this packed folder has only one split; the recipe needs {both}. "
+        f"Pack each split to a folder with its name (such as {root}/train), and use --data {root}."
     )
 
 
 def _split_folder(root: Path, split: str) -> Path:
-    """Returns the folder of a split; `val` and `valid` with classes or shards are `validation`."""
+    """Returns the folder of a split. `val` and `valid` are accepted for `validation`."""
     for name in ("val", "valid") if split == "validation" else ():
         path = root / name
         has_content = (path / _INDEX).is_file() or any(p.is_dir() for p in path.glob("*"))
@@ -127,7 +128,9 @@ def _split_folder(root: Path, split: str) -> Path:
 
 def _small(data_set: DataSet, directory: Path, split: str) -> Path:
     if data_set.small is None:
-        raise DataError(f"--data small: {data_set.name} has no small set: use --data synthetic.")
+        raise DataError(
+            f"--data small: {data_set.name} has no small data set. Use --data synthetic."
+        )
     small = data_set.small
     pipelines.write_shards(
         small.examples(split),

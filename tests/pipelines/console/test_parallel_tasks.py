@@ -53,7 +53,7 @@ def test_first_error_ends_all(tmp_path: Path) -> None:
 
 
 def test_dead_worker_is_reported() -> None:
-    with pytest.raises(DataError, match=r"a worker process died.* fewer --num-workers"):
+    with pytest.raises(DataError, match=r"a worker process died.* smaller --num-workers"):
         run(die, 2, 2)
 
 

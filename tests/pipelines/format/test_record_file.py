@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from pipelines import DataError
 from pipelines.format import record_file
-from pipelines.format.compression import Compression
-from pipelines.format.framing import frame
-from pipelines.writing.shard_file import ShardWriter
+from pipelines.format.record_file import Compression, frame
+from pipelines.writing.publish import ShardWriter
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 DATA = [bytes([i]) * 10 * i for i in range(6)]

@@ -34,7 +34,7 @@ def test_damaged_index_is_made_anew_as_its_error_says(tmp_path: Path) -> None:
     assert index(tmp_path) == 0
     damaged = tmp_path / "index.json"
     damaged.write_text(damaged.read_text()[:-40])
-    with pytest.raises(pipelines.DataError, match="delete it alone") as error:
+    with pytest.raises(pipelines.DataError, match="delete it and create it again") as error:
         pipelines.load_index(tmp_path)
     assert str(error.value).endswith(f"python -m pipelines.index {tmp_path}")
     damaged.unlink()
@@ -164,9 +164,9 @@ def nothing(folder: Path) -> None:
         (flipped, "a.tfrecord: record at byte 0: checksum of its"),
         (other_types, "feature 'x' is float_list and int64_list in different records"),
         (incomplete, "a-00000-of-00002.tfrecord: one of 2 shards by its name, found 1"),
-        (mixed, "files of several compressions"),
-        (ours, "index.json: is there already; delete it"),
-        (nothing, "no file is named like '*.tfrec*'; choose with --files"),
+        (mixed, "the files have different compressions"),
+        (ours, "index.json: exists already; delete it"),
+        (nothing, "no file matches '*.tfrec*'; select files with --files"),
     ],
 )
 def test_what_has_no_index(

@@ -14,10 +14,10 @@ import pytest
 
 import pipelines
 from pipelines.format import record_file
-from pipelines.format.decode import decode
-from pipelines.pack import sizing
+from pipelines.format.examples import decode
+from pipelines.pack import packing
 from pipelines.pack.__main__ import main
-from pipelines.pack.plan import Plan
+from pipelines.pack.packing import Plan
 from pipelines.sources import open_source
 from pipelines.sources.source import Options
 from tests.support import pictures
@@ -81,7 +81,7 @@ def test_packed_folder_is_kept(
     assert run(source, tmp_path / "packed") == 0
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "packed").iterdir()}
     assert run(source, tmp_path / "packed", "--seed", 1) == 1
-    assert "holds other data: source" in capsys.readouterr().err
+    assert "contains other data: source" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_all_that_shapes_the_bytes_is_compared(
     size = ["--image-size", 16]
     assert run(source, tmp_path / "packed", *size) == 0
     assert run(source, tmp_path / "packed", *size, *flags) == 1
-    assert "holds other data: source" in capsys.readouterr().err
+    assert "contains other data: source" in capsys.readouterr().err
 
 
 def test_quality_is_compared(
@@ -103,7 +103,7 @@ def test_quality_is_compared(
     jpegs = ["--image-format", "jpeg"]
     assert run(source, tmp_path / "packed", *jpegs) == 0
     assert run(source, tmp_path / "packed", *jpegs, "--quality", 50) == 1
-    assert "holds other data: source" in capsys.readouterr().err
+    assert "contains other data: source" in capsys.readouterr().err
 
 
 def test_finished_shards_are_kept_after_an_error(source: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_unreadable_image_is_named(
     bad = source / "cat" / "004.png"
     bad.write_bytes(bad.read_bytes()[:-40])
     assert run(source, tmp_path / "packed") == 1
-    assert f"error: {bad}: not an image that can be read" in capsys.readouterr().err
+    assert f"error: {bad}: not a readable image" in capsys.readouterr().err
 
 
 def test_full_disk(source: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_full_disk(source: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, str(source), str(tmp_path / "packed"), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
-    assert f"error: {tmp_path / 'packed'}: File too large; make room and start" in done.stderr
+    assert f"error: {tmp_path / 'packed'}: File too large; free some space" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "packed").exists()
 
@@ -181,7 +181,7 @@ def test_interrupt_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
         finally:
             process.kill()
     assert process.returncode == 130
-    assert "stopped: started again with the same options" in errors
+    assert "stopped: run the same command again" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "packed").exists()
     wait_for(lambda: not group_exists(process.pid))
@@ -206,7 +206,7 @@ def test_second_packer_is_refused(
     descriptor = os.open(tmp_path / ".packed.packing", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     assert run(source, tmp_path / "packed") == 1
-    assert "another process is packing here" in capsys.readouterr().err
+    assert "another process is packing to this folder" in capsys.readouterr().err
     os.close(descriptor)
     assert run(source, tmp_path / "packed") == 0
 
@@ -215,8 +215,11 @@ def test_second_packer_is_refused(
     ("arguments", "says"),
     [
         (["/nothing"], "/nothing: no such file or folder"),
-        (["."], "found nothing that can be packed here; say what it is with --from"),
-        (["source", "--num-shards", "31"], "--num-shards: expected at most the 30 examples"),
+        (["."], "found nothing that can be packed here; choose the format with --from"),
+        (
+            ["source", "--num-shards", "31"],
+            "--num-shards: expected at most the number of examples, 30",
+        ),
         (["source", "--num-shards", "0"], "num_shards"),
         (["source", "--split", "train"], "--split: does not apply to images"),
         (["source", "--num-shard", "3"], "--num-shard 3. Did you mean --num-shards?"),
@@ -255,7 +258,7 @@ def test_number_of_shards_follows_from_the_size(count: int, num_bytes: int, expe
             assert len(numbers) <= 32
             return ({"text": b" " * num_bytes} for _ in numbers)
 
-    assert sizing.num_shards(Texts()) == expected  # type: ignore[arg-type]
+    assert packing.default_num_shards(Texts()) == expected  # type: ignore[arg-type]
 
 
 def test_small_data_are_one_shard(source: Path, tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import pipelines
 from pipelines.profile import stages
 from pipelines.profile.__main__ import main
-from pipelines.profile.chart import draw
-from pipelines.profile.stages import ADVICE, Stage, measure
+from pipelines.profile.stages import ADVICE, Stage, draw_chart, measure
 from tests.support import numbers
 
 
@@ -28,8 +27,8 @@ def test_stages_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr().out
     for stage in ADVICE:
         assert stage in printed
-    assert "too small to time" in printed
-    assert "takes most" not in printed
+    assert "too small to measure" in printed
+    assert "slowest stage" not in printed
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
@@ -48,13 +47,13 @@ def test_advice_where_an_epoch_is_long_enough(
     flags = ["--seconds", "0.05", "--batch-size", "4", "--chart", str(tmp_path / "chart.png")]
     assert main([str(tmp_path / "d"), *flags]) == 0
     printed = capsys.readouterr().out
-    assert "takes most" in printed
+    assert "slowest stage" in printed
     assert "too small" not in printed
 
 
 def test_chart_says_what_it_shows_within_its_axes(tmp_path: Path) -> None:
     timed = [Stage("read", 1234567.8, 1.0), Stage("parse", 3.0, 1.0)]
-    drawn = draw(timed, "data/x: reading", tmp_path / "chart.png")
+    drawn = draw_chart(timed, "data/x: reading", tmp_path / "chart.png")
     (axes,) = drawn.axes
     assert axes.get_title() == "data/x: reading"
     renderer = FigureCanvasAgg(drawn).get_renderer()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.format.index import Shard
-from pipelines.reading.division import policy, ranges_of
+from pipelines.reading.blocks import ranges_of
 
 
 def shards_of(counts: list[int]) -> list[Shard]:
@@ -51,13 +51,6 @@ def test_divided_files_even_out_what_whole_ones_do_not(counts: list[int], worker
     ]
     for before, after in zip(whole, held, strict=True):
         assert after == before or after <= min(held) + 1
-
-
-def test_policy_in_words() -> None:
-    assert policy(8, 1) == "none: one pipeline reads all"
-    assert policy(8, 4) == "by file"
-    assert policy(3, 4) == "by record"
-    assert policy(9, 4) == "by file, 1 files by record"
 
 
 def test_pipeline_that_is_none() -> None:

@@ -69,5 +69,5 @@ def test_pairs_are_mixed_as_the_layer_does(folder: Path) -> None:
     ],
 )
 def test_only_whole_global_batches_are_mixed(folder: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="mix_fn: expected whole global batches"):
+    with pytest.raises(ValueError, match="mix_fn: needs whole global batches"):
         pipelines.read(folder, 8, mix_fn=lambda batch, seed: batch, **options)

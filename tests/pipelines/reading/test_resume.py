@@ -84,7 +84,7 @@ def test_start_that_is_asked_for(folder: Path) -> None:
 
 
 def test_what_was_read_is_not_read_again(folder: Path) -> None:
-    """The first two shards are gone; only what lies behind them is asked for."""
+    """The first two shards are gone; only data after them is read."""
     dataset = pipelines.read(folder, 10, start=Position(0, 5))
     for shard in sorted(folder.glob("*.tfrecord"))[:2]:
         shard.unlink()
@@ -116,7 +116,7 @@ def test_examples_have_the_same_seeds_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("reading", [{}, {"seed": 1, "deterministic": False}])
 def test_order_that_cannot_be_repeated(folder: Path, reading: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="start: expected an order that can be repeated"):
+    with pytest.raises(ValueError, match="start: requires a reproducible order"):
         pipelines.read(folder, 10, shuffle_buffer=30, start=Position(1), **reading)
 
 

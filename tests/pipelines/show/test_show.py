@@ -69,7 +69,7 @@ def test_folder_without_images(
     assert main(["data"]) == 0
     out = capsys.readouterr().out
     assert "[1., 2., 3.]" in out
-    assert "No feature holds images to be shown" in out
+    assert "The data contain no images to show" in out
     assert not list(tmp_path.glob("*.png"))
 
 

@@ -53,7 +53,7 @@ def test_one_array(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"a": np.zeros(3), "b": np.zeros(4)}, "arrays of as many rows each, got"),
+        ({"a": np.zeros(3), "b": np.zeros(4)}, "arrays with the same number of rows, got"),
         ({"a": np.zeros(3, np.complex64)}, "array 'a': cannot store complex64"),
         ({"a": np.array([{}])}, "not NumPy arrays of numbers or text"),
         ({"a": np.zeros(0)}, "found none"),

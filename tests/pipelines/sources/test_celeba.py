@@ -61,7 +61,7 @@ def test_missing_image(folder: Path) -> None:
 
 def test_missing_partition(folder: Path) -> None:
     (folder / "list_eval_partition.txt").unlink()
-    with pytest.raises(DataError, match="says which images are of which split"):
+    with pytest.raises(DataError, match="assigns images to splits"):
         opened.source(folder)
 
 
@@ -69,8 +69,10 @@ def test_damaged_lists(folder: Path) -> None:
     path = folder / "list_attr_celeba.txt"
     whole = path.read_text()
     path.write_text(whole.replace("000003.jpg  -1", "000003.jpg  0"))
-    with pytest.raises(DataError, match="line 5: expected a file and 3 times 1 or -1"):
+    with pytest.raises(DataError, match="line 5: expected a file and 3 values of 1 or -1"):
         opened.source(folder)
     path.write_text("\n".join(whole.splitlines()[:-1]))
-    with pytest.raises(DataError, match="should count its images, 5; cut off"):
+    with pytest.raises(
+        DataError, match="must be the number of images, 5; the file may be truncated"
+    ):
         opened.source(folder)

@@ -91,7 +91,7 @@ def test_batch_cut_off(tmp_path: Path) -> None:
     binary10(tmp_path)
     path = tmp_path / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="expected images of 3073 bytes, got 9218 bytes; cut off"):
+    with pytest.raises(DataError, match="expected images of 3073 bytes each, got 9218 bytes"):
         opened.source(tmp_path)
 
 
@@ -110,5 +110,5 @@ def test_pickles_run_nothing(tmp_path: Path) -> None:
 
 
 def test_other_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no batches of CIFAR here"):
+    with pytest.raises(DataError, match="no CIFAR batches found"):
         opened.source(tmp_path, "cifar")

@@ -112,7 +112,9 @@ def test_damaged_image_in_an_archive_is_named(tmp_path: Path) -> None:
     archives(tmp_path)
     path = tmp_path / "ILSVRC2012_img_val.tar"
     path.write_bytes(path.read_bytes().replace(b"\xff\xd8\xff", b"\x00\x00\x00", 1))
-    with pytest.raises(DataError, match=r"img_val\.tar: ILSVRC2012_val_00000001\.JPEG: not an im"):
+    with pytest.raises(
+        DataError, match=r"img_val\.tar: ILSVRC2012_val_00000001\.JPEG: not a readable image"
+    ):
         opened.examples(opened.source(tmp_path, split="validation"))
 
 
@@ -120,7 +122,7 @@ def test_damaged_image_in_an_archive_is_named(tmp_path: Path) -> None:
     ("remove", "split", "says"),
     [
         ("val", "validation", r"expected val/ or ILSVRC2012_img_val\.tar, found neither"),
-        (KIT, "validation", r"are in ILSVRC2012_devkit_t12\.tar\.gz; put it beside"),
+        (KIT, "validation", r"are in ILSVRC2012_devkit_t12\.tar\.gz; copy it to"),
         ("val/ILSVRC2012_val_00000002.JPEG", "validation", "lists 4 images, found 3"),
         ("", "test", "--split: expected train or validation, got 'test'"),
     ],

@@ -41,7 +41,7 @@ def test_grey_images_have_one_channel(tmp_path: Path) -> None:
 
 def test_colours_are_not_lost_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
-    with pytest.raises(DataError, match=r"a\.png: has colours \(RGB\).* pass --channels 3"):
+    with pytest.raises(DataError, match=r"a\.png: is a color image \(RGB\).* pass --channels 3"):
         opened.examples(opened.source(tmp_path, channels=1))
 
 
@@ -116,13 +116,15 @@ def test_options_that_cannot_be(tmp_path: Path, options: dict[str, object], says
 def test_file_beside_class_folders_has_no_class(tmp_path: Path) -> None:
     pictures.write_classes(tmp_path, 2)
     (tmp_path / "stray.png").write_bytes(pictures.encoded(7))
-    with pytest.raises(DataError, match=r"stray\.png: lies beside class folders"):
+    with pytest.raises(DataError, match=r"stray\.png: has no class"):
         opened.source(tmp_path)
 
 
 def test_several_kinds_need_a_choice(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
     (tmp_path / "a.txt").write_text("a line")
-    with pytest.raises(DataError, match="found images and text here; say what it is with --from"):
+    with pytest.raises(
+        DataError, match="found images and text here; choose the format with --from"
+    ):
         opened.source(tmp_path)
     assert "text" in opened.features(opened.source(tmp_path, "text"))

@@ -95,20 +95,28 @@ def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "says"),
     [
-        (CSV, {}, r"no value in column 'seen', row 3 below the header: say .*--fill seen=VALUE"),
+        (
+            CSV,
+            {},
+            r"empty cells in column 'seen', row 3 below the header: fill .*--fill seen=VALUE",
+        ),
         (
             "a,b\n1,x\n,\n3,NA\n",
             {},
             "row 2 below the header; column 'b', row 2 .* 1 more",
         ),
         (CSV, {"fill": ("sen=x",)}, r"--fill: expected one of \['age', 'height'.*got 'sen'"),
-        (CSV, {"fill": ("age=x",)}, "--fill: expected int64, as column 'age' holds, got 'x'"),
-        ("a,b\n1,\n2,\n", {}, "a.csv: column 'b' has no value in any row"),
-        ("a,b\n1,\n2,\n", {"fill": ("b=1",)}, "column 'b' has no value in any row"),
+        (
+            CSV,
+            {"fill": ("age=x",)},
+            "--fill: expected a value of type int64 for column 'age', got 'x'",
+        ),
+        ("a,b\n1,\n2,\n", {}, "a.csv: column 'b' is empty in all rows"),
+        ("a,b\n1,\n2,\n", {"fill": ("b=1",)}, "column 'b' is empty in all rows"),
         (CSV, {"fill": ("age",)}, "--fill: expected COLUMN=VALUE, got 'age'"),
-        ("a,b\n1,2\n3\n", {}, "not a table that can be read"),
+        ("a,b\n1,2\n3\n", {}, "not a readable table"),
         ("a\n1\n", {"label": "b"}, r"--label: expected one of \['a'\], got 'b'"),
-        ("a\n1\n", {"label": "a"}, "--label: column 'a' holds int64, not names"),
+        ("a\n1\n", {"label": "a"}, "--label: column 'a' contains int64, not class names"),
         ("a\n", {}, "expected rows, found none"),
     ],
 )
@@ -123,7 +131,7 @@ def test_tables_that_make_no_examples(
 def test_other_columns_in_one_folder(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a\n1\n")
     (tmp_path / "b.csv").write_text("b\n1\n")
-    with pytest.raises(DataError, match="files of other columns"):
+    with pytest.raises(DataError, match="files with different columns"):
         opened.source(tmp_path)
 
 

@@ -12,11 +12,10 @@ import tensorflow as tf
 
 from pipelines import Feature, load_index, write_shards
 from pipelines.format import record_file
-from pipelines.format.decode import decode
-from pipelines.format.encode import encode
+from pipelines.format.examples import decode, encode
 from pipelines.verify.__main__ import main
 from pipelines.verify.shards import verify as verify_folder
-from pipelines.writing.shard_file import ShardWriter
+from pipelines.writing.publish import ShardWriter
 from tests.support import by_hand, pictures
 
 FEATURES = (
@@ -119,7 +118,7 @@ def test_other_file_of_the_same_size(folder: Path, capsys: pytest.CaptureFixture
     records = [record.data for record in record_file.records(shard(folder))]
     replace(folder, records[::-1])
     assert verify(folder) == 1
-    assert "its SHA-256 is not that of the index" in capsys.readouterr().out
+    assert "SHA-256 differs from the index" in capsys.readouterr().out
 
 
 def changed(**features: by_hand.Values) -> bytes:

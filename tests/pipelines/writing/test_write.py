@@ -67,13 +67,13 @@ def test_folder_with_other_data_is_kept(
         "num_shards": 3,
         "source": "numbers",
     } | change
-    with pytest.raises(pipelines.DataError, match=f"holds other data: {says}"):
+    with pytest.raises(pipelines.DataError, match=f"contains other data: {says}"):
         pipelines.write_shards(never(), tmp_path, **arguments)  # type: ignore[arg-type]
 
 
 def test_foreign_folder_is_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(pipelines.DataError, match="name another folder"):
+    with pytest.raises(pipelines.DataError, match="choose another folder"):
         numbers.write(tmp_path, num_records=10, num_shards=3)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
