@@ -107,7 +107,7 @@ def test_tensorflow_started_before_the_devices_were_made(tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "refused: 2 logical CPU devices were asked for" in done.stdout
-    assert "call tfdist.devices.configure(2) before the first" in done.stdout
-    assert "Going on with 1" in done.stderr
+    assert "refused: 2 logical CPU devices are needed" in done.stdout
+    assert "Call tfdist.devices.configure(2) before the first" in done.stdout
+    assert "Continuing with 1" in done.stderr
     assert "replicas: 1" in done.stdout

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfdist.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tfdist import callbacks as callbacks
     from tfdist import cluster as cluster
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from tfdist.cluster import size as size
     from tfdist.launcher.notebook import notebook_launch as notebook_launch
     from tfdist.trainer import Trainer as Trainer
-
-__version__ = "0.1.0"
 
 _MODULES = (
     "callbacks",

@@ -1,4 +1,4 @@
-"""Which devices a process computes on: its GPUs, or logical CPU devices that stand in for them."""
+"""The devices of a process: its GPUs, or logical CPU devices on a host without GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.errors import DeviceError
 from tfdist.upstream.tensorflow import has_started
 
-#: Logical CPU devices that stand in for GPUs where a host has none and no number was asked for.
+#: Number of logical CPU devices on a host without GPUs, unless the caller passes a number.
 DEFAULT_CPU_REPLICAS = 2
 
 
@@ -30,7 +30,7 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
     gpus = tf.config.get_visible_devices("GPU")
     for gpu in gpus:
         if tf.config.get_logical_device_configuration(gpu):
-            continue  # its memory has a limit, which is taken at once
+            continue  # it has a memory limit, which excludes memory growth
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
         except RuntimeError:  # TensorFlow has started: the growth setting stays as it is.
@@ -41,20 +41,20 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
 
 
 def rounds_float32() -> bool:
-    """Whether a GPU multiplies matrices of float32 by TensorFloat-32, which keeps 10 bits."""
+    """Tells whether GPUs multiply float32 matrices with TensorFloat-32, which keeps 10 bits."""
     gpus = tf.config.get_visible_devices("GPU")
     return bool(gpus) and tf.config.experimental.tensor_float_32_execution_enabled()
 
 
 def limit_memory(megabytes: int) -> None:
-    """Limits what this process takes of each GPU; call it before the first TensorFlow operation.
+    """Limits the memory of each device; call it before the first TensorFlow operation.
 
-    Without GPUs all that the process computes on takes no more than that: the allocator of GPUs,
-    which knows a limit, is put in the place of the CPU's
+    Without GPUs, the limit applies to the tensors of the process: TensorFlow then uses the GPU
+    allocator for the CPU, since only that one has a limit
     (`tensorflow/core/common_runtime/process_state.cc`).
 
     Args:
-        megabytes: Of 2^20 bytes.
+        megabytes: The limit, in units of 2^20 bytes.
 
     Raises:
         DeviceError: TensorFlow has already started.
@@ -68,7 +68,7 @@ def limit_memory(megabytes: int) -> None:
             raise RuntimeError
     except RuntimeError:
         raise DeviceError(
-            f"memory was to be limited to {megabytes} MB, but TensorFlow has started: call "
+            f"Memory cannot be limited to {megabytes} MB, because TensorFlow has started. Call "
             "tfdist.devices.limit_memory before the first operation."
         ) from None
     if not gpus:
@@ -78,10 +78,10 @@ def limit_memory(megabytes: int) -> None:
 
 
 def asked_gpus(devices: int | str | Sequence[str] | None) -> list[int]:
-    """Returns the positions, among the GPUs that this process sees, of those that it may use.
+    """Returns the indices of the GPUs to use, among those that this process sees.
 
     Args:
-        devices: As for `resolve`. Without names these are all GPUs.
+        devices: As for `resolve`. Without names, all GPUs.
     """
     positions = list(range(len(tf.config.get_visible_devices("GPU"))))
     if devices is None or isinstance(devices, int):
@@ -91,10 +91,10 @@ def asked_gpus(devices: int | str | Sequence[str] | None) -> list[int]:
 
 
 def use_gpus(positions: Sequence[int]) -> None:
-    """Shows this process only some of the GPUs that it sees; call it before TensorFlow starts.
+    """Hides all other GPUs from this process; call it before TensorFlow starts.
 
     Args:
-        positions: Among the GPUs that it sees now.
+        positions: Indices among the GPUs that the process sees now.
     """
     gpus = tf.config.get_visible_devices("GPU")
     tf.config.set_visible_devices([gpus[i] for i in positions], "GPU")
@@ -106,19 +106,19 @@ def available() -> list[str]:
 
 
 def _logical(kind: str) -> list[str]:
-    """Names of the logical devices of a kind. Does not start TensorFlow: a cluster does."""
+    """Returns the names of the logical devices of a kind, without starting TensorFlow."""
     visible = tf.config.get_visible_devices(kind)
     made = [tf.config.get_logical_device_configuration(device) or [None] for device in visible]
     return [f"{kind}:{i}" for i in range(sum(map(len, made)))]
 
 
 def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> list[str]:
-    """Returns the names of the devices that were asked for.
+    """Returns the names of the requested devices.
 
     Args:
         devices: None for all GPUs, or `default_cpus` logical CPU devices on a host without; a
             number of devices; or names such as `"GPU:1"`.
-        default_cpus: Logical CPU devices to make for None on a host without GPUs.
+        default_cpus: Number of logical CPU devices for None on a host without GPUs.
 
     Raises:
         DeviceError: More devices than there are, or a name that no device has.
@@ -129,7 +129,7 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
         return _first(devices)
     names = _normalized(devices)
     if not names or len(set(names)) < len(names):
-        raise DeviceError(f"devices={names}: expected one or more, each once.")
+        raise DeviceError(f"devices={names}: expected one or more different names.")
     cpus = [
         int(number)
         for kind, _, number in (name.partition(":") for name in names)
@@ -150,18 +150,18 @@ def _normalized(devices: str | Sequence[str]) -> list[str]:
 
 
 def _all(default_cpus: int) -> list[str]:
-    """All GPUs, or the default number of CPUs, or what a started TensorFlow still offers."""
+    """Returns all GPUs, or the default number of CPUs, as far as a started TensorFlow has them."""
     try:
         configure(default_cpus)
     except DeviceError as error:
-        # Fewer replicas give the same numbers, so this is sound; only the speed-up is lost.
-        warnings.warn(f"{error} Going on with {len(available())}.", stacklevel=4)
+        # Fewer replicas give the same results, only more slowly.
+        warnings.warn(f"{error} Continuing with {len(available())}.", stacklevel=4)
     names = available()
     return names if names[0].startswith("GPU") else names[:default_cpus]
 
 
 def _first(num_devices: int) -> list[str]:
-    """The first `num_devices`, made where they are logical CPUs."""
+    """Returns the names of the first devices, after creating logical CPU devices if need be."""
     if num_devices < 1:
         raise DeviceError(f"devices={num_devices}: expected at least 1.")
     configure(num_devices)
@@ -169,13 +169,13 @@ def _first(num_devices: int) -> list[str]:
     if num_devices > len(names):
         raise DeviceError(
             f"devices={num_devices}, but this process sees {len(names)} GPUs: "
-            f"ask for at most {len(names)}."
+            f"use at most {len(names)}."
         )
     return names[:num_devices]
 
 
 def _split_cpu(num_devices: int) -> None:
-    """Makes `num_devices` logical CPU devices, unless there are as many."""
+    """Creates `num_devices` logical CPU devices, unless there are as many."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     made = tf.config.get_logical_device_configuration(cpu)
     if num_devices <= len(made or [None]):
@@ -186,8 +186,17 @@ def _split_cpu(num_devices: int) -> None:
         )
     except RuntimeError:
         raise DeviceError(
-            f"{num_devices} logical CPU devices were asked for, but TensorFlow has started with "
-            f"{len(available())}: call tfdist.devices.configure({num_devices}) before the first "
-            "operation, as building a model is one (in a notebook: restart the kernel, in its "
-            "first cell)."
+            f"{num_devices} logical CPU devices are needed, but TensorFlow has started with "
+            f"{len(available())}. Call tfdist.devices.configure({num_devices}) before the first "
+            "operation (building a model is one). In a notebook, restart the kernel and call it "
+            "in the first cell."
         ) from None
+
+
+def colocate_with_inputs(operation: tf.Operation) -> str:
+    """Returns the device of the first input of an operation that has one, or the operation's own.
+
+    Pass it to `tf.compat.v1.device`, so that each weight is updated on the device that holds it.
+    """
+    devices = (tensor.device for tensor in operation.inputs)
+    return operation.device or next((device for device in devices if device), "")

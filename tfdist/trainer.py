@@ -17,7 +17,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.loops import interrupts, keras_loops, model_files
 from tfdist.loops.callbacks import create_callback_list
 from tfdist.loops.checkpointing import Checkpointing
-from tfdist.loops.compiled_functions import CompiledFunctions, StepOptions
+from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.data_handler import BatchSizes, DataHandler, EpochDataHandlers, limited_epochs
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.exactness import ExactnessReport
@@ -28,6 +28,7 @@ from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
 from tfdist.step import remat as remat_of_layers
+from tfdist.step.options import StepOptions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import CheckData
 from tfdist.strategies.inner_loop import Logs
@@ -156,9 +157,7 @@ class Trainer:
         self._on_nan = on_nan
         model_files.write_on_chief_only(self.model, strategy)
         is_rebuilt = isinstance(build_model, keras.Model)
-        self._exactness = ExactnessReport(
-            self.model, strategy, accumulate, sync_batch_norm, is_rebuilt, replica_random
-        )
+        self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
         self.stats = self._training.throughput
 
     @_on_all_workers

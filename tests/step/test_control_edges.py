@@ -14,6 +14,7 @@ from tfdist import strategies
 from tfdist.model_setup import build
 from tfdist.precision import Scaling
 from tfdist.step.lookups import Lookups
+from tfdist.step.options import StepOptions
 from tfdist.step.reductions import ReductionProbe
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
@@ -42,8 +43,10 @@ def traced_step(
     def first_batch() -> tuple[tf.Tensor, tf.Tensor]:
         return rows, rows
 
-    state = ForwardState(model, ReductionProbe(model, first_batch), Lookups(model, first_batch))
-    step = TrainStep(model, strategy, state, Scaling(model.optimizer, None))
+    options = StepOptions()
+    probe, lookups = ReductionProbe(model, first_batch), Lookups(model, first_batch)
+    state = ForwardState(model, probe, lookups, options)
+    step = TrainStep(model, strategy, state, Scaling(model.optimizer, None), options)
 
     @tf.function(autograph=False)
     def steps(rows: tf.Tensor) -> None:

@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from pathlib import Path
 
-import tfdist
 from tfdist.errors import ConfigurationError
 
 _NAMES = ("pipelines", "recipes")
@@ -20,7 +19,7 @@ def put_first() -> None:
     Raises:
         ConfigurationError: Another module of such a name is in use already.
     """
-    home = Path(tfdist.__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     others = {name: place for name in _NAMES if (place := _place(name)) != home / name}
     for name, place in others.items():
         if name in sys.modules:

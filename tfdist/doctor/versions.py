@@ -7,16 +7,16 @@ from importlib import metadata
 
 from packaging.requirements import Requirement
 
-import tfdist
 from tfdist.doctor.check import Check
 from tfdist.install_horovod import versions
+from tfdist.version import __version__
 
 
 def checks() -> list[Check]:
     """Returns a line for Python, one for tfdist, and one for each library that it needs."""
     lines = [
         Check("python", platform.python_version()),
-        Check("tfdist", tfdist.__version__),
+        Check("tfdist", __version__),
     ]
     return lines + [_library(requirement) for requirement in _requirements()]
 

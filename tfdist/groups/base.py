@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.groups import array_bytes
+from tfdist.groups.fusion import copied_slice
 
 #: Bytes that are exchanged at a time of what may be large, and is held in memory several times.
 _PIECE_BYTES = 16 << 20
@@ -73,8 +74,7 @@ class ProcessGroup(ABC):
         for vector, total in zip(vectors, self.all_reduce(vectors), strict=True):
             sizes = shard_sizes(vector.shape.num_elements(), self.size)
             begin = sum(sizes[: self.rank])
-            # A slice along the first axis would be a view, which keeps the whole sum in memory.
-            shards.append(total[tf.newaxis][0, begin : begin + sizes[self.rank]])
+            shards.append(copied_slice(total, 0, begin, begin + sizes[self.rank]))
         return shards
 
     @abstractmethod

@@ -15,9 +15,8 @@ from tfdist.devices import asked_gpus, resolve, use_gpus
 from tfdist.errors import ClusterError, ConfigurationError
 from tfdist.groups import traffic
 from tfdist.groups.base import ProcessGroup
-from tfdist.groups.fusion import fused, in_pieces
+from tfdist.groups.fusion import fused, in_pieces, wire_dtype
 from tfdist.groups.varying_sizes import VaryingSizes
-from tfdist.groups.wire_dtypes import wire_dtype
 from tfdist.upstream.tensorflow import has_started
 from tfdist.upstream.tensorflow_workers import bound_waiting, ordering_tokens, workers_on
 from tfdist.watchdog import start_up

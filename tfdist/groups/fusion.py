@@ -140,3 +140,37 @@ def local_sum(terms: Sequence[Any]) -> Any:
         tf.concat([term.indices for term in terms], 0),
         terms[0].dense_shape,
     )
+
+
+def wire_dtype(dtype: tf.DType, by_nccl: bool) -> tf.DType:
+    """Returns the dtype in which a tensor is sent.
+
+    Small integers are sent as int64: TensorFlow keeps int32 in host memory, and NCCL and the ring
+    know few of the others. NCCL as TensorFlow calls it has no bfloat16 (`NcclAllReduce`'s `T`, and
+    `NcclManager::AddParticipant` for `CollectiveReduceV2`), of which float32 holds every value.
+
+    Args:
+        dtype: Of the tensor.
+        by_nccl: Whether NCCL sends it.
+    """
+    if dtype.is_integer and dtype.size < tf.int64.size:
+        return tf.int64
+    if by_nccl and dtype == tf.bfloat16:
+        return tf.float32
+    return dtype
+
+
+def copied_slice(whole: tf.Tensor, axis: int, begin: int, end: int) -> tf.Tensor:
+    """Returns a slice along an axis as a copy, so that the rest can be freed.
+
+    Along the first axis TensorFlow returns views. A variable keeps a view that is assigned to it,
+    and a sum of gradients would be computed in one. Adding an axis in front avoids that.
+    """
+    before = [slice(None)] * axis
+    return whole[tf.newaxis][(0, *before, slice(begin, end))]
+
+
+def copied_slices(whole: tf.Tensor, axis: int, sizes: Sequence[int]) -> list[tf.Tensor]:
+    """Returns consecutive slices of the given sizes along an axis: see `copied_slice`."""
+    ends = itertools.accumulate(sizes, initial=0)
+    return [copied_slice(whole, axis, *between) for between in itertools.pairwise(ends)]

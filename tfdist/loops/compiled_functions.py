@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -16,12 +15,13 @@ from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, Tfdis
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.outputs import Outputs, OutputsFn
 from tfdist.model_setup import build, create
-from tfdist.precision import LossScale, Scaling, policy
+from tfdist.precision import Scaling, policy
 from tfdist.step.accumulation import GradientAccumulation
 from tfdist.step.custom_step import trial
 from tfdist.step.custom_step.step import CustomStep
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.lookups import Lookups
+from tfdist.step.options import StepOptions
 from tfdist.step.reductions import ReductionProbe
 from tfdist.step.row_independence import full_batch_reason
 from tfdist.step.state import ForwardState
@@ -34,27 +34,6 @@ from tfdist.upstream.keras_optimizers import optimizers_of
 #: Makes up to a number of steps, each on a batch of the iterator; returns what was done, and the
 #: logs after the last step.
 StepsFn = Callable[[Iterator[Any], int], tuple[LoopResult, Logs]]
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """The arguments of a `Trainer` that say how its steps are made.
-
-    Attributes:
-        accumulate: Rounds of a training step.
-        sync_batch_norm: Whether BatchNorm uses global moments.
-        precision: Name of the dtype policy to build with; None for Keras's global one.
-        loss_scale: How the loss scale changes; None for the optimizer's own rule.
-        remat: The layers to rematerialize.
-        replica_random: Whether each replica draws its own random numbers.
-    """
-
-    accumulate: int = 1
-    sync_batch_norm: bool = False
-    precision: str | None = None
-    loss_scale: LossScale | None = None
-    remat: str = "none"
-    replica_random: bool = False
 
 
 class CompiledFunctions:
@@ -171,17 +150,12 @@ class CompiledFunctions:
         model, options = self._model, self._options
         reductions = ReductionProbe(model, data.first_batch)
         lookups = Lookups(model, data.first_batch)
-        state = ForwardState(
-            model, reductions, lookups, self._strategy.writes_alone, options.replica_random
-        )
+        state = ForwardState(model, reductions, lookups, options, self._strategy.writes_alone)
         if not training:
-            return EvaluateStep(model, self._strategy, state, reason)
+            return EvaluateStep(model, self._strategy, state, options, reason)
         scaling = Scaling(model.optimizer, options.loss_scale)
         self._scalings.append(scaling)
-        step = TrainStep(
-            model, self._strategy, state, scaling,
-            options.accumulate, options.sync_batch_norm, reason, options.remat,
-        )  # fmt: skip
+        step = TrainStep(model, self._strategy, state, scaling, options, reason)
         if step.accumulation is not None:
             self._accumulations.append(step.accumulation)
         return step
@@ -334,10 +308,7 @@ class CustomSteps:
             known = trial.build(model, strategy, name, first_batch())
         strategy.prepare(model, optimizers_of(model))
         with strategy.scope():
-            step = CustomStep(
-                model, known, strategy, training, first_batch,
-                options.loss_scale, options.sync_batch_norm, options.replica_random,
-            )  # fmt: skip
+            step = CustomStep(model, known, strategy, training, first_batch, options)
         if step.full_batch_reason:
             reason = f"{owner}.{name} cannot be computed in parts ({step.full_batch_reason})"
             warnings.warn(full_batch_warning(reason), stacklevel=6)

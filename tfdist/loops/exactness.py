@@ -7,6 +7,7 @@ import keras
 from tfdist.console import tables
 from tfdist.loops.data_handler import DataHandler
 from tfdist.step.batch_norm import layers_of
+from tfdist.step.options import StepOptions
 from tfdist.strategies.base import Strategy
 from tfdist.upstream.keras_model import seeds_of
 
@@ -17,24 +18,19 @@ class ExactnessReport:
     Args:
         model: The trained model.
         strategy: Runs the replicas.
-        accumulate: Rounds of a training step.
-        sync_batch_norm: Whether BatchNorm uses global moments.
+        options: The options of the trainer's steps.
         is_rebuilt: Whether the model was rebuilt from one that the user still holds.
-        replica_random: Whether each replica draws its own random numbers.
     """
 
     def __init__(
         self,
         model: keras.Model,
         strategy: Strategy,
-        accumulate: int,
-        sync_batch_norm: bool,
+        options: StepOptions,
         is_rebuilt: bool = False,
-        replica_random: bool = False,
     ) -> None:
-        self._is_rebuilt, self._replica_random = is_rebuilt, replica_random
-        self._model, self._strategy = model, strategy
-        self._accumulate, self._sync_batch_norm = accumulate, sync_batch_norm
+        self._model, self._strategy, self._options = model, strategy, options
+        self._is_rebuilt = is_rebuilt
         self._is_reported = False
 
     def reported(self) -> str:
@@ -57,12 +53,12 @@ class ExactnessReport:
             tables.text(f"not exact: {text}")
 
     def _text(self) -> str:
-        reasons = dict(self._strategy.inexact)
-        if self._strategy.num_replicas * self._accumulate > 1:
-            synchronized = [self._sync_batch_norm or x.synchronized for x in layers_of(self._model)]
-            if not all(synchronized):
-                cure = "sync_batch_norm" + (" without accumulate" if self._accumulate > 1 else "")
-                reasons["BatchNorm"] = f"each replica uses its own moments; use {cure}"
-            if self._replica_random and seeds_of(self._model):
+        reasons, options = dict(self._strategy.inexact), self._options
+        if self._strategy.num_replicas * options.accumulate > 1:
+            layers = layers_of(self._model)
+            if not all(options.sync_batch_norm or layer.synchronized for layer in layers):
+                use = "sync_batch_norm" + (" without accumulate" if options.accumulate > 1 else "")
+                reasons["BatchNorm"] = f"each replica uses its own moments; use {use}"
+            if options.replica_random and seeds_of(self._model):
                 reasons["random layers"] = "each replica draws its own numbers"
         return "; ".join(f"{name}: {why}" for name, why in reasons.items())

@@ -15,12 +15,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.loops.compiled_functions import CompiledFunctions, StepOptions
+from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.data_handler import DataHandler
 from tfdist.model_setup import create
 from tfdist.plan import graph
 from tfdist.plan.graph import Operation
 from tfdist.plan.network import Network
+from tfdist.step.options import StepOptions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.one_device import OneDevice
 from tfdist.upstream.grappler import peak_memory

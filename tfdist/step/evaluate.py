@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.step.forward_backward import ReplicaOutputs, forward
 from tfdist.step.keras_patches import keras_patched
+from tfdist.step.options import StepOptions
 from tfdist.step.replica_runner import ReplicaRunner
 from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy
@@ -24,6 +26,7 @@ class EvaluateStep:
         model: Built and compiled.
         strategy: Runs the replicas and sums what they compute.
         state: The variables of the model that a forward pass may change.
+        options: The options of the step; evaluation ignores those of training.
         full_batch_reason: Why every replica computes the full batch; None if each computes its
             own part of it.
     """
@@ -35,15 +38,17 @@ class EvaluateStep:
         model: keras.Model,
         strategy: Strategy,
         state: ForwardState,
+        options: StepOptions,
         full_batch_reason: str | None = None,
     ) -> None:
         self._model, self._strategy, self._state = model, strategy, state
+        self._options = dataclasses.replace(options, sync_batch_norm=False, remat="none")
         compute = functools.partial(forward, model, state)
         self._replicas = ReplicaRunner(strategy, compute, 1, model.jit_compile, full_batch_reason)
         self._update = self._replicas.update_function(self._apply)
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        with keras_patched(self._model, False, replica_random=self._state.replica_random):
+        with keras_patched(self._model, self._options):
             sums = self._replicas.all_reduced(total_rows, shares)
         return self._strategy.update(self._update, sums)
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import keras
 
 from tfdist.step import batch_norm
+from tfdist.step.options import StepOptions
 from tfdist.step.random import draws_of_one_device
 from tfdist.step.remat import layers_rematerialized
 from tfdist.step.scope import layer_inputs_noted
@@ -22,27 +23,23 @@ from tfdist.upstream.keras_variables import is_joined_to_read
 
 
 @contextmanager
-def keras_patched(
-    model: keras.Model, sync_batch_norm: bool, remat: str = "none", replica_random: bool = False
-) -> Iterator[None]:
+def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
     """Returns a context to trace replicas in; entered once, outside of all replicas.
 
     Args:
         model: Its layers are patched.
-        sync_batch_norm: Whether all BatchNorm layers use global moments. A layer made with
-            `synchronized=True` always does.
-        remat: The layers to rematerialize, as in `Trainer(remat=...)`.
-        replica_random: Whether each replica draws its own random numbers.
+        options: The options of the step. A BatchNorm layer made with `synchronized=True` uses
+            global moments without `sync_batch_norm`, too.
     """
     with ExitStack() as stack:
-        if not replica_random:
+        if not options.replica_random:
             stack.enter_context(draws_of_one_device())
         stack.enter_context(losses_of_one_device())
         if any(map(is_joined_to_read, model.variables)):
             stack.enter_context(layer_inputs_noted())
-        stack.enter_context(layers_rematerialized(model, remat, sync_batch_norm))
+        stack.enter_context(layers_rematerialized(model, options.remat, options.sync_batch_norm))
         for layer in batch_norm.layers_of(model):
-            is_global = sync_batch_norm or layer.synchronized
+            is_global = options.sync_batch_norm or layer.synchronized
             moments = batch_norm.global_moments if is_global else batch_norm.local_moments
             stack.enter_context(moments_taken_by(layer, functools.partial(moments, layer)))
         yield

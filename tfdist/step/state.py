@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.step import batch_norm
 from tfdist.step.lookups import Lookups
+from tfdist.step.options import StepOptions
 from tfdist.step.reductions import Reduction, ReductionProbe
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
@@ -62,8 +63,8 @@ class ForwardState:
         model: Built.
         reductions: Knows how the updates of user code combine.
         lookups: Knows which rows the model looks up in its embeddings.
+        options: The options of the step.
         writes_alone: As `Strategy.writes_alone`.
-        replica_random: Whether each replica draws its own random numbers.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class ForwardState:
         model: keras.Model,
         reductions: ReductionProbe,
         lookups: Lookups,
+        options: StepOptions,
         writes_alone: bool = True,
-        replica_random: bool = False,
     ) -> None:
         self.reductions, self.lookups = reductions, lookups
-        self._writes_alone, self.replica_random = writes_alone, replica_random
+        self._writes_alone, self._replica_random = writes_alone, options.replica_random
         self._seeds = seeds_of(model)
         self._generator = global_generator()
         self._global_seeds = [] if self._generator is None else [self._generator.state]
@@ -97,7 +98,7 @@ class ForwardState:
         if self._generator is not None:
             use_global_generator(self._generator)  # the replica may be traced in another thread
         seeds = []
-        if self.replica_random:
+        if self._replica_random:
             known = self._seeds + self._global_seeds
             seeds = [(v, v + offset(v, replica.microbatch)) for v in known]
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in continued]
@@ -121,7 +122,7 @@ class ForwardState:
         state = Changes({}, {}, {})
         for place, variable, new in _assigned(scope, self._state):
             if place < len(self._seeds):
-                own = self.replica_random
+                own = self._replica_random
                 state.same[place] = new - offset(variable, replica.microbatch) if own else new
             elif any(variable is seed for seed in self._global_seeds):
                 # It does not move by a fixed number: the first microbatch decides.

@@ -18,6 +18,7 @@ from tfdist.precision import Scaling
 from tfdist.step.accumulation import GradientAccumulation
 from tfdist.step.forward_backward import ReplicaOutputs, forward_backward
 from tfdist.step.keras_patches import keras_patched
+from tfdist.step.options import StepOptions
 from tfdist.step.replica_runner import ReplicaRunner
 from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy
@@ -33,11 +34,9 @@ class TrainStep:
         strategy: Runs the replicas and sums their gradients.
         state: The variables of the model that a forward pass may change.
         scaling: The scaling of the model's loss.
-        accumulate: Number of rounds in which each replica computes its batch.
-        sync_batch_norm: Whether BatchNorm uses the moments of the global batch.
+        options: The options of the step.
         full_batch_reason: Why every replica computes the full batch; None if each computes its
             own part of it.
-        remat: The layers to rematerialize, as in `Trainer(remat=...)`.
 
     Attributes:
         accumulation: Gradients that wait for later batches, for an optimizer with
@@ -52,21 +51,22 @@ class TrainStep:
         strategy: Strategy,
         state: ForwardState,
         scaling: Scaling,
-        accumulate: int = 1,
-        sync_batch_norm: bool = False,
+        options: StepOptions,
         full_batch_reason: str | None = None,
-        remat: str = "none",
     ) -> None:
         self._model, self._strategy, self._state, self._scaling = model, strategy, state, scaling
         self._trainable = model.trainable_variables
-        self._patches = functools.partial(
-            keras_patched, model, sync_batch_norm, remat, state.replica_random
-        )
+        self._patches = functools.partial(keras_patched, model, options)
         compute = functools.partial(
             forward_backward, strategy, model, self._trainable, state, scaling
         )
         self._replicas = ReplicaRunner(
-            strategy, compute, accumulate, model.jit_compile, full_batch_reason, self._trainable
+            strategy,
+            compute,
+            options.accumulate,
+            model.jit_compile,
+            full_batch_reason,
+            self._trainable,
         )
         self._update = self._replicas.update_function(self._apply, share_trace=True)
         self.accumulation: GradientAccumulation | None = None

@@ -10,8 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.groups.base import ProcessGroup
-from tfdist.groups.fusion import by_dtype, fused
-from tfdist.groups.wire_dtypes import wire_dtype
+from tfdist.groups.fusion import by_dtype, fused, wire_dtype
 from tfdist.strategies import batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.mirrored_variables import on_device, read_local, sync

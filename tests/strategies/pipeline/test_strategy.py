@@ -112,7 +112,7 @@ def test_numbers_that_do_not_go_together() -> None:
     for wrong in ({"stages": 1}, {"micro_batches": 0}, {"stages": 3, "cut_at": "a"}):
         with pytest.raises(ConfigurationError, match=r"expected a number|leave stages out"):
             create("pipeline", **wrong)
-    with pytest.raises(ConfigurationError, match="one device a stage, but 3 stages were asked for"):
+    with pytest.raises(ConfigurationError, match="one device per stage, but got stages=3"):
         create("pipeline", 2, stages=3)
     with pytest.raises(ConfigurationError, match="expected one of gpipe, 1f1b"):
         create("pipeline", 2, order="none")

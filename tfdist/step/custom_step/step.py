@@ -7,6 +7,7 @@ and its metrics see all rows. So whatever it does with them is what one device d
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,13 +16,14 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.precision import LossScale, Scaling
+from tfdist.precision import Scaling
 from tfdist.step.custom_step.reductions import BatchParts, infer_reductions
 from tfdist.step.custom_step.replica_run import ReplicaRun
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
 from tfdist.step.custom_step.trial import flat_logs
 from tfdist.step.forward_backward import all_reduce
 from tfdist.step.keras_patches import keras_patched
+from tfdist.step.options import StepOptions
 from tfdist.step.replica import Replica
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
@@ -38,9 +40,7 @@ class CustomStep:
         strategy: Runs the replicas.
         training: Whether the step is `train_step` or `test_step`.
         first_batch: Returns the first global batch.
-        loss_scale: How the loss scale of its optimizers changes; None for their own rule.
-        sync_batch_norm: Whether BatchNorm uses the moments of the global batch.
-        replica_random: Whether each replica draws its own random numbers.
+        options: The options of the step; there are no rounds of accumulation and no `remat`.
 
     Attributes:
         variables: The variables that the step may change, and those that count skipped steps.
@@ -58,20 +58,18 @@ class CustomStep:
         strategy: Strategy,
         training: bool,
         first_batch: Callable[[], Any],
-        loss_scale: LossScale | None = None,
-        sync_batch_norm: bool = False,
-        replica_random: bool = False,
+        options: StepOptions,
     ) -> None:
         self.training, self._model, self._strategy = training, model, strategy
         self._name = "train_step" if training else "test_step"
-        self._sync_batch_norm, self._replica_random = sync_batch_norm, replica_random
+        self._options = dataclasses.replace(options, remat="none")
         if training and not strategy.writes_alone:
             raise UnsupportedModelError(
                 f"{type(model).__name__}.train_step assigns new weights, with which asynchronous "
                 "workers would overwrite each other's. Use one worker, or another strategy."
             )
         self._scalings = {
-            id(optimizer): Scaling(optimizer, loss_scale)
+            id(optimizer): Scaling(optimizer, options.loss_scale)
             for optimizer in keras_optimizers.optimizers_of(model)
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         }
@@ -93,10 +91,7 @@ class CustomStep:
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         strategy = self._strategy
         with ExitStack() as stack:
-            patches = keras_patched(
-                self._model, self._sync_batch_norm, replica_random=self._replica_random
-            )
-            stack.enter_context(patches)
+            stack.enter_context(keras_patched(self._model, self._options))
             stack.enter_context(patched_for_custom_step(self._model))
             results = strategy.run(lambda i: self._on_replica(i, total_rows, shares[i]))
         return strategy.update(self._apply, results)
@@ -119,7 +114,8 @@ class CustomStep:
             )  # fmt: skip
             keys = [id(v) for m in keras_model.metrics_of(self._model) for v in m.variables]
             metrics = {k: old[k] for k in keys}
-            run = ReplicaRun(strategy, replica, self._plan, metrics, self._replica_random)
+            is_random = self._options.replica_random
+            run = ReplicaRun(strategy, replica, self._plan, metrics, is_random)
             before |= {key: tf.zeros_like(old[key]) for key in keys}
         scope = CustomStepScope([(v, before[k]) for k, v in variables.items()], run, self._scalings)
         rows = (share.rows,) if self._is_tuple else share.rows

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.devices import colocate_with_inputs
 from tfdist.errors import ConfigurationError
 from tfdist.groups import agreement
 from tfdist.groups.fusion import by_device, local_sum
@@ -25,7 +26,6 @@ from tfdist.strategies.pipeline.planning import StagePlanner
 from tfdist.strategies.pipeline.schedule import Order
 from tfdist.strategies.pipeline.stages import Stages
 from tfdist.strategies.pipeline.tracing import Tracing
-from tfdist.strategies.placement import colocate_with_inputs
 from tfdist.strategies.processes import join_processes
 from tfdist.strategies.replica_threads import ReplicaThreads
 from tfdist.upstream.keras_graph import operations_called_through
@@ -88,8 +88,8 @@ class Pipeline(Strategy):
         names, group = join_processes(process_group, wanted, self.default_cpus)
         if num_stages not in (None, len(names)):
             raise ConfigurationError(
-                f"strategy 'pipeline' has one device a stage, but {num_stages} stages were asked "
-                f"for on {', '.join(names)}: use as many devices, or leave one of both out."
+                f"strategy 'pipeline' needs one device per stage, but got stages={num_stages} on "
+                f"{', '.join(names)}. Use as many devices as stages, or omit one of the two."
             )
         self.micro_batches, self.order = micro_batches, order
         super().__init__(names, group)

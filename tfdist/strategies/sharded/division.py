@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.groups.base import shard_sizes
-from tfdist.strategies.placement import copied_slice, copied_slices
+from tfdist.groups.fusion import copied_slice, copied_slices
 from tfdist.strategies.sharded.rank0_coordinator import Rank0Coordinator
 from tfdist.upstream.keras_variables import ShardedVariable
 

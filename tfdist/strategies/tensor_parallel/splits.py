@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras import activations, layers
 
 from tfdist.groups.base import shard_sizes
-from tfdist.strategies.placement import copied_slices
+from tfdist.groups.fusion import copied_slices
 from tfdist.upstream.keras_layers import (
     dropout_of,
     has_one_axis,

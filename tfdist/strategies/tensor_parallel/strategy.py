@@ -17,11 +17,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.devices import colocate_with_inputs
 from tfdist.errors import ConfigurationError
 from tfdist.groups.fusion import by_device
 from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.placement import colocate_with_inputs
 from tfdist.strategies.processes import join_processes
 from tfdist.strategies.sharded.plan import num_bytes
 from tfdist.strategies.tensor_parallel import rules
