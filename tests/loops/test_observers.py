@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
-from tests.support.training import FIT, mirrored
+from tests.support.training import FIT, build, mirrored
 from tfdist.loops.callbacks import may_change_model
 
 
@@ -31,5 +33,23 @@ def test_copies_are_synchronized_only_after_possible_changes(
 ) -> None:
     trainer, calls = mirrored(), []
     monkeypatch.setattr(trainer.strategy, "sync_copies", calls.append)
+    often = functools.partial(calls.append, None)
+    monkeypatch.setattr(trainer.strategy, "frequent_sync", lambda _: often)
     trainer.fit(**FIT, epochs=2, callbacks=callbacks)
     assert len(calls) == times
+
+
+class Halving(keras.callbacks.Callback):
+    """Halves all weights after every batch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
+
+
+def test_every_replica_has_what_a_callback_assigned_after_a_batch() -> None:
+    model = build()
+    model.fit(**FIT, callbacks=[Halving()])
+    trainer = mirrored()
+    trainer.fit(**FIT, callbacks=[Halving()])
+    for weight, plain in zip(trainer.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, plain, rtol=1e-5, atol=1e-6)

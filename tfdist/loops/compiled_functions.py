@@ -56,6 +56,8 @@ class CompiledFunctions:
         self._scalings: list[Scaling] = []
         self._accumulations: list[GradientAccumulation] = []
         self._custom_steps = CustomSteps(model, strategy, options)
+        # The ids of variables, and what re-synchronizes them.
+        self._frequent_sync: tuple[list[int], Callable[[], None]] | None = None
 
     def train(self, data: DataHandler) -> StepsFn:
         """Returns the inner loop of training; a new one if the model was compiled again."""
@@ -76,7 +78,18 @@ class CompiledFunctions:
 
     def sync_copies(self) -> None:
         """Re-synchronizes the replicas after user code may have changed the model."""
-        self._strategy.sync_copies([v for group in self.variables().values() for v in group])
+        self._strategy.sync_copies(self._all_variables())
+
+    def frequent_sync(self) -> Callable[[], None]:
+        """Returns a faster `sync_copies` for the present variables, which were synced before."""
+        variables = self._all_variables()
+        ids = [id(v) for v in variables]
+        if self._frequent_sync is None or self._frequent_sync[0] != ids:
+            self._frequent_sync = ids, self._strategy.frequent_sync(variables)
+        return self._frequent_sync[1]
+
+    def _all_variables(self) -> list[keras.Variable]:
+        return [v for group in self.variables().values() for v in group]
 
     def variables(self) -> dict[str, list[keras.Variable]]:
         """Returns all variables that steps read and write, by owner, each once."""
@@ -143,6 +156,7 @@ class CompiledFunctions:
         self._scalings.clear()
         self._accumulations.clear()
         self._custom_steps.forget()
+        self._frequent_sync = None
         create.adopt(model, self._strategy, self._options.precision, self._options.loss_scale)
         self._compilation = compile_config(model)
 

@@ -7,7 +7,7 @@ watchdog, checkpoints, throughput), and all workers agree whether to continue.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -99,20 +99,22 @@ class CopySync(Observer):
     """Re-synchronizes the replicas after user code, callbacks included, changed the model.
 
     Args:
-        sync: Re-synchronizes; costs time if there are several copies of the variables.
+        functions: Re-synchronizes; costs time if there are several copies of the variables.
         after_batches: Whether to do so before each call, and not only before the first.
     """
 
-    def __init__(self, sync: Callable[[], None], after_batches: bool) -> None:
-        self._sync, self._after_batches = sync, after_batches
+    def __init__(self, functions: CompiledFunctions, after_batches: bool) -> None:
+        self._functions, self._after_batches = functions, after_batches
 
     def begin_epoch(self, data: DataHandler) -> None:
-        self._is_due = True
+        self._calls, self._sync = 0, self._functions.sync_copies
 
     def begin_call(self, step: int) -> None:
-        if self._is_due:
+        if self._calls == 1 and self._after_batches:
+            self._sync = self._functions.frequent_sync()
+        if self._calls == 0 or self._after_batches:
             self._sync()
-        self._is_due = self._after_batches
+        self._calls += 1
 
 
 class WatchdogMark(Observer):
@@ -235,7 +237,7 @@ class OuterLoop:
             *before,
             KerasCallbacks(loop, callbacks, self.model),
             *after,
-            CopySync(self.functions.sync_copies, changes_model),
+            CopySync(self.functions, changes_model),
             WatchdogMark(self.watchdog, of, " and its callbacks"),
         ]
 

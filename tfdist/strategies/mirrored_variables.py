@@ -9,7 +9,7 @@ instead. Steps change all copies alike. What else changes the model changes the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import keras
@@ -51,8 +51,8 @@ def local(variable: tf.Variable) -> tf.Variable:
 def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
     """Gives the copies on devices the values of the variables, and creates missing copies.
 
-    Call it outside of any graph. It assigns one by one, which takes some 20 microseconds each: a
-    compiled function would keep the model alive, and tracing it takes as long as a hundred calls.
+    Call it outside of any graph. It assigns one by one, which takes some 20 microseconds each;
+    `compiled_sync` is faster for those who sync before every step.
 
     Args:
         variables: Initialized variables.
@@ -63,9 +63,29 @@ def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
         value, by_device = plain.read_value(), vars(plain).setdefault(_NAME, {})
         for device in devices:
             if device in by_device:
-                by_device[device].assign(value)
+                by_device[device].assign(value, read_value=False)
             else:
                 by_device[device] = _created(plain, value, device)
+
+
+def compiled_sync(variables: Sequence[keras.Variable]) -> Callable[[], None]:
+    """Returns a compiled function that gives all copies the values of the variables.
+
+    Tracing it takes as long as a hundred calls of `sync`, and it keeps the variables alive.
+
+    Args:
+        variables: Initialized variables, whose copies exist.
+    """
+
+    def run() -> None:
+        for variable in variables:
+            value = variable.value.read_value()
+            for device, copy in copies_of(variable.value).items():
+                with tf.device(device):
+                    copy.assign(value, read_value=False)
+
+    # A concrete function, because tf.function takes as long to find it as the copies take.
+    return tf.function(run, autograph=False).get_concrete_function()
 
 
 def _created(variable: tf.Variable, value: tf.Tensor, device: str) -> tf.Variable:

@@ -13,7 +13,7 @@ from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_dtype, fused, wire_dtype
 from tfdist.strategies import batches
 from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.mirrored_variables import on_device, read_local, sync
+from tfdist.strategies.mirrored_variables import compiled_sync, on_device, read_local, sync
 from tfdist.upstream.tensorflow_data import OnDevices
 
 
@@ -52,6 +52,11 @@ class TFDistribute(Strategy):
 
     def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
         sync(variables, [device for device in self._copies if device])
+
+    def frequent_sync(self, variables: Sequence[keras.Variable]) -> Callable[[], None]:
+        if not any(self._copies):
+            return super().frequent_sync(variables)
+        return compiled_sync(variables)
 
     @property
     def _is_handed_out(self) -> bool:
