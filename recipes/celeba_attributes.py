@@ -35,6 +35,8 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "cosine",
     "warmup_epochs": 0.5,
 }
+#: What `--smoke` sets otherwise.
+SMOKE: Mapping[str, Any] = {"batch_size": 16, "set": {"image_size": 32, "filters": [8, 16]}}
 
 _NUM_ATTRIBUTES, _SIDE = 40, 8  # of the drawn images: pixels of a square
 
@@ -81,6 +83,7 @@ def _read(config: TrainConfig, split: str, **maps: Any) -> tf.data.Dataset:
         name="celeba",
         noise=(data.Noise((size, size, 3), "uint8", 256), data.Noise((40,), "uint8", 2)),
         num_examples={"train": 162_770, "validation": 19_867},
+        features={"image": None, "attributes": _NUM_ATTRIBUTES},
         small=data.Small("2,048 drawn images of 40 squares", _FEATURES, _examples),
     )
     return data.read(

@@ -31,6 +31,11 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 256,
     "learning_rate": 0.05,
 }
+#: What `--smoke` sets otherwise.
+SMOKE: Mapping[str, Any] = {
+    "batch_size": 64,
+    "set": {"num_items": 2000, "num_ratings": 2000},
+}
 
 
 class Hyperparameters(BaseModel):

@@ -36,12 +36,15 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "step",
     "lr_decay_epochs": [82, 123],  # the paper's 32,000 and 48,000 steps
 }
+#: What `--smoke` sets otherwise.
+SMOKE: Mapping[str, Any] = {"batch_size": 16, "set": {"width": 4, "num_blocks": [1, 1]}}
 
 _SHAPE, _NUM_CLASSES, _PADDING = (32, 32, 3), 10, 4
 _DATA = data.DataSet(
     name="cifar10",
     noise={"image": data.Noise(_SHAPE, "uint8", 256), "label": data.Noise((), "int32", 10)},
     num_examples={"train": 50_000, "validation": 10_000},
+    features={"image": None, "label": _NUM_CLASSES},
     small=data.drawn_images(32, _NUM_CLASSES),
     splits={"train": "train", "validation": "test"},
 )

@@ -34,6 +34,8 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "cosine",
     "warmup_epochs": 1,
 }
+#: What `--smoke` sets otherwise.
+SMOKE: Mapping[str, Any] = {"batch_size": 8, "set": {"size": "tiny", "length": 32}}
 
 _VOCABULARY_SIZE = text.END + 1  # bytes, and the end of a document
 _SHUFFLED_ROWS, _VALIDATION_STEPS = 2048, 20
@@ -111,6 +113,7 @@ def _examples(split: str) -> Iterator[dict[str, object]]:
 
 _DATA = data.DataSet(
     name="text",
+    features={"text": None},
     small=data.Small(
         "the topics of Python's help",
         (pipelines.Feature(name="text", dtype="string", encoding="bytes"),),

@@ -47,6 +47,12 @@ DEFAULTS: Mapping[str, Any] = {
     "warmup_epochs": 5,
     "warmup_start": 0.1,  # of any batch: section 2.2
 }
+#: What `--smoke` sets otherwise.
+SMOKE: Mapping[str, Any] = {
+    "model": "resnet18",
+    "batch_size": 16,
+    "set": {"image_size": 32, "width": 8, "num_blocks": [1, 1]},
+}
 
 _NUM_CLASSES = 1000
 

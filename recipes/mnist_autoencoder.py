@@ -31,6 +31,8 @@ DEFAULTS: Mapping[str, Any] = {
     "learning_rate": 2e-3,
     "lr_rule": "cosine",
 }
+#: What `--smoke` sets otherwise.
+SMOKE: Mapping[str, Any] = {"batch_size": 16, "set": {"filters": [8, 8]}}
 
 _SHAPE = (28, 28, 1)
 
@@ -95,6 +97,7 @@ _DATA = data.DataSet(
     name="mnist",
     noise={"image": data.Noise(_SHAPE, "uint8", 256)},
     num_examples={"train": 60_000, "validation": 10_000},
+    features={"image": None},
     small=data.Small(
         "scikit-learn's digits, 28 pixels",
         (pipelines.Feature(name="image", dtype="uint8", shape=_SHAPE),),

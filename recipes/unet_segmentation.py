@@ -34,6 +34,8 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "cosine",
     "warmup_epochs": 0.5,
 }
+#: What `--smoke` sets otherwise.
+SMOKE: Mapping[str, Any] = {"batch_size": 8, "set": {"image_size": 32, "filters": 4, "depth": 2}}
 
 _NUM_CLASSES, _DRAWN_SIZE = 3, 64
 
@@ -87,6 +89,7 @@ def _read(config: TrainConfig, split: str, **maps: Any) -> tf.data.Dataset:
         name="pets",
         noise=(data.Noise((size, size, 3), "uint8", 256), data.Noise((size, size), "uint8", 3)),
         num_examples={"train": 3_680, "validation": 3_669},
+        features={"image": None, "segmentation_mask": None},
         small=data.Small("1,024 drawn discs and squares", _FEATURES, _examples),
         splits={"train": "train", "validation": "test"},
     )

@@ -39,6 +39,11 @@ DEFAULTS: Mapping[str, Any] = {
     "warmup_epochs": 8,  # 10,000 steps of 1,024
     "weight_decay": 1e-4,
 }
+#: What `--smoke` sets otherwise.
+SMOKE: Mapping[str, Any] = {
+    "batch_size": 16,
+    "set": {"size": "micro", "patch": 8, "image_size": 32, "randaugment": 1},
+}
 
 _NUM_CLASSES = 1000
 

@@ -34,6 +34,12 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 64,
     "learning_rate": 1e-3,
 }
+#: What `--smoke` sets otherwise.
+SMOKE: Mapping[str, Any] = {
+    "model": "cnn",
+    "batch_size": 16,
+    "set": {"image_size": 32, "filters": [8, 16]},
+}
 
 _NUM_CLASSES = 2
 _OF_BACKBONE = "of_backbone"  # the name of its optimizer
@@ -110,6 +116,7 @@ def _read(config: TrainConfig, split: str, **maps: Any) -> tf.data.Dataset:
         name="cats",
         noise=(data.Noise((size, size, 3), "uint8", 256), data.Noise((), "int64", _NUM_CLASSES)),
         num_examples={"train": 20_936, "validation": 2_326},
+        features={"image": None, "label": _NUM_CLASSES},
         small=data.drawn_images(72, _NUM_CLASSES),
         splits={"train": "train[:90%]", "validation": "train[90%:]"},
     )

@@ -84,6 +84,7 @@ CHECK: dict[str, float] = {
     "tests/programs/": 90,
     "tests/recipes/test_data.py::test_backbone_rests_until_it_is_thawed": 5,
     "tests/recipes/test_digits.py::test_soft_labels": 5,
+    "tests/recipes/test_own_folders.py::test_pictures_and_a_model_to_start_from": 10,
     "tests/recipes/test_recipes.py::test_two_steps": 24,
     "tests/recipes/test_two_steps.py": 48,
     "tests/run/test_determinism.py": 15,

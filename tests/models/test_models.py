@@ -27,6 +27,7 @@ SMALL: dict[str, tuple[dict[str, Any], int]] = {
     "densenet169": ({}, 32),
     "xception": ({}, 71),
     "vit": ({"size": "micro", "patch": 4, "dropout": 0.1}, 8),
+    "keras_application": ({"application": "MobileNetV2", "dropout": 0.1}, 32),
 }
 
 

@@ -20,4 +20,7 @@ SMALL: dict[str, list[str]] = {
         "--data=small", "--set=size=micro", "--set=patch=8", "--set=image_size=16",
         "--set=randaugment=1", "--batch-size=6",
     ],
+    "image_folder": ["--data=small", *_CNN, "--set=image_size=16", "--set=mixup=0.2"],
+    "table": ["--data=synthetic", "--set=units=[4]", "--batch-size=6"],
+    "text_classifier": ["--data=small", "--set=length=8", "--set=width=4", "--batch-size=6"],
 }  # fmt: skip

@@ -37,6 +37,8 @@ class DataSet:
         noise: Structure of a mapped example, with a `Noise` for each tensor; None: the recipe
             generates its own.
         num_examples: Size of the real data by split, which is also the size of an epoch of noise.
+        features: The features of a record that the recipe reads, by name, and how many classes,
+            elements or columns `NAME/...` each must have; None: any number.
         small: The data of `--data small`, or None.
         splits: Names of the splits in the sources, by the names `"train"` and `"validation"`.
         options: Arguments of `pipelines.packed` for the real data.
@@ -45,6 +47,7 @@ class DataSet:
     name: str
     noise: Any = None
     num_examples: Mapping[str, int] = field(default_factory=dict)
+    features: Mapping[str, int | None] = field(default_factory=dict)
     small: Small | None = None
     splits: Mapping[str, str] = field(
         default_factory=lambda: {"train": "train", "validation": "validation"}

@@ -15,7 +15,7 @@ _NUM_EXAMPLES = {"train": 2048, "validation": 512}
 _BLUR = 4  # factor from the pixels of a class's pattern to those of an image
 
 
-def drawn_images(size: int, num_classes: int) -> Small:
+def drawn_images(size: int, num_classes: int, names: tuple[str, ...] = ()) -> Small:
     """Returns a data set of PNG images `image` with a class `label` each.
 
     A class is a pattern of coarse squares in shades of one color. An image is that pattern, shifted
@@ -24,10 +24,11 @@ def drawn_images(size: int, num_classes: int) -> Small:
     Args:
         size: Pixels per side.
         num_classes: Number of classes.
+        names: Names of the classes; none by default.
     """
     features = (
         pipelines.Feature(name="image", dtype="uint8", shape=(size, size, 3), encoding="png"),
-        pipelines.Feature(name="label", dtype="int64", encoding="list"),
+        pipelines.Feature(name="label", dtype="int64", encoding="list", label_names=names),
     )
 
     def examples(split: str) -> Iterator[dict[str, object]]:

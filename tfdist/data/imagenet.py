@@ -52,6 +52,7 @@ def imagenet(
         name="imagenet",
         noise=(Noise((size, size, 3), "uint8", 256), Noise((), "int64", NUM_CLASSES)),
         num_examples={"train": 1_281_167, "validation": 50_000},
+        features={"image": None, "label": NUM_CLASSES},
         small=drawn_images(64, 10),
     )
     trains = split == "train"

@@ -13,6 +13,7 @@ import pipelines
 from tfdist.config import TrainConfig
 from tfdist.data import noise
 from tfdist.data.data_set import SMALL, SYNTHETIC, DataSet
+from tfdist.data.required_features import check_features
 from tfdist.errors import DataError
 
 _NUM_SMALL_SHARDS = 4
@@ -65,8 +66,21 @@ def folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
     """Returns the folder of a split's shards, and packs them first if they are missing.
 
     Raises:
-        DataError: The data are not available; the message names alternatives.
+        DataError: The data are not available, or lack a feature that the recipe reads; the message
+            names alternatives.
     """
+    directory = _folder(config, data_set, split)
+    if config.data != SMALL:
+        check_features(
+            pipelines.load_index(directory).features,
+            data_set.features,
+            f"--data {config.data}",
+            f"recipe {config.recipe!r}",
+        )
+    return directory
+
+
+def _folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
     below = Path(config.data_dir) / data_set.name
     if config.data == SYNTHETIC:
         raise DataError(

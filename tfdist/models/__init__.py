@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tfdist.models.builders.cnn import cnn as cnn
     from tfdist.models.builders.densenet import densenet169 as densenet169
     from tfdist.models.builders.gpt import gpt as gpt
+    from tfdist.models.builders.keras_application import keras_application as keras_application
     from tfdist.models.builders.lstm import lstm as lstm
     from tfdist.models.builders.mlp import mlp as mlp
     from tfdist.models.builders.resnet import resnet18 as resnet18
@@ -46,6 +47,7 @@ IMAGE_CLASSIFIERS = {
     "densenet169": "tfdist.models.builders.densenet",
     "xception": "tfdist.models.builders.xception",
     "vit": "tfdist.models.builders.vit",
+    "keras_application": "tfdist.models.builders.keras_application",
 }
 
 #: All of them. The others take what their docstrings say.

@@ -52,6 +52,10 @@ class Watched:
         """The same for functions that take a configuration."""
         return cast(TrainConfig, self)
 
+    def has_read(self, name: str) -> bool:
+        """Returns whether a field has been read."""
+        return name in self._read
+
     def unread(self, recipe: Recipe) -> list[str]:
         """The fields that the recipe leaves aside.
 

@@ -11,6 +11,8 @@ import tensorflow as tf
 from tfdist.config import TrainConfig
 from tfdist.errors import DataError
 
+_NUM_REPEATED = 4  # batches, of `repeated`
+
 
 def limited(config: TrainConfig, data: tf.data.Dataset, validation: Any) -> tuple[Any, Any]:
     """Returns the data of training and validation that the configuration wants of them.
@@ -31,6 +33,13 @@ def limited(config: TrainConfig, data: tf.data.Dataset, validation: Any) -> tupl
         data = data.take(config.limit_steps)
         validation = None if validation is None else validation.take(config.limit_steps)
     return data, validation
+
+
+def repeated(data: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the first batches of a data set again and again, from memory, for as many steps."""
+    steps = int(data.cardinality())
+    first = _kept(data, min(steps, _NUM_REPEATED) if steps > 0 else _NUM_REPEATED)
+    return first.repeat().take(steps) if steps > 0 else first
 
 
 def description(config: TrainConfig) -> dict[str, str]:

@@ -63,6 +63,9 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
     try:
         config = settings.resolve(layers)  # finds most errors before the recipe is imported
         recipe = recipes.find(config.recipe)
+        if config.smoke:
+            layers = [recipes.smoke(recipe, config), *layers]
+            config = settings.resolve(layers)
         config = settings.resolve([recipes.defaults(recipe, config), *layers])
         known = recipes.hyperparameters(recipe, config.model)
         config = settings.with_hyperparameters(config, layers, known)

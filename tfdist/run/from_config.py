@@ -9,6 +9,7 @@ import keras
 
 import pipelines
 from tfdist import cluster, devices, schedules, strategies
+from tfdist import data as data_sets
 from tfdist.callbacks.early_stopping import EarlyStopping
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.config import TrainConfig, scales_dynamically
@@ -16,6 +17,7 @@ from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.data_handler import check_batch_size
 from tfdist.precision import LossScale
 from tfdist.run import batches, determinism, extent
+from tfdist.run.effect import Watched
 from tfdist.run.rank_duties import in_turns
 from tfdist.run.recipe import Recipe, callbacks
 from tfdist.trainer import Trainer
@@ -52,9 +54,11 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
     Raises:
         DataError: They cannot be written or read, or are no global batches.
     """
+    watched = Watched(config)
     try:
         with in_turns(strategy):
-            data, validation = recipe.train_data(config), recipe.validation_data(config)
+            data = recipe.train_data(watched.as_config())
+            validation = recipe.validation_data(watched.as_config())
     except pipelines.DataError as error:
         raise DataError(str(error)) from error
     except OSError as error:
@@ -64,6 +68,8 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
             f"{error.filename}: {error.strerror}: name another folder with --data-dir."
         ) from None
     batches.check(data, "train_data", config.batch_size)
+    if not watched.has_read("data") and config.data == data_sets.SYNTHETIC:
+        data, validation = extent.repeated(data), validation and extent.repeated(validation)
     if validation is not None:
         batches.check(validation, "validation_data", None)
     if config.deterministic:

@@ -1,13 +1,16 @@
 """Finding a recipe by its name; what a recipe is.
 
 A recipe is a module with the four members of `Recipe`: its own defaults for the configuration, and
-three functions that are handed the resolved configuration. It may have two more:
+three functions that are handed the resolved configuration. It may have more:
 
 - `Hyperparameters`, a `pydantic.BaseModel` of what only this recipe knows. `--set depth=34` is
   checked by it, and `Hyperparameters.model_validate(config.set)` is what came of that.
   A recipe with a `model` among its defaults lets it be chosen: `models.image_classifier` builds
   what `config.model` names, and that one's arguments can be set likewise.
 - `callbacks(config)`, which returns Keras callbacks for the training, the same on every worker.
+- `report(config, model, folder)`, which writes pictures of the trained model into the run folder
+  and returns their names. Called on the chief with the saved model, loaded by plain Keras.
+- `SMOKE`, fields that `--smoke` sets otherwise to make the run small.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ from pydantic import BaseModel, create_model
 
 from tfdist import models
 from tfdist.config import TrainConfig
-from tfdist.console.settings_file import Layer, Setting
+from tfdist.console.settings_file import OWN, Layer, Setting
 from tfdist.errors import ConfigurationError, did_you_mean
 
 PACKAGE = "recipes"
+
+_SMOKE_BATCH = 32  # rows, of a recipe that has no SMOKE
 
 
 class Recipe(Protocol):
@@ -137,6 +142,22 @@ def callbacks(recipe: Recipe, config: TrainConfig) -> list[Any]:
     return list(make(config) or ()) if make else []
 
 
+def report(recipe: Recipe, config: TrainConfig, model: Any, folder: Path) -> list[str]:
+    """Has the recipe write its report of a trained model, if it has a `report` function.
+
+    Args:
+        recipe: The recipe.
+        config: Configuration of the run.
+        model: The trained `keras.Model`.
+        folder: The run folder.
+
+    Returns:
+        The names of the files that were written.
+    """
+    write = getattr(recipe, "report", None)
+    return list(write(config, model, folder) or ()) if write else []
+
+
 def defaults(recipe: Recipe, given: TrainConfig) -> Layer:
     """The recipe's own values of fields; its `set` is of its own model, and left out for another.
 
@@ -151,6 +172,44 @@ def defaults(recipe: Recipe, given: TrainConfig) -> Layer:
         field: Setting(value, f"recipe {given.recipe!r}, DEFAULTS: {field}")
         for field, value in own.items()
     }
+
+
+def smoke(recipe: Recipe, given: TrainConfig) -> Layer:
+    """Returns the fields that make a smoke run of a recipe small; flags and files override them.
+
+    Args:
+        recipe: The recipe.
+        given: What the user set.
+    """
+    smaller = dict(_smoke_fields(recipe))
+    own = getattr(recipe, "Hyperparameters", NoHyperparameters).model_fields
+    settings = smaller.pop("set", {})
+    model = smaller.get("model", recipe.DEFAULTS.get("model"))
+    if given.model and given.model != model:  # the settings are those of another network
+        smaller.pop("model", None)
+        settings = {name: value for name, value in settings.items() if name in own}
+    smaller |= {f"{OWN}{name}": value for name, value in settings.items()}
+    return {
+        field: Setting(value, f"recipe {given.recipe!r}, SMOKE: {field}")
+        for field, value in smaller.items()
+    }
+
+
+def made_smaller(recipe: Recipe, config: TrainConfig) -> dict[str, Any]:
+    """Returns the fields and hyperparameters that have their values because of `--smoke`."""
+    smaller = dict(_smoke_fields(recipe))
+    settings = smaller.pop("set", {})
+    fields = {k: v for k, v in smaller.items() if getattr(config, k) == v}
+    usual = recipe.DEFAULTS.get("set", {})
+    return fields | {
+        k: v for k, v in settings.items() if config.set.get(k) == v and usual.get(k) != v
+    }
+
+
+def _smoke_fields(recipe: Recipe) -> Mapping[str, Any]:
+    batch_size = recipe.DEFAULTS.get("batch_size", TrainConfig().batch_size)
+    usual = {"batch_size": _SMOKE_BATCH} if batch_size > _SMOKE_BATCH else {}
+    return getattr(recipe, "SMOKE", usual)
 
 
 def num_steps(data: Any) -> int | None:
@@ -185,6 +244,8 @@ def _check(module: ModuleType) -> None:
     }
     if hasattr(module, "callbacks"):
         expected["callbacks"] = ["config"]
+    if hasattr(module, "report"):
+        expected["report"] = ["config", "model", "folder"]
     for name, arguments in expected.items():
         function = getattr(module, name)
         try:

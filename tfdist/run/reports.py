@@ -24,7 +24,11 @@ History = Mapping[str, Sequence[float]]
 
 
 def what_runs(
-    trainer: Trainer, config: TrainConfig, data: Any, unread: Sequence[str]
+    trainer: Trainer,
+    config: TrainConfig,
+    data: Any,
+    unread: Sequence[str],
+    smaller: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Returns what is about to run, which need not be what was asked for.
 
@@ -32,7 +36,8 @@ def what_runs(
         trainer: Describes itself and its strategy, and has the optimizer.
         config: What was asked for.
         data: The `tf.data.Dataset` to train on.
-        unread: Fields that the recipe does not go by.
+        unread: Fields that the recipe does not read.
+        smaller: Fields and hyperparameters that `--smoke` made smaller.
     """
     replicas = trainer.strategy.num_replicas
     steps = num_steps(data)
@@ -65,6 +70,9 @@ def what_runs(
         rows["a run goes on"] = data_order.resume_method(data)
     if config.smoke:
         rows["smoke"] = SMOKE
+        if smaller:
+            made = ", ".join(f"{name} {value}" for name, value in smaller.items())
+            rows["made smaller"] = f"{made}; a flag for one of them overrides it"
     rows |= extent.description(config)
     return rows | trainer.describe()
 

@@ -64,7 +64,7 @@ class TrainingRun:
         self._config, self._began = config, time.monotonic()
         export.check(config.export)
         loggers.check(config.logger)
-        workload = recipe.find(config.recipe)
+        workload = self._recipe = recipe.find(config.recipe)
         keras.utils.set_random_seed(config.seed)
         strategy = self._strategy = from_config.make_strategy(config)
         check_spread(config, workload, strategy)
@@ -75,7 +75,13 @@ class TrainingRun:
         trainer = from_config.make_trainer(read, workload, strategy, steps_per_epoch)
         own = from_config.make_callbacks(read, workload)
         self._trainer = trainer
-        facts = reports.what_runs(trainer, config, self._data, watched.unread(workload))
+        facts = reports.what_runs(
+            trainer,
+            config,
+            self._data,
+            watched.unread(workload),
+            recipe.made_smaller(workload, config) if config.smoke else {},
+        )
         sources = provenance.of_run(config, strategy, workload)
         folder = self._folder = _shared_folder(strategy, config, trainer.model, facts, sources)
         with self._discarding_on_error():
@@ -151,6 +157,16 @@ class TrainingRun:
                 profile.show(one, exchanged)
         if self._strategy.is_chief:
             export.write(self._config.export, self._folder.model)
+            self._report()
+
+    def _report(self) -> None:
+        """Has the recipe draw its pictures of the saved model; nothing if it has no report."""
+        if not hasattr(self._recipe, "report"):
+            return
+        model = keras.saving.load_model(self._folder.model, compile=False)
+        files = recipe.report(self._recipe, self._config, model, self._folder.path)
+        if self._talks and files:
+            print(f"Pictures in {self._folder.path}: {', '.join(files)}")
 
     @contextmanager
     def _discarding_on_error(self) -> Iterator[None]:

@@ -1,18 +1,24 @@
-"""Networks of `keras.applications`, made as the other builders make theirs."""
+"""Networks of `keras.applications` as classifiers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import keras
 
+from tfdist.errors import ConfigurationError
 from tfdist.models.builders import head
 from tfdist.models.builders.pixels import pixels
 from tfdist.precision import policy
 
-#: Where the weights begin: at random, or trained on ImageNet, which Keras downloads once.
-Weights = Literal["imagenet"] | None
+#: Initial weights: random (None or "none"), trained on ImageNet ("imagenet", downloaded once), or
+#: the path of a weights file.
+Weights = str | None
 
 
 def classifier(
@@ -26,27 +32,65 @@ def classifier(
     dtype_policy: str | None,
     features: str | None = None,
 ) -> keras.Model:
-    """Puts a head of `num_classes` logits on a network of `keras.applications`.
+    """Puts a layer of `num_classes` logits on a network of `keras.applications`.
 
     Args:
-        name: Of the model.
+        name: Name of the model.
         make: A function of `keras.applications`.
-        input_shape: Of one image: height, width, channels.
+        input_shape: Shape of one image: height, width, channels.
         num_classes: Number of logits.
-        scale: Multiplies the images on their device.
-        weights: What the network begins with; its head begins at random in either case.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
-        features: The layer whose output goes into the head; None: the average over the image of
-            what the network makes without its top.
+        scale: Factor for the pixels, applied on the device.
+        weights: Initial weights of the network. The last layer always starts from random weights.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
+        features: Name of the layer whose output the last layer reads; None: the average over the
+            image of the network's output without its top.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
+
+    Raises:
+        ConfigurationError: The weights cannot be downloaded or read.
     """
-    top: dict[str, Any] = {"include_top": False, "pooling": "avg"}
-    if features:  # dense layers of ImageNet's size: what hangs behind them is left away
-        top = {"include_top": True, "classes": 1000 if weights else 1}
-    with policy(dtype_policy):  # Keras's functions take none
+    with policy(dtype_policy), loaded(name, weights) as start:  # Keras's functions take no dtype
+        top: dict[str, Any] = {"include_top": False, "pooling": "avg"}
+        if features:  # layers after `features` are left out
+            top = {"include_top": True, "classes": 1000 if start else 1}
         inputs, x = pixels(input_shape, scale, dtype_policy)
-        made = make(input_tensor=x, weights=weights, **top)
+        made = make(input_tensor=x, weights=start, **top)
         x = made.get_layer(features).output if features else made.output
         return keras.Model(inputs, head.logits(x, num_classes, dtype_policy), name=name)
+
+
+@contextmanager
+def loaded(name: str, weights: Weights) -> Iterator[Weights]:
+    """Returns the `weights` argument for a function of `keras.applications`.
+
+    Raises:
+        ConfigurationError: The block failed to download or read the weights.
+    """
+    if weights in (None, "none"):
+        yield None
+        return
+    if weights != "imagenet" and not Path(weights).is_file():
+        raise ConfigurationError(
+            f"weights={weights}: there is no such file. Give the path of a weights file, "
+            "imagenet, or none for random weights (--set weights=none)."
+        )
+    try:
+        yield weights
+    except Exception as error:
+        raise ConfigurationError(_problem(name, weights, error)) from error
+
+
+def _problem(name: str, weights: str, error: Exception) -> str:
+    """Returns what went wrong while weights were loaded, and what to do."""
+    said = str(error).strip().partition("\n")[0]
+    failed = re.match(r"URL fetch failure on (\S+):", said)
+    if failed is None:
+        return f"weights={weights}: cannot be loaded into {name}: {said}"
+    url = failed[1]
+    home = os.environ.get("KERAS_HOME", "~/.keras")
+    return (
+        f"weights={weights}: {url} cannot be downloaded. Copy this file to {home}/models/ by other "
+        "means, or start from random weights (--set weights=none)."
+    )

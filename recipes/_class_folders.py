@@ -1,0 +1,190 @@
+"""Your own examples in one folder per class: packed once, and split if they are not split yet.
+
+Accepted layouts of `--data`:
+
+- `photos/cat/...`, `photos/dog/...`: every fifth example of each class is held out for validation;
+- `photos/train/cat/...` with `photos/validation/cat/...` (or `val`, `valid`, `test`);
+- either of them after `python -m pipelines.pack`: a packed folder, or one with packed splits.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import pipelines
+from tfdist import data
+from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError, DataError
+
+_INDEX = "index.json"
+_VALIDATION_NAMES = ("validation", "val", "valid", "test")
+_HELD_OUT = 0.2  # fraction of each class
+_RECORDS_PER_SHARD, _MAX_SHARDS = 256, 16
+
+
+class ClassFolders(NamedTuple):
+    """Packed examples.
+
+    Attributes:
+        train: The folder of the training split's shards.
+        validation: The folder of the validation split's shards.
+        classes: Names of the classes, in the order of their labels.
+    """
+
+    train: Path
+    validation: Path
+    classes: tuple[str, ...]
+
+
+def prepare(config: TrainConfig, name: str, small: data.Small, **pack_options: Any) -> ClassFolders:
+    """Returns the packed splits of `config.data`, and packs them on the first call.
+
+    Args:
+        config: `data` names the examples, `data_dir` the cache for their packed copy.
+        name: Name of the recipe; its folder in the cache has the same name.
+        small: The data set of `--data small`.
+        **pack_options: Options of `pipelines.packed`.
+
+    Raises:
+        ConfigurationError: `config.data` is not set, or names no folder.
+        DataError: There are no examples, fewer than two classes, or splits of other classes.
+    """
+    cache = Path(config.data_dir) / name
+    if config.data == data.SMALL:
+        data_set = data.DataSet(name=name, small=small)
+        folders = [data.folder(config, data_set, split) for split in ("train", "validation")]
+        return _checked("small", *folders)
+    if config.data is None or not Path(config.data).is_dir():
+        raise ConfigurationError(
+            f"--data {config.data}: expected a folder with one subfolder per class, "
+            "for example photos/cat and photos/dog. --data small tries the recipe without one."
+        )
+    try:
+        return _prepared(config.data, str(cache), tuple(sorted(pack_options.items())))
+    except pipelines.DataError as error:
+        raise DataError(str(error)) from error
+
+
+@functools.lru_cache(maxsize=4)
+def _prepared(location: str, cache: str, pack_options: tuple[tuple[str, Any], ...]) -> ClassFolders:
+    source, options = Path(location), dict(pack_options)
+    if source.name == "train" and (source / _INDEX).is_file():
+        source = source.resolve().parent  # the other split is beside it
+    # Changed files get another folder: a packed copy is never updated.
+    name = re.sub(r"\W+", "-", location).strip("-") + "-" + _fingerprint(source)
+    below = Path(cache) / name
+    train = source / "train"
+    if not train.is_dir():
+        return _checked(location, *_divided(source, below, options))
+    found = [n for n in _VALIDATION_NAMES if (source / n).is_dir()]
+    if not found:
+        return _checked(location, *_divided(train, below, options))
+    folders = {"train": train, "validation": source / found[0]}
+    return _checked(location, *(_packed(f, below / n, options) for n, f in folders.items()))
+
+
+def _checked(location: str, train: Path, validation: Path) -> ClassFolders:
+    """Returns both folders with their classes.
+
+    Raises:
+        DataError: There are fewer than two classes, or the splits have different ones.
+    """
+    classes, others = _classes(train), _classes(validation)
+    if len(classes) < 2:
+        raise DataError(
+            f"--data {location}: expected at least 2 classes, found {len(classes)} "
+            f"{list(classes)}: make one subfolder per class."
+        )
+    if classes != others:
+        raise DataError(
+            f"--data {location}: the training split has the classes {list(classes)}, the "
+            f"validation split {list(others)}. Use the same subfolders in both."
+        )
+    return ClassFolders(train, validation, classes)
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    labels = [f for f in pipelines.load_index(folder).features if f.name == "label"]
+    return labels[0].label_names if labels else ()
+
+
+def _packed(source: Path, target: Path, options: Mapping[str, Any]) -> Path:
+    """Returns the folder of a split's shards: the source itself if it is packed."""
+    if (source / _INDEX).is_file():
+        return source
+    if not (target / _INDEX).is_file():
+        pipelines.packed(str(source), target, **options)
+    return target
+
+
+def _divided(source: Path, below: Path, options: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Returns folders with the training examples and with those that are held out."""
+    train, validation = below / "train", below / "validation"
+    if not all((folder / _INDEX).is_file() for folder in (train, validation)):
+        whole = _packed(source, below / "all", options)
+        index = pipelines.load_index(whole)
+        for folder in (train, validation):
+            pipelines.write_shards(
+                _examples_of(whole, held_out=folder == validation),
+                folder,
+                index.features,
+                num_shards=min(max(index.num_records // _RECORDS_PER_SHARD, 1), _MAX_SHARDS),
+                source=f"{index.source}, {folder.name}, one in five of each class held out",
+            )
+        shutil.rmtree(below / "all", ignore_errors=True)
+    return train, validation
+
+
+def _examples_of(folder: Path, *, held_out: bool) -> Iterator[dict[str, Any]]:
+    """Returns the training examples of a packed folder, or every fifth of each class."""
+    seen: Counter[int] = Counter()
+    records = pipelines.read(folder, 1, decode_images=False).unbatch()
+    for record in records.as_numpy_iterator():
+        label = int(record.get("label", 0))
+        number = seen[label]
+        seen[label] += 1
+        is_held_out = int(number * _HELD_OUT + 0.5) < int((number + 1) * _HELD_OUT + 0.5)
+        if is_held_out == held_out:
+            yield record
+
+
+def _fingerprint(folder: Path) -> str:
+    """Returns a short text that changes with names, sizes and times of the files in a folder."""
+    digest = hashlib.sha256()
+    for directory, subfolders, names in os.walk(folder, followlinks=True):
+        subfolders.sort()
+        for name in sorted(names):
+            path = Path(directory, name)
+            status = path.stat()
+            digest.update(f"{path.relative_to(folder)}\0{status.st_size}\0".encode())
+            digest.update(f"{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:8]
+
+
+def class_counts(folder: Path, num_classes: int) -> np.ndarray:
+    """Returns the number of records of each class, int64 `(num_classes,)`."""
+    labels = pipelines.read(
+        folder, 1024, decode_images=False, map_fn=lambda record: {"label": record["label"]}
+    )
+    counts = np.zeros(num_classes, np.int64)
+    for batch in labels.as_numpy_iterator():
+        counts += np.bincount(batch["label"], minlength=num_classes)
+    return counts
+
+
+def balanced_weights(counts: np.ndarray) -> np.ndarray:
+    """Returns a weight per class, inversely proportional to its number of examples.
+
+    As `class_weight="balanced"` of scikit-learn: `num_examples / (num_classes * counts)`.
+    """
+    return (counts.sum() / (len(counts) * np.maximum(counts, 1))).astype("float32")
