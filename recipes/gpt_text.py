@@ -47,7 +47,7 @@ class Hyperparameters(BaseModel):
     size: Literal["tiny", "mini", "small", "medium"] = "small"
     length: int = Field(128, ge=2)  # tokens of a row
     dropout: float = Field(0.0, ge=0, lt=1)
-    remat: bool = False  # each block is computed again for its gradients
+    remat: bool = False  # activation checkpointing of each block
     steps_per_epoch: int = Field(100, ge=1)
 
 

@@ -1,4 +1,4 @@
-"""Fields that would do nothing in a run, and that whoever sets them is told of."""
+"""Finds fields that would have no effect in a run; setting one is an error."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ def what_runs(
     unread: Sequence[str],
     smaller: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Returns what is about to run, which need not be what was asked for.
+    """Returns facts on the run that is about to start, by name.
 
     Args:
         trainer: Describes itself and its strategy, and has the optimizer.
-        config: What was asked for.
+        config: The configuration.
         data: The `tf.data.Dataset` to train on.
         unread: Fields that the recipe does not read.
         smaller: Fields and hyperparameters that `--smoke` made smaller.
@@ -47,7 +47,7 @@ def what_runs(
     if batch is None:
         batch, note = config.batch_size, ", if the data keep to it"
     elif batch != config.batch_size:
-        note += f"; batch_size {config.batch_size} was asked for"
+        note += f"; batch_size is {config.batch_size}"
     fewest, most = batch // replicas, -(-batch // replicas)
     rows = {
         "recipe": config.recipe,
@@ -67,7 +67,7 @@ def what_runs(
     if unread:
         rows["of no effect"] = f"{', '.join(unread)}: the recipe does not read them"
     if config.checkpoint_every != "never":
-        rows["a run goes on"] = data_order.resume_method(data)
+        rows["resume"] = data_order.resume_method(data)
     if config.smoke:
         rows["smoke"] = SMOKE
         if smaller:
