@@ -42,7 +42,7 @@ def confusion_matrix(
     if len(classes) <= _MAX_CLASSES_WITH_NUMBERS:
         for (row, column), count in np.ndenumerate(counts):
             color = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, count, ha="center", va="center", color=color)
+            axes.text(column, row, str(count), ha="center", va="center", color=color)
     figure.savefig(path, dpi=100)
     return counts
 

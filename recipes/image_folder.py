@@ -164,7 +164,9 @@ def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
     Returns:
         The names of the files.
     """
-    labels, logits, worst = [], [], []
+    labels: list[int] = []
+    logits: list[np.ndarray] = []
+    worst: list[tuple[float, int, np.ndarray]] = []
     for pixels, one_hot in validation_data(config).take(3 if config.smoke else -1):
         made = np.asarray(model(pixels, training=False), np.float32)
         losses = tf.nn.softmax_cross_entropy_with_logits(one_hot, made).numpy()

@@ -59,7 +59,7 @@ def test_data_that_do_not_tell() -> None:
     assert found["steps per epoch"] == "unknown until the first has ended"
     of_others = tf.data.Dataset.range(100).batch(48).map(lambda row: row[: tf.size(row)])
     found = what_runs(TrainConfig(), of_others)
-    assert found["global batch"] == "48, by the first; batch_size 64 was asked for"
+    assert found["global batch"] == "48, by the first; batch_size is 64"
     assert found["per-replica batch"] == "16"
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist import precision
 from tfdist.errors import ConfigurationError, OutOfMemoryError
 from tfdist.model_setup import build
+from tfdist.model_setup.random_state import unchanged_random_state
 from tfdist.model_setup.rebuild import compile_like, rebuild
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
@@ -65,7 +66,7 @@ def _create(
                 f"precision={policy!r} cannot be applied to a model that is already built: pass "
                 "the function that builds it, or build it with that dtype policy."
             )
-        with strategy.scope():
+        with strategy.scope(), unchanged_random_state():
             model = rebuild(source)
     else:
         with strategy.scope(), precision.policy(policy):
@@ -80,7 +81,7 @@ def _create(
                 "rebuilt inside, with its weights.",
                 stacklevel=4,
             )
-            with strategy.scope():
+            with strategy.scope(), unchanged_random_state():
                 model = rebuild(model)
     adopt(model, strategy, policy, loss_scale)
     return model
@@ -108,7 +109,7 @@ def adopt(
             "`with trainer.strategy.scope():`, or create another Trainer with the changed model."
         )
     _claim_optimizer(model)
-    with strategy.scope(), precision.policy(policy):
+    with strategy.scope(), precision.policy(policy), unchanged_random_state():
         made = model.optimizer.variables + model.metrics_variables
         if not all(strategy.owns(v.value) for v in made):
             warnings.warn(

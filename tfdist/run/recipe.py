@@ -207,7 +207,7 @@ def made_smaller(recipe: Recipe, config: TrainConfig) -> dict[str, Any]:
 
 
 def _smoke_fields(recipe: Recipe) -> Mapping[str, Any]:
-    batch_size = recipe.DEFAULTS.get("batch_size", TrainConfig().batch_size)
+    batch_size = recipe.DEFAULTS.get("batch_size", TrainConfig.model_fields["batch_size"].default)
     usual = {"batch_size": _SMOKE_BATCH} if batch_size > _SMOKE_BATCH else {}
     return getattr(recipe, "SMOKE", usual)
 

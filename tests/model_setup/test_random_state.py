@@ -1,0 +1,55 @@
+"""A script's random state after a training is that of plain Keras."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.trainer import Trainer
+
+X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
+Y = np.arange(24) % 3
+
+
+def build() -> keras.Model:
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8), layers.Dropout(0.3), layers.Dense(3)]
+    )
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def two_models(make: Any) -> tuple[list[float], list[np.ndarray], float, float]:
+    """Trains two models in one script.
+
+    Args:
+        make: Returns what has `fit`.
+
+    Returns:
+        The losses of the second, its first weights, and what Python and NumPy draw afterwards.
+    """
+    keras.utils.set_random_seed(3)
+    make().fit(X, Y, batch_size=8, epochs=1, validation_split=0.25, verbose=0)
+    second = make()
+    weights = getattr(second, "model", second).get_weights()
+    losses = second.fit(X, Y, batch_size=8, epochs=2, verbose=0).history["loss"]
+    return losses, weights, random.random(), float(np.random.rand())
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored", "sharded"])
+@pytest.mark.parametrize("handed", ["function", "model"])
+def test_a_second_model_starts_as_in_plain_keras(handed: str, strategy: str) -> None:
+    devices = 1 if strategy == "one_device" else 2
+    plain = two_models(build)
+    made = two_models(
+        lambda: Trainer(build if handed == "function" else build(), strategy, devices=devices)
+    )
+    for ours, keras_own in zip(made[1], plain[1], strict=True):
+        np.testing.assert_equal(ours, keras_own)
+    np.testing.assert_allclose(made[0], plain[0], rtol=1e-5)
+    assert made[2:] == plain[2:]
