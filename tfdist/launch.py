@@ -59,6 +59,8 @@ def launch(options: Options) -> Failure | None:
         print(manifests.kubernetes(options.resuming), end="")
     elif options.hosts and options.via == "processes" and not (options.on or options.dry_run):
         _print_for_each_host(options)
+    elif options.via == "ray":
+        return _run_on_ray(options)
     elif options.elastic:
         return _run_elastic(options, Elastic(*options.elastic))
     else:
@@ -79,6 +81,30 @@ def _attempt(options: Options, restarts: Restarts) -> Failure | None:
         )
         return _run(servers, options, restarts=restarts)
     return _run_workers(options)
+
+
+def _run_on_ray(options: Options) -> Failure | None:
+    """Runs the workers in a Ray cluster; with `--elastic`, as many as it has room for."""
+    from tfdist.ray.placement import Resources, connect
+
+    connect()
+    from tfdist.ray.workers import Job, run
+
+    restarts = Restarts(options.max_restarts)
+    resources = Resources(
+        options.cpus_per_worker or 1,
+        options.gpus_per_worker,
+        options.placement,
+        options.placement_timeout,
+    )
+    fewest, most = options.elastic or (options.num_workers, options.num_workers)
+
+    def attempt() -> Failure | None:
+        again = options.resuming if restarts.total else options
+        job = Job(again.portable_command, resources, fewest, most, options.grace, again.by_horovod)
+        return run(job)
+
+    return run_with_restarts(attempt, restarts)
 
 
 def _run_elastic(options: Options, elastic: Elastic) -> Failure | None:
@@ -119,7 +145,7 @@ def _run_workers(
     planned = plan.workers(
         options.command,
         slots,
-        first_port=options.port if options.hosts else None,
+        ports=plan.ports_from(options.port, slots) if options.hosts else (),
         interface=interface_towards(slots[0].host) if options.on else "",
         gpus_per_worker=options.gpus_per_worker,
         gpu_slots=gpu_slots,

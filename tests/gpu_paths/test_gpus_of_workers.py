@@ -83,7 +83,9 @@ def test_entries_behind_an_invalid_one_do_not_count(monkeypatch: pytest.MonkeyPa
 def test_gpus_of_other_hosts_are_counted_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "6,7")
     slots = plan.slots({"a": 2, "b": 2})
-    made = plan.workers(["run"], slots, first_port=5000, gpus_per_worker=1, here="a")
+    made = plan.workers(
+        ["run"], slots, ports=plan.ports_from(5000, slots), gpus_per_worker=1, here="a"
+    )
     assert [one.environ[gpus.VISIBLE] for one in made.processes] == ["6", "7", "0", "1"]
 
 

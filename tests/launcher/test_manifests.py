@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -81,9 +82,29 @@ def test_mpi_job_runs_the_command_on_all_workers() -> None:
     assert "nvidia.com/gpu" in str(pods["Worker"])
 
 
+def test_ray_job_starts_the_launcher_in_a_cluster_with_a_pod_per_worker() -> None:
+    flags = ["--elastic", "2:3", "--max-restarts", "5", "--gpus-per-worker", "1"]
+    spec = manifest("--print-k8s", "--via", "ray", *flags)["spec"]
+    launch = "python -m tfdist.launch --via ray --elastic 2:3 --gpus-per-worker 1 --max-restarts 5"
+    assert shlex.split(spec["entrypoint"]) == [
+        *launch.split(),
+        *COMMAND[:1],
+        "python",
+        *COMMAND[2:],
+    ]
+    assert parse(shlex.split(spec["entrypoint"])[3:]).elastic == (2, 3)
+    cluster = spec["rayClusterSpec"]
+    assert "nvidia.com/gpu" not in str(cluster["headGroupSpec"])
+    (workers,) = cluster["workerGroupSpecs"]
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (2, 3)
+    (container,) = workers["template"]["spec"]["containers"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+
+
 @pytest.mark.parametrize(
     ("flags", "kind"),
     [
+        (["--via", "ray"], "RayJob"),
         (["--strategy", "multi_worker"], "TFJob"),
         (["--strategy", "horovod"], "MPIJob"),
         (["--strategy=horovod"], "MPIJob"),
@@ -95,7 +116,7 @@ def test_kind_follows_the_strategy(flags: list[str], kind: str) -> None:
     assert kind in documents("--print-k8s", *flags)
 
 
-@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob", "rayjob"])
 def test_servers_where_there_are_none(kind: str) -> None:
     with pytest.raises(ConfigurationError, match=f"only a tfjob has them, not {kind}"):
         manifest("--print-k8s", kind, "--num-ps", "1")
@@ -122,7 +143,11 @@ def test_the_secret_is_no_argument_and_other_pods_are_kept_out(kind: str) -> Non
     assert secret not in str(job)
     assert f"'secretKeyRef': {{'name': 'digits', 'key': '{messages.SECRET}'}}" in str(job)
     policy = found["NetworkPolicy"]["spec"]
-    assert policy["ingress"] == [{"from": [{"podSelector": policy["podSelector"]}]}]
+    own, *others = policy["ingress"]
+    assert own == {"from": [{"podSelector": policy["podSelector"]}]}
+    operator = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
+    wanted = {"from": [{"namespaceSelector": {}, "podSelector": operator}]}
+    assert others == ([{**wanted, "ports": [{"port": 8265}]}] if kind == "rayjob" else [])
     ((label, value),) = policy["podSelector"]["matchLabels"].items()
     assert value == "digits"
     assert kind == "trainjob" or f"'labels': {{'{label}': 'digits'}}" in str(job)

@@ -31,7 +31,7 @@ def test_places_are_those_that_horovod_computes() -> None:
 
 def test_every_worker_is_told_the_same_cluster() -> None:
     slots = plan.slots({"a": 2, "b": 1})
-    made = plan.workers(["run"], slots, first_port=5000, interface="eth0")
+    made = plan.workers(["run"], slots, ports=plan.ports_from(5000, slots), interface="eth0")
     seen = [cluster.discover(process.environ) for process in made.processes]
     assert [found.rank for found in seen] == [0, 1, 2]
     assert [found.local_rank for found in seen] == [0, 1, 0]
@@ -41,7 +41,8 @@ def test_every_worker_is_told_the_same_cluster() -> None:
 
 
 def test_each_worker_sees_gpus_of_its_own() -> None:
-    made = plan.workers(["run"], plan.slots({"a": 2, "b": 1}), first_port=5000, gpus_per_worker=2)
+    slots = plan.slots({"a": 2, "b": 1})
+    made = plan.workers(["run"], slots, ports=plan.ports_from(5000, slots), gpus_per_worker=2)
     visible = [process.environ["CUDA_VISIBLE_DEVICES"] for process in made.processes]
     assert visible == ["0,1", "2,3", "0,1"]
 

@@ -64,6 +64,30 @@ def job(kind: str, version: str, spec: Schema) -> Schema:
     )
 
 
+RAY_PORTS = {"type": "array", "items": record("containerPort", containerPort=NUMBER, name=TEXT)}
+RAY_CONTAINER = record(
+    "name", name=TEXT, image=TEXT, env=VARIABLES, resources=RESOURCES, ports=RAY_PORTS
+)
+RAY_POD = record(
+    "spec",
+    metadata=record("labels", labels={"type": "object", "additionalProperties": TEXT}),
+    spec=record(
+        "containers",
+        containers={"type": "array", "items": RAY_CONTAINER, "minItems": 1},
+        terminationGracePeriodSeconds=NUMBER,
+    ),
+)
+RAY_PARAMS: Schema = {"type": "object", "additionalProperties": TEXT}
+RAY_WORKERS = record(
+    "groupName replicas rayStartParams template",
+    groupName=TEXT,
+    replicas=NUMBER,
+    minReplicas=NUMBER,
+    maxReplicas=NUMBER,
+    rayStartParams=RAY_PARAMS,
+    template=RAY_POD,
+)
+
 JOBS = {
     "tfjob": job(
         "TFJob",
@@ -100,6 +124,21 @@ JOBS = {
                 numNodes=NUMBER,
                 numProcPerNode={"type": ["integer", "string"]},
                 resourcesPerNode=RESOURCES,
+            ),
+        ),
+    ),
+    "rayjob": job(
+        "RayJob",
+        "ray.io/v1",
+        record(
+            "entrypoint rayClusterSpec",
+            entrypoint=TEXT,
+            shutdownAfterJobFinishes={"type": "boolean"},
+            submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+            rayClusterSpec=record(
+                "headGroupSpec",
+                headGroupSpec=record("template", rayStartParams=RAY_PARAMS, template=RAY_POD),
+                workerGroupSpecs={"type": "array", "items": RAY_WORKERS},
             ),
         ),
     ),

@@ -1,6 +1,6 @@
 """What other schedulers need: a script for Slurm, and manifests for Kubernetes.
 
-The manifests are for the training operator and the MPI operator.
+The manifests are for the training operator, the MPI operator and KubeRay.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from tfdist.launcher.options import Options
 _SAVING_SECONDS = 120
 #: The label of a job's pods.
 _LABEL = "tfdist.job"
+#: The label of KubeRay's operator, and the port where a Ray cluster takes jobs.
+_KUBERAY = {"app.kubernetes.io/name": "kuberay-operator"}
+_RAY_DASHBOARD = 8265
 
 _SCRIPT = """\
 #!/bin/bash
@@ -74,8 +77,8 @@ def kubernetes(options: Options) -> str:
     """Returns manifests as YAML, for `kubectl apply -f -`.
 
     Beside the job they have a Secret, which authenticates the workers' messages, and a
-    NetworkPolicy, which lets only the job's own pods connect to each other: TensorFlow's and
-    Horovod's servers have no authentication.
+    NetworkPolicy, which lets only the job's own pods connect to each other: the servers of
+    TensorFlow, Horovod and Ray have no authentication.
 
     Raises:
         ConfigurationError: The kind of job has no parameter servers.
@@ -83,13 +86,14 @@ def kubernetes(options: Options) -> str:
     kind = options.print_k8s
     if kind == "auto":
         with_mpi = options.by_horovod or options.via == "mpirun"
-        kind = "mpijob" if with_mpi else "tfjob"
+        kind = "rayjob" if options.via == "ray" else "mpijob" if with_mpi else "tfjob"
     if options.num_ps and kind != "tfjob":
         raise ConfigurationError(f"--num-ps {options.num_ps}: only a tfjob has them, not {kind}.")
     version, name, spec = {
         "tfjob": ("kubeflow.org/v1", "TFJob", _tf_job),
         "mpijob": ("kubeflow.org/v2beta1", "MPIJob", _mpi_job),
         "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob", _train_job),
+        "rayjob": ("ray.io/v1", "RayJob", _ray_job),
     }[str(kind)]
     job = {
         "apiVersion": version,
@@ -97,9 +101,7 @@ def kubernetes(options: Options) -> str:
         "metadata": {"name": options.name},
         "spec": spec(options),
     }
-    # The operator of TrainJobs labels their pods; elsewhere the pod templates do.
-    label = "jobset.sigs.k8s.io/jobset-name" if kind == "trainjob" else _LABEL
-    documents = [_secret(options), _network_policy(options, label), job]
+    documents = [_secret(options), _network_policy(options, str(kind)), job]
     return yaml.safe_dump_all(documents, sort_keys=False)
 
 
@@ -113,9 +115,18 @@ def _secret(options: Options) -> dict[str, Any]:
     }
 
 
-def _network_policy(options: Options, label: str) -> dict[str, Any]:
-    """Returns the policy that admits connections between pods of the job only."""
+def _network_policy(options: Options, kind: str) -> dict[str, Any]:
+    """Returns the policy that admits connections between pods of the job only.
+
+    KubeRay's operator submits a job to the head's dashboard, and asks it for the job's state.
+    """
+    # The operator of TrainJobs labels their pods; elsewhere the pod templates do.
+    label = "jobset.sigs.k8s.io/jobset-name" if kind == "trainjob" else _LABEL
     pods = {"matchLabels": {label: options.name}}
+    ingress: list[dict[str, Any]] = [{"from": [{"podSelector": pods}]}]
+    if kind == "rayjob":
+        operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": _KUBERAY}}
+        ingress.append({"from": [operator], "ports": [{"port": _RAY_DASHBOARD}]})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -123,7 +134,7 @@ def _network_policy(options: Options, label: str) -> dict[str, Any]:
         "spec": {
             "podSelector": pods,
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": pods}]}],
+            "ingress": ingress,
         },
     }
 
@@ -198,6 +209,55 @@ def _train_job(options: Options) -> dict[str, Any]:
     if resources := _resources(options):
         trainer["resourcesPerNode"] = resources
     return {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
+
+
+def _ray_job(options: Options) -> dict[str, Any]:
+    """Returns a job of KubeRay: a Ray cluster with a pod per worker, and the launcher in it.
+
+    The head, and the pod that submits the job, get no workers. The launcher restarts workers
+    itself, and KubeRay replaces pods; with `--elastic MIN:MAX` the job starts with MIN of them.
+    """
+    fewest, most = options.elastic or (options.num_workers, options.num_workers)
+    flags = {
+        "--gpus-per-worker": options.gpus_per_worker,
+        "--cpus-per-worker": options.cpus_per_worker,
+        "--max-restarts": options.max_restarts,
+        "--placement": "" if options.placement == "PACK" else options.placement,
+    }
+    size = ["--elastic", f"{fewest}:{most}"] if options.elastic else ["--num-workers", str(most)]
+    given = [word for flag, value in flags.items() if value for word in (flag, str(value))]
+    launch = ["python", "-m", "tfdist.launch", "--via", "ray", *size, *given, "--"]
+    head = _ray_pod("ray-head", options, computes=False)
+    # KubeRay finds the dashboard, to which it submits the job, by the head's ports.
+    head["spec"]["containers"][0]["ports"] = [
+        {"name": name, "containerPort": port}
+        for name, port in (("gcs-server", 6379), ("dashboard", _RAY_DASHBOARD), ("client", 10001))
+    ]
+    workers = {
+        "groupName": "workers",
+        "replicas": most,
+        "minReplicas": fewest,
+        "maxReplicas": most,
+        "rayStartParams": {},
+        "template": _ray_pod("ray-worker", options, computes=True),
+    }
+    return {
+        "entrypoint": shlex.join([*launch, *options.portable_command]),
+        "shutdownAfterJobFinishes": True,
+        "submissionMode": "HTTPMode",
+        "rayClusterSpec": {
+            "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": head},
+            "workerGroupSpecs": [workers],
+        },
+    }
+
+
+def _ray_pod(name: str, options: Options, computes: bool) -> dict[str, Any]:
+    """Returns the template of a pod whose command KubeRay writes."""
+    container = _container(name, options, computes)
+    del container["command"]
+    pod = {"terminationGracePeriodSeconds": _SAVING_SECONDS, "containers": [container]}
+    return {"metadata": {"labels": {_LABEL: options.name}}, "spec": pod}
 
 
 def _replicas(

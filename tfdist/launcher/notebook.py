@@ -47,7 +47,7 @@ def notebook_launch(
     """
     if num_workers < 1:
         raise LaunchError(f"num_workers={num_workers}: expected at least 1.")
-    question = _pickled(functools.partial(fn, *args, **kwargs))
+    question = pickled_call(functools.partial(fn, *args, **kwargs))
     pool = WorkerPool(make_answer, num_workers=num_workers, answer_seconds=None, shows=0)
     with signals_raise(), pool:
         returned = pool.ask(question)[0]
@@ -55,7 +55,7 @@ def notebook_launch(
     return cloudpickle.loads(returned)
 
 
-def _pickled(call: Callable[[], Any]) -> bytes:
+def pickled_call(call: Callable[[], Any]) -> bytes:
     """Returns a call with everything that it refers to, pickled for the workers.
 
     Raises:
@@ -100,6 +100,15 @@ def _call(function: bytes) -> bytes | None:
     cluster.end()
     if not cluster.is_chief():
         return None
+    return pickled_result(returned)
+
+
+def pickled_result(returned: Any) -> bytes:
+    """Returns what a function returned in a worker, pickled for the process that called it.
+
+    Raises:
+        TypeError: It cannot be pickled.
+    """
     try:
         return cloudpickle.dumps(returned)
     except Exception as error:

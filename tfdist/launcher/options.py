@@ -19,6 +19,8 @@ _USAGE = f"{PROGRAM} [flags] -- COMMAND ...\n       {PROGRAM} [flags] [flags of 
 _DESCRIPTION = "Start the workers of a run, and end all of them when one fails."
 #: Defaults of flags.
 _PORT, _NAME, _IMAGE = 12300, "tfdist", "tfdist:latest"
+_PLACEMENT_SECONDS = 300
+_PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Becomes part of the host names of pods, which have at most 63 characters.
@@ -47,6 +49,8 @@ class Options:
     name: str
     image: str
     cpus_per_worker: int | None
+    placement: str = "PACK"
+    placement_timeout: int = _PLACEMENT_SECONDS
     #: Strategy of the training command, as far as `run.strategy_of_workers` can tell.
     strategy: str = ""
     #: Whether Horovod connects the processes of that strategy.
@@ -57,6 +61,12 @@ class Options:
         """The command for another machine or image, which has a Python of its own."""
         program, *arguments = self.command
         return ("python" if program == sys.executable else program, *arguments)
+
+    @property
+    def by_ray(self) -> bool:
+        """Whether Ray places the workers, now or in the manifest that is printed."""
+        via_ray = self.via == "ray" and self.print_k8s in (None, "auto") and not self.print_slurm
+        return via_ray or self.print_k8s == "rayjob"
 
     @property
     def is_training_command(self) -> bool:
@@ -153,17 +163,37 @@ def _add_processes(add: Callable[..., Any]) -> None:
     )
     add(
         "--via",
-        choices=("processes", "mpirun", "horovodrun"),
+        choices=("processes", "mpirun", "horovodrun", "ray"),
         default="processes",
-        help="what starts the workers: this program (with TF_CONFIG and Horovod's Gloo), mpirun "
-        "or horovodrun (processes)",
+        help="what starts the workers: this program (with TF_CONFIG and Horovod's Gloo), mpirun, "
+        "horovodrun, or actors of a Ray cluster (processes)",
     )
     add(
         "--gpus-per-worker",
         type=_natural,
         default=0,
         metavar="N",
-        help="GPUs that each worker sees; 0: all, divided among the workers of a host (0)",
+        help="GPUs that each worker sees; 0: all, divided among the workers of a host; with --via "
+        "ray none (0)",
+    )
+    add(
+        "--cpus-per-worker",
+        type=_positive,
+        metavar="N",
+        help="CPU cores to reserve for each worker, for Ray, Slurm and Kubernetes (Ray: 1)",
+    )
+    add(
+        "--placement",
+        choices=_PLACEMENTS,
+        default="PACK",
+        help="with --via ray: workers on few nodes, or on many; STRICT: on one, or one each (PACK)",
+    )
+    add(
+        "--placement-timeout",
+        type=_natural,
+        default=_PLACEMENT_SECONDS,
+        metavar="SECONDS",
+        help=f"with --via ray: time to wait for the workers' resources ({_PLACEMENT_SECONDS})",
     )
     add(
         "--hosts",
@@ -210,13 +240,12 @@ def _add_printed(add: Callable[..., Any]) -> None:
         "--print-k8s",
         nargs="?",
         const="auto",
-        choices=("auto", "tfjob", "mpijob", "trainjob"),
-        help="print a Kubernetes manifest; auto: mpijob for --strategy horovod or --via mpirun, "
-        "else tfjob",
+        choices=("auto", "tfjob", "mpijob", "trainjob", "rayjob"),
+        help="print a Kubernetes manifest; auto: rayjob for --via ray, mpijob for --strategy "
+        "horovod or --via mpirun, else tfjob",
     )
     add("--name", default=_NAME, metavar="NAME", help=f"name of the job ({_NAME})")
     add("--image", default=_IMAGE, metavar="IMAGE", help=f"image of the pods ({_IMAGE})")
-    add("--cpus-per-worker", type=_positive, metavar="N", help="for Slurm and Kubernetes")
 
 
 def _check(options: Options) -> None:
@@ -284,18 +313,19 @@ def _check_restarts(options: Options) -> None:
             f"{options.num_workers}: leave out --num-workers."
         )
     others = options.hosts or options.num_ps or options.via != "processes"
-    if others or options.print_slurm or options.print_k8s or not options.max_restarts:
+    others = others or options.print_slurm or options.print_k8s
+    if (others and not options.by_ray) or not options.max_restarts:
         raise ConfigurationError(
             "--elastic needs --max-restarts, and works only for workers that this program starts "
-            "on this host. Elsewhere, run the same command with another number of workers: it "
-            "resumes from the newest checkpoint with the same global batches."
+            "on this host or in a Ray cluster. Elsewhere, run the same command with another number "
+            "of workers: it resumes from the newest checkpoint with the same global batches."
         )
 
 
 def _check_effect(options: Options) -> None:
     """Refuses flags that would have no effect."""
     prints = options.print_slurm or options.print_k8s is not None
-    hands_over = options.via != "processes"
+    hands_over = options.via not in ("processes", "ray")
     without_effect = {
         "--port without --hosts: workers of this host get free ports": (
             options.port != _PORT and not options.hosts
@@ -303,8 +333,16 @@ def _check_effect(options: Options) -> None:
         "--gpus-per-worker with --via: the workers divide the GPUs that they see": (
             options.gpus_per_worker and hands_over and not prints
         ),
-        "--cpus-per-worker without --print-slurm or --print-k8s": (
-            options.cpus_per_worker and not prints
+        "--cpus-per-worker without --via ray, --print-slurm or --print-k8s": (
+            options.cpus_per_worker and not prints and not options.by_ray
+        ),
+        "--placement without --via ray": options.placement != "PACK" and not options.by_ray,
+        "--placement-timeout without --via ray": (
+            options.placement_timeout != _PLACEMENT_SECONDS and not options.by_ray
+        ),
+        "--hosts with --via ray: Ray chooses the nodes": options.hosts and options.by_ray,
+        "--dry-run with --via ray: Ray chooses the nodes when the run starts": (
+            options.dry_run and options.by_ray
         ),
         "--name without --print-slurm or --print-k8s": options.name != _NAME and not prints,
         "--image without --print-k8s": options.image != _IMAGE and options.print_k8s is None,

@@ -53,13 +53,15 @@ class Relay:
 
     def start(self, child: subprocess.Popen[bytes]) -> None:
         """Reads the pipes of a process until they end."""
-        for pipe, to, kept in (
-            (child.stdout, self._out, None),
-            (child.stderr, self._err, self._errors),
-        ):
-            thread = threading.Thread(target=self._relay, args=(pipe, to, kept), daemon=True)
+        for pipe, is_error in ((child.stdout, False), (child.stderr, True)):
+            thread = threading.Thread(target=self._relay, args=(pipe, is_error), daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def write(self, text: str, is_error: bool) -> None:
+        """Relays complete lines that another process has read."""
+        for line in text.splitlines():
+            self._show(line, is_error)
 
     def join(self, seconds: float) -> None:
         """Waits for the rest of the output; a grandchild may hold a pipe open."""
@@ -77,25 +79,32 @@ class Relay:
         tag = lines[begins[-1]].removesuffix(_TRACEBACK)  # of a rank, where mpirun is the process
         return "\n".join(line for line in lines[begins[-1] :] if line.startswith(tag))
 
-    def _relay(self, pipe: IO[bytes], to: TextIO | None, kept: deque[str] | None) -> None:
+    def _relay(self, pipe: IO[bytes], is_error: bool) -> None:
         # Everything is read to its end: a process whose pipe is full would block.
         for raw in pipe:
             # A progress bar rewrites its line after a carriage return: only its last state counts.
             line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-            if kept is not None:
+            if is_error:
                 if _NOISE.match(line):
                     continue
-                kept.append(line)
-            if to is None:
-                continue
-            encoding = to.encoding or "utf-8"
-            shown = line.encode(encoding, "replace").decode(encoding)
-            try:
-                with self._lock:
-                    print(f"{self._prefix}{shown}", file=to, flush=True)
-            except BrokenPipeError:  # as in `... | head`: the reader is gone, so the run ends
-                to = None
-                os.kill(os.getpid(), signal.SIGTERM)
+                self._errors.append(line)
+            self._show(line, is_error)
+
+    def _show(self, line: str, is_error: bool) -> None:
+        to = self._err if is_error else self._out
+        if to is None:
+            return
+        encoding = to.encoding or "utf-8"
+        shown = line.encode(encoding, "replace").decode(encoding)
+        try:
+            with self._lock:
+                print(f"{self._prefix}{shown}", file=to, flush=True)
+        except BrokenPipeError:  # as in `... | head`: the reader is gone, so the run ends
+            if is_error:
+                self._err = None
+            else:
+                self._out = None
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _verdict(lines: list[str]) -> str:

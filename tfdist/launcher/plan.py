@@ -92,11 +92,21 @@ def slots(hosts: Mapping[str, int]) -> list[Slot]:
     return made
 
 
+def ports_from(first: int, slots: Sequence[Slot]) -> list[int]:
+    """Returns ports for `workers` that the launchers of all hosts know without asking each other.
+
+    Args:
+        first: The port of the rendezvous; those of a host's workers follow.
+        slots: The slot of each worker.
+    """
+    return [first, *(first + 1 + slot.local_rank for slot in slots)]
+
+
 def workers(
     command: Sequence[str],
     slots: Sequence[Slot],
     *,
-    first_port: int | None = None,
+    ports: Sequence[int] = (),
     interface: str = "",
     gpus_per_worker: int = 0,
     gpu_slots: Sequence[int] = (),
@@ -110,8 +120,8 @@ def workers(
     Args:
         command: What each of them runs.
         slots: The slot of each.
-        first_port: First port on every host: one for the rendezvous, then one for each worker.
-            None: free ports; all workers are on this host.
+        ports: One for the rendezvous, and one for each worker on its own host. Empty: free ports;
+            all workers are on this host.
         interface: The network interface between the workers; empty: Horovod chooses.
         gpus_per_worker: How many GPUs of its host each worker sees; 0: all, which the workers of a
             host divide among themselves.
@@ -123,11 +133,7 @@ def workers(
         ConfigurationError: This host has too few GPUs.
     """
     first = slots[0].host
-    if first_port is None:
-        ports = free_ports(1 + len(slots))
-    else:
-        ports = [first_port, *(first_port + 1 + slot.local_rank for slot in slots)]
-    rendezvous, *own = ports
+    rendezvous, *own = ports or free_ports(1 + len(slots))
     tasks = {"worker": [f"{slot.host}:{port}" for slot, port in zip(slots, own, strict=True)]}
     processes = []
     for slot in slots:

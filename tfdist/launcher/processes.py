@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType, TracebackType
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from tfdist.errors import REQUEUE, LaunchError
 from tfdist.launcher.orphans import marked, watching
@@ -88,22 +88,12 @@ class Streams:
         return Relay("" if self.only else name, self.out or sys.stdout, self.err or sys.stderr)
 
 
-class Child:
-    """A process of a group.
+class Child(Protocol):
+    """A process of a group, on this host or another."""
 
-    Args:
-        process: What to start.
-        environ: Variables of all processes of the group.
-        streams: Where its output goes.
-    """
-
-    def __init__(self, process: Process, environ: Mapping[str, str], streams: Streams) -> None:
-        self.process = process
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # unless the user sets it
-        own = {"PYTHONUNBUFFERED": "1", **process.environ, **environ}
-        self._environ = {**quiet, **os.environ, **own}
-        self._relay = streams.relay(process.name)
-        self._popen: subprocess.Popen[bytes] | None = None
+    @property
+    def process(self) -> Process:
+        """What it runs."""
 
     def start(self, on_end: Callable[[Child], None]) -> None:
         """Starts it.
@@ -114,6 +104,46 @@ class Child:
         Raises:
             LaunchError: It cannot be started.
         """
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started, and has not ended."""
+
+    @property
+    def code(self) -> int:
+        """The exit code of an ended process as in a shell: 128 plus the number of a signal."""
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process and its children."""
+
+    def failure(self) -> Failure:
+        """Returns how an ended process failed."""
+
+
+class LocalChild:
+    """A process of this host.
+
+    Args:
+        process: What to start.
+        environ: Variables of all processes of the group.
+        streams: Where its output goes.
+    """
+
+    def __init__(self, process: Process, environ: Mapping[str, str], streams: Streams) -> None:
+        self._process = process
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # unless the user sets it
+        own = {"PYTHONUNBUFFERED": "1", **process.environ, **environ}
+        self._environ = {**quiet, **os.environ, **own}
+        self._relay = streams.relay(process.name)
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> Process:
+        """What it runs."""
+        return self._process
+
+    def start(self, on_end: Callable[[Child], None]) -> None:
+        """Starts it; `Child` describes the arguments."""
         try:
             popen = subprocess.Popen(
                 self.process.command,
@@ -160,6 +190,8 @@ class Child:
 
     def failure(self) -> Failure:
         """Returns how an ended process failed."""
+        if not self.running:
+            self.drain()
         return Failure(self.process.name, self.code, self._relay.last_words())
 
 
@@ -231,6 +263,26 @@ class Children:
     def done(self) -> bool:
         """Whether all have exited with code 0."""
         return len(self.ended) == len(self._children)
+
+    def run(
+        self, seconds: float | None = None, preempts: Callable[[], bool] = lambda: True
+    ) -> Failure | None:
+        """Waits for the end of the run, and preempts it if that is due.
+
+        Args:
+            seconds: Interval at which `preempts` is called; None: never.
+            preempts: Returns whether all should stop after a step, to be started again.
+
+        Returns:
+            The first failure or preemption, or None.
+        """
+        while True:
+            if failed := self.wait(seconds):
+                return failed.failure()._replace(ended=tuple(self.ended))
+            if seconds is None or self.done:
+                return None
+            if preempts():
+                return self.preempt()
 
     def preempt(self) -> Failure | None:
         """Stops all after a step; returns the first failure or preemption."""
@@ -315,10 +367,7 @@ def run(
     """
     running = started(processes, grace=grace, restarts=restarts, streams=streams, environ=environ)
     with signals_raise(), running as children:
-        failed = children.wait(seconds)
-        if not failed and seconds is not None and not children.done:
-            return children.preempt()
-    return failed.failure()._replace(ended=tuple(children.ended)) if failed else None
+        return children.run(seconds)
 
 
 @contextmanager
@@ -344,7 +393,7 @@ def started(
     """
     mark = uuid.uuid4().hex
     shared = {**environ, **marked(mark)}
-    children = [Child(process, shared, streams or Streams()) for process in processes]
+    children = [LocalChild(process, shared, streams or Streams()) for process in processes]
     try:
         with watching(mark), Children(children, grace, restarts) as group:
             group.start()

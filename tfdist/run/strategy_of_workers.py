@@ -65,7 +65,7 @@ def _values(command: Sequence[str], flag: str) -> list[str]:
 def _fitting(options: Options) -> str:
     if options.num_ps:
         return "parameter_server"
-    if options.via != "processes" or options.print_k8s == "mpijob":
+    if options.via in ("mpirun", "horovodrun") or options.print_k8s == "mpijob":
         return "horovod"
     return "multi_worker"
 

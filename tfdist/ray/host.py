@@ -1,0 +1,168 @@
+"""The Ray actor of one worker: runs the worker's process on its node, and relays what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import queue
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import ray
+
+from tfdist.cluster.networks import free_ports, interface_towards
+from tfdist.launcher import horovod
+from tfdist.launcher.orphans import marked, watching
+from tfdist.launcher.plan import LOCAL, Process, Slot
+from tfdist.launcher.processes import Child, LocalChild, Streams
+from tfdist.ray.messages import End, Line, Message
+from tfdist.ray.reports import Channel
+
+
+class Node(NamedTuple):
+    """Where an actor runs.
+
+    Attributes:
+        address: The node's IP address.
+        node_id: Ray's name of it.
+        ports: Two free ports: one for the worker, and one for Horovod's rendezvous.
+    """
+
+    address: str
+    node_id: str
+    ports: tuple[int, int]
+
+
+class Host:
+    """Runs one worker at a time; all methods but `run` return at once.
+
+    Args:
+        folder: The launcher's working directory, which the worker gets where it exists.
+        import_path: The launcher's `PYTHONPATH`.
+    """
+
+    def __init__(self, folder: str, import_path: str) -> None:
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        paths = filter(None, [import_path, os.environ.get("PYTHONPATH")])
+        self._environ = {"PYTHONPATH": os.pathsep.join(paths)}
+        self._serving = contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._child: LocalChild | None = None
+        self._signals: list[int] = []
+
+    def node(self) -> Node:
+        """Returns where this actor runs."""
+        worker_port, rendezvous_port = free_ports(2)
+        node_id = ray.get_runtime_context().get_node_id()
+        return Node(ray.util.get_node_ip_address(), node_id, (worker_port, rendezvous_port))
+
+    def horovod_variables(self, rank_0: str) -> dict[str, str]:
+        """Returns variables of Horovod's Gloo that depend on this node.
+
+        Args:
+            rank_0: Address of rank 0's node, as the workers name it.
+        """
+        if rank_0 == LOCAL:
+            return {}
+        return {"HOROVOD_GLOO_IFACE": interface_towards(rank_0)}
+
+    def check_host_name(self) -> None:
+        """Checks that Horovod's Gloo can connect to this node from others.
+
+        Raises:
+            LaunchError: This node's name does not resolve to an address that others reach.
+        """
+        horovod.check_host_name()
+
+    def serve_rendezvous(self, slots: Sequence[Slot], port: int) -> None:
+        """Serves Horovod's rendezvous until this actor ends, if Horovod is installed."""
+        if horovod.installed():
+            self._serving.enter_context(horovod.serving(slots, port))
+
+    def run(
+        self, process: Process, environ: Mapping[str, str], function: bytes = b""
+    ) -> Iterator[list[Message]]:
+        """Runs the worker, and yields its messages in batches; the last one is an `End`.
+
+        Args:
+            process: The worker; the program `python` is the one that runs this actor.
+            environ: Variables of all workers.
+            function: Pickled; what the worker calls instead of being a program of its own.
+        """
+        messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        streams = Streams(process.name, _Lines(messages, False), _Lines(messages, True))
+        mark = uuid.uuid4().hex
+        with contextlib.ExitStack() as stack:
+            shared = {**self._environ, **environ, **marked(mark)}
+            if function:
+                channel = stack.enter_context(Channel(function, messages.put))
+                shared |= channel.environ
+            stack.enter_context(watching(mark))
+            child = LocalChild(_with_this_python(process), shared, streams)
+            self._start(child, functools.partial(_put_end, messages))
+            while True:
+                batch = _available(messages)
+                yield batch
+                if isinstance(batch[-1], End):
+                    return
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the worker, as soon as it runs."""
+        with self._lock:
+            if self._child is None:
+                self._signals.append(number)
+            else:
+                self._child.signal(number)
+
+    def _start(self, child: LocalChild, on_end: functools.partial[None]) -> None:
+        with self._lock:
+            child.start(on_end)
+            self._child = child
+            for number in self._signals:
+                child.signal(number)
+
+
+def _put_end(messages: queue.SimpleQueue[Message], child: Child) -> None:
+    _, code, last_words, _ = child.failure()  # which waits for the rest of the output
+    messages.put(End(code, last_words))
+
+
+def _available(messages: queue.SimpleQueue[Message]) -> list[Message]:
+    """Waits for a message, and returns all that are there; nothing follows an `End`."""
+    batch = [messages.get()]
+    while not isinstance(batch[-1], End):
+        try:
+            batch.append(messages.get_nowait())
+        except queue.Empty:
+            break
+    return batch
+
+
+def _with_this_python(process: Process) -> Process:
+    program, *arguments = process.command
+    program = sys.executable if program == "python" else program
+    return replace(process, command=(program, *arguments))
+
+
+class _Lines(io.StringIO):
+    """A stream whose complete lines become messages."""
+
+    def __init__(self, messages: queue.SimpleQueue[Message], is_error: bool) -> None:
+        super().__init__()
+        self._messages, self._is_error = messages, is_error
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        """Writes a part of a line, or lines; callers hold the lock of `launcher.output.Relay`."""
+        complete, newline, self._begun = (self._begun + text).rpartition("\n")
+        if newline:
+            self._messages.put(Line(complete + newline, self._is_error))
+        return len(text)

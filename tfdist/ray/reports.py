@@ -1,0 +1,118 @@
+"""Metrics, checkpoints and results on their way from a worker to the caller of `tfdist.ray.train`.
+
+The worker's process connects to a Unix socket of its actor, in a folder that only its user can
+enter. It receives the function, and sends reports and the function's result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Client, Connection, Listener
+from types import TracebackType
+from typing import Any
+
+from tfdist import cluster
+from tfdist.errors import LaunchError
+from tfdist.ray.messages import Report, Result
+
+#: The variable with the path of the socket.
+_VARIABLE = "TFDIST_RAY_CHANNEL"
+
+_connection: Connection | None = None
+
+
+def report(metrics: Mapping[str, Any], checkpoint: str | os.PathLike[str] | None = None) -> None:
+    """Reports metrics from the function that `tfdist.ray.train` runs.
+
+    Within a trial of Ray Tune they are reported to Tune, whose scheduler may end the trial. Every
+    worker may call it; only rank 0's report counts.
+
+    Args:
+        metrics: Numbers by name.
+        checkpoint: A folder, which is sent through Ray's object store; keep large checkpoints in
+            shared storage instead (`Trainer(checkpoints=...)`).
+
+    Raises:
+        LaunchError: This process is no worker of `tfdist.ray.train`.
+    """
+    if _connection is None:
+        raise LaunchError(
+            "tfdist.ray.report was called outside of a function that tfdist.ray.train runs: call "
+            "it there, or leave it out."
+        )
+    if cluster.is_chief():
+        packed = b"" if checkpoint is None else _pack(checkpoint)
+        _connection.send(Report({name: _plain(value) for name, value in metrics.items()}, packed))
+
+
+def unpack(packed: bytes, folder: str) -> None:
+    """Writes the files of a reported checkpoint to a folder."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def receive_function() -> bytes:
+    """Returns, in a worker, the pickled function to call."""
+    global _connection
+    _connection = Client(os.environ[_VARIABLE], "AF_UNIX")
+    return bytes(_connection.recv())
+
+
+def send_result(pickled: bytes) -> None:
+    """Sends, in a worker, what the function returned."""
+    if _connection is None:
+        raise LaunchError("A result was sent before the function was received.")
+    _connection.send(Result(pickled))
+    _connection.recv()  # an acknowledgement: nothing is lost when this process ends
+
+
+class Channel:
+    """An actor's end of the connection; use it as a context manager.
+
+    Args:
+        function: Pickled; sent to the worker that connects.
+        put: Called with each message, from a thread.
+    """
+
+    def __init__(self, function: bytes, put: Callable[[Report | Result], None]) -> None:
+        self._function, self._put = function, put
+        self._folder = tempfile.TemporaryDirectory(prefix="tfdist-")
+        self._listener = Listener(f"{self._folder.name}/channel", "AF_UNIX")
+        self.environ = {_VARIABLE: str(self._listener.address)}
+
+    def __enter__(self) -> Channel:
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        self._folder.cleanup()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError, EOFError), self._listener.accept() as connection:
+            connection.send(self._function)
+            while True:
+                message = connection.recv()
+                self._put(message)
+                if isinstance(message, Result):
+                    connection.send(True)
+
+
+def _pack(folder: str | os.PathLike[str]) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        archive.add(folder, arcname=".")
+    return written.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number of NumPy or TensorFlow as one of Python."""
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,235 @@
+"""Runs workers on a Ray cluster as `launcher.processes` runs them on this host."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from tfdist.cluster.messages import secret_environ
+from tfdist.errors import LaunchError
+from tfdist.launcher import plan
+from tfdist.launcher.plan import Process
+from tfdist.launcher.processes import Child, Children, Streams, signals_raise
+from tfdist.launcher.restarts import NO_RESTARTS, Failure
+from tfdist.ray.host import Host, Node
+from tfdist.ray.messages import End, Line, Message
+from tfdist.ray.placement import Extension, Placement, Resources, placed
+from tfdist.watchdog.deadline import EXIT_CODE
+
+_LOG = logging.getLogger("tfdist.launch")
+
+#: Time for actors to start on their nodes.
+_START_SECONDS = 120.0
+#: Interval at which a run with fewer workers than it may have looks for room for another.
+_GROWTH_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the workers run, and where.
+
+    Attributes:
+        command: Program and arguments of each worker; `python` is the one of its node.
+        resources: Of each worker.
+        fewest: Workers without which nothing is started.
+        most: Workers that are enough.
+        grace: Seconds for workers to save and exit after an interrupt or a preemption.
+        by_horovod: Whether Horovod's Gloo connects the workers.
+        function: Pickled function that the workers call; empty: they run the command alone.
+        on_message: Called with each report and result of a worker, from threads.
+        streams: Where output goes.
+    """
+
+    command: tuple[str, ...]
+    resources: Resources
+    fewest: int
+    most: int
+    grace: float = 15.0
+    by_horovod: bool = False
+    function: bytes = b""
+    on_message: Callable[[Message], None] = lambda _: None
+    streams: Streams = field(default_factory=Streams)
+
+
+def run(job: Job) -> Failure | None:
+    """Runs the workers until all have ended, or one fails and the others are ended.
+
+    With fewer workers than `job.most`, all of them stop after a step as soon as the cluster has
+    room for another.
+
+    Returns:
+        The first failure or preemption, or None.
+
+    Raises:
+        KeyboardInterrupt: SIGINT was received; all have ended.
+        SystemExit: SIGTERM, SIGUSR1 or SIGHUP was received; all have ended.
+        LaunchError: The cluster has no room for them, or they cannot be started.
+    """
+    with signals_raise(), placed(job.resources, job.fewest, job.most) as placement:
+        if job.fewest < job.most:
+            _LOG.warning("Number of workers: %d of at most %d.", placement.size, job.most)
+        with _hosts(placement, job.resources) as hosts:
+            children = _children(job, hosts)
+            with Children(children, job.grace, NO_RESTARTS) as group:
+                group.start()
+                if placement.size == job.most:
+                    return group.run()
+                return _run_until_there_is_room(group, job.resources)
+
+
+def _run_until_there_is_room(group: Children, resources: Resources) -> Failure | None:
+    extension = Extension(resources)
+    try:
+        return group.run(_GROWTH_SECONDS, extension.is_granted)
+    finally:
+        extension.withdraw()
+
+
+@dataclass(frozen=True)
+class _PlacedHost:
+    """An actor, and the node that it runs on."""
+
+    actor: Any
+    node: Node
+
+
+@contextlib.contextmanager
+def _hosts(placement: Placement, resources: Resources) -> Iterator[list[_PlacedHost]]:
+    """Starts an actor for each worker within the block; those of a node follow each other."""
+    host = ray.remote(Host)
+    actors = [
+        host.options(
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            scheduling_strategy=strategy,
+            max_concurrency=4,  # signals arrive while a worker runs
+        ).remote(str(Path.cwd()), os.environ.get("PYTHONPATH", ""))
+        for strategy in placement.strategies
+    ]
+    try:
+        nodes = ray.get([actor.node.remote() for actor in actors], timeout=_START_SECONDS)
+        order = {node.address: None for node in nodes}  # addresses in order of their first worker
+        hosts = [_PlacedHost(actor, node) for actor, node in zip(actors, nodes, strict=True)]
+        yield sorted(hosts, key=lambda host: list(order).index(host.node.address))
+    except RayError as error:
+        raise LaunchError(
+            f"The workers' actors did not start ({_first_line(error)}): check that tfdist is "
+            "installed on all nodes of the Ray cluster."
+        ) from error
+    finally:
+        for actor in actors:
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
+
+
+def _children(job: Job, hosts: Sequence[_PlacedHost]) -> list[RayChild]:
+    """Returns the workers, with the variables of a cluster on these nodes."""
+    nodes = [host.node for host in hosts]
+    addresses = [node.address for node in nodes]
+    if len(set(addresses)) == 1:  # so that their servers listen at the loopback address only
+        addresses = [plan.LOCAL] * len(addresses)
+    slots = plan.slots({address: addresses.count(address) for address in addresses})
+    ports = [nodes[0].ports[1], *(node.ports[0] for node in nodes)]
+    planned = plan.workers(job.command, slots, ports=ports)
+    if job.by_horovod and len(set(addresses)) > 1:
+        ray.get([host.actor.check_host_name.remote() for host in hosts])
+    ray.get(hosts[0].actor.serve_rendezvous.remote(slots, ports[0]))
+    variables = ray.get([host.actor.horovod_variables.remote(addresses[0]) for host in hosts])
+    secret = secret_environ()
+    return [
+        RayChild(process, host, {**secret, **extra}, job)
+        for process, host, extra in zip(planned.processes, hosts, variables, strict=True)
+    ]
+
+
+class RayChild(Child):
+    """A worker on a node of a Ray cluster.
+
+    Args:
+        process: What to run.
+        host: The actor that runs it.
+        environ: Variables in addition to those of the process.
+        job: Where its messages go.
+    """
+
+    def __init__(
+        self, process: Process, host: _PlacedHost, environ: Mapping[str, str], job: Job
+    ) -> None:
+        self._process, self._host, self._environ, self._job = process, host, environ, job
+        self._relay = job.streams.relay(process.name)
+        self._end: End | None = None
+        self._is_started = False
+
+    @property
+    def process(self) -> Process:
+        """What it runs."""
+        return self._process
+
+    def start(self, on_end: Callable[[Child], None]) -> None:
+        """Starts it; `Child` describes the arguments."""
+        run_worker = self._host.actor.run.options(num_returns="streaming")
+        batches = run_worker.remote(self._process, self._environ, self._job.function)
+        self._is_started = True
+
+        def follow() -> None:
+            try:
+                for reference in batches:
+                    for message in ray.get(reference):
+                        self._take(message)
+            except RayError as error:
+                self._end = self._lost(error)
+            on_end(self)
+
+        threading.Thread(target=follow, daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started, and has not ended."""
+        return self._is_started and self._end is None
+
+    @property
+    def code(self) -> int:
+        """The exit code of an ended process."""
+        return self._end.code if self._end else 0
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the worker and its children."""
+        if self.running:
+            self._host.actor.signal.remote(number)
+
+    def failure(self) -> Failure:
+        """Returns how it failed."""
+        return Failure(self._process.name, self.code, self._end.last_words if self._end else "")
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, End):
+            self._end = message
+        elif isinstance(message, Line):
+            self._relay.write(message.text, message.is_error)
+        else:
+            self._job.on_message(message)
+
+    def _lost(self, error: RayError) -> End:
+        node = self._host.node
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, LaunchError):  # of the actor: the program cannot be started
+            return End(1, str(cause))
+        return End(
+            EXIT_CODE,
+            f"rank {self._process.name} was lost: the Ray node {node.address} "
+            f"({node.node_id[:8]}) or the worker's actor ended ({_first_line(error)}).",
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
