@@ -1,4 +1,4 @@
-"""Places of workers, what they are told, and what mpirun and horovodrun are called with."""
+"""Places of workers, what they receive, and what mpirun and horovodrun are called with."""
 
 from __future__ import annotations
 
