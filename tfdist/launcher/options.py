@@ -312,9 +312,9 @@ def _check_restarts(options: Options) -> None:
             f"--elastic allows up to {options.elastic[1]} workers, but --num-workers is "
             f"{options.num_workers}: leave out --num-workers."
         )
-    others = options.hosts or options.num_ps or options.via != "processes"
-    others = others or options.print_slurm or options.print_k8s
-    if (others and not options.by_ray) or not options.max_restarts:
+    starts_here = options.via == "processes" and not options.hosts and not options.num_ps
+    prints = options.print_slurm or options.print_k8s
+    if not options.max_restarts or not (options.by_ray or (starts_here and not prints)):
         raise ConfigurationError(
             "--elastic needs --max-restarts, and works only for workers that this program starts "
             "on this host or in a Ray cluster. Elsewhere, run the same command with another number "
