@@ -1,6 +1,6 @@
-"""Small training questions with one right answer, and who gets them right.
+"""The conformance suite: compares every strategy with plain Keras on one device.
 
-A case (`case.py`, `cases_*.py`) is a compiled model and some data. An engine (`engines.py`) trains
-it: plain Keras on one device gives the answer, tfdist and plain Keras over several replicas are
-asked for the same. `python -m tests.conformance` prints who differs and by how much.
+A case (`case.py`, `cases_*.py`) is a compiled model and its data. An engine (`engines.py`) trains
+it. Plain Keras on one device gives the reference; tfdist, and plain Keras over several replicas,
+must match it. `python -m tests.conformance` prints which engines differ, and by how much.
 """

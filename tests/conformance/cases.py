@@ -1,4 +1,4 @@
-"""All cases, by name."""
+"""All cases of the contract, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The right answers, worked out once for all processes that pytest-xdist runs the tests in."""
+"""Reference results, computed once and shared by the processes of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.conformance import engines
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], engines.References]:
-    """Returns what plain Keras on one device makes of a case, by its name."""
-    own = tmp_path_factory.getbasetemp()  # within one that all processes of this run share
+    """Returns a function from the name of a case to its results with plain Keras on one device."""
+    own = tmp_path_factory.getbasetemp()  # inside a folder that all processes of this run share
     folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
     @functools.cache
@@ -25,7 +25,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], engi
         if not file.exists():
             written = Path(f"{file}.{os.getpid()}")
             written.write_bytes(pickle.dumps(engines.references(name)))
-            written.replace(file)  # another process may read, or write the same
+            written.replace(file)  # atomic: another process may read or write the same file
         return pickle.loads(file.read_bytes())
 
     return known

@@ -1,4 +1,4 @@
-"""Who trains a case: plain Keras on one device, plain Keras mirrored, tfdist."""
+"""Engines that train a case: plain Keras on one device, plain Keras mirrored, and tfdist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.gpu_paths.nccl_stand_in import NcclStandIn
 from tests.support.case import Case
 from tfdist import strategies
 
-#: tfdist's strategies of one process: each with the numbers of replicas that train every case.
+#: Single-process strategies of tfdist, each with the numbers of replicas that run every case.
 STRATEGIES = {
     "one_device": [1],
     "mirrored": [2, 3],
@@ -34,14 +34,15 @@ STRATEGIES = {
     "sharded parameters": [2, 3, 4],
 }
 
-#: Of strategies that are asked with options: they, by what stands above.
+#: Options of the strategies that run with options, by their names above.
 OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored traced once": {"one_trace_from": 0},
     "mirrored hierarchical_copy": {"all_reduce": "hierarchical_copy"},
     "tensor_parallel": {"smallest": 1},
     "tensor_parallel over processes": {"smallest": 1},
     "pipeline over processes": {"micro_batches": 2},
-    # Each tensor in a bucket of its own: what the cases train would fit into one.
+    # One bucket for each tensor: all gradients of these small models would fit into a single
+    # bucket.
     "horovod in buckets": {"bucket_mb": 1e-6},
     "multi_worker in buckets": {"bucket_mb": 1e-6},
     **{
@@ -50,16 +51,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
         for over in ("", " over processes")
     },
 }
-# The same over TensorFlow's collectives, instead of Horovod.
+# The same strategies over TensorFlow's collectives instead of Horovod.
 OPTIONS |= {
     name.replace("over processes", "over TensorFlow"): options | {"process_group": "tensorflow"}
     for name, options in OPTIONS.items()
     if name.endswith("over processes")
 }
 
-#: What strategies cannot have by their nature, and refuse by an error that says so: models that
-#: call their layers themselves, steps of one's own, and models of fewer layers than stages.
-_BY_STAGES = {
+#: Cases that pipeline parallelism refuses with an error: models that call their layers in a custom
+#: `call`, custom `train_step`s, and models with fewer layers than stages.
+_REFUSED_BY_PIPELINE = {
     "loss-scale-overflow",
     "metric-in-call",
     "own-step",
@@ -68,8 +69,8 @@ _BY_STAGES = {
     "subclassed-unbuilt",
     "tied-weights",
 }
-#: Programs that cannot be cut for the same reasons.
-_PROGRAMS_BY_STAGES = {
+#: Programs that pipeline parallelism refuses for the same reasons.
+_PROGRAMS_REFUSED_BY_PIPELINE = {
     "generative-normalising-flow",
     "guides-inputs-as-a-list",
     "guides-subclassed",
@@ -81,21 +82,21 @@ _PROGRAMS_BY_STAGES = {
     "tables-recommender",
     "text-generative-transformer",
 }
-#: Programs in which plain Keras trains what a Trainer keeps in parts; and of a table, of which it
-#: would have gradients of rows, that a layer of one's own holds.
-_PROGRAMS_IN_PARTS = {"guides-batch-by-hand", "guides-fit-of-the-model"}
-_TABLES_IN_PARTS = {"vision-shifted-windows"}
-DECLINED = {
-    "pipeline": _BY_STAGES | _PROGRAMS_BY_STAGES,
-    "pipeline over processes": _BY_STAGES,
-    "pipeline over TensorFlow": _BY_STAGES,
-    "tensor_parallel": _PROGRAMS_IN_PARTS,
-    "sharded parameters": _PROGRAMS_IN_PARTS | _TABLES_IN_PARTS,
+#: Programs that call methods of plain Keras on a model whose weights tfdist keeps sharded, and one
+#: with a lookup table inside a custom layer, for which plain Keras would get row gradients.
+_PROGRAMS_REFUSED_WHEN_SHARDED = {"guides-batch-by-hand", "guides-fit-of-the-model"}
+_TABLES_REFUSED_WHEN_SHARDED = {"vision-shifted-windows"}
+REFUSED = {
+    "pipeline": _REFUSED_BY_PIPELINE | _PROGRAMS_REFUSED_BY_PIPELINE,
+    "pipeline over processes": _REFUSED_BY_PIPELINE,
+    "pipeline over TensorFlow": _REFUSED_BY_PIPELINE,
+    "tensor_parallel": _PROGRAMS_REFUSED_WHEN_SHARDED,
+    "sharded parameters": _PROGRAMS_REFUSED_WHEN_SHARDED | _TABLES_REFUSED_WHEN_SHARDED,
 }
 
 
-#: Those that 4 stages answer; other cases have fewer layers.
-_OF_FOUR_STAGES = {
+#: Cases that 4 stages can run; the others have fewer layers.
+_FOUR_STAGE_CASES = {
     "adadelta",
     "adafactor",
     "adagrad",
@@ -131,14 +132,14 @@ _OF_FOUR_STAGES = {
 
 
 def may_refuse(case: Case, strategy: str, num_replicas: int = 2) -> bool:
-    """Tells whether a strategy may decline a case by an error instead of answering it."""
-    if strategy == "pipeline" and num_replicas > 2 and case.name not in _OF_FOUR_STAGES:
+    """Returns whether a strategy may refuse a case with an error instead of training it."""
+    if strategy == "pipeline" and num_replicas > 2 and case.name not in _FOUR_STAGE_CASES:
         return True
-    return case.may_refuse or case.name in DECLINED.get(strategy, ())
+    return case.may_refuse or case.name in REFUSED.get(strategy, ())
 
 
 def _keras_fit(case: Case, evaluated: Sequence[Case], model: keras.Model) -> list[Result]:
-    """Plain Keras, under whichever strategy's scope this is called in: fit once, then evaluate."""
+    """Fits once with plain Keras in the current strategy scope, then evaluates each case."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         history = model.fit(**feeds.fit_arguments(case))
@@ -149,28 +150,29 @@ def _keras_fit(case: Case, evaluated: Sequence[Case], model: keras.Model) -> lis
 
 
 def of_known_length(case: Case) -> Case:
-    """The case with data of known length.
+    """Returns the case with data of known length.
 
-    On those of unknown length Keras counts a step too many in every epoch, on one device too.
+    With data of unknown length, Keras counts one step too many per epoch, even on one device.
     """
     return dataclasses.replace(case, feed="dataset") if case.feed == "unknown length" else case
 
 
 def one_device(case: Case) -> Result:
-    """Plain Keras on one device."""
+    """Trains a case with plain Keras on one device."""
     case = of_known_length(case)
     return _keras_fit(case, [case], case.build())[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class References:
-    """What plain Keras on one device makes of a case and of changes to its rows.
+    """Results of plain Keras on one device for a case and for variants of its rows.
 
     Attributes:
-        right: the right answer.
-        half_evaluated: trained on all rows, evaluated on half of every batch.
-        permuted: the rows of every batch in another order: rounding is all that may differ.
-        half_lost: trained on half of every batch, evaluated on all rows.
+        right: The reference result.
+        half_evaluated: Trained on all rows, evaluated on half of every batch.
+        permuted: The rows of every batch in another order, which may change results by rounding
+            only.
+        half_lost: Trained on half of every batch, evaluated on all rows.
     """
 
     right: Result
@@ -181,7 +183,7 @@ class References:
 
 @functools.cache
 def references(name: str) -> References:
-    """All of them from one model, which is traced once."""
+    """Returns the references of a case. One model, traced once, computes all of them."""
     case = of_known_length(CASES[name])
     half, permuted = (feeds.laid_out(one(case)) for one in (feeds.half_lost, feeds.permuted))
     whole, model = feeds.laid_out(case), case.build()
@@ -195,7 +197,7 @@ def references(name: str) -> References:
 
 
 def _beginning(model: keras.Model, case: Case) -> Callable[[], None]:
-    """Makes all variables; returns what gives them the values that they have now."""
+    """Creates all variables, and returns a function that resets them to their current values."""
     if not model.built:
         model(case.data.x[:1])
 
@@ -203,7 +205,7 @@ def _beginning(model: keras.Model, case: Case) -> Callable[[], None]:
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
 
-    # As `fit` does, in a graph that is thrown away: what `build` itself assigns is lost.
+    # As in `fit`: inside a graph that is discarded, so that what `build` itself assigns is lost.
     tf.function(build).get_concrete_function()
     variables = [*model.variables, *model.optimizer.variables]
     values = [keras.ops.convert_to_numpy(variable) for variable in variables]
@@ -217,44 +219,44 @@ def _beginning(model: keras.Model, case: Case) -> Callable[[], None]:
 
 @functools.cache
 def _mirrored(num_replicas: int) -> tf.distribute.Strategy:
-    """The one strategy of this process: Keras crashes under a second one."""
+    """Returns the only strategy of this process: Keras crashes under a second one."""
     return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
 
 
 def keras_mirrored(case: Case, num_replicas: int) -> Result:
-    """Plain Keras under MirroredStrategy. It may crash or hang: call it in another process."""
+    """Trains with plain Keras under MirroredStrategy. Run it in a subprocess: it may hang."""
     with _mirrored(num_replicas).scope():
         model = case.build()
         for layer in model._flatten_layers():
             if case.sync_batch_norm and isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = True  # Keras's own remedy
+                layer.synchronized = True  # the remedy that Keras offers
         return _keras_fit(case, [case], model)[0]
 
 
-def created(strategy: str, num_replicas: int, batch_size: int = 4) -> strategies.Strategy:
-    """Returns one of `STRATEGIES`, for global batches of so many rows or more."""
+def create_strategy(strategy: str, num_replicas: int, batch_size: int = 4) -> strategies.Strategy:
+    """Returns one of `STRATEGIES` for global batches of at least `batch_size` rows."""
     options = OPTIONS.get(strategy, {})
     if strategy == "mirrored NCCL stand-in":
         return NcclStandIn(num_replicas)
-    if strategy == "pipeline" and batch_size < 4:  # its micro-batches have a row each
+    if strategy == "pipeline" and batch_size < 4:  # one row for each micro-batch
         options = {"micro_batches": batch_size}
     made = strategies.create(strategy.partition(" ")[0], num_replicas, **options)
     if strategy.startswith("sharded") and made.bucket_bytes:
-        made.bucket_bytes = 1  # as `OPTIONS` has it for others
+        made.bucket_bytes = 1  # as in `OPTIONS` for the others
     return made
 
 
 def tfdist(case: Case, strategy: str, num_replicas: int) -> Result:
-    """tfdist's trainer.
+    """Trains a case with tfdist's trainer.
 
     Raises:
-        tfdist.errors.TfdistError: it declines the case.
+        tfdist.errors.TfdistError: If tfdist refuses the case.
     """
     from tfdist import Trainer
 
     trainer = Trainer(
         case.build,
-        strategy=created(strategy, num_replicas),
+        strategy=create_strategy(strategy, num_replicas),
         accumulate=case.accumulate,
         sync_batch_norm=case.sync_batch_norm,
     )
@@ -262,9 +264,9 @@ def tfdist(case: Case, strategy: str, num_replicas: int) -> Result:
 
 
 def by_trainer(case: Case, trainer: Any) -> Result:
-    """What a Trainer makes of a case."""
+    """Trains and evaluates a case with a Trainer, and returns the results."""
     history = trainer.fit(**feeds.fit_arguments(case))
-    for own in ("loss_scale", "skipped_steps"):  # logged besides what Keras logs
-        history.history.pop(own, None)
+    for name in ("loss_scale", "skipped_steps"):  # metrics that Keras does not log
+        history.history.pop(name, None)
     evaluation = trainer.evaluate(**feeds.evaluate_arguments(case))
     return collect(trainer.model, history, evaluation)

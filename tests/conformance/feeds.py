@@ -1,4 +1,4 @@
-"""The ways to hand rows over to `fit` and `evaluate`, and changes to the rows of a case."""
+"""Ways to pass data to `fit` and `evaluate`, and variants of a case with other rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arguments = dict[str, Any]
 
 
 def num_batches(case: Case) -> int:
-    """Batches in one pass over the rows of a case."""
+    """Returns the number of batches in one pass over the rows of a case."""
     return math.ceil(_num_rows(case.data) / case.batch_size)
 
 
@@ -28,7 +28,7 @@ def _num_rows(data: Data) -> int:
 
 
 def _take(data: Data, index: np.ndarray) -> Data:
-    """Some rows of the data."""
+    """Returns the rows of the data at `index`."""
 
     def take(values: Any) -> Any:
         return keras.tree.map_structure(lambda array: array[index], values)
@@ -41,7 +41,7 @@ def _take(data: Data, index: np.ndarray) -> Data:
 
 
 def _parts(data: Data) -> tuple[Any, ...]:
-    """The data as the tuple that Keras expects of a dataset or generator."""
+    """Returns the data as the tuple that Keras expects from a dataset or generator."""
     parts = (data.x, data.y, data.sample_weight)
     return tuple(part for part in parts if part is not None)
 
@@ -55,7 +55,7 @@ def _dataset(case: Case) -> Arguments:
 
 
 def _unknown_length(case: Case) -> Arguments:
-    """What reading a file gives: a dataset that does not know when it will end."""
+    """A dataset of unknown cardinality, as when reading a file."""
     dataset = tf.data.Dataset.from_tensor_slices(_parts(case.data))
     return {"x": dataset.filter(lambda *_: True).batch(case.batch_size)}
 
@@ -79,7 +79,7 @@ def _batch(case: Case, number: int) -> Data:
 
 
 class Sequence(keras.utils.PyDataset):
-    """The batches of a case as Keras's indexed data set."""
+    """The batches of a case as a Keras `PyDataset`."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Sequence(keras.utils.PyDataset):
 
 
 def _laid_out(case: Case) -> Arguments:
-    """A dataset of the batches as they are, on which Keras begins soonest: it traces nothing."""
+    """A dataset of precomputed batches, the fastest to start because nothing is traced."""
     batches = (_parts(_batch(case, number)) for number in range(num_batches(case)))
     datasets = map(tf.data.Dataset.from_tensors, batches)
     return {"x": functools.reduce(tf.data.Dataset.concatenate, datasets)}
@@ -112,30 +112,30 @@ FEEDS: dict[str, Callable[[Case], Arguments]] = {
 
 
 def fit_arguments(case: Case) -> Arguments:
-    """The arguments with which a case calls `fit`, those for the data included."""
+    """Returns the keyword arguments of `fit` for a case, including its data."""
     data = FEEDS[case.feed](case)
     return {**data, "epochs": case.epochs, "shuffle": False, "verbose": 0, **case.fit}
 
 
 def evaluate_arguments(case: Case) -> Arguments:
-    """The arguments with which a case calls `evaluate`, those for the data included."""
+    """Returns the keyword arguments of `evaluate` for a case, including its data."""
     data = FEEDS[case.feed](case)
     return {**data, "verbose": 0, "return_dict": True, **case.evaluate}
 
 
 def predict_arguments(case: Case) -> Arguments:
-    """The arguments with which a case calls `predict`."""
+    """Returns the keyword arguments of `predict` for a case."""
     if case.feed == "data set":
         return {"x": case.data.x(), "verbose": 0}
     return {"x": case.data.x, "batch_size": case.batch_size, "verbose": 0}
 
 
 def laid_out(case: Case) -> Case:
-    """The case with the same batches laid out, where its feed is not what it is about."""
+    """Returns the case with precomputed batches, unless the case tests its feed."""
     parts = (case.data.x, case.data.y, case.data.sample_weight)
     of_arrays = {"validation_split", "class_weight", "batch_size"} & {*case.fit, *case.evaluate}
     if case.feed not in ("arrays", "dataset") or of_arrays or list in map(type, parts):
-        return case  # a list is one tensor to a data set
+        return case  # a dataset treats a list as one tensor
     fit = dict(case.fit)
     if "validation_data" in fit:
         fit.setdefault("validation_batch_size", case.batch_size)
@@ -143,7 +143,7 @@ def laid_out(case: Case) -> Case:
 
 
 def permuted(case: Case) -> Case:
-    """The case with the rows of every batch in another order, which is to change nothing."""
+    """Returns the case with permuted rows in every batch; the results must stay the same."""
     random = np.random.default_rng(0)
     batches, rest = _batches(case)
     index = np.concatenate([*(random.permutation(batch) for batch in batches), rest])
@@ -151,7 +151,7 @@ def permuted(case: Case) -> Case:
 
 
 def half_lost(case: Case) -> Case:
-    """The case with half the rows of every batch lost: what a forgotten replica does."""
+    """Returns the case without half the rows of every batch, as if a replica were ignored."""
     batches, rest = _batches(case)
     index = np.concatenate([batch[: max(1, len(batch) // 2)] for batch in batches])
     fit = dict(case.fit)
@@ -163,7 +163,7 @@ def half_lost(case: Case) -> Case:
 
 
 def even(case: Case, num_replicas: int) -> Case:
-    """The case with batches that divide by the replicas, down to the last."""
+    """Returns the case with batches that all divide by the number of replicas."""
 
     def multiple(number: int, of: int) -> int:
         return number - number % of
@@ -175,10 +175,10 @@ def even(case: Case, num_replicas: int) -> Case:
     if fit.pop("validation_split", None):
         fit["validation_data"] = _parts(_take(case.data, rest))
     if "validation_data" in fit:
-        held_out = Data(*fit["validation_data"])
-        keep = np.arange(multiple(_num_rows(held_out), batch_size))
+        validation = Data(*fit["validation_data"])
+        keep = np.arange(multiple(_num_rows(validation), batch_size))
         fit |= {
-            "validation_data": _parts(_take(held_out, keep)),
+            "validation_data": _parts(_take(validation, keep)),
             "validation_batch_size": batch_size,
         }
     evaluate = {name: value for name, value in case.evaluate.items() if name != "batch_size"}
@@ -187,7 +187,7 @@ def even(case: Case, num_replicas: int) -> Case:
 
 
 def _batches(case: Case) -> tuple[list[np.ndarray], np.ndarray]:
-    """The numbers of the rows in each training batch, and those that `validation_split` takes."""
+    """Returns the rows of each training batch, and those that `validation_split` takes."""
     num_train = math.floor(_num_rows(case.data) * (1.0 - case.fit.get("validation_split", 0.0)))
     batches = np.split(np.arange(num_train), range(case.batch_size, num_train, case.batch_size))
     return batches, np.arange(num_train, _num_rows(case.data))

@@ -1,4 +1,4 @@
-"""Pools of workers that train cases together: which processes they have, and what they answer."""
+"""Pools of workers that train cases together: their processes and their answers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from tfdist.strategies import STRATEGIES
 if TYPE_CHECKING:
     from tests.conformance.results import Result
 
-#: Horovod looks for work so many ms apart. At its own 1 ms three idle processes take more than half
-#: a core from those that trace.
+#: Horovod polls for work every so many milliseconds. At its default of 1 ms, three idle processes
+#: take more than half a core away from those that trace.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "HOROVOD_CYCLE_TIME": "10"}
-#: For an answer: a busy machine takes 50 for the slowest.
+#: Time-out of an answer in seconds. On a busy machine the slowest case takes 50 s.
 SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Which processes a group has.
+    """The processes of a group.
 
     Attributes:
-        strategy: tfdist's name of it, and with which of `engines.OPTIONS`.
-        num_workers: processes.
-        num_devices: logical CPU devices of each; workers of a parameter server's in-line cluster.
-        via: what starts them, as of `WorkerPool`.
+        strategy: Name of the strategy in tfdist, and which of `engines.OPTIONS` it runs with.
+        num_workers: Number of processes.
+        num_devices: Logical CPU devices of each process, or workers of a parameter server's
+            in-process cluster.
+        via: Launcher of the processes, as in `WorkerPool`.
     """
 
     strategy: str
@@ -41,7 +42,7 @@ class Layout:
 
     @property
     def needs_horovod(self) -> bool:
-        """Whether Horovod joins the processes."""
+        """Whether Horovod connects the processes."""
         name, _, variant = self.strategy.partition(" ")
         return STRATEGIES[name].by_horovod and not variant.endswith("over TensorFlow")
 
@@ -52,7 +53,7 @@ class Layout:
         )
 
 
-#: Those that train every case: by strategy.
+#: Layouts that train every case, by strategy.
 LAYOUTS = {
     "horovod": [Layout("horovod", 2, via="mpirun"), Layout("horovod", 3)],
     "multi_worker": [
@@ -88,12 +89,12 @@ LAYOUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one worker made of a question: a value, or what it raised.
+    """Result of one worker: a value, or the error that it raised.
 
     Attributes:
-        value: None where it raised something.
-        error: the traceback of that.
-        declined: the message of it, where it was a TfdistError.
+        value: The return value; None after an error.
+        error: Traceback of the error.
+        declined: Message of the error, if it is a TfdistError.
     """
 
     value: Any = None
@@ -102,12 +103,12 @@ class Answer:
 
 
 class AnsweringPool(WorkerPool):
-    """Workers that go on after an error: they answer with its traceback.
+    """Workers that survive an error: they answer with its traceback and keep running.
 
     Args:
-        layout: of the processes.
-        make_answer: as of `WorkerPool`.
-        arguments: of `make_answer`.
+        layout: Layout of the processes.
+        make_answer: As in `WorkerPool`.
+        arguments: Arguments of `make_answer`.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class AnsweringPool(WorkerPool):
 
 
 def _tolerant(make_answer: Callable[..., Callable[..., Any]], *arguments: Any) -> Callable:
-    """In a worker: turns what `make_answer` returns into what returns an `Answer`."""
+    """Runs in a worker: wraps the result of `make_answer` so that it returns an `Answer`."""
     answer = make_answer(*arguments)
 
     def tolerant(*question: Any) -> Answer:
@@ -135,31 +136,31 @@ def _tolerant(make_answer: Callable[..., Callable[..., Any]], *arguments: Any) -
 
 
 def training(strategy: str, num_devices: int) -> Callable[[str], Result]:
-    """In a worker: returns what trains a case, by its name."""
+    """Runs in a worker: returns a function that trains a case, given its name."""
     from tests.conformance import engines
 
-    engines.created(strategy, num_devices)  # before anything starts TensorFlow
+    engines.create_strategy(strategy, num_devices)  # before TensorFlow is initialized
     from tests.conformance.cases import CASES
 
     return lambda case: engines.tfdist(CASES[case], strategy, num_devices)
 
 
 class Group(AnsweringPool):
-    """Workers of one layout that train cases; use as a context."""
+    """Workers of one layout that train cases. A context manager."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout, training, layout.strategy, layout.num_devices)
 
     def train(self, case: str) -> Result:
-        """Returns what all workers came to.
+        """Trains a case on all workers, and returns their common result.
 
         Raises:
-            TfdistError: All of them decline the case.
-            AssertionError: A worker failed, or they differ, be it by a bit.
+            TfdistError: If all workers refuse the case.
+            AssertionError: If a worker failed, or the workers' results are not bitwise identical.
         """
         try:
             answers = self.ask(case)
-        except LaunchError as error:  # a TfdistError, but none of the case
+        except LaunchError as error:  # a TfdistError, but not one that refuses the case
             raise AssertionError(f"{self.layout}: {error}") from None
         if all(answer.declined for answer in answers):
             raise TfdistError(answers[0].declined)

@@ -1,4 +1,4 @@
-"""How the results of training runs compare in a case: as `python -m tfdist.verify` does it."""
+"""Compares the results of two training runs with the function that `tfdist.verify` uses."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tfdist.verify.results import differences
 
 
 def compare(result: Result, reference: Result, case: Case) -> list[Difference]:
-    """Where a result is not the reference's within the case's tolerance, the worst first."""
+    """Returns the differences outside of the case's tolerance, the largest first."""
     return [d for d in differences(result, reference, case.tolerance) if d.times > 1.0]

@@ -1,59 +1,60 @@
 """Which cases run under which strategies, by register: quick, test, check and long.
 
-`make conformance` runs every case under every strategy and number of replicas or processes.
-`make check` runs every case under the strategies of `WHOLE` with their first number. Their further
-numbers run the same code on other shares, and the other strategies run the same step with weights
-and sums in other places: there it runs the cases of `FURTHER`, whose code depends on the number of
-replicas and on how they exchange, and those of `FEW`.
+`make conformance` runs every case under every strategy and number of replicas or processes. `make
+check` runs every case under the strategies of `WHOLE` with their first number. Other numbers run
+the same code on per-replica batches of another size, and the other strategies run the same step
+with weights and reductions in other places. There, `make check` runs only the cases of `FURTHER`,
+whose code depends on the number of replicas and on their communication, and those of `FEW`.
 
-`make test` runs a part of that, `GATE`: under mirrored a case for each feature, and under every
-other strategy the few that break when the strategy is broken. `make quick` runs `QUICK`. A case
-costs about 1.2 CPU seconds under a strategy, its reference 1.8, and a group of processes 10.
+`make test` runs the subset `GATE`: one case for each feature under `mirrored`, and under every
+other strategy the few cases that fail when that strategy is broken. `make quick` runs `QUICK`. A
+case takes about 1.2 CPU seconds under a strategy, its reference 1.8, and starting a group of
+processes 10.
 """
 
 from __future__ import annotations
 
 import pytest
 
-#: Strategies under which `make check` runs every case: one for each way to run the step.
+#: Strategies under which `make check` runs every case: one for each implementation of the step.
 WHOLE = ("one_device", "mirrored", "multi_worker", "horovod", "parameter_server")
 
-#: The cases that depend on the number of replicas or processes.
+#: Cases that depend on the number of replicas or processes, by the reason.
 FURTHER = {
-    "How rows are split over replicas, some of which may have none": (
+    "Splitting a batch over replicas, some of which may get no rows": (
         "uneven-batches",
         "small-batches",
     ),
-    "How data are given to several workers, and where their end is found": (
+    "Distributing data over workers, and detecting the end of the data": (
         "unknown-length",
         "generator",
     ),
-    "How much a replica's mean, sum or penalty counts": (
+    "Weighting each replica's mean, sum or penalty": (
         "add-loss-sum",
         "add-loss-of-weights",
         "masked-mean-with-sample-weight",
     ),
-    "What is summed over replicas: dense and sparse gradients, states of metrics": (
+    "All-reduce of dense and sparse gradients and of metric states": (
         "embedding-clipped",
         "auc",
     ),
-    "What is exchanged in the forward pass, and batches gathered from all replicas": (
+    "Communication in the forward pass, and full-batch mode": (
         "batch-norm",
         "circle",
         "metric-function-of-batch",
     ),
-    "What all replicas have to decide alike": ("loss-scale-overflow",),
-    "Rounds of accumulation, each of which is split again": ("accumulate-clipped",),
+    "Decisions that all replicas must agree on": ("loss-scale-overflow",),
+    "Accumulation rounds, each split over the replicas": ("accumulate-clipped",),
 }
 
-#: All of that at once, in the largest of the cases.
+#: One large case that combines all of the above.
 ALL = "all-together"
 
-#: Strategies whose first number of replicas is left out for a further one.
+#: Strategies that skip their first number of replicas in favor of a larger one.
 THREE = ("central_storage", "towers")
 
-#: Strategies that split a model run few cases in `make check`: their own tests show how they split
-#: it, and these cases how sums are exchanged, in the step and inside its forward pass.
+#: Strategies that split a model run few cases in `make check`. Their unit tests cover how they
+#: split it; these cases cover their communication, in the step and inside the forward pass.
 FEW: dict[str, tuple[str, ...]] = {
     "mirrored hierarchical_copy": ("gradient-accumulation", "embedding-clipped"),
     "mirrored NCCL stand-in": ("gradient-accumulation", "uneven-batches", "auc"),
@@ -80,7 +81,7 @@ FEW: dict[str, tuple[str, ...]] = {
     "sharded gradients over TensorFlow": ("accumulate-clipped",),
 }
 
-#: The cases that `make quick` runs, under mirrored with two replicas.
+#: Cases that `make quick` runs, under `mirrored` with two replicas.
 QUICK = (
     "uneven-batches",
     "unknown-length",
@@ -94,7 +95,7 @@ QUICK = (
     "accumulate-clipped",
 )
 
-#: The cases that `make test` runs, by strategy, with its first number of replicas or processes.
+#: Cases that `make test` runs, by strategy, with its first number of replicas or processes.
 GATE: dict[str, tuple[str, ...]] = {
     "mirrored": (
         *QUICK,
@@ -130,18 +131,18 @@ GATE: dict[str, tuple[str, ...]] = {
     "sharded parameters": ("embedding-clipped",),
     "sharded parameters over processes": ("accumulate-clipped",),
 }
-#: The cases that `make test` runs with the second number.
+#: Cases that `make test` also runs with the second number.
 GATE_FURTHER: dict[str, tuple[str, ...]] = {"mirrored": ("uneven-batches", "batch-norm")}
 
 _FURTHER = {name for names in FURTHER.values() for name in names}
 
 
 def marks(name: str, strategy: str, number: int) -> list[pytest.MarkDecorator]:
-    """Returns the mark of a test of the contract: none for `make test`.
+    """Returns the marks of a conformance test; none for `make test`.
 
     Args:
-        name: The case.
-        strategy: The strategy, as tests name it.
+        name: Name of the case.
+        strategy: Name of the strategy in the tests.
         number: Index of the number of replicas or processes among those of the strategy.
     """
     if not _in_check(name, strategy, number):

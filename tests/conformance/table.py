@@ -1,4 +1,4 @@
-"""Lays verdicts out: for the terminal, for a README, as JSON."""
+"""Formats verdicts as a terminal table, as Markdown or as JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.table import Table
 
-from tests.conformance.asked import ASKED
+from tests.conformance.all_cases import ALL_CASES
 from tests.conformance.verdicts import KERAS, KERAS_EVEN, Question, Verdict
 
 Verdicts = dict[Question, Verdict]
-#: Names of tables: each has its place between two marks.
+#: Names of tables. Markers with the name enclose each table in the README.
 CASES_TABLE, PROGRAMS_TABLE = "compatibility", "programs"
 _SEVERITY = ("absent", "exact", "refused", "wrong", "hang", "crash")
 
@@ -24,7 +24,7 @@ def _columns(verdicts: Verdicts) -> list[str]:
 
 
 def title(engine: str) -> str:
-    """The head of an engine's column."""
+    """Returns the column title of an engine."""
     titles = {
         KERAS: "plain Keras",
         KERAS_EVEN: "plain Keras, even batches",
@@ -36,7 +36,7 @@ def title(engine: str) -> str:
 
 
 def _cells(verdicts: Verdicts) -> dict[str, dict[str, Verdict]]:
-    """By case and engine, the worse verdict where several numbers of replicas were tried."""
+    """Groups verdicts by case and engine, with the worst over the numbers of replicas."""
     cells: dict[str, dict[str, Verdict]] = collections.defaultdict(dict)
     for question, verdict in verdicts.items():
         known = cells[question.case].get(question.engine, verdict)
@@ -56,7 +56,7 @@ def _text(verdict: Verdict | None) -> str:
 
 
 def counts(verdicts: Verdicts) -> str:
-    """How many cases each engine gets right, as in `plain Keras: 3 of 5, tfdist towers: 5 of 5`."""
+    """Returns how many cases are exact, as in `plain Keras: 3 of 5, tfdist towers: 5 of 5`."""
     parts = []
     for engine in _columns(verdicts):
         tried = [row[engine].status for row in _cells(verdicts).values() if engine in row]
@@ -67,13 +67,13 @@ def counts(verdicts: Verdicts) -> str:
 
 
 def num_replicas(verdicts: Verdicts) -> str:
-    """With how many replicas was asked, where it was with several, as in `2 and 3`."""
+    """Returns the numbers of replicas greater than one, as in `2 and 3`, or `1`."""
     numbers = sorted({q.num_replicas for q in verdicts if q.num_replicas > 1})
     return " and ".join(map(str, numbers)) or "1"
 
 
 def terminal(verdicts: Verdicts) -> Table:
-    """The table for people at a terminal."""
+    """Returns the table for a terminal."""
     engines = _columns(verdicts)
     table = Table("case", "feature", *map(title, engines), caption=counts(verdicts))
     colours = {"exact": "green", "refused": "yellow", "wrong": "red", "hang": "magenta"}
@@ -83,12 +83,12 @@ def terminal(verdicts: Verdicts) -> Table:
             f"[{colours.get(row[e].status, 'dim')}]{_text(row[e])}[/]" if e in row else ""
             for e in engines
         ]
-        table.add_row(name, ASKED[name].feature.replace("[", r"\["), *texts)
+        table.add_row(name, ALL_CASES[name].feature.replace("[", r"\["), *texts)
     return table
 
 
 def markdown(verdicts: Verdicts) -> str:
-    """The table for a README."""
+    """Returns the table as Markdown."""
     engines = _columns(verdicts)
     lines = [
         f"{counts(verdicts)}; against plain Keras on one device, over {num_replicas(verdicts)} "
@@ -100,29 +100,29 @@ def markdown(verdicts: Verdicts) -> str:
     ]
     for name, row in _cells(verdicts).items():
         cells = [_text(row.get(engine)) for engine in engines]
-        lines.append(f"| {ASKED[name].feature} | " + " | ".join(cells) + " |")
+        lines.append(f"| {ALL_CASES[name].feature} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def replaced(text: str, name: str, table: str) -> str:
-    """Puts the table of that name between its marks in a text.
+    """Returns the text with the table between the markers of that name replaced.
 
     Raises:
-        ValueError: the text has no such marks.
+        ValueError: If the text has no such markers.
     """
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"There is no place for the table: write {begin} and {end} into the file.")
+        raise ValueError(f"The file has no markers for the table. Add {begin} and {end} to it.")
     return pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text, count=1)
 
 
 def records(verdicts: Verdicts) -> list[dict[str, Any]]:
-    """The verdicts as JSON takes them; infinity becomes None."""
+    """Returns the verdicts as JSON values; infinity becomes None."""
     return [
         {
             **dataclasses.asdict(question),
-            "feature": ASKED[question.case].feature,
+            "feature": ALL_CASES[question.case].feature,
             **dataclasses.asdict(verdict),
             "largest": verdict.largest if math.isfinite(verdict.largest) else None,
         }

@@ -1,4 +1,4 @@
-"""The contract: every strategy trains every case to what plain Keras gives on one device."""
+"""The contract: every strategy trains every case to the results of plain Keras on one device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.conformance import engines, results, selection
 from tests.conformance.cases import CASES
 from tfdist.errors import TfdistError
 
-# By strategy: of two processes that take them in turn, none asks for the other's reference.
-QUESTIONS = [
+# Ordered by strategy, so that two pytest-xdist processes do not compute the same references.
+PARAMETERS = [
     pytest.param(
         name, strategy, num_replicas,
         marks=selection.marks(name, strategy, number), id=f"{name}-{strategy}-{num_replicas}",
@@ -25,11 +25,11 @@ QUESTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "strategy", "num_replicas"), QUESTIONS)
+@pytest.mark.parametrize(("name", "strategy", "num_replicas"), PARAMETERS)
 def test_equals_one_device(
     name: str, strategy: str, num_replicas: int, references: Callable[[str], engines.References]
 ) -> None:
-    """Weights, history, evaluation and counts are those of the reference."""
+    """Weights, history, evaluation and step counts match the reference."""
     case = CASES[name]
     try:
         result = engines.tfdist(case, strategy, num_replicas)
@@ -46,7 +46,7 @@ def test_equals_one_device(
     "name", ["small-batches", "several-losses-dict", "masked-steps", "convolution"]
 )
 def test_predicts_as_one_device(name: str, strategy: str) -> None:
-    """The outputs of exactly the rows given, in order and structure; no batch is even."""
+    """`predict` returns outputs for exactly the given rows, in order; no batch divides evenly."""
     case = CASES[name]
     expected = case.build().predict(case.data.x, verbose=0)
     trainer = tfdist.Trainer(case.build, strategy=strategy, devices=3)

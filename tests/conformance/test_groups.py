@@ -1,4 +1,4 @@
-"""The contract across processes: every worker ends with the weights of one device, to the bit."""
+"""The contract across processes: all workers end with bitwise identical, correct weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from tests.conformance.cases import CASES
 from tests.conformance.layouts import LAYOUTS, Group, Layout
 from tfdist.errors import TfdistError
 
-# Each layout in one process of pytest-xdist, which starts its group once. Two that run at a time
-# begin at either end of the cases, so that no reference is worked out twice.
-QUESTIONS = [
+# All cases of a layout run in one pytest-xdist process, which starts the layout's workers once.
+# Neighboring layouts go through the cases in opposite order, so that two processes do not compute
+# the same references.
+PARAMETERS = [
     pytest.param(
         layout, name,
         marks=[pytest.mark.xdist_group(str(layout)), *selection.marks(name, strategy, number)],
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def group_of() -> Iterator[Callable[[Layout], Group]]:
-    """Returns the group of a layout, which runs until that of another is asked for."""
+    """Returns a function that starts the group of a layout and stops the one before."""
     running: list[Group] = []
 
     def get(layout: Layout) -> Group:
@@ -47,7 +48,7 @@ def group_of() -> Iterator[Callable[[Layout], Group]]:
         running.pop().stop()
 
 
-@pytest.mark.parametrize(("layout", "name"), QUESTIONS)
+@pytest.mark.parametrize(("layout", "name"), PARAMETERS)
 def test_equals_one_device_on_every_worker(
     layout: Layout,
     name: str,

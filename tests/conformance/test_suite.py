@@ -1,4 +1,4 @@
-"""Tests of the suite itself: its tolerance is fair, no case is blind, and none is forgotten."""
+"""Tests of the suite itself: tolerances are wide enough, and every case detects lost rows."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from tests.conformance.layouts import LAYOUTS
 
 @pytest.fixture(params=CASES)
 def name(request: pytest.FixtureRequest) -> str:
-    """The name of every case."""
+    """The name of every case in turn."""
     return request.param
 
 
 @pytest.fixture
 def answers(name: str, references: Callable[[str], References]) -> References:
-    """What plain Keras makes of that."""
+    """The results of plain Keras for the case."""
     return references(name)
 
 
 def test_reference_is_finite(answers: References) -> None:
-    """The right answer is made of numbers: NaN would equal any other NaN."""
+    """The reference contains no NaN, which `assert_equal` would consider equal to another NaN."""
     right = answers.right
     for values in (right.weights, right.optimizer, right.history, right.evaluation):
         assert all(np.all(np.isfinite(value)) for value in values.values())
 
 
-def test_order_of_rows_is_tolerated(name: str, answers: References) -> None:
-    """Rounding in another order of summing stays within the tolerance."""
+def test_row_order_is_within_tolerance(name: str, answers: References) -> None:
+    """Summing the rows in another order stays within the tolerance."""
     if CASES[name].is_random:
-        pytest.skip("random numbers belong to places in the batch: other rows get them")
+        pytest.skip("random numbers depend on the position of a row in its batch")
     differences = results.compare(answers.permuted, answers.right, CASES[name])
     assert not differences, "\n".join(map(str, differences))
 
 
-def test_lost_rows_are_seen(name: str, answers: References) -> None:
+def test_detects_lost_training_rows(name: str, answers: References) -> None:
     """Training without half of each batch is far outside of the tolerance."""
     assert _far_off(answers.half_lost, answers, name, "weight")
 
 
-def test_rows_lost_in_evaluation_are_seen(name: str, answers: References) -> None:
-    """Evaluation without half of each batch is far outside of the tolerance."""
+def test_detects_lost_evaluation_rows(name: str, answers: References) -> None:
+    """Evaluating without half of each batch is far outside of the tolerance."""
     assert _far_off(answers.half_evaluated, answers, name, "evaluation")
 
 

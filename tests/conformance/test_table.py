@@ -1,4 +1,4 @@
-"""The table says what came out, no better and no worse."""
+"""Tests of the compatibility table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tests.conformance import standing, table
+from tests.conformance import existing_table, table
 from tests.conformance.verdicts import KERAS, Question, Verdict
 
 VERDICTS = {
@@ -21,11 +21,11 @@ VERDICTS = {
 }
 
 
-def test_counts_leave_out_what_cannot_be_asked() -> None:
+def test_counts_exclude_absent_options() -> None:
     assert table.counts(VERDICTS) == "plain Keras: 1 of 2, tfdist towers: 1 of 3 and 1 refused"
 
 
-def test_the_worst_number_of_replicas_counts() -> None:
+def test_a_cell_shows_the_worst_number_of_replicas() -> None:
     lines = table.markdown(VERDICTS).splitlines()
     assert lines[-3:] == [
         "| The area under a curve (`AUC`) | crash | wrong (0.2) |",
@@ -36,26 +36,26 @@ def test_the_worst_number_of_replicas_counts() -> None:
     ]
 
 
-def test_only_what_is_between_the_marks_is_replaced() -> None:
+def test_replaces_only_the_text_between_markers() -> None:
     text = "<!-- other:end -->\n<!-- name:begin -->\n{}\n<!-- name:end -->\nafter\n"
     assert table.replaced(text.format("old"), "name", "new") == text.format("new")
-    with pytest.raises(ValueError, match="no place"):
+    with pytest.raises(ValueError, match="no markers"):
         table.replaced(text, "another", "new")
 
 
-def test_what_is_not_asked_stays_as_it_stands() -> None:
+def test_merge_keeps_existing_cells() -> None:
     text = "<!-- name:begin -->\n{}\n<!-- name:end -->\n"
-    asked = {q: v for q, v in VERDICTS.items() if q.num_replicas == 2}
-    some = {q: v for q, v in asked.items() if q.engine == "towers" and q.case != "auc"}
-    others = {q: v for q, v in asked.items() if q not in some}
+    new = {q: v for q, v in VERDICTS.items() if q.num_replicas == 2}
+    some = {q: v for q, v in new.items() if q.engine == "towers" and q.case != "auc"}
+    others = {q: v for q, v in new.items() if q not in some}
     engines = (KERAS, "towers")
     first = table.replaced(text, "name", table.markdown(others))
-    both = standing.joined(first, "name", engines, some)
-    written, wanted = (table.markdown(verdicts).splitlines() for verdicts in (both, asked))
+    both = existing_table.merge(first, "name", engines, some)
+    written, wanted = (table.markdown(verdicts).splitlines() for verdicts in (both, new))
     assert sorted(written) == sorted(wanted)
-    assert standing.joined(text.format(""), "name", engines, some) == some
+    assert existing_table.merge(text.format(""), "name", engines, some) == some
     with pytest.raises(ValueError, match="made over 2 replicas"):
-        standing.joined(first, "name", engines, VERDICTS)
+        existing_table.merge(first, "name", engines, VERDICTS)
 
 
 def test_records_are_json() -> None:

@@ -1,4 +1,4 @@
-"""Asks engines for cases in processes of their own, since plain Keras may crash or hang there."""
+"""Runs cases under engines in subprocesses, where plain Keras may crash or hang."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.conformance.layouts import LAYOUTS, Group
 from tests.programs.programs import PROGRAMS
 
 TIMEOUT_SECONDS = 120.0
-PROGRAM_SECONDS = 1800.0  # a network of some hundred layers is traced in minutes
-# Processes are forked from one that has imported TensorFlow, which takes seconds, but has not
-# started it, after which it cannot be forked.
+PROGRAM_SECONDS = 1800.0  # tracing a network with hundreds of layers takes minutes
+# The fork server has imported TensorFlow, which takes seconds, but has not initialized it:
+# TensorFlow cannot be forked once it is initialized.
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.conformance.engines"])
 
@@ -28,13 +28,14 @@ KERAS, KERAS_EVEN = "keras", "keras-even"
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A case for an engine.
+    """A case to run with one engine.
 
     Attributes:
-        case: its name.
-        engine: a strategy of tfdist; `KERAS` for plain Keras mirrored; `KERAS_EVEN` for that on
-            rows cut to batches that divide by the replicas, which shows what else goes wrong.
-        num_replicas: how many.
+        case: Name of the case.
+        engine: A strategy of tfdist; `KERAS` for plain Keras under MirroredStrategy; `KERAS_EVEN`
+            for the same with batches cut to multiples of the number of replicas, which shows the
+            remaining errors.
+        num_replicas: Number of replicas.
     """
 
     case: str
@@ -44,13 +45,13 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What came of a question.
+    """Outcome of a run.
 
     Attributes:
-        status: "exact", "wrong", "crash" or "hang"; "refused" where tfdist declines a case by an
-            error as it may; "absent" where plain Keras has no such option.
-        largest: the largest difference, 0 where all is exact and infinite where nothing came.
-        details: the differences in words, or the error.
+        status: "exact", "wrong", "crash" or "hang"; "refused" if tfdist raises an error that the
+            case permits; "absent" if plain Keras has no such option.
+        largest: The largest difference: 0 if exact, infinite if there is no result.
+        details: Descriptions of the differences, or the error.
     """
 
     status: str
@@ -59,14 +60,14 @@ class Verdict:
 
 
 def judge(question: Question) -> Verdict:
-    """Answers a question in this process."""
+    """Runs a case in this process, and compares it with its reference."""
     from tests.conformance import engines, feeds, results
-    from tests.conformance.asked import ASKED
-    from tests.programs import engines as of_programs
+    from tests.conformance.all_cases import ALL_CASES
+    from tests.programs import engines as program_engines
     from tests.programs.program import Program
     from tfdist.errors import TfdistError
 
-    case, num_replicas = ASKED[question.case], question.num_replicas
+    case, num_replicas = ALL_CASES[question.case], question.num_replicas
     plain = question.engine in (KERAS, KERAS_EVEN)
     if plain and case.accumulate > 1:
         return Verdict("absent")
@@ -74,7 +75,7 @@ def judge(question: Question) -> Verdict:
         case = feeds.even(case, num_replicas)
         reference = engines.one_device(case)
     elif isinstance(case, Program):
-        reference = of_programs.reference(case.name)
+        reference = program_engines.reference(case.name)
     else:
         reference = engines.references(case.name).right
     try:
@@ -83,7 +84,7 @@ def judge(question: Question) -> Verdict:
         elif question.engine in LAYOUTS:
             result = _group(question.engine, num_replicas).train(case.name)
         elif isinstance(case, Program):
-            result = of_programs.tfdist(case, question.engine, num_replicas)
+            result = program_engines.tfdist(case, question.engine, num_replicas)
         else:
             result = engines.tfdist(case, question.engine, num_replicas)
     except Exception as error:
@@ -100,7 +101,7 @@ def judge(question: Question) -> Verdict:
 
 @functools.cache
 def _group(strategy: str, num_workers: int) -> Group:
-    """The processes that this one asks; they end when it does."""
+    """Returns the worker processes of a layout, which end with this process."""
     return Group(next(o for o in LAYOUTS[strategy] if o.num_workers == num_workers))
 
 
@@ -108,20 +109,21 @@ def _serve(connection: Connection) -> None:
     from tfdist.upstream.keras_model import xla_on_demand
 
     start_tensorflow()
-    # On a GPU Keras compiles what does not ask for it with XLA, and the reference rounds otherwise.
+    # On a GPU, Keras compiles even models that did not request XLA, and the reference would round
+    # differently.
     with xla_on_demand():
         for question in iter(connection.recv, None):
             connection.send(judge(question))
 
 
 class _Judge:
-    """A process that answers questions, replaced by a new one whenever it may be broken."""
+    """A subprocess that runs cases, replaced by a new one after a crash or time-out."""
 
     def __init__(self) -> None:
         self._process: multiprocessing.process.BaseProcess | None = None
 
     def ask(self, question: Question) -> Verdict:
-        """Answers a question."""
+        """Runs a case in the subprocess."""
         if self._process is None:
             self._start()
         seconds = PROGRAM_SECONDS if question.case in PROGRAMS else TIMEOUT_SECONDS
@@ -135,7 +137,7 @@ class _Judge:
             self.stop()
             return Verdict("crash", math.inf, ("the process died",))
         if verdict.status == "crash" and question.engine in (KERAS, KERAS_EVEN):
-            self.stop()  # its one MirroredStrategy may be left half way
+            self.stop()  # its MirroredStrategy may be in an inconsistent state
         return verdict
 
     def _start(self) -> None:
@@ -145,7 +147,7 @@ class _Judge:
         theirs.close()
 
     def stop(self) -> None:
-        """Ends the process."""
+        """Kills the subprocess."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -153,18 +155,18 @@ class _Judge:
             self._process = None
 
 
-def ask_all(
+def run_all(
     questions: Iterable[Question], jobs: int, progress: Callable[[Question, Verdict], None]
 ) -> dict[Question, Verdict]:
-    """Answers questions in several processes.
+    """Runs cases in several subprocesses.
 
     Args:
-        questions: what to ask.
-        jobs: how many processes.
-        progress: told of every answer as it comes.
+        questions: What to run.
+        jobs: Number of subprocesses.
+        progress: Called with every verdict as soon as it is known.
 
     Returns:
-        The answers, in the order of the questions.
+        The verdicts, in the order of `questions`.
     """
     by_case: dict[str, list[Question]] = collections.defaultdict(list)
     for question in questions:
@@ -176,7 +178,7 @@ def ask_all(
             local.judge = _Judge()
             judges.append(local.judge)
         verdicts = {}
-        for question in by_case[case]:  # in one process, which keeps the reference
+        for question in by_case[case]:  # in one subprocess, which caches the reference
             verdicts[question] = local.judge.ask(question)
             progress(question, verdicts[question])
         return verdicts

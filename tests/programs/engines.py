@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from tests.conformance import feeds
-from tests.conformance.engines import created, of_known_length
+from tests.conformance.engines import create_strategy, of_known_length
 from tests.conformance.results import Result, collect
 from tests.programs.program import Program
 from tests.programs.programs import PROGRAMS
@@ -45,7 +45,7 @@ def tfdist(program: Program, strategy: str, num_replicas: int) -> Result:
             program,
             Trainer(
                 program.build() if program.built else program.build,
-                strategy=created(strategy, num_replicas, program.batch_size),
+                strategy=create_strategy(strategy, num_replicas, program.batch_size),
                 accumulate=program.accumulate,
                 sync_batch_norm=program.sync_batch_norm,
             ),

@@ -10,13 +10,13 @@ from tests.programs.programs import PROGRAMS
 from tfdist.errors import TfdistError
 
 # make check runs the quick ones, make conformance all.
-QUESTIONS = [
+PARAMETERS = [
     pytest.param(name, marks=[] if program.quick else [pytest.mark.long])
     for name, program in PROGRAMS.items()
 ]
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_equals_one_device(name: str) -> None:
     """Weights, optimizer, history, evaluation and predictions, or a refusal."""
     program = PROGRAMS[name]

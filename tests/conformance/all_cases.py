@@ -1,4 +1,4 @@
-"""All that the command can ask, by name: the cases of the contract, and the programs."""
+"""All cases that the command can run, by name: those of the contract, and the programs."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from tests.conformance.cases import CASES
 from tests.programs.programs import PROGRAMS
 from tests.support.case import Case
 
-ASKED: dict[str, Case] = {**CASES, **PROGRAMS}
+ALL_CASES: dict[str, Case] = {**CASES, **PROGRAMS}

@@ -1,0 +1,59 @@
+"""Reads an existing table from a README, so that one column or cell can be updated by itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from tests.conformance import table
+from tests.conformance.all_cases import ALL_CASES
+from tests.conformance.verdicts import Question, Verdict
+
+
+def merge(text: str, name: str, engines: Iterable[str], new: table.Verdicts) -> table.Verdicts:
+    """Returns the verdicts of an existing table, updated with new ones.
+
+    Args:
+        text: Text of the README.
+        name: Name of the table.
+        engines: Engines that the columns may belong to.
+        new: Verdicts, with the same number of replicas as the table, or with the only one that an
+            engine supports.
+
+    Raises:
+        ValueError: If the table was made with another number of replicas, or with several.
+    """
+    found = re.search(rf"<!-- {name}:begin -->\n(.+?)<!-- {name}:end -->", text, re.DOTALL)
+    if found is None or not found[1].strip():
+        return new
+    caption, *lines = [line for line in found[1].splitlines() if line]
+    number, own = caption.rpartition(", over ")[2].split(" replicas.")[0], table.num_replicas(new)
+    if not number.isdecimal() or own not in ("1", number):
+        raise ValueError(f"The table was made over {number} replicas. Rerun all columns.")
+    titles, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+    by_title = {table.title(engine): engine for engine in engines}
+    cases = {case.feature: key for key, case in ALL_CASES.items()}
+    known = {
+        (cases[feature], by_title[title]): (
+            Question(cases[feature], by_title[title], int(number)),
+            _verdict(cell),
+        )
+        for feature, *cells in rows
+        if feature in cases
+        for title, cell in zip(titles[1:], cells, strict=True)
+        if cell
+    }
+    known |= {(q.case, q.engine): (q, verdict) for q, verdict in new.items()}
+    order = list(ALL_CASES)
+    return dict(sorted(known.values(), key=lambda pair: order.index(pair[0].case)))
+
+
+def _verdict(cell: str) -> Verdict:
+    """Parses a cell that `table` wrote."""
+    if cell == "no such option":
+        return Verdict("absent")
+    status, _, size = cell.partition(" ")
+    if status == "wrong":
+        return Verdict(status, float(size.strip("()")))
+    return Verdict(status, 0.0 if status == "exact" else math.inf)
