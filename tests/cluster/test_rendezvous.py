@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.waiting import wait_for
-from tfdist.cluster import Cluster, exchange_addresses, networks, rendezvous
+from tfdist.cluster import Cluster, exchange_addresses, networks, relay, rendezvous
 from tfdist.cluster.networks import free_ports
 from tfdist.errors import ClusterError
 
@@ -69,6 +69,20 @@ def test_workers_learn_all_addresses_from_a_master(size: int) -> None:
     assert sorted(one.local_rank for one in outcomes if isinstance(one, Cluster)) == list(
         range(size)
     )
+
+
+def test_addresses_reach_the_leaves_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "FANOUT", 2)
+    outcomes = exchange(with_master(9))  # three hops to rank 7
+    assert not errors(outcomes)
+    (addresses,) = {one.addresses for one in outcomes if isinstance(one, Cluster)}
+    assert len(set(addresses)) == 9
+
+
+def test_worker_whose_parent_in_the_tree_has_ended() -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(ClusterError, match=r"Rank 20 did not receive .* addresses from rank 1 at"):
+        asyncio.run(relay.fetch(address, 20))
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -220,7 +234,7 @@ def test_messages_out_of_bounds_are_dropped(changes: dict[str, Any]) -> None:
 
 def test_escape_sequences_of_a_worker_are_not_printed() -> None:
     with pytest.raises(ClusterError) as caught:
-        rendezvous._result({"problem": "\x1b]0;title\x07 broken"})
+        rendezvous._check("\x1b]0;title\x07 broken")
     assert str(caught.value) == "?]0;title? broken"
 
 

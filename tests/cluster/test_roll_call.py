@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tfdist.cluster import liveness
 from tfdist.cluster.liveness import roll_call, silent
 from tfdist.cluster.networks import held_ports
 from tfdist.errors import ClusterError
@@ -39,9 +40,35 @@ def test_all_go_on_when_all_have_come() -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_who_is_missing_is_named() -> None:
-    with pytest.raises(ClusterError, match="Rank 1 of 3 waited 0 s in start-up for rank 0 and r"):
+def test_missing_ranks_are_named_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_EXTRA_SECONDS", 0.0)
+    with pytest.raises(ClusterError, match="Rank 1 of 3 waited 0 s in start-up for rank 0:"):
         roll_call(1, 3, 0.0)
+    for rank in (0, 1):  # which knows it from rank 0
+        with pytest.raises(ClusterError, match=f"Rank {rank} of 3 waited 0 s .* for rank 2:"):
+            roll_call(rank, 3, 0.0)
+
+
+@pytest.mark.usefixtures("server")
+def test_number_of_requests_is_proportional_to_the_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests: list[str] = []
+    read = liveness._registered
+
+    def counted(key: str) -> str:
+        requests.append(key)
+        return read(key)
+
+    monkeypatch.setattr(liveness, "_registered", counted)
+    monkeypatch.setattr(liveness, "answering", lambda: 1)
+    size = 32
+    for rank in range(1, size):
+        liveness._register(str(rank), f"127.0.0.1:{rank}")
+    assert len(roll_call(0, size)) == size - 1
+    for rank in range(1, size):
+        assert len(roll_call(rank, size)) == size - 1
+    assert len(requests) == 2 * size - 1
 
 
 def test_a_launcher_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:

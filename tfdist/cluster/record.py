@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -141,7 +142,7 @@ def split(address: str) -> tuple[str, int]:
 
 def check_distinct(source: str, addresses: Sequence[str]) -> None:
     """Raises a ClusterError if two tasks have the same address."""
-    if twice := {address for address in addresses if addresses.count(address) > 1}:
+    if twice := {address for address, number in Counter(addresses).items() if number > 1}:
         raise ClusterError(
             f"{source} gives {min(twice)} to two tasks: each needs an address of its own."
         )

@@ -5,8 +5,9 @@ something is wrong, rank 0 sends the same answer to all. So a missing worker, tw
 rank or a port in use are an error on every worker within a bounded time, where TensorFlow would
 wait. Workers that mpirun started meet over MPI instead.
 
-Rank 0 receives O(1) bytes from each of n workers, and sends n addresses to each, which TensorFlow
-needs: 90 kB each for 4,096 workers.
+Rank 0 receives O(1) bytes from each of n workers, and answers with O(1) bytes, so its cost is O(n).
+Workers that do not know all addresses yet get them along a tree (`relay`): TensorFlow needs the n
+addresses on each worker, 90 kB for 4,096 workers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
@@ -24,7 +25,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfdist.cluster import gpus as gpus_of_workers
-from tfdist.cluster import messages, networks
+from tfdist.cluster import messages, networks, relay
 from tfdist.cluster.networks import check_free, held_ports
 from tfdist.cluster.record import Cluster, split
 from tfdist.errors import ClusterError
@@ -60,6 +61,7 @@ class _Newcomer(BaseModel):
         address: Its own `"host:port"`.
         problem: What keeps it from taking part; empty: nothing.
         gpus: Identifiers of the GPUs that it sees or asks for.
+        relay: `"host:port"` where others fetch the addresses; empty: nowhere.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -70,12 +72,16 @@ class _Newcomer(BaseModel):
     address: _Text
     problem: Annotated[str, Field(max_length=2000)] = ""
     gpus: Annotated[list[_Text], Field(max_length=64)] = []
+    relay: _Text = ""
 
 
 def meet(
     cluster: Cluster, seconds: float, gpus: Sequence[str] = (), share_gpus: bool = False
 ) -> Meeting:
     """Meets the other workers at rank 0's address.
+
+    Takes O(n) messages and bytes at rank 0 with n workers, and O(n) bytes at each worker that does
+    not know the addresses; otherwise O(1).
 
     Args:
         cluster: Its `addresses` are compared, if it has them; otherwise each worker chooses a free
@@ -88,6 +94,13 @@ def meet(
         ClusterError: Workers are missing, have the same rank, disagree about the cluster, or cannot
             listen at their address; or the GPUs cannot be divided.
     """
+    return _run(meeting(cluster, seconds, gpus, share_gpus))
+
+
+async def meeting(
+    cluster: Cluster, seconds: float, gpus: Sequence[str] = (), share_gpus: bool = False
+) -> Meeting:
+    """Meets the other workers; see `meet`."""
     digest = hashlib.sha256("\n".join(cluster.addresses).encode()).hexdigest()
     me = _Newcomer(
         rank=cluster.rank,
@@ -98,14 +111,14 @@ def meet(
     )
     place = cluster.addresses[0] if cluster.addresses else cluster.master
     if cluster.rank == 0:
-        return _run(_Rank0(cluster, place, me, seconds, share_gpus).run())
+        return await _Rank0(cluster, place, me, seconds, share_gpus).run()
     if cluster.addresses:
         try:
             check_free(cluster.address)
         except ClusterError as error:  # so that the others hear of it
             me = me.model_copy(update={"problem": str(error)})
     # A little longer than rank 0 waits, which can name the missing workers.
-    return _run(_ask(place, me, seconds + _MESSAGE_SECONDS))
+    return await _ask(place, me, seconds + _MESSAGE_SECONDS, cluster.addresses)
 
 
 class _Rank0:
@@ -116,6 +129,7 @@ class _Rank0:
     ) -> None:
         self._place, self._me, self._seconds = place, me, seconds
         self._size, self._share_gpus = cluster.size, share_gpus
+        self._are_known = bool(cluster.addresses)
         self._listen_at = networks.listen_address([split(place)[0]])
         self._key = messages.job_key()
         self._workers = {0: me}
@@ -127,9 +141,8 @@ class _Rank0:
 
     async def run(self) -> Meeting:
         """Waits for all, sends them the answer, and returns it."""
-        with held_ports(1) as (port,):
-            # Others reached rank 0 by this host name, so it is the one to give them.
-            address = self._me.address or f"{self._place.rpartition(':')[0]}:{port}"
+        # Others reached rank 0 by this host name, so it is the one to give them.
+        with _own_address(self._me, self._place.rpartition(":")[0]) as address:
             self._workers[0] = self._me.model_copy(update={"address": address})
             return await self._run()
 
@@ -154,14 +167,11 @@ class _Rank0:
                 divided = gpus_of_workers.divide(claims, self._share_gpus)
             except ClusterError as error:
                 self._problem = str(error)
-        addresses = [
-            self._workers[rank].address if rank in self._workers else ""
-            for rank in range(self._size)
-        ]
+        addresses = [self._workers[rank].address for rank in sorted(self._workers)]
 
         def answer(rank: int) -> dict[str, Any]:
             own = divided[rank] if divided else []
-            return {"problem": self._problem, "addresses": addresses, "gpus": own}
+            return {"problem": self._problem, "gpus": own, **self._source(rank, addresses)}
 
         await asyncio.gather(
             *(
@@ -169,7 +179,15 @@ class _Rank0:
                 for rank, reader, writer, session in self._connections
             )
         )
-        return _result(answer(0))
+        _check(self._problem)
+        return Meeting(tuple(addresses), divided[0])
+
+    def _source(self, rank: int, addresses: list[str]) -> dict[str, Any]:
+        """Returns the addresses for a worker, or where it fetches them, unless it knows them."""
+        if self._problem or self._are_known:
+            return {}
+        parent = relay.parent_of(rank)
+        return {"relay": self._workers[parent].relay} if parent else {"addresses": addresses}
 
     async def _listen(self) -> asyncio.Server:
         try:
@@ -219,19 +237,20 @@ class _Rank0:
     async def _ask_who_listens(self) -> None:
         """Raises an error for both if another worker that claims to be rank 0 listens there."""
         try:
-            await _ask(self._place, self._me, _MESSAGE_SECONDS)
+            await _ask(self._place, self._me, _MESSAGE_SECONDS, ())
         except ClusterError as error:
             if "Two workers" in str(error):
                 raise
 
 
-async def _ask(place: str, me: _Newcomer, seconds: float) -> Meeting:
+async def _ask(place: str, me: _Newcomer, seconds: float, known: tuple[str, ...]) -> Meeting:
     """Connects to rank 0, again while it does not listen, and returns its answer.
 
     Args:
         place: `"host:port"` of rank 0.
         me: This worker; its address is filled in if it is empty.
         seconds: Time limit.
+        known: The addresses of all workers, if this worker has them.
 
     Raises:
         ClusterError: Rank 0 did not answer in time, or reports a problem.
@@ -241,7 +260,7 @@ async def _ask(place: str, me: _Newcomer, seconds: float) -> Meeting:
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    return _result(await _ask_once(place, me))
+                    return await _ask_once(place, me, known)
                 except OSError as error:  # it does not listen yet, or its name is not known yet
                     is_reached = error.errno is None  # what rank 0 said, not the network
                     if is_reached or not was_reached:
@@ -255,20 +274,50 @@ async def _ask(place: str, me: _Newcomer, seconds: float) -> Meeting:
         ) from None
 
 
-async def _ask_once(place: str, me: _Newcomer) -> Mapping[str, Any]:
-    """Asks once; raises an OSError if rank 0 does not listen, or goes away."""
+async def _ask_once(place: str, me: _Newcomer, known: tuple[str, ...]) -> Meeting:
+    """Asks once.
+
+    Raises:
+        OSError: Rank 0 does not listen, or goes away.
+        ClusterError: Rank 0 reports a problem, or the addresses do not arrive.
+    """
     host, port = split(place)
     reader, writer = await asyncio.open_connection(host, port, limit=messages.LIMIT)
+    own = writer.get_extra_info("sockname")[0]
+    # The port is held until all workers have one, so that those of one host get different ones.
+    with _own_address(me, f"[{own}]" if ":" in own else own) as address:
+        async with relay.Relay(me.rank, 0 if known else me.size, own) as children:
+            told = {"address": address, "relay": children.address}
+            answer = await _exchange(reader, writer, me.model_copy(update=told))
+            _check(str(answer["problem"]))
+            if known:
+                return Meeting(known, answer["gpus"])
+            found: Mapping[str, Any] = answer
+            if "addresses" not in answer:
+                found = await relay.fetch(answer["relay"], me.rank)
+            await children.pass_on({"addresses": found["addresses"]})
+            return Meeting(tuple(found["addresses"]), answer["gpus"])
+
+
+@contextlib.contextmanager
+def _own_address(me: _Newcomer, host: str) -> Iterator[str]:
+    """Yields a worker's address: the known one, or a free port, held within the block."""
+    if me.address:
+        yield me.address
+        return
+    with held_ports(1) as (port,):
+        yield f"{host}:{port}"
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: _Newcomer
+) -> Mapping[str, Any]:
+    """Sends what this worker is, and returns rank 0's answer."""
     try:
         async with asyncio.timeout(_MESSAGE_SECONDS):
             session = await messages.answer(reader, messages.job_key())
-        own = writer.get_extra_info("sockname")[0]
-        own = f"[{own}]" if ":" in own else own
-        # Held until all workers have a port, so that those of one host get different ones.
-        with held_ports(1) as (port,):
-            address = me.address or f"{own}:{port}"
-            writer.write(session.sign(me.model_copy(update={"address": address}).model_dump()))
-            answer = await messages.receive(reader, session)
+        writer.write(session.sign(me.model_dump()))
+        answer = await messages.receive(reader, session)
     except TimeoutError:
         raise ConnectionError("it is not a worker of tfdist") from None
     finally:
@@ -280,15 +329,10 @@ async def _ask_once(place: str, me: _Newcomer) -> Mapping[str, Any]:
     return answer
 
 
-def _result(answer: Mapping[str, Any]) -> Meeting:
-    """Returns rank 0's answer.
-
-    Raises:
-        ClusterError: It reports a problem.
-    """
-    if answer.get("problem"):
-        raise ClusterError(messages.printable(str(answer["problem"]), 4000))
-    return Meeting(tuple(answer["addresses"]), answer["gpus"])
+def _check(problem: str) -> None:
+    """Raises a ClusterError if there is a problem."""
+    if problem:
+        raise ClusterError(messages.printable(problem, 4000))
 
 
 async def _send_last(

@@ -14,16 +14,18 @@ from tfdist.cluster.messages import printable
 
 #: Time between two reports of a worker, and between two judgements of rank 0.
 HEARTBEAT_SECONDS = 1.0
-#: Reports that rank 0 receives per second at most: more workers report less often.
-REPORTS_PER_SECOND = 800
+#: Reports that rank 0 receives per second: more workers report less often.
+REPORTS_PER_SECOND = 400
+#: Longest time between two reports, so that a stopped worker is named within 30 s at any size.
+_LONGEST_SECONDS = 10.0
 
 #: Longest texts of a report, in characters.
 _MOST_HOST, _MOST_PLACE, _MOST_ERROR = 100, 200, 300
 
 
 def heartbeat_seconds(size: int) -> float:
-    """Returns the time between two reports: 1 s up to 800 workers, 5.1 s for 4,096."""
-    return max(HEARTBEAT_SECONDS, size / REPORTS_PER_SECOND)
+    """Returns the time between two reports: 1 s up to 400 workers, 10 s from 4,000 on."""
+    return min(max(HEARTBEAT_SECONDS, size / REPORTS_PER_SECOND), _LONGEST_SECONDS)
 
 
 def missed_seconds(size: int) -> float:
