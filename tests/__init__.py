@@ -1,4 +1,4 @@
-"""The tests, laid out like the packages they test."""
+"""The test suite, laid out like the packages that it tests."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-# Set before TensorFlow is imported: a test's output shows TensorFlow's errors only.
+# Set before TensorFlow is imported, so that tests print only TensorFlow's errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-# With oneDNN the rounding in half precision depends on the instructions of the CPU and on which
-# operations TensorFlow fuses: a test would compare kernels, not ways to train.
+# With oneDNN, half-precision rounding depends on the CPU's instruction set and on which ops
+# TensorFlow fuses. A test would compare kernels instead of training methods.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-#: Logical CPU devices of a test process, which is the largest number of replicas in one process.
+#: Logical CPU devices of a test process, and thus the most replicas in one process.
 NUM_CPUS = 4
 
 
 def start_tensorflow() -> None:
-    """Splits the CPU into logical devices and starts TensorFlow with them.
+    """Splits the CPU into logical devices, and initializes TensorFlow.
 
-    TensorFlow refuses to change its logical devices after the first operation, so this runs before
-    any test does.
+    Must run before any test: TensorFlow's logical devices are fixed after the first operation.
     """
     import tensorflow as tf
 
@@ -40,7 +39,7 @@ def start_tensorflow() -> None:
 def start_tensorflow_when_imported() -> None:
     """Calls `start_tensorflow` right after the first `import tensorflow` of this process.
 
-    A test file that needs no TensorFlow then does not wait for it.
+    Test files that need no TensorFlow then start without that delay.
     """
     if "tensorflow" in sys.modules:
         start_tensorflow()
@@ -49,7 +48,7 @@ def start_tensorflow_when_imported() -> None:
 
 
 class _StartsTensorFlow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and loads TensorFlow as Python would, and starts it."""
+    """An import hook that loads TensorFlow as Python does, and then initializes it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,8 +1,8 @@
-"""`make canary`: what an upgrade to the next TensorFlow and Keras will need.
+"""`make canary`: reports what an upgrade to the next TensorFlow and Keras would break.
 
-Installs the newest pre-releases into an environment of their own, looks for each private name that
-`tfdist/upstream` uses, compares where it is defined and with which parameters, and runs the quick
-tests. Prints one line for each difference, with the places that depend on it.
+Installs the newest pre-releases into a separate environment, looks up each private name that
+`tfdist/upstream` uses, compares its location and parameters, and runs the quick tests. Prints one
+line for each difference, with the places that depend on it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from packaging.requirements import Requirement
 from tests import private_names
 from tests.support import ROOT
 
-#: Pre-releases, by the release that each replaces.
+#: Pre-release packages, by the release that they replace.
 NIGHTLY = {"tensorflow": "tf-nightly", "keras": "keras-nightly", "tensorboard": "tb-nightly"}
 _PACKAGES = ("keras", "tensorflow")
 
-#: Files that say nothing about what tfdist uses: tests, other backends, Keras 2.
+#: Files that are irrelevant for tfdist: tests, other backends, Keras 2.
 _OTHERS = re.compile(r"_test\.py$|/keras/src/backend/(jax|torch|numpy|openvino)/|/python/keras/")
 
-#: Where a name is defined and how: `keras/src/layers/layer.py: Layer._call(self, inputs)`.
+#: Where and how a name is defined: `keras/src/layers/layer.py: Layer._call(self, inputs)`.
 Definitions = set[str]
 
 
@@ -44,7 +44,7 @@ def main() -> int:
     arguments = parser.parse_args()
     python = _environment(arguments.folder)
     changes = compare(uses(), installed(), _site_packages(python))
-    print("\n".join(changes) or "private names: all there, with the same parameters")
+    print("\n".join(changes) or "private names: no differences")
     failed = 0 if arguments.names_only else _quick_tests(python)
     return 1 if changes or failed else 0
 
@@ -64,7 +64,7 @@ def _environment(folder: Path) -> Path:
 
 
 def _requirements() -> list[str]:
-    """Returns what the tests need besides TensorFlow and Keras."""
+    """Returns the requirements of the tests except TensorFlow and Keras."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     needed = setup["options"]["install_requires"] + setup["options.extras_require"]["dev"]
@@ -73,7 +73,7 @@ def _requirements() -> list[str]:
 
 
 def uses() -> dict[str, list[str]]:
-    """Returns the private names that `tfdist/upstream` uses, each with the places that do."""
+    """Returns the private names that `tfdist/upstream` uses, each with the places of use."""
     found: dict[str, list[str]] = {}
     for path in sorted(private_names.ALLOWED.rglob("*.py")):
         for line, _, name in private_names.private(ast.parse(path.read_text())):
@@ -82,7 +82,7 @@ def uses() -> dict[str, list[str]]:
 
 
 def compare(names: dict[str, list[str]], old: Path, new: Path) -> list[str]:
-    """Returns a line for each name that is missing, or defined otherwise, in the new packages."""
+    """Returns a line for each name that is missing from, or differs in, the new packages."""
     before, after = (definitions(names, packages) for packages in (old, new))
     changes = []
     for name, places in names.items():
@@ -99,11 +99,11 @@ def compare(names: dict[str, list[str]], old: Path, new: Path) -> list[str]:
 
 
 def definitions(names: Iterable[str], packages: Path) -> dict[str, Definitions]:
-    """Returns where each name is defined among installed packages: empty where it is not.
+    """Returns where each name is defined in installed packages; empty if it is undefined.
 
     Args:
-        names: Attributes (`_flatten_layers`), and modules or what they hold (`keras.src.backend`).
-        packages: The folder `site-packages` that holds Keras and TensorFlow.
+        names: Attributes (`_flatten_layers`), modules, or names in modules (`keras.src.backend`).
+        packages: The `site-packages` folder with Keras and TensorFlow.
     """
     found: dict[str, Definitions] = {name: set() for name in names}
     attributes = {name for name in found if "." not in name}
@@ -118,7 +118,7 @@ def definitions(names: Iterable[str], packages: Path) -> dict[str, Definitions]:
             used |= named
             for name, definition in _defined(ast.parse(text), named):
                 found[name].add(f"{path.relative_to(packages)}: {definition}")
-    for name in used:  # by Python, if nothing but compiled code defines it
+    for name in used:  # used in Python, but defined only in compiled code
         found[name] = found[name] or {"compiled"}
     for name in found.keys() - attributes:
         if (definition := _of_module(name, packages)) is not None:
@@ -143,7 +143,7 @@ def _defined(tree: ast.AST, names: set[str], owner: str = "") -> Iterator[tuple[
 
 
 def _of_module(name: str, packages: Path) -> str | None:
-    """Returns the signature of what a module holds, or the module; None if there is none."""
+    """Returns the definition of a module or of a name in a module, or None."""
     module, _, attribute = name.rpartition(".")
     for place in (name, module):
         path = packages / place.replace(".", "/")

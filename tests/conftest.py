@@ -1,4 +1,4 @@
-"""Set-up of every test process: logical CPU devices, selection of tests, no process left behind."""
+"""Set-up of every test process: logical CPU devices, test selection, leftover processes."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from hypothesis import HealthCheck, settings
 
 from tests import selection, start_tensorflow_when_imported
 
-# mpirun and horovodrun may be in the virtual environment, which need not be activated.
+# mpirun and horovodrun may be in the virtual environment, which is not always activated.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-# A shell starts background jobs with Ctrl-C ignored, which every process of a test would inherit.
+# A shell starts background jobs with SIGINT ignored, which the processes of tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 start_tensorflow_when_imported()
 
-# Examples are derived from each test, so that every run tries the same ones. A busy machine must
-# not fail a test, so there is no deadline.
+# Hypothesis derives its examples from each test, so that every run tries the same ones. There is
+# no deadline, because a busy machine must not fail a test.
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
 
-#: Every process that a test starts inherits this variable, by which it is found at the end.
+#: Environment variable that all processes of a test run inherit, to find leftover ones.
 _RUN = "TFDIST_TEST_RUN"
 _OWNS_RUN = pytest.StashKey[bool]()
 _LEFT = pytest.StashKey[list[str]]()
-#: Memory for one test process and the three or four small processes that it may start.
+#: Memory for one test process and its three or four small subprocesses.
 _GIB_PER_PROCESS = 4.0
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns the number of test processes for `-n auto`: one per core, as far as memory allows."""
+    """Returns the number of processes for `-n auto`: one per core, as far as memory allows."""
     memory = min(psutil.virtual_memory().available, _container_limit("memory.max"))
     cores = min(len(os.sched_getaffinity(0)), _container_limit("cpu.max"))
     return max(1, int(min(cores, memory / 2**30 / _GIB_PER_PROCESS)))
 
 
 def _container_limit(name: str) -> float:
-    """Returns the limit of this control group: bytes for `memory.max`, cores for `cpu.max`."""
+    """Returns a limit of this control group: bytes for `memory.max`, cores for `cpu.max`."""
     file = Path("/sys/fs/cgroup") / name
     limit, *period = file.read_text().split() if file.exists() else ["max"]
     return math.inf if limit == "max" else float(limit) / float(period[0] if period else 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # The test processes of xdist, and a pytest that a test starts, belong to the run around them.
+    # xdist workers, and a pytest that a test starts, belong to the outer run.
     config.stash[_OWNS_RUN] = _RUN not in os.environ
     os.environ.setdefault(_RUN, uuid.uuid4().hex)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out, unread, the files in which `-m quick` would select nothing."""
+    """Skips files without tests that `-m quick` would select, without importing them."""
     if config.option.markexpr == "quick" and collection_path.suffix == ".py":
         return None if selection.may_be_quick(collection_path) else True
     return None
@@ -75,7 +75,7 @@ def pytest_collection_finish() -> None:
     if "tensorflow" in sys.modules:
         import keras  # noqa: F401
 
-        # A garbage collection walks all that TensorFlow and Keras imported: 0.25 s each time.
+        # Otherwise every garbage collection traverses the objects of TensorFlow and Keras: 0.25 s.
         gc.freeze()
 
 
@@ -97,7 +97,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     if left := config.stash.get(_LEFT, []):
-        terminalreporter.section("processes that a test left behind", red=True)
+        terminalreporter.section("processes that tests left running", red=True)
         terminalreporter.write_line("\n".join(left))
 
 
@@ -105,8 +105,8 @@ def _is_of_this_run(process: psutil.Process) -> bool:
     own = psutil.Process()
     try:
         of_run = process.environ().get(_RUN) == os.environ[_RUN]
-        # Python's own helpers, such as its resource tracker, end with this process.
+        # Python's helper processes, such as the resource tracker, end with this process.
         helper = any("from multiprocessing" in argument for argument in process.cmdline())
         return of_run and not helper and process != own and process not in own.parents()
-    except psutil.Error:  # ended meanwhile, or belongs to another user
+    except psutil.Error:  # ended in the meantime, or belongs to another user
         return False

@@ -1,11 +1,11 @@
-"""Counts the product files and lines that one `fit` passes through.
+"""Counts the files and lines of `tfdist` that one `fit` executes.
 
     python -m tests.life_of_a_batch --strategy mirrored
     mpirun -np 2 python -m tests.life_of_a_batch --strategy horovod
 
-A small classifier is trained for two epochs of two steps, on two devices per process (one under
-`horovod`). Every Python function of `tfdist` that runs between the beginning and the end of `fit`
-counts, on every thread. Construction of the `Trainer` and imports do not count.
+Trains a small classifier for two epochs of two steps, on two devices per process (one under
+`horovod`). Counts every Python function of `tfdist` that runs during `fit`, on all threads.
+Construction of the `Trainer` and imports are not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = str(Path(tfdist.__file__).parent)
 
 
 def build_model() -> keras.Model:
-    """Returns a compiled classifier with a dense, a normalizing and a random layer."""
+    """Returns a compiled classifier with dense, normalization and random layers."""
     layers = [
         keras.Input((8,)),
         keras.layers.Dense(16, activation="relu"),
@@ -45,7 +45,7 @@ def build_model() -> keras.Model:
 
 @contextmanager
 def recorded_calls() -> Iterator[set[CodeType]]:
-    """Collects the code of every function of `tfdist` that is called within the block."""
+    """Collects the code objects of all functions that are called within the block."""
     called = set[CodeType]()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
@@ -62,7 +62,7 @@ def recorded_calls() -> Iterator[set[CodeType]]:
 
 
 def of_product(called: set[CodeType]) -> dict[str, set[CodeType]]:
-    """Returns the called functions of `tfdist` by file; module bodies are left out."""
+    """Groups the called functions of `tfdist` by file, without module bodies."""
     by_file = defaultdict(set)
     for code in called:
         if code.co_filename.startswith(ROOT) and code.co_name != "<module>":
@@ -78,7 +78,7 @@ def train(trainer: tfdist.Trainer) -> Callable[[], Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Trains once and prints one line per file, then the totals."""
+    """Trains once, and prints one line per file and the totals."""
     parser = argparse.ArgumentParser(prog="python -m tests.life_of_a_batch", description=__doc__)
     parser.add_argument("--strategy", default="mirrored")
     parser.add_argument("--devices", type=int, help="default: 2, and 1 for horovod")

@@ -1,8 +1,8 @@
-"""`python -m tests.private_names`: who touches private names of others? Part of `make lint`.
+"""`python -m tests.private_names`: finds uses of other packages' private names.
 
-Only `tfdist/upstream` may: its README lists them, which is what an upgrade of Keras or TensorFlow
-has to go through. A private module is one like `keras.src`; a private attribute is one with an
-underscore that no class of ours defines.
+Part of `make lint`. Only `tfdist/upstream` may use them, and its README lists them, so that an
+upgrade of Keras or TensorFlow has one place to check. A private module is one like `keras.src`; a
+private attribute starts with an underscore and is not defined by a class of ours.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from tests.support import ROOT
 
 _PACKAGES = ("tfdist", "pipelines", "recipes")
-#: The only folder that may.
+#: The only folder that may use private names.
 ALLOWED = ROOT / "tfdist" / "upstream"
 _PAGE = ALLOWED / "README.md"
 _MODULES = ("keras.src", "tensorflow.python", "unittest")
-#: Public in spite of the underscore, as their documentation says.
+#: Public despite the underscore, according to their documentation.
 _PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 
 
 def main() -> int:
-    """Prints each place that is wrong, and returns 1 where there is one."""
+    """Prints each violation, and returns 1 if there is one."""
     trees = {path: ast.parse(path.read_text()) for path in _paths()}
     page, found = _PAGE.read_text(), []
     for path, tree in trees.items():
@@ -38,7 +38,7 @@ def main() -> int:
                 )
             elif not re.search(rf"\b{re.escape(name)}\b", page):
                 found.append(f"{path.relative_to(ROOT)}:{line}: {use}; {_PAGE.name} lacks {name}")
-    print("\n".join(found) or "private names: in tfdist/upstream alone, and on its page")
+    print("\n".join(found) or "private names: used only in tfdist/upstream, and documented there")
     return 1 if found else 0
 
 
@@ -48,12 +48,12 @@ def _paths() -> list[Path]:
 
 @functools.cache
 def _ours() -> frozenset[str]:
-    """The private names that any file of ours defines."""
+    """Returns the private names that our files define."""
     return frozenset(name for path in _paths() for name in _defined(ast.parse(path.read_text())))
 
 
 def private(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yields line, expression and name of each use of what is private to others."""
+    """Yields the line, expression and name of each use of another package's private name."""
     own, ours = _defined(tree), _ours()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -69,7 +69,7 @@ def private(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _named(node: ast.Attribute | ast.Call | ast.Subscript) -> list[object]:
-    """The attribute that is used, also by its name: `getattr(x, "_y")`, `vars(x)["_y"]`."""
+    """Returns the used attribute names, including `getattr(x, "_y")` and `vars(x)["_y"]`."""
     if isinstance(node, ast.Attribute):
         return [node.attr]
     values = node.args if isinstance(node, ast.Call) else [node.slice]
@@ -83,7 +83,7 @@ def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _defined(tree: ast.Module) -> set[str]:
-    """Private names that a file gives to something of its own."""
+    """Returns the private names that a file defines."""
     defined = {
         node.name
         for node in ast.walk(tree)
@@ -102,10 +102,10 @@ def _of_self(node: ast.Attribute) -> bool:
 
 
 def _is_private(name: object) -> bool:
-    """Whether this is a single underscore and a word."""
+    """Returns whether this is an identifier with a single leading underscore."""
     if not isinstance(name, str) or not name.isidentifier() or name in _PUBLIC:
         return False
-    if name.startswith("_tfdist"):  # marks that we leave on objects of others
+    if name.startswith("_tfdist"):  # marks that we set on other packages' objects
         return False
     return name.startswith("_") and not name.startswith("__") and len(name) > 1
 

@@ -1,6 +1,6 @@
-"""`make release`: builds the sdist and the wheel, and tries the wheel in a fresh environment.
+"""`make release`: builds the sdist and the wheel, and tests the wheel in a new environment.
 
-Both are left in `build/release`. Nothing is uploaded.
+Both are written to `build/release`. Nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _FOLDER = ROOT / "build" / "release"
 
 
 def main() -> int:
-    """Returns 0; a step that fails raises `subprocess.CalledProcessError`."""
+    """Returns 0. Raises `subprocess.CalledProcessError` if a step fails."""
     shutil.rmtree(_FOLDER, ignore_errors=True)
     shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # deleted modules of earlier builds
     _run(sys.executable, "-m", "build", "--outdir", _FOLDER, ROOT)
     sdist, wheel = _FOLDER.glob("*.tar.gz"), _FOLDER.glob("*.whl")
     _run(sys.executable, "-m", "twine", "check", "--strict", *sdist, *wheel)
     with tempfile.TemporaryDirectory() as folder:
-        _try(next(_FOLDER.glob("*.whl")), Path(folder))
+        _test_wheel(next(_FOLDER.glob("*.whl")), Path(folder))
     print("release:", *(path.name for path in sorted(_FOLDER.iterdir())))
     return 0
 
 
-def _try(wheel: Path, folder: Path) -> None:
-    """Installs a wheel into an empty environment, asks every command for help, and trains."""
+def _test_wheel(wheel: Path, folder: Path) -> None:
+    """Installs a wheel into an empty environment, runs each command with `--help`, and trains."""
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
-    elsewhere = folder / "run"  # the checkout would shadow what is installed
-    elsewhere.mkdir()
+    work_folder = folder / "run"  # in the checkout, its packages would shadow the installed ones
+    work_folder.mkdir()
     for command in COMMANDS:
-        _run(python, "-m", "tfdist", command, "--help", cwd=elsewhere, quiet=True)
+        _run(python, "-m", "tfdist", command, "--help", cwd=work_folder, quiet=True)
     for command in packages_that_run("pipelines"):
-        _run(python, "-m", command, "--help", cwd=elsewhere, quiet=True)
-    _run(folder / "venv" / "bin" / "tfdist", "train", "--smoke", cwd=elsewhere)
+        _run(python, "-m", command, "--help", cwd=work_folder, quiet=True)
+    _run(folder / "venv" / "bin" / "tfdist", "train", "--smoke", cwd=work_folder)
 
 
 def _run(*command: object, cwd: Path = ROOT, quiet: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Runs notebooks in full and stores their outputs: `python -m tests.run_notebooks [NAME ...]`.
 
-Names are beginnings, `03`; without one, all. What goes to standard error (TensorFlow's notes on
-drivers that a machine lacks) is not kept, nor are clock times.
+Names are prefixes such as `03`; without one, all notebooks run. Standard error (TensorFlow's
+messages about missing drivers) and execution times are not stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support import ROOT
 
 
 def run(path: Path) -> None:
-    """Runs one and writes it back."""
+    """Runs a notebook, and writes it back."""
     notebook = nbformat.read(path, as_version=4)
     began = time.monotonic()
     NotebookClient(notebook, timeout=600, record_timing=False, resources={
@@ -32,17 +32,17 @@ def run(path: Path) -> None:
 
 
 def kept(output: nbformat.NotebookNode) -> bool:
-    """Whether an output is the notebook's own; takes TensorFlow's notes out of it."""
+    """Returns whether to store an output, after removing TensorFlow's messages from it."""
     if output.output_type != "stream":
         return True
-    # Where a person may type, as in a notebook, TensorFlow's notes go to standard output.
+    # In interactive sessions such as notebooks, TensorFlow logs to standard output.
     lines = output.text.splitlines(keepends=True)
     output.text = "".join(line for line in lines if not line.startswith("INFO:tensorflow"))
     return output.name == "stdout" and bool(output.text.strip())
 
 
 def main() -> None:
-    """Runs those that are named."""
+    """Runs the notebooks named on the command line."""
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         if path.name.startswith(tuple(sys.argv[1:]) or ("",)):
             run(path)

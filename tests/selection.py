@@ -5,13 +5,13 @@ A test has one of four registers:
 * quick: starts no training, and mostly needs no TensorFlow; or is one of ten cases of the contract
   under `mirrored`.
 * test: the rest of the gate. A test that no table here names belongs to it.
-* check: shows what a cheaper test shows already, in more combinations; or builds the
-  documentation, runs notebooks, or needs minutes.
-* long: further numbers of replicas and processes, and long forms; marked where the test is.
+* check: covers more combinations of what a cheaper test covers; or builds the documentation, runs
+  notebooks, or takes minutes.
+* long: further numbers of replicas and processes, and long forms; marked at the test.
 
-`make quick` runs the first, `make test` the first two, `make check` the first three and
-`make long` all. Keys are folders (with a final slash), files or functions below `tests/` or the
-root; the most specific key decides. Values are prices in CPU seconds, of an otherwise idle core.
+`make quick` runs the first, `make test` the first two, `make check` the first three and `make
+long` all. Keys are folders (with a final slash), files or functions below `tests/` or the root;
+the most specific key applies. Values are costs in CPU seconds on an otherwise idle core.
 `tests/conformance/selection.py` selects the cases of the contract.
 """
 
@@ -24,7 +24,7 @@ import pytest
 
 from tests.support import ROOT
 
-#: Tests that take no minutes and, but for a few that import it, need no TensorFlow.
+#: Fast tests, few of which import TensorFlow.
 QUICK: dict[str, float] = {
     "tests/cluster/": 2,
     "tests/console/": 1,
@@ -50,7 +50,7 @@ QUICK: dict[str, float] = {
     "tests/strategies/pipeline/test_cut.py": 0.1,
     "tests/strategies/test_declaration.py": 1,
     "tests/test_config.py": 2.2,
-    "tests/test_cures.py": 0.1,
+    "tests/test_messages.py": 0.1,
     "tests/test_import.py": 1.7,
     "tests/test_init.py": 0.1,
     "tests/test_launch.py": 10,
@@ -60,13 +60,13 @@ QUICK: dict[str, float] = {
     "tests/watchdog/": 0.5,
 }
 
-#: Parts of `make test` within folders and files that other tables name.
+#: Tests of `make test` within folders and files that other tables name.
 TEST: dict[str, float] = {
     "tests/processes/test_one_worker.py": 15,
     "tests/processes/test_watchdog.py": 5.4,
 }
 
-#: What `make test` leaves to `make check`.
+#: Tests that run in `make check` but not in `make test`.
 CHECK: dict[str, float] = {
     "notebooks/": 60,
     "tests/bench/": 100,
@@ -94,23 +94,23 @@ CHECK: dict[str, float] = {
     "tests/step/test_remat.py::test_with_rounds_half_precision_and_a_scaled_loss": 17,
     "tests/strategies/test_padding.py::test_one_row_over_several_shares": 12,
     "tests/strategies/test_strategies.py::test_every_way_gives_the_same_numbers": 11.3,
-    "tests/test_cures_work.py::test_workers_join_before_tensorflow_starts": 13,
-    "tests/test_devices.py::test_cure_of_a_model_that_started_tensorflow": 10,
-    "tests/test_devices.py::test_limit_holds_on_a_host_without_gpus": 6,
-    "tests/test_devices.py::test_logical_devices_are_made_in_a_fresh_process": 13,
+    "tests/test_suggested_fixes.py::test_calling_init_before_tensorflow_connects_workers": 13,
+    "tests/test_devices.py::test_configuring_devices_before_building_the_model": 10,
+    "tests/test_devices.py::test_memory_limit_without_gpus": 6,
+    "tests/test_devices.py::test_creates_logical_devices_in_a_new_process": 13,
     "tests/test_large_batches.py": 16,
     "tests/test_notebooks.py::test_cells_run": 43,
     "tests/test_properties.py": 26,
     "tests/test_readme.py": 10,
-    "tests/test_trainer.py::test_a_model_that_is_compiled_again": 10,
+    "tests/test_trainer.py::test_recompiled_model": 10,
     "tests/test_trainer_data.py::test_ragged_tensors": 8.4,
     "tests/test_trainer_data.py::test_sparse_tensors": 9.1,
-    "tests/test_trainer_model.py::test_it_is_plain_in_the_hands_of_a_callback": 17.6,
+    "tests/test_trainer_model.py::test_model_behaves_like_keras_in_callbacks": 17.6,
     "tests/test_wheel.py": 10,
     "tests/verify/": 34,
 }
 
-#: The register of every place that the tables name.
+#: The register of every key.
 REGISTERS = {
     **dict.fromkeys(QUICK, "quick"),
     **dict.fromkeys(TEST, "test"),
@@ -120,7 +120,7 @@ _MARKED_IN_PLACE = ("quick", "check", "long")
 
 
 def mark_of(item: pytest.Item) -> pytest.MarkDecorator | None:
-    """Returns the mark that the tables give to a test, unless it carries one already."""
+    """Returns the mark that the tables give to a test; None if it has a mark already."""
     if any(item.get_closest_marker(name) for name in _MARKED_IN_PLACE):
         return None
     for place in _places(item.nodeid):
@@ -130,19 +130,19 @@ def mark_of(item: pytest.Item) -> pytest.MarkDecorator | None:
 
 
 def may_be_quick(file: Path) -> bool:
-    """Tells whether a file may hold a quick test, as far as its path shows."""
+    """Returns whether a file may contain quick tests, judging by its path."""
     path = file.relative_to(ROOT).as_posix()
     if file.name == "conftest.py" or path == _QUICK_CASES:
         return True
     return any(key.partition("::")[0] == path or path.startswith(key) for key in QUICK)
 
 
-#: Its quick cases are marked by `tests/conformance/selection.py`.
+#: `tests/conformance/selection.py` marks its quick cases.
 _QUICK_CASES = "tests/conformance/test_conformance.py"
 
 
 def _places(nodeid: str) -> Iterator[str]:
-    """Yields a test's id, its function, its file and its folders, from the inside out."""
+    """Yields a test's id, function, file and folders, the most specific first."""
     yield nodeid
     function = nodeid.partition("[")[0]
     yield function

@@ -1,4 +1,4 @@
-"""`make canary` sees which private names an upgrade moves, changes or removes."""
+"""Tests of `make canary`, which reports private names that an upgrade moves or removes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def test_differences_are_named_with_their_uses(tmp_path: Path) -> None:
+def test_reports_differences_with_their_uses(tmp_path: Path) -> None:
     old, new = write(tmp_path / "old", OLD), write(tmp_path / "new", NEW)
     uses = {name: [f"upstream/{name}.py:1"] for name in NAMES}
     changes = {change.split()[0]: change for change in canary.compare(uses, old, new)}
@@ -36,7 +36,7 @@ def test_differences_are_named_with_their_uses(tmp_path: Path) -> None:
     assert "used in upstream/_gone.py:1" in changes["_gone"]
 
 
-def test_every_private_name_is_found_in_what_is_installed() -> None:
+def test_finds_every_private_name_in_installed_packages() -> None:
     uses = canary.uses()
     found = canary.definitions(uses, canary.installed())
     assert len(uses) > 100

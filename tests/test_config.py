@@ -39,12 +39,12 @@ def test_devices_are_a_number_or_names() -> None:
         ("logger", "tensorboard,printer"),
     ],
 )
-def test_value_that_does_not_fit_is_refused(field: str, value: object) -> None:
+def test_invalid_value_raises(field: str, value: object) -> None:
     with pytest.raises(ValidationError):
         TrainConfig(**{field: value})
 
 
-def test_words_and_numbers_of_one_field() -> None:
+def test_field_accepts_words_and_numbers() -> None:
     assert TrainConfig(loss_scale="dynamic").loss_scale == "dynamic"
     assert TrainConfig(loss_scale="128").loss_scale == 128.0
     assert TrainConfig(steps_per_call="4").steps_per_call == 4
@@ -53,13 +53,13 @@ def test_words_and_numbers_of_one_field() -> None:
 @pytest.mark.parametrize(
     ("time", "seconds"), [("90s", 90), ("30m", 1800), ("1h30m", 5400), ("1d", 86400), ("7.5", 7.5)]
 )
-def test_times(time: str, seconds: float) -> None:
+def test_parses_durations(time: str, seconds: float) -> None:
     config = TrainConfig(max_time=time)
     assert config.max_time == seconds
     assert TrainConfig(**yaml.safe_load(config.to_yaml())) == config
 
 
-def test_only_one_field_says_how_many_steps() -> None:
+def test_conflicting_step_limits_raise() -> None:
     assert TrainConfig(overfit_batches=2).limit_steps is None
     for others in ({"smoke": True}, {"limit_steps": 3}):
         with pytest.raises(ValidationError, match="already limits the steps: remove one of"):
@@ -68,12 +68,12 @@ def test_only_one_field_says_how_many_steps() -> None:
         TrainConfig(limit_steps=2, smoke=True)
 
 
-def test_names_are_a_list() -> None:
+def test_parses_comma_separated_names() -> None:
     assert TrainConfig(export="onnx, tflite").export == ["onnx", "tflite"]
     assert (TrainConfig().logger, TrainConfig(logger="csv").logger) == (["tensorboard"], ["csv"])
 
 
-def test_recipes_cannot_change_it() -> None:
+def test_config_is_immutable() -> None:
     with pytest.raises(ValidationError):
         TrainConfig().epochs = 3  # type: ignore[misc]
 
@@ -85,6 +85,6 @@ def test_recipes_cannot_change_it() -> None:
     devices=st.one_of(st.none(), st.integers(1, 64), st.just(["GPU:1", "CPU:0"])),
     run_dir=st.one_of(st.none(), st.text(st.characters(codec="utf-8", categories=["L", "N"]))),
 )
-def test_yaml_holds_all_of_it(**fields: object) -> None:
+def test_yaml_round_trip(**fields: object) -> None:
     config = TrainConfig(**fields)
     assert TrainConfig(**yaml.safe_load(config.to_yaml())) == config

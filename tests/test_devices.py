@@ -1,4 +1,4 @@
-"""Devices by number and by name; logical CPUs have to be made before TensorFlow starts."""
+"""Device selection by number and by name, logical CPU devices, and memory limits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tfdist.errors import DeviceError
 CPUS = [f"CPU:{i}" for i in range(NUM_CPUS)]
 
 
-def test_all_devices_are_known() -> None:
+def test_lists_all_devices() -> None:
     assert devices.available() == CPUS
-    assert devices.configure(2) == CPUS  # there are as many already
+    assert devices.configure(2) == CPUS  # there are enough already
 
 
 @pytest.mark.parametrize(
-    ("asked", "names"),
+    ("devices_argument", "names"),
     [
         (None, CPUS[:2]),
         (1, CPUS[:1]),
@@ -34,12 +34,12 @@ def test_all_devices_are_known() -> None:
         (("/CPU:2",), ["CPU:2"]),
     ],
 )
-def test_devices_that_are_asked_for(asked: Any, names: list[str]) -> None:
-    assert devices.resolve(asked, default_cpus=2) == names
+def test_resolves_devices(devices_argument: Any, names: list[str]) -> None:
+    assert devices.resolve(devices_argument, default_cpus=2) == names
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("devices_argument", "says"),
     [
         (0, "devices=0: expected at least 1"),
         (-2, "devices=-2: expected at least 1"),
@@ -52,9 +52,9 @@ def test_devices_that_are_asked_for(asked: Any, names: list[str]) -> None:
         ("tpu", "No device TPU here"),
     ],
 )
-def test_devices_that_are_not_there(asked: Any, says: str) -> None:
+def test_missing_devices_raise(devices_argument: Any, says: str) -> None:
     with pytest.raises(DeviceError, match=says):
-        devices.resolve(asked, default_cpus=2)
+        devices.resolve(devices_argument, default_cpus=2)
 
 
 FRESH = """
@@ -83,7 +83,7 @@ def in_fresh_process(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("first", "made"), [("configure(3)", 3), ("resolve(['CPU:2'], 2)", 3), ("resolve(None, 2)", 2)]
 )
-def test_logical_devices_are_made_in_a_fresh_process(first: str, made: int) -> None:
+def test_creates_logical_devices_in_a_new_process(first: str, made: int) -> None:
     done = in_fresh_process(FRESH.replace("{first}", first))
     assert done.returncode == 0, done.stderr
     names, default, error = done.stdout.splitlines()
@@ -92,7 +92,7 @@ def test_logical_devices_are_made_in_a_fresh_process(first: str, made: int) -> N
     assert f"TensorFlow has started with {made}" in error
 
 
-def test_cure_of_a_model_that_started_tensorflow() -> None:
+def test_configuring_devices_before_building_the_model() -> None:
     code = """
 import keras, tfdist
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -100,8 +100,8 @@ model.compile("sgd", "mse")
 print(tfdist.Trainer(model, "mirrored", devices=3).strategy.devices)
 """
     said = " ".join(in_fresh_process(code).stderr.split())
-    (cure,) = re.findall(r"Call (tfdist\S+) before the first operation", said)
-    done = in_fresh_process(code.replace("tfdist", f"tfdist\n{cure}", 1))
+    (call,) = re.findall(r"Call (tfdist\S+) before the first operation", said)
+    done = in_fresh_process(code.replace("tfdist", f"tfdist\n{call}", 1))
     assert done.stdout.strip() == str(CPUS[:3]), done.stderr
 
 
@@ -126,19 +126,19 @@ except errors.DeviceError as error:
 """
 
 
-def test_limit_holds_on_a_host_without_gpus() -> None:
+def test_memory_limit_without_gpus() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED], env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    full, cure, late = done.stdout.splitlines()
+    full, advice, late = done.stdout.splitlines()
     assert full.startswith("out of memory: ")
-    assert "smaller --batch-size" in cure
+    assert "smaller --batch-size" in advice
     assert late.startswith("Memory cannot be limited to 32 MB")
 
 
-def test_limit_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: dict[str, Any] = {}
     grows: list[str] = []
     config = devices.tf.config
@@ -151,7 +151,7 @@ def test_limit_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     devices.limit_memory(1000)
     assert [each[0].memory_limit for each in limits.values()] == [1000, 1000]
     assert devices.configure() == ["GPU:0", "GPU:1"]
-    assert grows == ["0", "1"]  # growth and a limit exclude each other
+    assert grows == ["0", "1"]  # memory growth and a memory limit exclude each other
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 8])
@@ -172,7 +172,7 @@ def test_all_visible_gpus_are_used(
         devices.resolve(f"GPU:{seen}", default_cpus=2)
 
 
-def test_gpus_get_memory_growth_and_the_cpu_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_get_memory_growth_without_splitting_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus.install(monkeypatch, 4, "2,3")
     grows: list[str] = []
     config = devices.tf.config

@@ -1,4 +1,4 @@
-"""`import tfdist` is quick: it pulls in no TensorFlow, and still offers all public names."""
+"""`import tfdist` does not import TensorFlow, but offers all public names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.commands import help_without_tensorflow, packages_that_run
 @pytest.mark.parametrize(
     "module", ["tfdist", "tfdist.train", "tfdist.launch", "tfdist.cluster", "tfdist.strategies"]
 )
-def test_importing_pulls_in_no_tensorflow(module: str) -> None:
+def test_import_does_not_import_tensorflow(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'tensorflow', 'keras'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0
 
 
-def test_help_pulls_in_no_tensorflow() -> None:
+def test_help_does_not_import_tensorflow() -> None:
     commands = ["tfdist.train", "tfdist.launch", "tfdist.init", *packages_that_run("tfdist")]
     shown = help_without_tensorflow(*commands)
     assert len(commands) == 10
@@ -27,10 +27,10 @@ def test_help_pulls_in_no_tensorflow() -> None:
 
 
 @pytest.mark.parametrize("name", tfdist.__all__)
-def test_public_name_is_there(name: str) -> None:
+def test_public_name_exists(name: str) -> None:
     assert getattr(tfdist, name) is not None
 
 
-def test_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'trainer_of_dogs'"):
         tfdist.trainer_of_dogs  # noqa: B018

@@ -1,4 +1,4 @@
-"""Six answers, and what they make: a configuration that is valid and a line that starts it."""
+"""`tfdist init`: six answers give a valid configuration and the command that runs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,17 @@ def answer(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     [
         ([""] * 6, {"strategy": "mirrored", "batch_size": 64}, "tfdist.train --config"),
         (
-            ["nothing", "digits", "", "two", "2", "3", "towers", "", "96"],  # three asked again
+            [
+                "nothing",
+                "digits",
+                "",
+                "two",
+                "2",
+                "3",
+                "towers",
+                "",
+                "96",
+            ],  # one device per process
             {"strategy": "multi_worker", "devices": 3, "batch_size": 96},
             "tfdist.launch --num-workers 2 --config",
         ),
@@ -35,7 +45,15 @@ def answer(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
             "tfdist.launch --hosts a:4,b:4 --config",
         ),
         (
-            ["", "", "2", "2", "sharded", "tensor_parallel", ""],  # has one device a process
+            [
+                "",
+                "",
+                "2",
+                "2",
+                "sharded",
+                "tensor_parallel",
+                "",
+            ],  # runs with one device per process
             {"strategy": "tensor_parallel", "devices": 2, "batch_size": 64},
             "tfdist.launch --num-workers 2 --config",
         ),
@@ -46,7 +64,7 @@ def answer(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
         ),
     ],
 )
-def test_answers(
+def test_answers_give_configuration_and_command(
     lines: list[str],
     fields: dict[str, Any],
     started: str,
@@ -65,7 +83,7 @@ def test_answers(
         assert options.parse(shlex.split(line)[3:]).command[-2:] == ("--config", "tfdist.yaml")
 
 
-def test_nothing_is_written_over_or_made_of_half_the_answers(
+def test_existing_file_or_missing_answers_write_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

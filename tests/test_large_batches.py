@@ -1,4 +1,4 @@
-"""Batches that grow or are accumulated, weights that are averaged, against one device."""
+"""Growing batches, accumulated batches and averaged weights, compared with one device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tfdist.run import from_config, recipe
 GROWING = {0: 4, 1: 7, 3: 15}
 
 
-def by_hand(x: np.ndarray, y: np.ndarray, batches: list[int], rate: float) -> np.ndarray:
-    """The weights of a linear model after steps of gradient descent on batches of these sizes."""
+def gradient_descent(x: np.ndarray, y: np.ndarray, batches: list[int], rate: float) -> np.ndarray:
+    """Computes a linear model's weights after gradient descent on batches of these sizes."""
     rows = np.c_[x, np.ones(len(x))].astype("float64")
     w, begin = np.zeros((x.shape[1] + 1, 1)), 0
     for size in batches:
@@ -43,26 +43,26 @@ def weights(trainer: Trainer) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("strategy", "devices"), STRATEGIES)
-def test_growing_batches_by_hand(strategy: str, devices: int) -> None:
+def test_growing_batches_match_gradient_descent(strategy: str, devices: int) -> None:
     """Fifteen rows make batches of 4, 4, 4, 3, then twice of 7, 7, 1, then of 15."""
     trainer = Trainer(linear, strategy, devices=devices)
     trainer.fit(X, Y, batch_size=GROWING, epochs=4, shuffle=False, verbose=0)
-    expected = by_hand(X, Y, [4, 4, 4, 3, *[7, 7, 1] * 2, 15], 0.1)
+    expected = gradient_descent(X, Y, [4, 4, 4, 3, *[7, 7, 1] * 2, 15], 0.1)
     np.testing.assert_allclose(weights(trainer), expected, atol=2e-6)
     assert trainer.model.optimizer.iterations == 11
 
 
-def test_growing_batches_of_a_data_set() -> None:
-    """It is batched anew; callbacks hear how many steps an epoch has where that is known."""
+def test_growing_batches_of_a_dataset() -> None:
+    """The dataset is rebatched. Callbacks get the number of steps per epoch if it is known."""
     found = mirrored(linear)
     found.fit(dataset(5), batch_size=GROWING, epochs=4, verbose=0)
-    expected = by_hand(X, Y, [4, 4, 4, 3, *[7, 7, 1] * 2, 15], 0.1)
+    expected = gradient_descent(X, Y, [4, 4, 4, 3, *[7, 7, 1] * 2, 15], 0.1)
     np.testing.assert_allclose(weights(found), expected, atol=2e-6)
     steps = []
-    tells = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: steps.append(tells.params["steps"])
+    callback = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: steps.append(callback.params["steps"])
     )
-    found.fit(X, Y, batch_size=GROWING, epochs=4, initial_epoch=2, callbacks=[tells], verbose=0)
+    found.fit(X, Y, batch_size=GROWING, epochs=4, initial_epoch=2, callbacks=[callback], verbose=0)
     assert steps == [3, 1]
 
 
@@ -76,29 +76,29 @@ def test_growing_batches_of_a_data_set() -> None:
         ({"batch_size": {0: 4}, "x": iter([(X, Y)]), "y": None}, "with initial_epoch"),
     ],
 )
-def test_growing_batches_that_cannot_be(options: dict[str, Any], says: str) -> None:
+def test_invalid_growing_batches_raise(options: dict[str, Any], says: str) -> None:
     with pytest.raises((ConfigurationError, DataError), match=says):
         mirrored(linear).fit(**{"x": X, "y": Y, "verbose": 0, **options})
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
-def test_accumulated_rounds_are_one_large_batch(rounds: int) -> None:
-    """To rounding, also where neither rounds nor replicas divide the fifteen rows."""
+def test_accumulated_rounds_equal_one_large_batch(rounds: int) -> None:
+    """Matches within rounding, even if neither rounds nor replicas divide the fifteen rows."""
     trainer = mirrored(linear, accumulate=rounds)
     trainer.fit(X, Y, batch_size=15, epochs=3, shuffle=False, verbose=0)
-    np.testing.assert_allclose(weights(trainer), by_hand(X, Y, [15] * 3, 0.1), atol=1e-6)
+    np.testing.assert_allclose(weights(trainer), gradient_descent(X, Y, [15] * 3, 0.1), atol=1e-6)
     assert trainer.model.optimizer.iterations == 3
 
 
-def test_accumulated_batches_are_one_large_batch() -> None:
-    """Keras's `gradient_accumulation_steps`: three batches of 5 rows as one of 15."""
+def test_accumulated_batches_equal_one_large_batch() -> None:
+    """Keras's `gradient_accumulation_steps`: three batches of 5 rows equal one of 15."""
     trainer = mirrored(lambda: linear(gradient_accumulation_steps=3))
     trainer.fit(X, Y, batch_size=5, epochs=3, shuffle=False, verbose=0)
-    np.testing.assert_allclose(weights(trainer), by_hand(X, Y, [15] * 3, 0.1), atol=1e-6)
+    np.testing.assert_allclose(weights(trainer), gradient_descent(X, Y, [15] * 3, 0.1), atol=1e-6)
 
 
-def test_steps_of_growing_batches() -> None:
-    """20 full batches of 64 are 1,280 rows: 40 batches of 32 an epoch, and 13 of 100."""
+def test_schedule_counts_steps_of_growing_batches() -> None:
+    """20 full batches of 64 are 1,280 rows: 40 batches of 32 per epoch, and 13 of 100."""
     config = TrainConfig(
         batch_size=64, batch_warmup="32:3,100:2", epochs=10, lr_rule="step",
         lr_decay_epochs=[2, 4, 6], learning_rate=1.0, warmup_epochs=0.5,
@@ -113,10 +113,10 @@ def test_steps_of_growing_batches() -> None:
     assert from_config.first_batch_size(config) == 32
 
 
-def test_mixed_batches_are_the_same_for_any_number_of_replicas(tmp_path: Path) -> None:
-    """And in the same order: that somebody looks at the first one leaves it as it is."""
-    own = {"dropout": 0.0, "mixup": 0.4}
-    config = TrainConfig(**{**digits.DEFAULTS, "data_dir": str(tmp_path), "set": own})
+def test_mixup_is_independent_of_the_number_of_replicas(tmp_path: Path) -> None:
+    """Mixup is independent of the number of replicas, and probing the first batch is neutral."""
+    settings = {"dropout": 0.0, "mixup": 0.4}
+    config = TrainConfig(**{**digits.DEFAULTS, "data_dir": str(tmp_path), "set": settings})
 
     def losses(strategy: str, devices: int) -> list[float]:
         data = digits.train_data(config).take(3)
@@ -131,8 +131,8 @@ def test_mixed_batches_are_the_same_for_any_number_of_replicas(tmp_path: Path) -
     assert losses("mirrored", 3) == pytest.approx(losses("one_device", 1), rel=2e-5)
 
 
-def test_averages_are_evaluated_and_kept() -> None:
-    """`--ema`: the validation is that of the averages, which are the weights in the end."""
+def test_averaged_weights_are_validated_and_kept() -> None:
+    """`--ema`: validation uses the averages, which are the model's weights after training."""
     callbacks = from_config.averages(TrainConfig(ema=0.5))
     found = mirrored(lambda: build(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.5)))
     history = found.fit(X, Y, validation_data=(X, Y), epochs=3, callbacks=callbacks, verbose=0)

@@ -1,4 +1,4 @@
-"""The launch command as a user runs it; its workers are plain Python."""
+"""The launch command as a user runs it, with workers that are plain Python programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.launch import main
 from tfdist.launcher.options import parse
 from tfdist.run.strategy_of_workers import with_strategy
 
-#: Starts a child in a session of its own, tells both process ids, and waits for ever.
+#: Starts a child in a new session, prints both process ids, and waits.
 LINGERS = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
                          start_new_session=True)
@@ -28,19 +28,19 @@ print("ids", os.getpid(), child.pid)
 
 
 def ids_of(process: subprocess.Popen[str], num_workers: int) -> list[int]:
-    """The process ids that workers tell, which then run."""
+    """Returns the process ids that the workers print; the workers keep running."""
     found: list[int] = []
     assert process.stdout is not None
     while len(found) < 2 * num_workers:
         words = process.stdout.readline().split()
-        assert words, "the workers ended before they told"
+        assert words, "the workers ended before they printed their process ids"
         if "ids" in words:
             found += [int(word) for word in words[-2:]]
     return found
 
 
 def gone(ids: list[int]) -> bool:
-    """Whether all have ended, within the time that a kill takes to arrive."""
+    """Returns whether all processes end before a time-out."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         if not any(psutil.pid_exists(one) and _runs(one) for one in ids):
@@ -63,7 +63,7 @@ def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
     assert "--num-workers N" in done.stdout
 
 
-def test_lines_begin_with_the_rank(tmp_path: Path) -> None:
+def test_output_lines_start_with_the_rank(tmp_path: Path) -> None:
     body = 'print("out", rank); print("err", rank, file=sys.stderr); print("end", end="")'
     done = launch_program(tmp_path, body, "--num-workers", "3")
     assert done.returncode == 0
@@ -72,7 +72,7 @@ def test_lines_begin_with_the_rank(tmp_path: Path) -> None:
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] err {rank}" for rank in range(3)]
 
 
-def test_workers_know_each_other(tmp_path: Path) -> None:
+def test_workers_get_the_cluster(tmp_path: Path) -> None:
     body = """
 from tfdist import cluster
 me = cluster.exchange_addresses(cluster.discover())
@@ -84,7 +84,7 @@ print(me.source, me.rank, me.size, me.local_rank, me.local_size)
     assert lines == ["[0] TF_CONFIG 0 2 0 2", "[1] TF_CONFIG 1 2 1 2"]
 
 
-def test_first_failure_ends_all_and_is_named_with_its_traceback(tmp_path: Path) -> None:
+def test_first_failure_terminates_all_workers(tmp_path: Path) -> None:
     body = f"{LINGERS}\nif rank == 1: raise SystemExit(7)\ntime.sleep(600)"
     began = time.monotonic()
     done = launch_program(tmp_path, body, "--num-workers", "3")
@@ -95,10 +95,10 @@ def test_first_failure_ends_all_and_is_named_with_its_traceback(tmp_path: Path) 
     assert time.monotonic() - began < SECONDS / 2
 
 
-def test_one_that_ended_early_is_named_before_who_failed_for_want_of_it(tmp_path: Path) -> None:
+def test_early_exit_is_reported_before_the_failure_it_caused(tmp_path: Path) -> None:
     body = """
 import psutil
-if rank == 0:  # fails once the launcher has seen the other's end
+if rank == 0:  # fails after the launcher has seen that the other worker ended
     while not pathlib.Path("other").exists(): time.sleep(0.05)
     while psutil.pid_exists(int(pathlib.Path("other").read_text())): time.sleep(0.05)
     raise SystemExit(3)
@@ -112,7 +112,7 @@ pathlib.Path("mine").rename("other")
     )
 
 
-def test_traceback_of_the_first_failure_stands_at_the_end(tmp_path: Path) -> None:
+def test_output_ends_with_the_first_failures_traceback(tmp_path: Path) -> None:
     body = """
 if rank == 0:
     time.sleep(600)
@@ -128,7 +128,7 @@ except KeyError:
     assert end.endswith("ValueError: no such batch\n")
 
 
-def test_signal_that_ends_a_worker_is_named(tmp_path: Path) -> None:
+def test_reports_the_signal_that_killed_a_worker(tmp_path: Path) -> None:
     done = launch_program(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", "--num-workers", "1")
     assert done.returncode == 128 + signal.SIGKILL
     assert "rank 0 was the first to fail, with signal SIGKILL" in done.stderr
@@ -138,7 +138,7 @@ def test_signal_that_ends_a_worker_is_named(tmp_path: Path) -> None:
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, REQUEUE), (signal.SIGKILL, -9)],
 )
-def test_nothing_outlives_the_launcher(tmp_path: Path, number: int, code: int) -> None:
+def test_no_process_outlives_the_launcher(tmp_path: Path, number: int, code: int) -> None:
     path = program(tmp_path, f"{LINGERS}\ntime.sleep(600)")
     with subprocess.Popen(
         command("--", sys.executable, path),
@@ -153,7 +153,7 @@ def test_nothing_outlives_the_launcher(tmp_path: Path, number: int, code: int) -
         assert gone(ids)
 
 
-def test_children_of_a_worker_that_ended_well_are_ended(tmp_path: Path) -> None:
+def test_terminates_children_of_successful_workers(tmp_path: Path) -> None:
     done = launch_program(tmp_path, LINGERS, "--num-workers", "1")
     assert done.returncode == 0
     assert gone([int(word) for word in done.stdout.split()[-2:]])
@@ -183,7 +183,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("ignored", ["SIGINT", "SIGTERM"])
-def test_worker_that_ignores_a_signal_gets_the_next(tmp_path: Path, ignored: str) -> None:
+def test_worker_that_ignores_a_signal_gets_a_stronger_one(tmp_path: Path, ignored: str) -> None:
     body = f"""
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.{ignored}, signal.SIG_IGN)
@@ -212,7 +212,7 @@ def test_run_with_servers_ends_with_its_chief(tmp_path: Path) -> None:
     assert "[chief] chief" in done.stdout.splitlines()
 
 
-def test_worker_of_servers_is_started_again(tmp_path: Path) -> None:
+def test_restarts_a_worker_of_parameter_servers(tmp_path: Path) -> None:
     body = """
 tried = pathlib.Path("tried")
 if task["type"] == "worker" and not tried.exists():
@@ -235,7 +235,7 @@ time.sleep(600 if task["type"] != "chief" else 0)
     assert "error: worker 0 was the first to fail" in done.stderr
 
 
-def test_dry_run_prints_what_it_would_start() -> None:
+def test_dry_run_prints_the_commands() -> None:
     done = launch("--dry-run", "--strategy", "multi_worker", "--epochs", "2")
     assert done.returncode == 0
     for rank, line in enumerate(done.stdout.splitlines()):
@@ -264,7 +264,7 @@ def test_dry_run_prints_what_it_would_start() -> None:
         (["--", "python", "mine.py", "--strategy", "horovod"], "horovod"),
     ],
 )
-def test_strategy_that_nobody_named_is_the_launcher_s(
+def test_launcher_chooses_the_default_strategy(
     flags: list[str], strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -280,41 +280,41 @@ def test_strategy_that_nobody_named_is_the_launcher_s(
     ("flags", "by_horovod"),
     [
         (["--strategy", "pipeline"], True),
-        (["--strategy", "channel_split"], True),  # the former name of tensor_parallel
+        (["--strategy", "channel_split"], True),  # deprecated name of tensor_parallel
         (["--strategy", "pipeline", "--process-group", "tensorflow"], False),
         (["--strategy", "multi_worker"], False),
     ],
 )
-def test_horovod_is_needed_only_for_what_it_joins(flags: list[str], by_horovod: bool) -> None:
+def test_horovod_is_needed_only_by_its_strategies(flags: list[str], by_horovod: bool) -> None:
     assert with_strategy(parse(flags)).by_horovod == by_horovod
 
 
-def test_file_whose_strategy_would_train_in_each_worker(
+def test_single_process_strategy_in_a_file_raises(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("epochs: 2\nstrategy: mirrored")
     assert main(["--config", str(path)]) == 1
-    said = capsys.readouterr().err
-    assert f"{path}, line 2: strategy 'mirrored' would train in each of 2 workers" in said
-    assert main(["--dry-run", "--config", str(path), "--strategy", "multi_worker"]) == 0  # the cure
+    stderr = capsys.readouterr().err
+    assert f"{path}, line 2: strategy 'mirrored' would train in each of 2 workers" in stderr
+    assert main(["--dry-run", "--config", str(path), "--strategy", "multi_worker"]) == 0  # the fix
 
 
-def test_hosts_are_told_what_to_run(tmp_path: Path) -> None:
+def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
     path = program(tmp_path, 'print("on", rank)')
     hosts = "127.0.0.1:2,127.0.0.2:1"
     port = "23170"
     done = launch("--hosts", hosts, "--port", port, "--", sys.executable, path)
     lines = done.stdout.splitlines()
     assert lines[::2] == ["# on 127.0.0.1", "# on 127.0.0.2"]
-    said = []
-    for line in lines[1::2]:  # both are this host
+    stderr = []
+    for line in lines[1::2]:  # both addresses are this host
         run = subprocess.run(
             shlex.split(line), env=ENVIRON, capture_output=True, text=True, timeout=240, check=False
         )
         assert run.returncode == 0, run.stderr
-        said.append(sorted(run.stdout.splitlines()))
-    assert said == [["[0] on 0", "[1] on 1"], ["[2] on 2"]]
+        stderr.append(sorted(run.stdout.splitlines()))
+    assert stderr == [["[0] on 0", "[1] on 1"], ["[2] on 2"]]
 
 
 @pytest.mark.parametrize(
@@ -344,8 +344,8 @@ def test_errors_are_two_lines_at_most(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
-    said = capsys.readouterr()
-    assert says in said.err
-    assert said.err.startswith("error: ")
-    assert len(said.err.splitlines()) <= 2
-    assert said.out == ""
+    stderr = capsys.readouterr()
+    assert says in stderr.err
+    assert stderr.err.startswith("error: ")
+    assert len(stderr.err.splitlines()) <= 2
+    assert stderr.out == ""

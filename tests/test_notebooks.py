@@ -1,8 +1,7 @@
-"""What a reader may rely on in every notebook, and that its cells run.
+"""Properties of every notebook, and a test that its cells run.
 
-They run here one after the other, in this process and in their smaller form: TensorFlow is there,
-which is most of what a small notebook takes. As notebooks, in kernels, nbmake runs them:
-`notebooks/conftest.py`.
+The cells run here in this process in their smaller form, because importing TensorFlow takes most
+of a small notebook's time. nbmake runs them as notebooks in kernels: `notebooks/conftest.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-#: Run in kernels by `make check`, or mostly in processes of their own.
+#: Run in kernels by `make check`, or mostly start subprocesses.
 IN_KERNELS = ("01", "06", "07")
 
 
@@ -32,10 +31,10 @@ def code_of(path: Path) -> list[str]:
 
 
 @each
-def test_cell_that_trains_makes_its_model(path: Path) -> None:
+def test_training_cells_build_their_model(path: Path) -> None:
     trains = [cell for cell in code_of(path) if ".fit(" in cell]
     assert trains
-    # One run again would go on with a schedule that is spent.
+    # A repeated run would continue with an exhausted learning-rate schedule.
     assert all("tfdist.Trainer(" in cell or "build_model(" in cell for cell in trains)
 
 
@@ -48,7 +47,7 @@ def test_outputs_are_stored_and_small(path: Path) -> None:
     assert path.stat().st_size < 200_000
 
 
-def test_every_notebook_is_on_their_page() -> None:
+def test_index_page_lists_every_notebook() -> None:
     page = (ROOT / "notebooks/README.md").read_text()
     assert NOTEBOOKS
     assert all(f"]({path.name})" in page for path in NOTEBOOKS)

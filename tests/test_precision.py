@@ -1,4 +1,4 @@
-"""Dtype policies of one model, and loss scales that move by their own rule."""
+"""Dtype policies per model, and the rules of dynamic loss scaling."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_policy_trains_and_leaves_the_global_one(policy: str) -> None:
     assert scaled == ("float16" in policy and "bfloat16" not in policy)
 
 
-def test_models_of_different_precision_live_in_one_process() -> None:
+def test_models_of_different_precision_share_a_process() -> None:
     half, full = fitted(precision="mixed_float16"), fitted()
     assert half.model.compute_dtype == "float16"
     assert full.model.compute_dtype == "float32"
@@ -50,7 +50,7 @@ def test_models_of_different_precision_live_in_one_process() -> None:
     full.fit(X, Y, batch_size=8, verbose=0)
 
 
-def test_number_is_no_loss_scale() -> None:
+def test_number_as_loss_scale_raises() -> None:
     with pytest.raises(ConfigurationError, match=r"loss_scale=128: .* LossScale\.fixed\(128\.0\)"):
         tfdist.Trainer(build, "one_device", loss_scale=128)  # type: ignore[arg-type]
 
@@ -65,7 +65,7 @@ def test_scale_grows_after_the_interval_by_the_factor() -> None:
 @pytest.mark.parametrize(
     ("rule", "scale"), [(LossScale(backoff_factor=0.25), 2.0**13), (LossScale.fixed(64.0), 64.0)]
 )
-def test_overflow_leaves_the_step_out(rule: LossScale, scale: float) -> None:
+def test_overflow_skips_the_step(rule: LossScale, scale: float) -> None:
     x = X.copy()
     x[9] = 1e38  # in the second batch: its gradient is infinite
     trainer = tfdist.Trainer(build, devices=2, loss_scale=rule)
@@ -79,7 +79,7 @@ def test_overflow_leaves_the_step_out(rule: LossScale, scale: float) -> None:
         np.testing.assert_array_equal(mine, then)
 
 
-def test_a_scale_changes_no_number() -> None:
+def test_loss_scale_does_not_change_results() -> None:
     for mine, plain in zip(
         fitted(loss_scale=LossScale()).model.get_weights(),
         fitted().model.get_weights(),
@@ -91,7 +91,7 @@ def test_a_scale_changes_no_number() -> None:
 @pytest.mark.parametrize(
     "options", [{"initial": 0.0}, {"growth_factor": 0.5}, {"backoff_factor": 2.0}]
 )
-def test_rule_that_makes_no_sense(options: dict[str, float]) -> None:
+def test_invalid_loss_scale_raises(options: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="expected initial > 0"):
         LossScale(**options)
 

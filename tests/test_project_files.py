@@ -1,4 +1,4 @@
-"""Files of the project that repeat something say the same as its source."""
+"""Project files that duplicate information agree with its source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_workflows_run_targets_of_the_makefile() -> None:
     assert {"quick", "test", "check"} <= run <= targets
 
 
-def test_citation_has_the_version() -> None:
+def test_citation_matches_the_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == tfdist.__version__
 

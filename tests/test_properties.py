@@ -1,4 +1,4 @@
-"""Whatever the rows, batches, replicas, rounds and weights: the numbers of one device."""
+"""Property tests: random rows, batches, replicas, rounds and weights match one device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import tfdist
 
 BOUND = 4e-5
 MAX_ROWS = 24
-# Drawn alike in every run; what is found by chance elsewhere belongs into an @example here.
+# Every run draws the same examples. Add failures found elsewhere as `@example`.
 SETTINGS = settings(max_examples=15, deadline=None, derandomize=True)
-# (strategy, replicas, rounds of accumulation): a few, since each is traced once.
+# (strategy, replicas, accumulation rounds). Only a few, because each must be traced once.
 TRAINERS = st.sampled_from(
     [
         ("mirrored", 2, 1),
@@ -30,7 +30,7 @@ TRAINERS = st.sampled_from(
 
 
 def build() -> keras.Model:
-    """A plain step size: no optimizer state that the runs before could have left."""
+    """Plain SGD: earlier runs leave no optimizer state."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [keras.Input((2,)), layers.Dense(3, activation="tanh", kernel_regularizer="l2")]
@@ -42,19 +42,19 @@ def build() -> keras.Model:
     return model
 
 
-alone = functools.cache(build)
-START = functools.cache(lambda: [np.array(weight) for weight in alone().get_weights()])
+one_device = functools.cache(build)
+START = functools.cache(lambda: [np.array(weight) for weight in one_device().get_weights()])
 
 
 @functools.cache
 def trainer(strategy: str, num_replicas: int, accumulate: int) -> tfdist.Trainer:
-    """Kept for all examples, because tracing takes the time."""
+    """Cached for all examples, because tracing dominates the time."""
     return tfdist.Trainer(build, strategy=strategy, devices=num_replicas, accumulate=accumulate)
 
 
 @st.composite
 def rows(draw: st.DrawFn) -> dict[str, np.ndarray]:
-    """Rows, labels and sample weights, 0 among them."""
+    """Draws rows, labels and sample weights, some of them 0."""
     num_rows = draw(st.integers(1, MAX_ROWS))
     random = np.random.default_rng(draw(st.integers(0, 99)))
     weights = st.floats(0.0, 4.0, width=16) | st.just(0.0)
@@ -66,13 +66,13 @@ def rows(draw: st.DrawFn) -> dict[str, np.ndarray]:
 
 
 def some_rows(num_rows: int, weight: float = 1.0) -> dict[str, np.ndarray]:
-    """Rows for an example."""
+    """Returns fixed rows for an explicit example."""
     x = np.linspace(-1.0, 1.0, 2 * num_rows, dtype="float32").reshape(num_rows, 2)
     return {"x": x, "y": x[:, :1] ** 2, "sample_weight": np.full(num_rows, weight, "float32")}
 
 
 def train(model: Any, data: dict[str, np.ndarray], batch_size: int) -> dict[str, Any]:
-    """Trains a Keras model or a trainer from the same start for two epochs."""
+    """Trains a Keras model or a trainer for two epochs from the same initial weights."""
     weights = getattr(model, "model", model)
     weights.set_weights(START())
     fit = {"batch_size": batch_size, "shuffle": False, "verbose": 0}
@@ -81,7 +81,7 @@ def train(model: Any, data: dict[str, np.ndarray], batch_size: int) -> dict[str,
 
 
 def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Within rounding."""
+    """Compares results within rounding."""
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         for a, b in zip(found[name], value, strict=True):
@@ -101,7 +101,7 @@ def test_training_equals_one_device(
     data: dict[str, np.ndarray], batch_size: int, which: tuple[str, int, int]
 ) -> None:
     found = train(trainer(*which), data, batch_size)
-    assert_equal(found, train(alone(), data, batch_size))
+    assert_equal(found, train(one_device(), data, batch_size))
 
 
 @SETTINGS
@@ -114,13 +114,13 @@ def test_training_equals_one_device(
 def test_evaluation_and_prediction_equal_one_device(
     data: dict[str, np.ndarray], batch_size: int, which: tuple[str, int, int]
 ) -> None:
-    together = trainer(*which)
-    together.model.set_weights(START())
-    alone().set_weights(START())
+    distributed = trainer(*which)
+    distributed.model.set_weights(START())
+    one_device().set_weights(START())
     options = {"batch_size": batch_size, "verbose": 0}
-    found = together.evaluate(**data, return_dict=True, **options)
-    wanted = alone().evaluate(**data, return_dict=True, **options)
+    found = distributed.evaluate(**data, return_dict=True, **options)
+    wanted = one_device().evaluate(**data, return_dict=True, **options)
     assert_equal({k: [v] for k, v in found.items()}, {k: [v] for k, v in wanted.items()})
-    predicted = together.predict(data["x"], **options)
-    expected = alone().predict(data["x"], **options)
+    predicted = distributed.predict(data["x"], **options)
+    expected = one_device().predict(data["x"], **options)
     np.testing.assert_allclose(predicted, expected, rtol=BOUND, atol=BOUND)

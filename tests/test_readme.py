@@ -1,4 +1,4 @@
-"""The README's example is the script in `docs/example.py`, and it prints what the README says."""
+"""The README's example is `docs/example.py`, and it prints the output shown in the README."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ README = (ROOT / "README.md").read_text()
 EXAMPLE = ROOT / "docs/example.py"
 
 
-def test_example_is_the_script_that_the_commands_run() -> None:
+def test_readme_shows_the_example_script() -> None:
     (shown,) = re.findall(r"```python\n(.*?)```", README, re.S)
     assert shown == EXAMPLE.read_text()
 
 
-def test_example_prints_the_promised_metrics(tmp_path: Path) -> None:
+def test_example_prints_the_metrics_in_the_readme(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLE, "mirrored"],
         cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,

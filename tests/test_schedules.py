@@ -32,7 +32,7 @@ def test_constant_after_warmup() -> None:
     decay=st.integers(1, 50),
     warmup=st.integers(0, 20),
 )
-def test_cosine_is_its_formula(rate: float, decay: int, warmup: int) -> None:
+def test_cosine_matches_its_formula(rate: float, decay: int, warmup: int) -> None:
     rule = schedules.cosine(rate, decay + warmup, warmup)
     for step in (0, warmup // 2, warmup, warmup + decay // 2, warmup + decay):
         if step < warmup:
@@ -42,13 +42,13 @@ def test_cosine_is_its_formula(rate: float, decay: int, warmup: int) -> None:
         assert float(rule(step)) == pytest.approx(expected, rel=1e-4, abs=1e-6 * rate)
 
 
-def test_warmup_that_leaves_nothing() -> None:
+def test_warmup_over_all_epochs_raises() -> None:
     config = TrainConfig(lr_rule="cosine", epochs=3, warmup_epochs=3)
     with pytest.raises(ConfigurationError, match="lower --warmup-epochs or raise --epochs"):
         schedules.learning_rate(config, steps_per_epoch=10)
 
 
-def test_scaling_is_asked_for() -> None:
+def test_learning_rate_scaling_is_opt_in() -> None:
     usual = {"batch_size": 1024, "learning_rate": 0.1}
     assert schedules.learning_rate(TrainConfig(**usual), 10) == 0.1
     for scaling, expected in (("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)):
@@ -78,13 +78,13 @@ def test_one_hour_schedule(reloaded: bool) -> None:
     }  # fmt: skip
     found = {epoch: float(rule(tf.cast(epoch * steps, tf.int64))) for epoch in by_epoch}
     assert found == pytest.approx(by_epoch, rel=2e-3)
-    # The last step before an epoch is the old rate's, the epoch's first the new one's.
+    # The last step before a decay has the old rate, the first step of the epoch the new one.
     changes = [float(rule(epoch * steps - 1)) / found[epoch] for epoch in (30, 60, 80)]
     assert changes == pytest.approx([10, 10, 10], rel=1e-5)
     assert rates(rule, 2)[1] - found[0] == pytest.approx(3.1 / (5 * steps), rel=1e-3)
 
 
-def test_step_without_warmup_is_keras_own() -> None:
+def test_step_without_warmup_is_a_keras_schedule() -> None:
     rule = schedules.step(1.0, [2, 3], factor=0.5)
     assert type(rule) is keras.optimizers.schedules.PiecewiseConstantDecay
     assert rates(rule, 5) == pytest.approx([1, 1, 0.5, 0.25, 0.25])
@@ -98,7 +98,7 @@ def test_step_needs_rising_boundaries_after_the_warmup() -> None:
         schedules.learning_rate(TrainConfig(lr_rule="step"), 10)
 
 
-def test_polynomial_is_its_formula() -> None:
+def test_polynomial_matches_its_formula() -> None:
     rule = schedules.polynomial(2.0, total_steps=12, power=2.0, warmup_steps=2, start=1.0)
     expected = [1.0, 1.5] + [2 * (1 - i / 10) ** 2 for i in range(10)]
     assert rates(rule, 12) == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""The trainer as a whole: made again, compiled again, continued, saved, run step by step."""
+"""The trainer as a whole: rebuilding, recompiling, continuing, saving, steps per call."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from tfdist.trainer import Trainer
 
 
 def momentum() -> keras.Model:
-    """A model whose optimizer has state that is worth keeping."""
+    """Returns a model whose optimizer has state."""
     return build(keras.optimizers.SGD(0.1, momentum=0.9), metrics=["mae"])
 
 
 @pytest.fixture(scope="module")
 def plain() -> keras.Model:
-    """What plain Keras makes of `momentum` in three epochs."""
+    """The model of `momentum` trained by plain Keras for three epochs."""
     model = momentum()
     model.fit(**FIT, epochs=3)
     return model
 
 
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
-def test_a_cell_that_is_run_again(strategy: str, num_replicas: int) -> None:
+def test_second_trainer_in_a_process(strategy: str, num_replicas: int) -> None:
     for _ in range(2):
         trainer = Trainer(build, strategy, devices=num_replicas)
         history = trainer.fit(**FIT, epochs=2)
@@ -53,7 +53,7 @@ def test_a_cell_that_is_run_again(strategy: str, num_replicas: int) -> None:
         assert_same_weights(trainer.model, reference())
 
 
-def test_a_trainer_of_the_model_of_another(plain: keras.Model) -> None:
+def test_trainer_for_the_model_of_another_trainer(plain: keras.Model) -> None:
     trainer = mirrored(momentum)
     trainer.fit(**FIT)
     for strategy in ("central_storage", "mirrored"):
@@ -63,7 +63,7 @@ def test_a_trainer_of_the_model_of_another(plain: keras.Model) -> None:
     assert steps(trainer.model) == steps(plain)
 
 
-def test_nothing_is_left_of_a_trainer_that_is_gone() -> None:
+def test_deleted_trainer_is_garbage_collected() -> None:
     trainer = mirrored()
     trainer.fit(**FIT)
     trainer.predict(X, verbose=0)
@@ -73,14 +73,14 @@ def test_nothing_is_left_of_a_trainer_that_is_gone() -> None:
     assert [ref() for ref in left] == [None, None]
 
 
-def test_training_goes_on_where_it_ended(plain: keras.Model) -> None:
+def test_second_fit_continues_training(plain: keras.Model) -> None:
     trainer = mirrored(momentum)
     for _ in range(3):
         trainer.fit(**FIT)
     assert_same_weights(trainer.model, plain)
 
 
-def test_training_goes_on_in_plain_keras(plain: keras.Model, tmp_path: Path) -> None:
+def test_saved_model_continues_in_plain_keras(plain: keras.Model, tmp_path: Path) -> None:
     trainer = mirrored(momentum)
     trainer.fit(**FIT, epochs=2)
     trainer.model.save(tmp_path / "model.keras")
@@ -91,7 +91,7 @@ def test_training_goes_on_in_plain_keras(plain: keras.Model, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 2, 10])
-def test_steps_go_by_calls_of_any_number(steps_per_call: int) -> None:
+def test_steps_per_call(steps_per_call: int) -> None:
     seen: list[int] = []
 
     class Batches(keras.callbacks.Callback):
@@ -106,7 +106,7 @@ def test_steps_go_by_calls_of_any_number(steps_per_call: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:The model was compiled outside")
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
-def test_a_model_that_is_compiled_again(strategy: str, num_replicas: int) -> None:
+def test_recompiled_model(strategy: str, num_replicas: int) -> None:
     def fit_twice(model: keras.Model, fit: Any) -> dict[str, list[float]]:
         fit(**FIT)
         model.layers[0].trainable = False
@@ -123,7 +123,7 @@ def test_a_model_that_is_compiled_again(strategy: str, num_replicas: int) -> Non
     assert steps(trainer.model) == steps(alone) == 6
 
 
-def test_predictions_are_those_of_the_present_weights() -> None:
+def test_predict_uses_the_current_weights() -> None:
     trainer = mirrored()
     trainer.predict(X, verbose=0)
     trainer.model.set_weights(reference().get_weights())
@@ -131,7 +131,7 @@ def test_predictions_are_those_of_the_present_weights() -> None:
 
 
 class Eagerness(layers.Layer):
-    """Notes how it is called."""
+    """Records whether it is called eagerly."""
 
     def __init__(self, note: Callable[[bool], None]) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_run_eagerly(strategy: str, num_replicas: int) -> None:
     assert all(seen)
 
 
-def test_speed_is_measured_without_the_first_call() -> None:
+def test_throughput_excludes_the_first_call() -> None:
     trainer = mirrored(steps_per_call=1)
     trainer.fit(X[:7], Y[:7], verbose=0)
     assert trainer.stats.examples_per_second == 0.0
@@ -167,7 +167,7 @@ def test_speed_is_measured_without_the_first_call() -> None:
     assert 0.0 <= trainer.stats.data_wait_share <= 1.0
 
 
-def test_description_of_what_will_happen() -> None:
+def test_describe() -> None:
     build_model = building(
         lambda: [keras.Input((4,)), layers.BatchNormalization(), layers.Dense(1)]
     )
@@ -181,7 +181,7 @@ def test_description_of_what_will_happen() -> None:
     assert mirrored().describe()["not exact"] == "nothing"
 
 
-def test_first_fit_says_what_is_not_exact(capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_fit_warns_about_inexact_layers(capsys: pytest.CaptureFixture[str]) -> None:
     build_model = building(
         lambda: [
             keras.Input((4,)),
@@ -193,25 +193,25 @@ def test_first_fit_says_what_is_not_exact(capsys: pytest.CaptureFixture[str]) ->
     trainer = mirrored(build_model, replica_random=True)
     for verbose in (0, 2, 2):
         trainer.fit(**FIT | {"verbose": verbose})
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert (
-        said.count("not exact: BatchNorm: each replica uses its own moments; use sync_batch_norm")
+        output.count("not exact: BatchNorm: each replica uses its own moments; use sync_batch_norm")
         == 1
     )
-    assert said.count("random layers: each replica draws its own numbers") == 1
-    assert said.index("not exact") < said.index("loss")
+    assert output.count("random layers: each replica draws its own numbers") == 1
+    assert output.index("not exact") < output.index("loss")
     described = mirrored(build_model)
     described.describe()
     for silent in (described, mirrored(build)):
         silent.fit(**FIT | {"verbose": 2})
-    said = capsys.readouterr().out
-    assert "not exact" not in said
-    assert "does not change" not in said
+    output = capsys.readouterr().out
+    assert "not exact" not in output
+    assert "does not change" not in output
     mirrored(build()).fit(**FIT | {"verbose": 2})
     assert "the model that you passed does not change" in capsys.readouterr().out
 
 
-def test_averaged_weights_are_in_the_model_after_fit() -> None:
+def test_fit_ends_with_averaged_weights() -> None:
     build_model = functools.partial(build, keras.optimizers.SGD(0.3, use_ema=True))
     trainer, alone = mirrored(lambda: build(keras.optimizers.SGD(0.3, use_ema=True))), build_model()
     trainer.fit(**FIT)

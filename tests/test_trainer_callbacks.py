@@ -1,4 +1,4 @@
-"""Unmodified Keras callbacks see from the trainer what they see from Keras on one device."""
+"""Keras callbacks behave under the trainer as under Keras on one device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.training import (
     VALIDATED,
     X,
     Y,
-    afresh,
     assert_close,
     assert_same_weights,
     build,
+    fresh_pair,
     mirrored,
     steps,
 )
@@ -35,7 +35,7 @@ Callbacks = Callable[[Path], kc.Callback]
 
 
 class Recorder(kc.Callback):
-    """Writes down every call."""
+    """Records every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ for _name in HOOKS:
 
 
 class At(kc.Callback):
-    """Does something to the model at the end of a training batch, counted over all epochs."""
+    """Applies a function to the model after a given training batch, counted over all epochs."""
 
     def __init__(self, batch: int, do: Callable[[keras.Model], None]) -> None:
         super().__init__()
@@ -63,14 +63,16 @@ class At(kc.Callback):
 
 
 def both(make: Callable[[], kc.Callback], *, build_model: Any = build, **fit: Any) -> tuple:
-    """Fits with the trainer and with plain Keras; returns both models."""
-    trainer, plain = afresh() if build_model is build else (mirrored(build_model), build_model())
+    """Fits with the trainer and with plain Keras, and returns both models."""
+    trainer, plain = (
+        fresh_pair() if build_model is build else (mirrored(build_model), build_model())
+    )
     trainer.fit(**VALIDATED | fit, callbacks=[make()])
     plain.fit(**VALIDATED | fit, callbacks=[make()])
     return trainer.model, plain
 
 
-def test_hooks_and_their_arguments_are_those_of_keras() -> None:
+def test_hooks_get_the_arguments_of_keras() -> None:
     def calls(runner: Any) -> list[tuple[str, tuple[Any, ...]]]:
         recorder = Recorder()
         options = {"verbose": 0, "callbacks": [recorder]}
@@ -99,16 +101,18 @@ TRAINING: dict[str, Callbacks] = {
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_trains_as_with_keras(name: str, tmp_path: Path) -> None:
+def test_callback_trains_as_in_keras(name: str, tmp_path: Path) -> None:
     found, wanted = both(lambda: TRAINING[name](tmp_path))
     assert_close(found.history.history, wanted.history.history)
     assert found.history.epoch == wanted.history.epoch
-    assert_close(found.get_weights(), wanted.get_weights())  # which some set at the end
+    assert_close(
+        found.get_weights(), wanted.get_weights()
+    )  # some callbacks set them at the end of training
     assert steps(found) == steps(wanted)
 
 
 def test_early_stopping_restores_an_earlier_epoch() -> None:
-    trainer, _ = afresh()
+    trainer, _ = fresh_pair()
     trainer.fit(**VALIDATED, callbacks=[kc.EarlyStopping(patience=1, restore_best_weights=True)])
     losses = trainer.model.history.history["val_loss"]
     assert min(losses) < losses[-1]
@@ -125,9 +129,9 @@ def test_averaged_weights_are_swapped_in(swap_on_epoch: bool) -> None:
     assert_same_weights(found, wanted)
 
 
-def test_lambda_sees_every_batch() -> None:
+def test_lambda_callback_gets_every_batch() -> None:
     seen: dict[str, list[int]] = {"train": [], "test": []}
-    trainer, _ = afresh()
+    trainer, _ = fresh_pair()
     trainer.fit(
         **FIT,
         epochs=2,
@@ -161,15 +165,15 @@ def test_evaluation_and_prediction_can_be_stopped() -> None:
         def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
             self.model.stop_predicting = batch == 1
 
-    trainer, plain = afresh()
+    trainer, plain = fresh_pair()
     options = {"batch_size": 4, "verbose": 0, "callbacks": [Stop()]}
     assert_close(trainer.evaluate(X, Y, **options), plain.evaluate(X, Y, **options))
     assert_close(trainer.predict(X, **options), plain.predict(X, **options))
     assert len(trainer.predict(X, **options)) == 8
 
 
-def test_a_list_of_callbacks_made_by_hand() -> None:
-    trainer, _ = afresh()
+def test_callback_list_argument() -> None:
+    trainer, _ = fresh_pair()
     recorder = Recorder()
     listed = kc.CallbackList([recorder], add_history=True, model=trainer.model)
     history = trainer.fit(**FIT, epochs=2, callbacks=listed)

@@ -1,4 +1,4 @@
-"""Data in every form that Keras takes, and a few of our own; conformance has the numbers of fit."""
+"""Data in every form that Keras accepts, and a few of ours. Conformance covers `fit` itself."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.training import (
     STRATEGIES,
     X,
     Y,
-    afresh,
     assert_close,
     assert_same_weights,
     build,
     building,
     dataset,
+    fresh_pair,
     mirrored,
     reference,
     steps,
@@ -36,21 +36,21 @@ ROWS = len(X)
 
 @functools.cache
 def validated() -> dict[str, list[float]]:
-    """What plain Keras gives for one epoch and its validation."""
+    """Returns the history of plain Keras for one epoch with validation."""
     validation = {"validation_data": (X, 1 - Y), "validation_batch_size": 4}
     return build().fit(**FIT, epochs=1, **validation).history
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_validation_data_in_every_form(form: str) -> None:
-    trainer, _ = afresh()
+    trainer, _ = fresh_pair()
     history = trainer.fit(**FIT, epochs=1, validation_data=FORMS[form](X, 1 - Y))
     assert_close(history.history, validated())
 
 
 def test_validation_steps() -> None:
     options = FIT | {"epochs": 3, "validation_steps": 2}
-    trainer, plain = afresh()
+    trainer, plain = fresh_pair()
     endless = sliced(X, 1 - Y).repeat()
     history = trainer.fit(**options, validation_data=endless)
     assert_close(history.history, plain.fit(**options, validation_data=endless).history)
@@ -76,22 +76,22 @@ def test_fewer_rows_than_replicas(strategy: str, num_replicas: int) -> None:
 
 
 def test_dataset_fn_trains() -> None:
-    trainer, _ = afresh()
+    trainer, _ = fresh_pair()
     trainer.fit(from_context(X, Y, size=7), epochs=2, verbose=0)
     assert_same_weights(trainer.model, reference())
 
 
-def test_shuffled_arrays_give_each_row_once() -> None:
+def test_shuffled_arrays_yield_each_row_once() -> None:
     trainer, plain = mirrored(functools.partial(build, keras.optimizers.SGD(0.0))), build()
     history = trainer.fit(X, Y, batch_size=7, epochs=2, sample_weight=np.arange(15.0), verbose=0)
-    # Means of batches of 7, 7 and 1 rows, weighted by rows, are the mean of all.
+    # The means of batches of 7, 7 and 1 rows, weighted by rows, give the mean over all rows.
     wanted = plain.evaluate(X, Y, sample_weight=np.arange(15.0), verbose=0)
     assert_close(history.history["loss"], [wanted, wanted])
 
 
-def test_pydataset_is_told_of_epochs_as_by_keras() -> None:
+def test_pydataset_gets_on_epoch_end() -> None:
     ours, theirs = Batches(X, Y), Batches(X, Y)
-    trainer, plain = afresh()
+    trainer, plain = fresh_pair()
     trainer.fit(ours, epochs=3, shuffle=False, verbose=0)
     plain.fit(theirs, epochs=3, shuffle=False, verbose=0)
     assert ours.ended >= 3
@@ -99,7 +99,7 @@ def test_pydataset_is_told_of_epochs_as_by_keras() -> None:
 
 
 class Endless(Batches):
-    """The rows over and over, of no known number."""
+    """The rows repeated without end; the number of batches is unknown."""
 
     num_batches = None
 
@@ -107,8 +107,8 @@ class Endless(Batches):
         return super().__getitem__(index % len(self))
 
 
-def test_workers_of_an_endless_pydataset_go_on_from_epoch_to_epoch() -> None:
-    trainer, plain = afresh()
+def test_endless_pydataset_continues_across_epochs() -> None:
+    trainer, plain = fresh_pair()
     fit = {"epochs": 3, "steps_per_epoch": 2, "verbose": 0}
     trainer.fit(Endless(X, Y, workers=2), **fit)
     plain.fit(Endless(X, Y, workers=2), **fit)
@@ -116,9 +116,9 @@ def test_workers_of_an_endless_pydataset_go_on_from_epoch_to_epoch() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_data_that_end_early_warn_and_begin_again(known: bool) -> None:
+def test_data_that_end_early_warn_and_restart(known: bool) -> None:
     data = dataset(5)
-    trainer, plain = afresh()
+    trainer, plain = fresh_pair()
     with pytest.warns(UserWarning, match=r"ended after \d of \d steps .* use \.repeat\(\)"):
         trainer.fit(
             data if known else data.filter(lambda *_: True),
@@ -132,7 +132,7 @@ def test_data_that_end_early_warn_and_begin_again(known: bool) -> None:
     assert steps(trainer.model) == steps(plain)
 
 
-def test_each_fit_may_bring_other_columns() -> None:
+def test_fit_calls_with_and_without_sample_weights() -> None:
     build_model = functools.partial(build, weighted_metrics=["mae"])
     trainer, plain = mirrored(build_model), build_model()
     for weights in (None, np.arange(15.0), None):
@@ -154,7 +154,7 @@ def test_sparse_tensors(strategy: str, num_replicas: int) -> None:
     assert_close(trainer.predict(sparse, verbose=0), plain.predict(sparse, verbose=0))
 
 
-def test_a_generator_of_sparse_matrices() -> None:
+def test_generator_of_sparse_matrices() -> None:
     def batches() -> Iterator[tuple[Any, np.ndarray]]:
         for begin in range(0, len(X), 7):
             rows = slice(begin, begin + 7)
@@ -167,7 +167,7 @@ def test_a_generator_of_sparse_matrices() -> None:
 
 
 class SumOfRows(layers.Layer):
-    """Sums an embedding over rows of any length."""
+    """Sums embeddings over ragged rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,34 +198,34 @@ def test_ragged_tensors(strategy: str, num_replicas: int) -> None:
 
 
 class MeanOfInput(layers.Layer):
-    """Adds a loss, so that the trainer looks at a first batch ahead of training."""
+    """Adds a loss, so that the trainer probes a first batch before training."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         self.add_loss(keras.ops.mean(inputs**2))
         return inputs
 
 
-looked_at = building(lambda: [keras.Input((4,)), MeanOfInput(), layers.Dense(1)])
+build_probed = building(lambda: [keras.Input((4,)), MeanOfInput(), layers.Dense(1)])
 
 
 @functools.cache
-def not_looked_at() -> keras.Model:
-    """What plain Keras makes of the same model in one epoch."""
-    model = looked_at()
+def trained_by_keras() -> keras.Model:
+    """Trains the same model with plain Keras for one epoch."""
+    model = build_probed()
     model.fit(sliced(X, Y), verbose=0)
     return model
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_looking_at_the_first_batch_takes_none_away(form: str) -> None:
-    trainer, plain = mirrored(looked_at), not_looked_at()
+def test_probing_the_first_batch_does_not_consume_it(form: str) -> None:
+    trainer, plain = mirrored(build_probed), trained_by_keras()
     found = trainer.fit(FORMS[form](X, Y), shuffle=False, verbose=0)
     assert_close(found.history, plain.history.history)
     assert_same_weights(trainer.model, plain)
 
 
 class Indexing(keras.Model):
-    """Takes its inputs by number, and has no loss but its own."""
+    """Indexes its list of inputs, and has no loss except an added one."""
 
     def __init__(self) -> None:
         super().__init__()

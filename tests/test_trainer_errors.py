@@ -1,4 +1,4 @@
-"""Options and devices that the trainer refuses: each message has what came and the cure."""
+"""Options and devices that the trainer refuses. Messages state the value and the fix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfdist.errors import (
 from tfdist.strategies.one_device import OneDevice
 
 
-def test_all_errors_are_of_one_family_and_of_pythons_own() -> None:
+def test_errors_derive_from_tfdist_error_and_a_builtin() -> None:
     families = {
         ConfigurationError: ValueError,
         DataError: ValueError,

@@ -15,10 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.training import (
     FIT,
     VALIDATED,
-    afresh,
     assert_close,
     assert_same_weights,
     build,
+    fresh_pair,
     mirrored,
     steps,
 )
@@ -41,7 +41,7 @@ def test_best_checkpoint(suffix: str, tmp_path: Path) -> None:
         model.load_weights(path)
         return model
 
-    trainer, plain = afresh()
+    trainer, plain = fresh_pair()
     trainer.fit(**VALIDATED, callbacks=[saver("ours")])
     plain.fit(**VALIDATED, callbacks=[saver("theirs")])
     assert_same_weights(saved("ours"), saved("theirs"))
@@ -52,7 +52,7 @@ def test_checkpoints_between_epochs(tmp_path: Path) -> None:
         path = tmp_path / folder / "{epoch}-{batch}.weights.h5"
         return kc.ModelCheckpoint(path, save_freq=2, save_weights_only=True)
 
-    trainer, plain = afresh()
+    trainer, plain = fresh_pair()
     trainer.fit(**FIT, epochs=2, callbacks=[saver("ours")])
     plain.fit(**FIT, epochs=2, callbacks=[saver("theirs")])
     found, wanted = (sorted((tmp_path / folder).iterdir()) for folder in ("ours", "theirs"))
@@ -81,7 +81,7 @@ def test_tensorboard(update_freq: str | int, tmp_path: Path) -> None:
                     ]
         return found
 
-    trainer, plain = afresh()
+    trainer, plain = fresh_pair()
     found, wanted = scalars(trainer, "ours"), scalars(plain, "theirs")
     assert "train epoch_loss" in wanted
     assert_close(found, wanted)
@@ -93,11 +93,11 @@ def test_csv_logger(tmp_path: Path) -> None:
         with (tmp_path / name).open() as file:
             return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
 
-    trainer, plain = afresh()
+    trainer, plain = fresh_pair()
     assert_close(rows(trainer, "ours"), rows(plain, "theirs"))
 
 
-def test_interrupted_training_goes_on(tmp_path: Path) -> None:
+def test_interrupted_training_resumes(tmp_path: Path) -> None:
     class Interrupt(kc.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if steps(self.model) == 7:

@@ -1,4 +1,4 @@
-"""The model of a trainer in other hands: a plain Keras model, whose own methods are heard."""
+"""`trainer.model` is a plain Keras model, and its overridden methods are honored."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import hands
+from tests.support import model_edits
 from tests.support.case import compiled
-from tests.support.training import STRATEGIES, X, Y, assert_close, copies
+from tests.support.training import STRATEGIES, X, Y, assert_close, replica_weights
 from tfdist.trainer import Trainer
 
 WORDS = ["a", "bb", "ccc", "dddd", "eeeee", "ff", "g"]
@@ -21,26 +21,24 @@ LENGTHS = np.asarray([[len(word)] for word in WORDS], "float32")
 
 
 @pytest.mark.parametrize(("strategy", "devices"), STRATEGIES)
-def test_it_is_plain_in_the_hands_of_a_callback(
-    strategy: str, devices: int, tmp_path: Path
-) -> None:
-    trainer = Trainer(hands.build, strategy, devices=devices)
-    hands.assert_plain_in_hands(trainer, tmp_path)
-    for copy in copies(trainer.model)[1:]:
-        assert_close(copy, trainer.model.get_weights())
+def test_model_behaves_like_keras_in_callbacks(strategy: str, devices: int, tmp_path: Path) -> None:
+    trainer = Trainer(model_edits.build, strategy, devices=devices)
+    model_edits.assert_matches_keras(trainer, tmp_path)
+    for replica in replica_weights(trainer.model)[1:]:
+        assert_close(replica, trainer.model.get_weights())
 
 
-def test_it_was_never_in_a_scope_of_tensorflow() -> None:
+def test_submodels_have_no_distributed_variables() -> None:
     made: list[keras.Model] = []
 
     def build() -> keras.Model:
-        model = hands.build()
+        model = model_edits.build()
         made.append(keras.Model(model.inputs, model.layers[0].output))
         return model
 
     trainer = Trainer(build, "mirrored", devices=2)
     trainer.fit(X, Y, verbose=0)
-    features = made[0].predict(X[:3], verbose=0)  # shares layers, and is no part of the model
+    features = made[0].predict(X[:3], verbose=0)  # shares layers with the model
     assert_close(features, trainer.model.layers[0](X[:3]).numpy())
     assert not any(isinstance(v.value, tf.distribute.DistributedValues) for v in made[0].variables)
 
@@ -55,7 +53,7 @@ def test_arguments_have_the_order_of_keras(method: str) -> None:
 
 
 class OfWords(keras.Model):
-    """Takes strings, as KerasHub's tasks do: its own methods turn them into numbers first."""
+    """Takes strings, as KerasHub's tasks do: its overridden methods convert them to numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +94,7 @@ def of_words() -> keras.Model:
     return compiled(OfWords(), keras.optimizers.SGD(0.01))
 
 
-def test_methods_that_its_class_overrides_are_heard() -> None:
+def test_overridden_methods_are_honored() -> None:
     trainer, plain = Trainer(of_words, "mirrored", devices=2), of_words()
 
     def numbers(runner: Any, model: keras.Model) -> list[Any]:
@@ -109,5 +107,5 @@ def test_methods_that_its_class_overrides_are_heard() -> None:
     found = numbers(trainer, trainer.model)
     assert_close(found, numbers(plain, plain))
     assert trainer.model.epochs_seen == 2
-    assert trainer.strategy.num_replicas == len(copies(trainer.model))  # they did the work
+    assert trainer.strategy.num_replicas == len(replica_weights(trainer.model))
     assert_close(trainer.model.predict(WORDS, verbose=0), found[2])

@@ -1,4 +1,4 @@
-"""A trainer patches Keras and TensorFlow during its own calls only."""
+"""A trainer patches Keras and TensorFlow only during its calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdist.trainer import Trainer
 
 
 def patchable() -> list[Any]:
-    """Returns functions and attributes that a trainer replaces while it trains."""
+    """Returns functions and attributes that a trainer replaces during training."""
     return [
         core.remat,
         tf.GradientTape.gradient,

@@ -1,4 +1,4 @@
-"""Data that the trainer refuses: each message has what came and the cure."""
+"""Data that the trainer refuses. Messages state the value and the fix."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_label_out_of_range() -> None:
         (None, "do not fit the model: .* y None"),
     ],
 )
-def test_labels_that_are_no_labels(labels: Any, says: str) -> None:
+def test_invalid_labels_raise(labels: Any, says: str) -> None:
     with pytest.raises(DataError, match=says):
         fit(y=labels)
 
@@ -74,7 +74,7 @@ def test_no_rows() -> None:
         fit(x=X[:0], y=LABELS[:0])
 
 
-def test_data_of_no_kind() -> None:
+def test_unknown_data_type_raises() -> None:
     with pytest.raises(
         DataError, match=r"Unrecognized data type[\s\S]*Pass what keras\.Model\.fit"
     ):
@@ -88,7 +88,7 @@ def test_nan_in_the_first_batch() -> None:
         fit(x=x)
 
 
-def test_a_loss_of_nan_from_data_that_are_finite() -> None:
+def test_nan_loss_from_finite_data_raises() -> None:
     def build_model() -> keras.Model:
         model = network()
         model.compile("sgd", lambda y_true, y_pred: keras.ops.log(-keras.ops.abs(y_pred) - 1.0))
@@ -98,7 +98,7 @@ def test_a_loss_of_nan_from_data_that_are_finite() -> None:
         fit(build_model, y=X[:, :3])
 
 
-def test_a_callback_that_minds_nan_goes_first() -> None:
+def test_terminate_on_nan_takes_precedence() -> None:
     trainer = tfdist.Trainer(build, devices=2)
     stop = keras.callbacks.TerminateOnNaN()
     history = trainer.fit(X * np.nan, LABELS, batch_size=4, verbose=0, callbacks=[stop])

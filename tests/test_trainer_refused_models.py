@@ -1,4 +1,4 @@
-"""Models that the trainer refuses, or mends and says so."""
+"""Models that the trainer refuses, or changes with a warning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_fit_of_an_uncompiled_model() -> None:
         fit(network)
 
 
-def test_a_model_instead_of_a_function_is_rebuilt_with_its_weights() -> None:
+def test_rebuilds_a_model_with_its_weights() -> None:
     model = build()
     trainer = tfdist.Trainer(model, devices=2)
     assert trainer.model is not model
@@ -59,7 +59,7 @@ def test_a_model_that_cannot_be_built() -> None:
         fit(build_model)
 
 
-def test_accumulation_has_no_loss_of_the_whole_batch() -> None:
+def test_accumulating_a_full_batch_loss_raises() -> None:
     def build_model() -> keras.Model:
         model = network()
         model.compile("sgd", lambda y_true, y_pred: keras.ops.std(y_true - y_pred))
@@ -75,7 +75,7 @@ class AddsSquaredSum(layers.Layer):
         return inputs
 
 
-def test_accumulating_an_added_loss_that_is_neither_mean_nor_sum() -> None:
+def test_accumulating_an_unknown_added_loss_raises() -> None:
     def build_model() -> keras.Model:
         model = keras.Sequential([keras.Input((4,)), AddsSquaredSum(), layers.Dense(3)])
         model.compile("sgd", "mse")
@@ -85,13 +85,13 @@ def test_accumulating_an_added_loss_that_is_neither_mean_nor_sum() -> None:
         fit(build_model, y=X[:, :3], accumulate=2)
 
 
-def test_precision_comes_too_late_for_a_built_model() -> None:
+def test_precision_of_a_built_model_raises() -> None:
     with pytest.raises(ConfigurationError, match="pass the function that builds it"):
         tfdist.Trainer(build(), devices=2, precision="mixed_float16")
 
 
 @pytest.mark.parametrize("strategy", ["central_storage", "towers"])
-def test_xla_is_left_out_where_it_cannot_be(strategy: str) -> None:
+def test_unsupported_xla_is_ignored_with_a_warning(strategy: str) -> None:
     def build_model() -> keras.Model:
         model = network()
         model.compile("sgd", "mse", jit_compile=True)
@@ -101,7 +101,7 @@ def test_xla_is_left_out_where_it_cannot_be(strategy: str) -> None:
         fit(build_model, y=X[:, :3], strategy=strategy)
 
 
-def test_xla_and_an_exchange_in_the_forward_pass() -> None:
+def test_xla_with_synchronized_batch_norm_raises() -> None:
     def build_model() -> keras.Model:
         model = keras.Sequential([keras.Input((4,)), layers.BatchNormalization(), layers.Dense(3)])
         model.compile("sgd", "mse", jit_compile=True)

@@ -26,9 +26,9 @@ def run(*command: str, **options: str | Path | dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the wheel was installed into."""
+    """The folder into which the wheel is installed."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
-    for package in PACKAGES:  # a build leaves folders behind: not in the checkout
+    for package in PACKAGES:  # outside of the checkout, because a build leaves folders behind
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pyc*"))
     for file in FILES:
         shutil.copy(ROOT / file, source)
@@ -54,7 +54,7 @@ def test_commands_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert run(*script, "launch", "--dry-run", **options).count("--strategy multi_worker") == 2
 
 
-def test_manuals_and_license_are_in_the_wheel(installed: Path) -> None:
+def test_wheel_contains_manuals_and_license(installed: Path) -> None:
     for manual in (*ROOT.glob("tfdist/**/README.md"), *ROOT.glob("pipelines/**/README.md")):
         assert (installed / manual.relative_to(ROOT)).read_text() == manual.read_text()
     (information,) = installed.glob("tfdist-*.dist-info")

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.processes import chief_callbacks, resuming
-from tests.support import hands
+from tests.support import model_edits
 from tests.support.training import X, Y, build
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import CheckData
@@ -192,7 +192,7 @@ def predicts_own_data(strategy: Strategy) -> float:
 def plain_in_the_hands_of_all(strategy: Strategy) -> np.ndarray:
     """One where each rank's model is a plain one to its user; an error there otherwise."""
     with tempfile.TemporaryDirectory() as folder:
-        hands.assert_plain_in_hands(Trainer(hands.build, strategy), Path(folder))
+        model_edits.assert_matches_keras(Trainer(model_edits.build, strategy), Path(folder))
     return strategy.gather([1.0])
 
 

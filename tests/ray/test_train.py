@@ -187,7 +187,7 @@ def test_number_of_workers_follows_the_nodes(two_nodes: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_nothing_outlives_the_launcher(two_nodes: Any, tmp_path: Path) -> None:
+def test_no_process_outlives_the_launcher(two_nodes: Any, tmp_path: Path) -> None:
     path = program(tmp_path, f"{WAITS}\ntime.sleep(600)")
     for number, code in {signal.SIGUSR1: REQUEUE, signal.SIGKILL: -signal.SIGKILL}.items():
         with started(two_nodes, tmp_path, "--", "python", path) as process:

@@ -1,6 +1,6 @@
-"""What several tests use: small data, small models, processes to start."""
+"""Helpers that several tests share: small data sets, small models, and subprocesses."""
 
 from pathlib import Path
 
-#: The checkout: where commands are run.
+#: Root of the checkout, where commands run.
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""TFRecord files as people write them by hand, with `tf.train.Example`."""
+"""Writes TFRecord files with `tf.train.Example`, as users do without this project."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Values = list[int] | list[float] | list[bytes]
 
 
 def example(**features: Values) -> bytes:
-    """A serialized record; the first value of a feature decides its kind."""
+    """Returns a serialized record. The type of a feature's first value selects its kind."""
     return tf.train.Example(
         features=tf.train.Features(
             feature={name: _feature(values) for name, values in features.items()}
@@ -19,7 +19,7 @@ def example(**features: Values) -> bytes:
 
 
 def write(path: Path, records: list[bytes], compression: str = "") -> Path:
-    """Writes records with TensorFlow."""
+    """Writes records with TensorFlow, and returns the path."""
     with tf.io.TFRecordWriter(str(path), compression) as writer:
         for record in records:
             writer.write(record)

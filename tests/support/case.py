@@ -1,4 +1,4 @@
-"""What a case is, and the helpers that every case is written with."""
+"""`Case`, the description of a conformance case, and the helpers that define cases."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Build = Callable[[], keras.Model]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A training run whose outcome is decided by its model and its global batches alone.
+    """A training run that depends only on its model and its global batches.
 
     Attributes:
-        name: a slug, as in `pytest -k`.
-        feature: what a user would call that which is tried, in one line.
-        build: makes the compiled model, the same one every time.
-        data: the rows to train on and to evaluate.
-        batch_size: rows in a global batch.
-        epochs: passes over the data.
-        feed: how the rows are handed over, a key of `feeds.FEEDS`.
-        fit: further arguments of `fit`.
-        evaluate: further arguments of `evaluate`.
-        accumulate: rounds in which tfdist's trainer works off a global batch.
-        sync_batch_norm: whether tfdist's BatchNorm takes its statistics from the global batch.
-        may_refuse: whether tfdist may decline the case by an error instead of answering it.
-        is_random: whether it draws random numbers, which belong to places in a batch, not to rows.
-        tolerance: how many times 4e-5 + 4e-5 |b| a number may be off.
-        why: the reason for a tolerance above 1.
+        name: Identifier, as in `pytest -k`.
+        feature: The tested feature in one line, in a user's words.
+        build: Returns the compiled model, identical on every call.
+        data: Rows to train on and to evaluate.
+        batch_size: Rows per global batch.
+        epochs: Passes over the data.
+        feed: How the data is passed, a key of `feeds.FEEDS`.
+        fit: Further arguments of `fit`.
+        evaluate: Further arguments of `evaluate`.
+        accumulate: Accumulation rounds per global batch in tfdist's trainer.
+        sync_batch_norm: Whether BatchNorm uses the statistics of the global batch in tfdist.
+        may_refuse: Whether tfdist may refuse the case with an error.
+        is_random: Whether it draws random numbers. These depend on a row's position in the batch.
+        tolerance: Allowed error of a number b, in multiples of 4e-5 + 4e-5 |b|.
+        why: Reason for a tolerance above 1.
     """
 
     name: str
@@ -57,14 +57,14 @@ CASES: dict[str, Case] = {}
 
 
 def case(data: Data, **options: Any) -> Callable[[Build], Build]:
-    """Makes a case of a model builder: its name is the case's, its docstring the feature.
+    """Registers a model builder as a case, named like the function, with its docstring as feature.
 
     Args:
-        data: the rows to train on and to evaluate.
-        **options: the other fields of `Case`.
+        data: Rows to train on and to evaluate.
+        **options: The other fields of `Case`.
 
     Raises:
-        ValueError: two builders have one name, or a loose tolerance has no reason.
+        ValueError: If two builders have the same name, or a wide tolerance has no reason.
     """
 
     def register(build: Build) -> Build:
@@ -72,7 +72,7 @@ def case(data: Data, **options: Any) -> Callable[[Build], Build]:
         if name in CASES:
             raise ValueError(f"Two cases are called {name}: rename one of them.")
         if options.get("tolerance", 1.0) > 1.0 and not options.get("why"):
-            raise ValueError(f"{name} asks for a wider tolerance: say why.")
+            raise ValueError(f"{name} has a wide tolerance: set `why` to the reason.")
         feature = (inspect.getdoc(build) or name).splitlines()[0].rstrip(".")
 
         def seeded() -> keras.Model:
@@ -91,16 +91,17 @@ def compiled(
     loss: Any = "mse",
     **options: Any,
 ) -> keras.Model:
-    """Compiles a model, with plain gradient descent unless the case is about an optimizer.
+    """Compiles a model, with plain gradient descent unless the case tests an optimizer.
 
-    Gradient descent shows a gradient of the wrong size, which Adam and its like do not.
+    Gradient descent reveals a gradient of the wrong scale, to which Adam-like optimizers are
+    invariant.
     """
     model.compile(optimizer=optimizer or keras.optimizers.SGD(0.1), loss=loss, **options)
     return model
 
 
 def mlp(*, features: int = 4, outputs: int = 1, activation: str | None = None) -> keras.Model:
-    """A network of two dense layers."""
+    """Returns a network of two dense layers."""
     return keras.Sequential(
         [
             keras.Input((features,)),
@@ -111,20 +112,20 @@ def mlp(*, features: int = 4, outputs: int = 1, activation: str | None = None) -
 
 
 class Position(keras.layers.Layer):
-    """Adds an embedding of the place in the sequence, as text and vision transformers do."""
+    """Adds a position embedding, as text and vision transformers do."""
 
     def build(self, shape: Any) -> None:
-        """Makes the table, of one entry more than there are places."""
+        """Creates the embedding table, which has one entry more than there are positions."""
         self.table = keras.layers.Embedding(shape[-2] + 1, shape[-1])
         self.table.build()
 
     def call(self, inputs: Any) -> Any:
-        """Maps [rows, places, numbers] to the same."""
+        """Maps [rows, positions, features] to the same shape."""
         return inputs + self.table(keras.ops.arange(keras.ops.shape(inputs)[-2]))
 
 
 def positioned() -> keras.Model:
-    """A network of tokens [rows, 5] and their positions."""
+    """Returns a network of embedded tokens [rows, 5] and their positions."""
     return keras.Sequential(
         [
             keras.Input((5,), dtype="int32"),

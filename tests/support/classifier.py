@@ -1,4 +1,4 @@
-"""A small classifier to train on data, models and options that the trainer has to refuse."""
+"""A small classifier for tests of data, models and options that the trainer refuses."""
 
 from __future__ import annotations
 

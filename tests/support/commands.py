@@ -1,4 +1,4 @@
-"""What commands print for `--help`, which has to come at once: without TensorFlow."""
+"""Runs commands with `--help`, which must print without importing TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from tests.support import ROOT
 
-#: All in one process: what the first imports, the others find imported.
+#: One process runs all commands; modules that one imports are loaded for the next.
 _RUN = """
 import runpy, sys
 flag, *commands = sys.argv[1:]
@@ -22,18 +22,18 @@ for command in commands:
 
 
 def packages_that_run(package: str) -> list[str]:
-    """Returns every package within one that `python -m` runs, by its dotted name."""
+    """Returns the dotted names of all subpackages that `python -m` can run."""
     found = sorted((ROOT / package).glob("*/__main__.py"))
     return [f"{package}.{path.parent.name}" for path in found]
 
 
 def help_without_tensorflow(*commands: str) -> str:
-    """Returns what the commands print for `--help`; fails where one imports TensorFlow."""
+    """Returns what the commands print for `--help`; fails if one imports TensorFlow."""
     return _without_tensorflow("--help", *commands)
 
 
 def without_tensorflow(command: str, flag: str) -> str:
-    """Returns what a command prints for a flag; fails where it imports TensorFlow."""
+    """Returns what a command prints for a flag; fails if it imports TensorFlow."""
     return _without_tensorflow(flag, command)
 
 

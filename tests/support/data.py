@@ -1,4 +1,4 @@
-"""Rows to train on: few, and each unlike the others, so that none can be lost unseen."""
+"""Small data sets whose rows all differ, so that a lost or repeated row changes the results."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# In batches of 7 these make 7, 7 and 1: shares of 4 + 3 on two replicas and of 3 + 2 + 2 on
-# three, and a last batch that leaves all replicas but one without a row.
+# Batches of 7 give 7, 7 and 1 rows: per-replica batches of 4 + 3 rows on two replicas, 3 + 2 + 2
+# on three, and a last batch in which only one replica has a row.
 NUM_ROWS = 15
 
 
@@ -16,7 +16,7 @@ NUM_ROWS = 15
 class Data:
     """Inputs, labels and sample weights: arrays or nested structures of arrays, rows first.
 
-    Or as `x` alone a function that makes a data set, for the feed of that name.
+    For the feed "data set", `x` is a function that returns a dataset.
     """
 
     x: Any
@@ -25,12 +25,12 @@ class Data:
 
 
 def points(num_rows: int = NUM_ROWS, outputs: int = 1, weighted: bool = False) -> Data:
-    """Regression.
+    """Returns rows for regression.
 
     Args:
-        num_rows: how many rows.
-        outputs: numbers to predict per row.
-        weighted: with sample weights, some of them 0.
+        num_rows: Number of rows.
+        outputs: Numbers to predict per row.
+        weighted: Whether to add sample weights, some of them 0.
 
     Returns:
         x: float32 [rows, 4], y: float32 [rows, outputs], sample_weight: float32 [rows] or None.
@@ -42,7 +42,7 @@ def points(num_rows: int = NUM_ROWS, outputs: int = 1, weighted: bool = False) -
 
 
 def classes(num_rows: int = NUM_ROWS, num_classes: int = 3, weighted: bool = False) -> Data:
-    """Classification.
+    """Returns rows for classification.
 
     Returns:
         x: float32 [rows, 4], y: int32 [rows], sample_weight: float32 [rows] or None.
@@ -54,12 +54,12 @@ def classes(num_rows: int = NUM_ROWS, num_classes: int = 3, weighted: bool = Fal
 
 
 def one_hot(data: Data, num_classes: int = 3) -> Data:
-    """The same rows with labels of float32 [rows, num_classes]."""
+    """Returns the same rows with one-hot labels, float32 [rows, num_classes]."""
     return dataclasses.replace(data, y=np.eye(num_classes, dtype="float32")[data.y])
 
 
 def images(num_rows: int = NUM_ROWS) -> Data:
-    """Classes of small pictures: x: float32 [rows, 6, 6, 1], y: int32 [rows]."""
+    """Returns labeled small images: x: float32 [rows, 6, 6, 1], y: int32 [rows]."""
     random = np.random.default_rng(5)
     x = random.normal(size=(num_rows, 6, 6, 1)).astype("float32")
     return Data(x, (x[:, 2:4, 2:4].sum(axis=(1, 2, 3)) > 0).astype("int32"))
@@ -68,13 +68,13 @@ def images(num_rows: int = NUM_ROWS) -> Data:
 def tokens(
     labels: str = "row", weighted: bool = False, empty: tuple[int, ...] = (2, 8, 11)
 ) -> Data:
-    """Sequences of 1 to 5 tokens out of 1..6, padded with 0.
+    """Returns sequences of 1 to 5 tokens from 1 to 6, padded with 0.
 
     Args:
-        labels: "row" for one number a row, "step" for one a token, "class" for one of 3 classes a
-            token, with -1 where there is no token.
-        weighted: with a sample weight for each label, some of them 0.
-        empty: the rows that are nothing but padding.
+        labels: "row" for one number per row, "step" for one number per token, "class" for one of 3
+            classes per token, with -1 for padding.
+        weighted: Whether to add a sample weight per label, some of them 0.
+        empty: Indices of the rows that are all padding.
 
     Returns:
         x: int32 [rows, 5], y: [rows, 1], [rows, 5, 1] or [rows, 5].
@@ -97,7 +97,7 @@ def tokens(
 
 
 def _weights(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Weights between 0.2 and 3, a few of them 0."""
+    """Returns weights between 0.2 and 3, a few of them 0."""
     weights = random.uniform(0.2, 3.0, size=shape)
     weights[random.uniform(size=shape) < 0.2] = 0.0
     return weights.astype("float32")

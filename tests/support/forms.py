@@ -1,4 +1,4 @@
-"""The same rows in every form that `fit` takes."""
+"""The same rows in every form that `fit` accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 class Batches(keras.utils.PyDataset):
-    """The rows in batches, counting the epochs that have ended."""
+    """The rows in batches. Counts the completed epochs in `ended`."""
 
     def __init__(self, *arrays: Any, size: int = 4, **options: Any) -> None:
         super().__init__(**options)

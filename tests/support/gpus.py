@@ -1,4 +1,4 @@
-"""A host with GPUs, as far as `tf.config` describes one; nothing can run on them."""
+"""A simulated host with GPUs: `tf.config` lists them, but nothing can run on them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def install(
     visible: str | None,
     capability: tuple[int, int] = (8, 0),
 ) -> int:
-    """Let `tf.config` list the GPUs of a host that a process would see.
+    """Makes `tf.config` list the GPUs that a process on such a host would see.
 
     Args:
-        monkeypatch: Takes everything back after the test.
-        number: GPUs of the host.
-        visible: `CUDA_VISIBLE_DEVICES` of the process; None where it is not set.
-        capability: Compute capability of all of them.
+        monkeypatch: Undoes the changes after the test.
+        number: Number of GPUs of the host.
+        visible: `CUDA_VISIBLE_DEVICES` of the process; None if it is not set.
+        capability: Compute capability of all GPUs.
 
     Returns:
-        How many of the GPUs CUDA would show: numbers up to the first that no GPU has, and UUIDs.
+        The number of GPUs that CUDA would show: the entries up to the first invalid one.
     """
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     seen = number

@@ -1,7 +1,7 @@
-"""What the operators' resource definitions say of the fields that manifests use, written down anew.
+"""JSON schemas of the Kubernetes resources that manifests use, rewritten from the definitions.
 
-From kubeflow's training operator 1.9 (TFJob v1), its trainer 2.0 (TrainJob v1alpha1) and its MPI
-operator 0.7 (MPIJob v2beta1). A field that is not here is not in those, or is not used.
+From Kubeflow's training operator 1.9 (TFJob v1), trainer 2.0 (TrainJob v1alpha1) and MPI operator
+0.7 (MPIJob v2beta1). Fields that are not listed do not exist there, or are not used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WORDS: Schema = {"type": "array", "items": {"type": "string"}}
 
 
 def record(required: str, **fields: Schema) -> Schema:
-    """An object of these fields and no others."""
+    """Returns the schema of an object with exactly these fields."""
     return {
         "type": "object",
         "properties": fields,
@@ -52,8 +52,8 @@ RUN_POLICY = record("", cleanPodPolicy={"enum": ["All", "Running", "None"]}, bac
 
 
 def job(kind: str, version: str, spec: Schema) -> Schema:
-    """A whole resource."""
-    # A name becomes part of host names.
+    """Returns the schema of a whole resource."""
+    # Names become parts of host names.
     name: Schema = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
     return record(
         "apiVersion kind metadata spec",

@@ -1,4 +1,4 @@
-"""Folders of records that are their own number, so that lost and repeated ones show."""
+"""Shards of records that contain their own index, so that lost or repeated records show."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ FEATURES = (
 
 
 def examples(num_records: int) -> Iterator[dict[str, object]]:
-    """Records 0, 1, ..., each with an array that follows from its number."""
+    """Yields records 0, 1, ..., each with an array derived from its index."""
     for i in range(num_records):
         yield {"number": i, "array": np.full((2, 3), i % 256, np.uint8)}
 
 
 def write(directory: Path, num_records: int, num_shards: int) -> pipelines.Index:
-    """Writes the records."""
+    """Writes the records as shards, and returns the index."""
     return pipelines.write_shards(
         examples(num_records), directory, FEATURES, num_shards=num_shards, source="numbers"
     )
 
 
 def order(dataset: tf.data.Dataset) -> list[int]:
-    """The numbers of one epoch, in their order."""
+    """Returns the record numbers of one epoch in order."""
     return [int(i) for batch in dataset.as_numpy_iterator() for i in batch["number"]]
 
 
 def damage_first_record(folder: Path, index: pipelines.Index) -> Path:
-    """Flips a bit in the data of a folder's first record; returns the shard's path."""
+    """Flips a bit in the data of the first record, and returns the path of the shard."""
     path = folder / index.shards[0].name
     data = bytearray(path.read_bytes())
     data[14] ^= 1

@@ -1,4 +1,4 @@
-"""Sources through their whole way: opened, pickled as for a worker, encoded and decoded again."""
+"""Round trips of sources: opened, pickled for a worker, encoded and decoded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipelines.sources.source import Options, Source
 
 
 def source(location: Path | str, kind: str = "auto", **options: Any) -> Source:
-    """A source as a worker process gets it."""
+    """Opens a source, and returns it as a worker process receives it."""
     opened = open_source(str(location), kind, Options(**options))
     again: Source = pickle.loads(pickle.dumps(opened))
     return again
 
 
 def examples(opened: Source, numbers: list[int] | None = None) -> list[dict[str, Any]]:
-    """Examples as they come out of their records: NumPy values by feature."""
+    """Encodes and decodes examples, and returns their NumPy values by feature."""
     wanted = range(len(opened)) if numbers is None else numbers
     records = [encode(example, opened.features) for example in opened.examples(list(wanted))]
     return [
@@ -31,5 +31,5 @@ def examples(opened: Source, numbers: list[int] | None = None) -> list[dict[str,
 
 
 def features(opened: Source) -> dict[str, tuple[object, ...]]:
-    """dtype, shape and encoding by name."""
+    """Returns the dtype, shape and encoding of each feature by name."""
     return {f.name: (f.dtype, f.shape, f.encoding) for f in opened.features}

@@ -1,4 +1,4 @@
-"""Small images on disk, each of one colour that tells which it is."""
+"""Small image files, each of one color that identifies it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from PIL import Image
 
 
 def pixels(number: int, height: int = 20, width: int = 24) -> np.ndarray:
-    """An image of the colour `number`, uint8 `(height, width, 3)`."""
+    """Returns an image whose color encodes `number`, uint8 `(height, width, 3)`."""
     return np.full((height, width, 3), (number, 255 - number, 128), np.uint8)
 
 
 def encoded(number: int, kind: str = "png", height: int = 20, width: int = 24) -> bytes:
-    """The same as the bytes of a file."""
+    """Returns the image as encoded bytes of a file."""
     out = io.BytesIO()
     Image.fromarray(pixels(number, height, width)).save(out, kind)
     return out.getvalue()
 
 
 def write_classes(folder: Path, num_images: int, kind: str = "png") -> Path:
-    """Images 0, 1, ... in the class folders `cat` and `dog`, taking turns."""
+    """Writes images 0, 1, ... alternately to the class folders `cat` and `dog`."""
     for number in range(num_images):
         path = folder / ("cat", "dog")[number % 2] / f"{number:03d}.{kind}"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from tests.support import ROOT
 SECONDS = 240
 ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}
 
-#: What a worker's program begins with.
+#: First lines of a worker's program.
 HEAD = """
 from tests.support import ROOT
 import json, os, pathlib, signal, subprocess, sys, time
@@ -22,7 +22,7 @@ rank = task["index"]
 
 
 def program(folder: Path, body: str) -> str:
-    """Writes a worker's program and returns its path."""
+    """Writes a worker's program, and returns its path."""
     path = folder / "worker.py"
     path.write_text(HEAD + body)
     return str(path)

@@ -1,4 +1,4 @@
-"""What the tests of the trainer share: a small model, its rows, and comparing with plain Keras."""
+"""Shared by the trainer's tests: a small model, its data, and comparisons with plain Keras."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ BOUND = 4e-5  # as in tests.conformance
 ROWS = points()
 X, Y = ROWS.x, ROWS.y
 
-#: `fit` arguments for which nothing is left to chance: batches of 7, 7 and 1 rows.
+#: Deterministic `fit` arguments: batches of 7, 7 and 1 rows without shuffling.
 FIT: dict[str, Any] = {"x": X, "y": Y, "batch_size": 7, "shuffle": False, "verbose": 0}
 
-#: The same with a validation after each of four epochs.
+#: The same for four epochs with validation.
 VALIDATED = FIT | {"validation_data": (X[:9], 1 - Y[:9]), "epochs": 4}
 
-#: Every strategy of one process, with how many replicas.
+#: Every single-process strategy with its number of replicas.
 STRATEGIES = [("one_device", 1), ("mirrored", 2), ("central_storage", 2), ("towers", 2)]
 
 
 def build(
     optimizer: keras.optimizers.Optimizer | None = None, loss: Any = "mse", **options: Any
 ) -> keras.Model:
-    """Returns a compiled network of two layers, the same one every time."""
+    """Returns a compiled network of two layers, identical on every call."""
     keras.utils.set_random_seed(1)
     return compiled(mlp(), optimizer, loss, **options)
 
 
 def building(make_layers: Callable[[], Sequence[Any]], **options: Any) -> Callable[[], keras.Model]:
-    """Returns a builder of a compiled sequential model."""
+    """Returns a function that builds a compiled sequential model."""
 
     def build_model() -> keras.Model:
         keras.utils.set_random_seed(1)
@@ -48,14 +48,14 @@ def building(make_layers: Callable[[], Sequence[Any]], **options: Any) -> Callab
 
 
 def mirrored(build_model: Any = build, **options: Any) -> Trainer:
-    """Returns a trainer over two replicas."""
+    """Returns a trainer with two replicas."""
     return Trainer(build_model, "mirrored", devices=2, **options)
 
 
-def afresh() -> tuple[Trainer, keras.Model]:
-    """Returns `mirrored()` and `build()`, both as they are when they are made.
+def fresh_pair() -> tuple[Trainer, keras.Model]:
+    """Returns `mirrored()` and `build()` in their initial states.
 
-    They are the same two each time, set back: what was traced for one test serves the next.
+    Both are created once and reset on each call, so that tests share their traced functions.
     """
     trainer, plain, states = _made_once()
     for model, values in zip((trainer.model, plain), states, strict=True):
@@ -76,20 +76,20 @@ def _state(model: keras.Model) -> list[keras.Variable]:
 
 
 def dataset(batch_size: int = 7) -> tf.data.Dataset:
-    """Returns the rows as a data set of known length."""
+    """Returns the rows as a dataset of known length."""
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
 
 
 @functools.cache
 def reference(epochs: int = 2) -> keras.Model:
-    """Returns what plain Keras on one device trains; its history is the model's."""
+    """Returns the model trained by plain Keras on one device; `model.history` is its history."""
     model = build()
     model.fit(**FIT, epochs=epochs)
     return model
 
 
 def assert_close(found: Any, wanted: Any) -> None:
-    """Compares nested numbers; rounding is all that may differ."""
+    """Compares nested numbers within rounding."""
     if isinstance(wanted, Mapping):
         assert list(found) == list(wanted)
         for name in wanted:
@@ -106,18 +106,18 @@ def assert_close(found: Any, wanted: Any) -> None:
 
 
 def assert_same_weights(model: keras.Model, other: keras.Model) -> None:
-    """Compares weights, in each copy of them."""
-    assert_close(copies(model)[0], other.get_weights())
-    for copy in copies(model)[1:]:
-        np.testing.assert_equal(copy, copies(model)[0])
+    """Asserts that every replica of `model` has the weights of `other`."""
+    assert_close(replica_weights(model)[0], other.get_weights())
+    for replica in replica_weights(model)[1:]:
+        np.testing.assert_equal(replica, replica_weights(model)[0])
 
 
-def copies(model: keras.Model) -> list[list[np.ndarray]]:
-    """Returns the weights of a model once for each replica that has its own."""
+def replica_weights(model: keras.Model) -> list[list[np.ndarray]]:
+    """Returns the weights of a model for each replica that has variables of its own."""
     one_each = [[w.value, *copies_of(w.value).values()] for w in model.weights]
-    return [[v.numpy() for v in copy] for copy in zip(*one_each, strict=True)]
+    return [[v.numpy() for v in replica] for replica in zip(*one_each, strict=True)]
 
 
 def steps(model: keras.Model) -> int:
-    """Returns how many steps the optimizer has counted."""
+    """Returns the optimizer's step count."""
     return int(keras.ops.convert_to_numpy(model.optimizer.iterations))

@@ -1,4 +1,4 @@
-"""Waiting for what another process does."""
+"""Waits for another process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
-    """Waits until a condition holds; fails where it does not in time."""
+    """Waits until a condition holds, and fails on a time-out."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"not so within {seconds:.0f} s"
+        assert time.monotonic() < end, f"timed out after {seconds:.0f} s"
         time.sleep(0.05)

@@ -21,7 +21,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
-from tests.support import hands
+from tests.support import model_edits
 from tests.support.training import FIT, assert_close, build, reference, steps
 from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError
@@ -144,7 +144,7 @@ def test_the_model_is_a_plain_one(in_cluster: Run, tmp_path: Path) -> None:
 
 
 def in_other_hands(folder: Path) -> None:
-    hands.assert_plain_in_hands(trainer(hands.build), folder)
+    model_edits.assert_matches_keras(trainer(model_edits.build), folder)
 
 
 def from_generator() -> tuple[int, list[int]]:

@@ -1,4 +1,4 @@
-"""A user who takes the model of a training into his hands, between its epochs."""
+"""A callback that uses and modifies the model between epochs, in every way a user might."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import tfdist
 from tests.support.training import FIT, X, Y, assert_close
 from tfdist.trainer import Trainer
 
-#: Batches of 7, 7 and 1 rows, in three epochs: after the first two the model is changed.
+#: Batches of 7, 7 and 1 rows in three epochs. The model is modified after the first two.
 EPOCHS = FIT | {"epochs": 3, "validation_data": (X[:9], Y[:9])}
 
 
 def build() -> keras.Model:
-    """Returns a network of three layers whose optimizer keeps a state, the same every time."""
+    """Returns a three-layer network whose optimizer has state, identical on every call."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(3, "tanh"), keras.layers.LayerNormalization()]
     model = keras.Sequential([keras.Input((X.shape[1],)), *layers, keras.layers.Dense(1)])
@@ -28,8 +28,8 @@ def build() -> keras.Model:
     return model
 
 
-class Hands(keras.callbacks.Callback):
-    """Does with the model what people do with one; `seen` has every number that came of it."""
+class ModelEdits(keras.callbacks.Callback):
+    """Predicts, saves, trains and changes the model; collects all results in `seen`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Hands(keras.callbacks.Callback):
         model.set_weights([0.9 * weight for weight in model.get_weights()])
         if epoch == 0:
             model.save(self.folder / "model.keras")
-            # On other ranks saving writes nothing: see `loops/model_files.py`.
+            # On other ranks, saving writes nothing: see `loops/model_files.py`.
             path = self.folder / "model.keras"
             saved = keras.models.load_model(path) if tfdist.is_chief() else model
             self.seen += saved.get_weights()
@@ -64,24 +64,24 @@ class Hands(keras.callbacks.Callback):
             self.seen.append(dict(history))
 
 
-def in_hands(fit: Any, model: keras.Model, folder: Path) -> list[Any]:
-    """Trains by a `fit` with a user beside it; returns all numbers that come of it."""
-    hands = Hands(folder)
-    history = dict(fit(**EPOCHS, callbacks=[hands]).history)
-    return [*hands.seen, history, *(v.numpy() for v in model.variables + model.optimizer.variables)]
+def fit_with_edits(fit: Any, model: keras.Model, folder: Path) -> list[Any]:
+    """Trains with `fit` and the callback, and returns all results."""
+    edits = ModelEdits(folder)
+    history = dict(fit(**EPOCHS, callbacks=[edits]).history)
+    return [*edits.seen, history, *(v.numpy() for v in model.variables + model.optimizer.variables)]
 
 
 @functools.cache
 def _wanted() -> list[Any]:
-    """What plain Keras makes of it."""
+    """Returns the results of plain Keras."""
     plain = build()
     with tempfile.TemporaryDirectory() as folder:
-        return in_hands(plain.fit, plain, Path(folder))
+        return fit_with_edits(plain.fit, plain, Path(folder))
 
 
-def assert_plain_in_hands(trainer: Trainer, folder: Path) -> None:
-    """Compares the model of a trainer with plain Keras, in the hands of the same user."""
-    assert_close(in_hands(trainer.fit, trainer.model, folder), _wanted())
+def assert_matches_keras(trainer: Trainer, folder: Path) -> None:
+    """Asserts that a trainer gives the same results as plain Keras under this callback."""
+    assert_close(fit_with_edits(trainer.fit, trainer.model, folder), _wanted())
     trainer.model.export(folder / "exported", verbose=False)
     predicted = trainer.predict(X[:3], verbose=0)
     if tfdist.is_chief():

@@ -1,4 +1,4 @@
-"""What messages tell the user to call or to run is there as they name it."""
+"""Commands and functions that messages mention exist."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 import tfdist
 from tests.support import ROOT
 
-#: A command that a message names, or a function that it says to call.
-_NAMED = re.compile(r"python -m ((?:tfdist|pipelines)[\w.]*\w)|\b(tfdist(?:\.\w+)+)\(")
+#: A command or function that a message tells the user to run or call.
+_MENTIONED = re.compile(r"python -m ((?:tfdist|pipelines)[\w.]*\w)|\b(tfdist(?:\.\w+)+)\(")
 
 
 def messages() -> Iterator[str]:
-    """All texts of the code but docstrings."""
+    """Yields all strings in the code except docstrings."""
     for package in ("tfdist", "pipelines"):
         for path in (ROOT / package).rglob("*.py"):
             tree = ast.parse(path.read_text())
@@ -34,19 +34,19 @@ def _begins_with_text(owner: ast.Module | ast.ClassDef | ast.FunctionDef) -> boo
     return bool(owner.body) and isinstance(owner.body[0], ast.Expr)
 
 
-NAMED = {found for text in messages() for found in _NAMED.findall(text)}
+MENTIONED = {found for text in messages() for found in _MENTIONED.findall(text)}
 
 
-@pytest.mark.parametrize("module", sorted(module for module, _ in NAMED if module))
-def test_command_is_there(module: str) -> None:
+@pytest.mark.parametrize("module", sorted(module for module, _ in MENTIONED if module))
+def test_mentioned_command_exists(module: str) -> None:
     found = importlib.util.find_spec(module)
     assert found
     package = found.submodule_search_locations is not None
     assert not package or importlib.util.find_spec(f"{module}.__main__")
 
 
-@pytest.mark.parametrize("path", sorted(path for _, path in NAMED if path))
-def test_function_is_there_after_importing_tfdist(path: str) -> None:
+@pytest.mark.parametrize("path", sorted(path for _, path in MENTIONED if path))
+def test_mentioned_function_exists(path: str) -> None:
     first = path.split(".")[1]
     assert first in (*tfdist.__all__, *tfdist._MODULES)
     if first == "horovod":

@@ -1,4 +1,4 @@
-"""What a message says to do is done, and the training runs."""
+"""Following the advice in an error message makes the training run."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def compiled_with(make_optimizer: Callable[[], keras.optimizers.Optimizer]) -> k
     return model
 
 
-class Named(keras.Model):
-    """Compiled in a way of its own."""
+class OverridesCompile(keras.Model):
+    """A model that overrides `compile`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,15 +50,15 @@ class Named(keras.Model):
         return self.out(inputs)
 
 
-def named() -> keras.Model:
-    model = Named()
+def overrides_compile() -> keras.Model:
+    model = OverridesCompile()
     model.compile(0.1)
     model.build((None, 4))
     return model
 
 
-class Stepped(keras.Sequential):
-    """Has a step of its own."""
+class CustomStep(keras.Sequential):
+    """A model with a custom `train_step`."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -69,40 +69,40 @@ class Stepped(keras.Sequential):
         return {"loss": loss}
 
 
-def stepped(**options: Any) -> keras.Model:
-    model = Stepped([keras.Input((4,)), layers.Dense(1)])
+def custom_step(**options: Any) -> keras.Model:
+    model = CustomStep([keras.Input((4,)), layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1, **options), "mse")
     return model
 
 
 def normalised(jit_compile: bool) -> Callable[[], keras.Model]:
-    made = [layers.BatchNormalization(), layers.Dense(3)]
+    built_layers = [layers.BatchNormalization(), layers.Dense(3)]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return building(lambda: [keras.Input((4,)), *made], loss=loss, jit_compile=jit_compile)
+    return building(lambda: [keras.Input((4,)), *built_layers], loss=loss, jit_compile=jit_compile)
 
 
-class BothWays(layers.Layer):
-    """Looks up what the rows hold, and the same entries for all, in one table."""
+class TwoLookups(layers.Layer):
+    """Uses one table for two lookups: by the values of the rows, and by fixed positions."""
 
-    def __init__(self, two_ways: bool) -> None:
+    def __init__(self, mixed: bool) -> None:
         super().__init__()
-        self.two_ways = two_ways
+        self.mixed = mixed
 
     def build(self, shape: Any) -> None:
         self.table = self.add_weight(shape=(5, 3))
 
     def call(self, tokens: Any) -> Any:
         places = keras.ops.arange(3)
-        own = keras.ops.take(self.table, tokens, axis=0)
-        if self.two_ways:
-            return own + keras.ops.take(self.table, places, axis=0)
-        return own + keras.ops.one_hot(places, 5) @ self.table
+        by_row = keras.ops.take(self.table, tokens, axis=0)
+        if self.mixed:
+            return by_row + keras.ops.take(self.table, places, axis=0)
+        return by_row + keras.ops.one_hot(places, 5) @ self.table
 
 
-def looked_up(two_ways: bool) -> tfdist.Trainer:
+def looked_up(mixed: bool) -> tfdist.Trainer:
     tokens = (X[:, :3] > 0).astype("int32")
-    made = [keras.Input((3,), dtype="int32"), BothWays(two_ways), layers.Flatten()]
-    return fit(building(lambda: [*made, layers.Dense(1)]), tokens)
+    built_layers = [keras.Input((3,), dtype="int32"), TwoLookups(mixed), layers.Flatten()]
+    return fit(building(lambda: [*built_layers, layers.Dense(1)]), tokens)
 
 
 def grown(in_scope: bool) -> tfdist.Trainer:
@@ -120,24 +120,24 @@ def grown(in_scope: bool) -> tfdist.Trainer:
 
 UNKNOWN = TrainConfig(lr_rule="cosine"), TrainConfig(lr_rule="constant", warmup_epochs=0)
 
-#: What is wrong, words of its message, and what they say to do.
-CURES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
-    "optimizer of another": (
+#: By name: code that fails, a pattern of its message, and the code that the message suggests.
+FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
+    "optimizer of another trainer": (
         lambda: [fit(lambda: compiled_with(lambda: OPTIMIZER)) for _ in range(2)],
         "create the optimizer inside build_model",
         lambda: [fit(lambda: compiled_with(keras.optimizers.SGD)) for _ in range(2)],
     ),
     "overrides compile": (
-        lambda: fit(named()),
+        lambda: fit(overrides_compile()),
         "pass a function that builds .*it instead of the model",
-        lambda: fit(named),
+        lambda: fit(overrides_compile),
     ),
-    "XLA across an exchange": (
+    "XLA with synchronized BatchNorm": (
         lambda: fit(normalised(jit_compile=True), sync_batch_norm=True),
         "Compile the model with jit_compile=False",
         lambda: fit(normalised(jit_compile=False), sync_batch_norm=True),
     ),
-    "precision of a model": (
+    "precision of a built model": (
         lambda: fit(build(), precision="mixed_bfloat16"),
         "pass the function that builds it",
         lambda: fit(build, precision="mixed_bfloat16"),
@@ -147,29 +147,29 @@ CURES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         "an even number, or all_reduce='auto'",
         lambda: (Mirrored(2, all_reduce="hierarchical_copy"), Mirrored(3, all_reduce="auto")),
     ),
-    "rounds of a whole step": (
-        lambda: mirrored(stepped, accumulate=2).fit(X, Y[:12], batch_size=4, verbose=0),
+    "accumulation with a custom train_step": (
+        lambda: mirrored(custom_step, accumulate=2).fit(X, Y[:12], batch_size=4, verbose=0),
         "Set gradient_accumulation_steps of its optimizers",
-        lambda: mirrored(functools.partial(stepped, gradient_accumulation_steps=2)).fit(
+        lambda: mirrored(functools.partial(custom_step, gradient_accumulation_steps=2)).fit(
             X, Y[:12], batch_size=4, verbose=0
         ),
     ),
-    "table looked up both ways": (
-        lambda: looked_up(two_ways=True),
+    "table with two kinds of lookup": (
+        lambda: looked_up(mixed=True),
         r"keras\.ops\.one_hot and a matrix product",
-        lambda: looked_up(two_ways=False),
+        lambda: looked_up(mixed=False),
     ),
     "batch of fewer rows than replicas": (
         lambda: mirrored().fit(X, Y[:12], batch_size=1, verbose=0),
         "use batch_size=2 or more",
         lambda: mirrored().fit(X, Y[:12], batch_size=2, verbose=0),
     ),
-    "loss scale that is a number": (
+    "loss scale as a number": (
         lambda: fit(loss_scale=128),
         r"LossScale\.fixed\(128\.0\)",
         lambda: fit(loss_scale=LossScale.fixed(128.0)),
     ),
-    "rule of an unknown length": (
+    "schedule of unknown length": (
         lambda: schedules.learning_rate(UNKNOWN[0], None),
         "--lr-rule constant --warmup-epochs 0",
         lambda: schedules.learning_rate(UNKNOWN[1], None),
@@ -177,15 +177,15 @@ CURES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CURES)
-def test_cure_lets_it_train(name: str) -> None:
-    mistake, says, cure = CURES[name]
-    with pytest.raises(TfdistError, match=says):
+@pytest.mark.parametrize("name", FIXES)
+def test_suggested_fix_trains(name: str) -> None:
+    mistake, message, fix = FIXES[name]
+    with pytest.raises(TfdistError, match=message):
         mistake()
-    cure()
+    fix()
 
 
-def test_data_that_end_early_are_repeated() -> None:
+def test_repeating_data_that_end_early_trains() -> None:
     with pytest.warns(UserWarning, match=r"use \.repeat\(\) on the data set"):
         mirrored().fit(dataset(), steps_per_epoch=9, verbose=0)
     trainer = mirrored()
@@ -193,14 +193,14 @@ def test_data_that_end_early_are_repeated() -> None:
     assert int(trainer.model.optimizer.iterations) == 9
 
 
-def test_workers_join_before_tensorflow_starts(tmp_path: Path) -> None:
+def test_calling_init_before_tensorflow_connects_workers(tmp_path: Path) -> None:
     two = Cluster("test", rank=0, size=2, addresses=("localhost:1", "localhost:2"))
     with pytest.raises(ClusterError, match="can no longer join") as refused:
         _tf_strategy(("CPU:0",), "ring", two)
-    (cure,) = re.findall(r"call (tfdist\S+) before", str(refused.value))
+    (call,) = re.findall(r"call (tfdist\S+) before", str(refused.value))
     body = f"""
 import tfdist
-strategy = {cure}
+strategy = {call}
 from tests.support.classifier import LABELS, X, build
 trainer = tfdist.Trainer(build(), strategy)
 trainer.fit(X, LABELS, batch_size=4, verbose=0)
