@@ -19,11 +19,13 @@ import resource
 import socket
 import sys
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import psutil
 
+from tfdist.watchdog.batching import event_loop
 from tfdist.watchdog.protocol import Coordinator, Reporter
 from tfdist.watchdog.status import Status
 from tfdist.watchdog.verdict import SILENCE_SECONDS
@@ -283,7 +285,8 @@ def main() -> int:
     print(" | ".join(head))
     missed = 0
     for size in given.workers:
-        outcome = asyncio.run(simulate(size, given.processes, given.seconds))
+        with asyncio.Runner(loop_factory=partial(event_loop, size)) as runner:
+            outcome = runner.run(simulate(size, given.processes, given.seconds))
         times = [outcome.named_seconds[fault] for fault in FAULTS]
         cells = [
             f"{size}", f"{outcome.join_seconds:.2f}", f"{100 * outcome.cpu:.2f}",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from tests.watchdog.simulate import simulate
 from tfdist.cluster.messages import Session
 from tfdist.watchdog.protocol import _UNREAD_LIMIT, Coordinator, Reporter
-from tfdist.watchdog.status import State, Status
+from tfdist.watchdog.status import State, Status, heartbeat_seconds
 
 KEY = b"the key of this job"
 SECONDS = 30.0
@@ -33,6 +35,28 @@ def test_sixty_four_workers_join_and_many_failures_are_one_verdict() -> None:
     # Each report and its answer have some hundred bytes; a broadcast to all would be 64 times that.
     assert 0 < outcome.sent < 64 * 500
     assert 0 < outcome.received < 64 * 500
+
+
+def test_clock_of_a_worker_stands_still_in_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, waited = Status(1, size=4096), [0.0]
+    reporter = Reporter(status, 4096, [], 0, KEY, print)
+
+    async def connected() -> Any:
+        return SimpleNamespace(send=lambda report: None)
+
+    async def sleep(seconds: float) -> None:
+        waited[-1] += seconds
+        if len(waited) > 4:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(reporter, "_connect", connected)
+    monkeypatch.setattr(random, "random", lambda: 0.9)
+    monkeypatch.setattr(status.clock, "tick", lambda: waited.append(0.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "sleep", sleep)
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(reporter.run())
+    assert max(waited) <= heartbeat_seconds(4096)
 
 
 class Rank0:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from tfdist.cluster.messages import job_key
 from tfdist.cluster.networks import listen_address, this_host
 from tfdist.cluster.record import Cluster, split
+from tfdist.watchdog.batching import event_loop
 from tfdist.watchdog.deadline import exit_now
 from tfdist.watchdog.protocol import Coordinator, Reporter
 from tfdist.watchdog.status import Report, State, Status
@@ -57,7 +58,7 @@ class Heartbeat:
             token, port, *places = broadcast("").split()
             key = _key(token)
             self._node = Reporter(self.status, size, places, int(port), key, self._on_verdict)
-        self._loop = asyncio.new_event_loop()
+        self._loop = event_loop(size)
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
         atexit.register(self._leave)
 

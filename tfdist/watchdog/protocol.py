@@ -1,9 +1,11 @@
 """How the workers report to rank 0, and what they hear from it.
 
 Every worker sends its report once per `heartbeat_seconds`, and rank 0 answers each with its own. So
-rank 0 receives and sends O(workers) bytes, at most `REPORTS_PER_SECOND` messages a second, and each
-worker a constant number. Rank 0 keeps one report for each worker, and closes a connection whose
-other side does not read. All messages are authenticated, and of bounded size.
+each worker sends and receives a constant number of bytes per report, and rank 0 O(n) of n workers:
+about `REPORTS_PER_SECOND` messages a second, with up to 4,000 workers. In jobs of more than
+`SMALL_JOB` workers a change of state waits for the next report. Rank 0 keeps one report for each
+worker, and closes a connection whose other side does not read. All messages are authenticated, and
+of bounded size.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from functools import partial
 from typing import Any
 
 from tfdist.cluster.messages import Session, to_text
+from tfdist.watchdog.batching import SMALL_JOB
 from tfdist.watchdog.status import (
     HEARTBEAT_SECONDS,
     Report,
@@ -46,8 +49,6 @@ _ROUNDS = 5
 _BACKLOG = 4096
 #: Longest time for a verdict to leave before this process ends.
 _FLUSH_SECONDS = 3.0
-#: Jobs in which every change of state is sent at once; larger ones wait for the next report.
-_SMALL_JOB = 64
 
 
 class _Lines(asyncio.Protocol):
@@ -153,7 +154,7 @@ class Coordinator:
         """
         now = self._status.clock.now()
         due = now - self._last_push >= heartbeat_seconds(self._size)
-        if at_once or due or self._size <= _SMALL_JOB:
+        if at_once or due or self._size <= SMALL_JOB:
             self._last_push = now
             self._push()
 
@@ -333,8 +334,9 @@ class Reporter:
             return
         interval = heartbeat_seconds(self._size)
         self._status.clock.tick()  # this process may be stopped before the first report
-        if self._size > _SMALL_JOB:  # so that not all workers report at the same moment
+        if self._size > SMALL_JOB:  # so that not all workers report at the same moment
             await asyncio.sleep(interval * random.random())
+            self._status.clock.tick()
         while True:
             await self.send(at_once=True)
             await asyncio.sleep(interval)
@@ -360,7 +362,7 @@ class Reporter:
         """
         now = self._status.clock.now()
         due = now - self._last_sent >= heartbeat_seconds(self._size)
-        if self._connection and (at_once or due or self._size <= _SMALL_JOB):
+        if self._connection and (at_once or due or self._size <= SMALL_JOB):
             self._last_sent = now
             self._connection.send(self._status.report().to_message())
 
