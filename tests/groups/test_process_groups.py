@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.errors import DataError, MissingError, TfdistError
-from tfdist.groups.agreement import from_rank0
+from tfdist.errors import ClusterError, DataError, MissingError, TfdistError
+from tfdist.groups.agreement import check_values, from_rank0
 from tfdist.groups.base import LocalGroup, ProcessGroup, shard_sizes
 from tfdist.launcher.worker_pool import WorkerPool
 
@@ -157,3 +159,26 @@ def test_an_incomplete_group_cannot_be_created() -> None:
 @pytest.mark.parametrize(("size", "owners", "expected"), [(5, 2, [3, 2]), (1, 3, [1, 0, 0])])
 def test_shards_differ_by_one_element_at_most(size: int, owners: int, expected: list[int]) -> None:
     assert shard_sizes(size, owners) == expected
+
+
+class _Pair(LocalGroup):
+    """A group of this process and another, whose numbers are this one's, or differ by 1."""
+
+    def __init__(self, is_same: bool) -> None:
+        super().__init__()
+        self._is_same = is_same
+        self.lengths: list[int] = []
+
+    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+        self.lengths.append(len(numbers))
+        own = np.asarray(numbers, np.float64)
+        return np.stack([own, own if self._is_same else own + 1])
+
+
+@pytest.mark.parametrize(("is_same", "lengths"), [(True, [1]), (False, [1, 3])])
+def test_variables_that_are_the_same_cost_a_number(is_same: bool, lengths: list[int]) -> None:
+    variables = [keras.Variable(np.ones(number)) for number in (1, 2, 3)]
+    group = _Pair(is_same)
+    with contextlib.nullcontext() if is_same else pytest.raises(ClusterError, match="3 of 3"):
+        check_values(group, variables, "cure")
+    assert group.lengths == lengths

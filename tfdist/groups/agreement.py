@@ -18,7 +18,7 @@ from tfdist.upstream.tensorflow import seed_of_process
 
 
 def check_same_count(group: ProcessGroup, number: int, what: str, option: str) -> None:
-    """Checks that all workers have the same number of something.
+    """Checks that all workers have the same number of something, in O(n) for n workers.
 
     Args:
         group: The workers.
@@ -119,6 +119,8 @@ def broadcast(group: ProcessGroup, variables: Sequence[tf.Variable], root: int =
 def check_shapes(group: ProcessGroup, variables: Sequence[keras.Variable]) -> None:
     """Checks that all workers have variables of the same number, shapes and dtypes.
 
+    Each of n workers receives n pairs of numbers.
+
     Raises:
         ClusterError: They differ. Exchanging values would then fail or hang.
     """
@@ -135,6 +137,8 @@ def check_shapes(group: ProcessGroup, variables: Sequence[keras.Variable]) -> No
 def check_values(group: ProcessGroup, variables: Sequence[keras.Variable], cure: str) -> None:
     """Checks that variables have the same values on all workers.
 
+    Each of n workers receives n numbers; only if they differ, as many numbers for each variable.
+
     Args:
         group: The workers. Copies on several devices of a worker are not compared.
         variables: As many on every worker.
@@ -143,25 +147,33 @@ def check_values(group: ProcessGroup, variables: Sequence[keras.Variable], cure:
     Raises:
         ClusterError: The values differ.
     """
-    rows = _digests(group, variables)
-    if _different_ranks(rows):
-        unequal = np.flatnonzero((rows != rows[0]).any(0))
-        raise ClusterError(
-            f"{len(unequal)} of {len(variables)} variables are not the same on all ranks, the "
-            f"first is {variables[unequal[0]].path!r} on {_named(rows)}: {cure}"
-        )
+    digests = _digests(variables)
+    if _digests_are_same(group, digests):
+        return
+    rows = group.gather(digests)
+    unequal = np.flatnonzero((rows != rows[0]).any(0))
+    raise ClusterError(
+        f"{len(unequal)} of {len(variables)} variables are not the same on all ranks, the "
+        f"first is {variables[unequal[0]].path!r} on {_named(rows)}: {cure}"
+    )
 
 
 def are_same(group: ProcessGroup, variables: Sequence[keras.Variable]) -> bool:
-    """Tells whether variables, as many on every worker, have the same values on all of them."""
-    return not _different_ranks(_digests(group, variables))
+    """Tells whether variables, as many on every worker, have the same values on all of them.
+
+    Each of n workers receives n numbers.
+    """
+    return _digests_are_same(group, _digests(variables))
 
 
-def _digests(group: ProcessGroup, variables: Sequence[keras.Variable]) -> np.ndarray:
-    """Returns a number per variable, a row per worker; 0 for variables that no worker has whole."""
-    return group.gather(
-        [0.0 if is_elsewhere(v) else _digest(np.asarray(v.value).tobytes()) for v in variables]
-    )
+def _digests(variables: Sequence[keras.Variable]) -> list[float]:
+    """Returns a number per variable; 0 for variables that no worker has whole."""
+    return [0.0 if is_elsewhere(v) else _digest(np.asarray(v.value).tobytes()) for v in variables]
+
+
+def _digests_are_same(group: ProcessGroup, digests: Sequence[float]) -> bool:
+    rows = group.gather([_digest(np.asarray(digests).tobytes())])
+    return not _different_ranks(rows)
 
 
 def _digest(data: bytes) -> float:

@@ -85,7 +85,10 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def gather_words(self, words: np.ndarray) -> np.ndarray:
-        """Returns the int64 vectors of all processes, as rows: shape `(size, len(words))`."""
+        """Returns the int64 vectors of all processes, as rows: shape `(size, len(words))`.
+
+        Each of n processes receives n rows; so do all functions of this class that gather.
+        """
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Returns the numbers of all processes, as rows: shape `(size, len(numbers))`, float64.
@@ -121,7 +124,10 @@ class ProcessGroup(ABC):
         return [cloudpickle.loads(data.tobytes()) for data in self.gather_bytes(own)]
 
     def broadcast_bytes(self, data: bytes) -> bytes:
-        """Returns the bytes of rank 0."""
+        """Returns the bytes of rank 0.
+
+        Each process receives them once, and a number of each process.
+        """
         size = int(self.gather([len(data)])[0, 0])
         if not size:
             return b""
@@ -151,7 +157,7 @@ class ProcessGroup(ABC):
         return dict(zip(names, array_bytes.unpacked(whole), strict=True))
 
     def sum_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the sums of arrays of floats over the processes.
+        """Returns the sums of arrays of floats over the processes, by one all-reduce.
 
         Args:
             arrays: Of the same shapes and dtypes in every process.
@@ -163,7 +169,7 @@ class ProcessGroup(ABC):
         return [total.numpy() for total in sums([tf.convert_to_tensor(a) for a in arrays])]
 
     def barrier(self) -> None:
-        """Waits until all processes have called it."""
+        """Waits until all processes have called it; each receives a number of each process."""
         self.gather([0.0])
 
     def before_exchange(self, callback: Callable[[], None]) -> None:
