@@ -127,6 +127,11 @@ class Spread(BaseModel):
         description="how workers check that they read the same global batches: every element, "
         "labels and a sample of the inputs, or not at all",
     )
+    check_ranks: Literal["every-call", "auto", "off"] = Field(
+        "auto",
+        description="how often workers compare their weights and optimizer state: after each call "
+        "of the loop, at epochs, checkpoints and at times in between, or never",
+    )
     replica_random: bool = Field(
         False,
         description="draw different random numbers on each replica, in dropout, noise and "

@@ -24,6 +24,7 @@ from tfdist.loops.exactness import ExactnessReport
 from tfdist.loops.keras_loops import CheckpointHooks, Training
 from tfdist.loops.model_overrides import overrides, through_the_model
 from tfdist.loops.non_finite import OnNan
+from tfdist.loops.rank_checks import CheckRanks, RankChecks
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
@@ -94,6 +95,11 @@ class Trainer:
         check_data: With several workers, how they check that they read the same global batches.
             `"full"` compares every element; `"sampled"` labels, weights and a strided sample of
             the inputs; `"off"` nothing.
+        check_ranks: With several workers, when they check that they hold the same weights and
+            optimizer state: `"auto"` at epochs, checkpoints and every N calls, which costs at
+            most 1 % of the time; `"every-call"` after each call of the loop. With both, they
+            compare configurations before the first step and hyperparameters after each call.
+            `"off"` compares nothing.
 
     Attributes:
         model: A plain Keras model on the first device, during training too. Its own `predict`,
@@ -126,6 +132,7 @@ class Trainer:
         remat: str = "none",
         replica_random: bool = False,
         check_data: CheckData = "full",
+        check_ranks: CheckRanks = "auto",
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(
@@ -137,6 +144,7 @@ class Trainer:
                 f"{accumulate} the batch is computed in rounds. Use only one of the two."
             )
         _check_choice("check_data", check_data, get_args(CheckData))
+        _check_choice("check_ranks", check_ranks, get_args(CheckRanks))
         remat = _one_of_aliases(remat, recompute)
         remat_of_layers.check(remat)
         self.strategy = strategy = strategies.create(strategy, devices)
@@ -153,7 +161,12 @@ class Trainer:
         )
         functions = CompiledFunctions(self.model, strategy, options)
         self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
-        self._training = Training(self._outer, on_nan)
+        compared = {
+            **vars(options), "steps_per_call": steps_per_call, "on_nan": on_nan,
+            "check_data": check_data,
+        }  # fmt: skip
+        rank_checks = RankChecks(self.model, strategy, functions, check_ranks, compared)
+        self._training = Training(self._outer, on_nan, rank_checks)
         self._on_nan = on_nan
         model_files.write_on_chief_only(self.model, strategy)
         is_rebuilt = isinstance(build_model, keras.Model)

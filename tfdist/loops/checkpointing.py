@@ -102,7 +102,10 @@ class Checkpointing(CheckpointHooks):
         every, seconds = self._settings.steps, self._settings.seconds
         is_step = every is not None and progress.total % every == 0
         is_time = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        if is_step or (is_time and not self._state.has_waiting()):  # the clocks of workers differ
+        if is_step:
+            self.before_save()
+        # The clocks of workers differ.
+        if is_step or (is_time and not self._state.has_waiting() and self.may_save()):
             self._save()
 
     def interrupted(self) -> None:

@@ -7,6 +7,7 @@ watchdog, checkpoints, throughput), and all workers agree whether to continue.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -66,6 +67,16 @@ class Observer:
     def max_steps(self) -> int | None:
         """Returns the most steps that the next call may make, the same on every worker."""
         return None
+
+    def columns(self) -> list[float]:
+        """Returns numbers for the exchange between workers that follows each call.
+
+        All workers return as many.
+        """
+        return []
+
+    def compare(self, rows: np.ndarray) -> None:
+        """Called after that exchange with the `columns` of all workers, a row for each."""
 
     def interrupted(self) -> None:
         """Called if the workers stop after the last call, once all observers saw that call."""
@@ -265,6 +276,7 @@ def run(
 
     Raises:
         DataError: The workers got different batches, or there are no data.
+        ClusterError: The workers differ otherwise; see `rank_checks`.
         KeyboardInterrupt: One worker was interrupted; raised on all workers after the same step.
             `Preempted` if a scheduler wants the machine back, `TimeIsUp` if time is up.
     """
@@ -288,8 +300,14 @@ def run(
             stopped = any(observer.wants_to_stop() for observer in observers)
         # One worker's clock, callbacks, and signals decide for all: none may continue alone.
         own = [per_call.num_steps, stopped, made.checksum, interrupts.pending()]
-        all_workers = strategy.gather(own)
+        columns = [observer.columns() for observer in observers]
+        all_workers = strategy.gather([*own, *itertools.chain.from_iterable(columns)])
         _check_same_batches(all_workers[:, 2], step)
+        first = len(own)
+        for observer, numbers in zip(observers, columns, strict=True):
+            if numbers:
+                observer.compare(all_workers[:, first : first + len(numbers)])
+            first += len(numbers)
         if (pending := int(all_workers[:, 3].max())) != 0:
             for observer in observers:
                 observer.interrupted()

@@ -13,6 +13,7 @@ from tfdist.loops import epoch
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import Call, Observer, OuterLoop, Throughput
 from tfdist.loops.non_finite import NonFiniteLoss, OnNan
+from tfdist.loops.rank_checks import RankChecks
 from tfdist.loops.training_state import Progress
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
@@ -24,10 +25,14 @@ class CheckpointHooks(Observer):
 
     Attributes:
         progress: Progress of the training.
+        before_save: Called on all workers together before a checkpoint is saved at a step.
+        may_save: Tells whether a checkpoint may be saved now, at a time that rank 0 chose.
     """
 
     def __init__(self) -> None:
         self.progress = Progress()
+        self.before_save: Callable[[], None] = lambda: None
+        self.may_save: Callable[[], bool] = lambda: True
 
     def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
         """Finds a checkpoint to resume from, before callbacks are notified of anything.
@@ -76,13 +81,15 @@ class Training:
 
     Args:
         outer: What all loops of the trainer have in common.
+        on_nan: What to do if the loss becomes NaN or infinite.
+        rank_checks: Compares the workers.
 
     Attributes:
         throughput: Throughput of the running epoch.
     """
 
-    def __init__(self, outer: OuterLoop, on_nan: OnNan) -> None:
-        self._outer = outer
+    def __init__(self, outer: OuterLoop, on_nan: OnNan, rank_checks: RankChecks) -> None:
+        self._outer, self._rank_checks = outer, rank_checks
         self.throughput = Throughput()
         self._non_finite_loss = NonFiniteLoss(outer.model, on_nan)
 
@@ -107,13 +114,16 @@ class Training:
             checkpoints: Saves the training, and may resume it from a checkpoint.
             report: Called with the first data, once it is known how the model is computed.
         """
-        outer, model = self._outer, self._outer.model
+        outer, model, rank_checks = self._outer, self._outer.model, self._rank_checks
+        rank_checks.compare_configurations({"epochs": epochs, "validation": validate is not None})
         data = handlers.of_epoch(epochs[0])
         per_call = outer.per_call("train", callbacks, data)
         outer.functions.train(data)  # raises before anything begins if the model cannot be trained
         if report:
             report(data)
         model.stop_training = False
+        checkpoints.before_save = rank_checks.compare_variables
+        checkpoints.may_save = rank_checks.have_compared
         is_resumed = checkpoints.begin(callbacks.callbacks, epochs[1])
         progress = checkpoints.progress
         callbacks.on_train_begin()
@@ -129,11 +139,11 @@ class Training:
             callbacks.on_epoch_begin(number)
             model.reset_metrics()
             begin = checkpoints.after_epoch_begin()
-            self._non_finite_loss.place = name
+            self._non_finite_loss.place = rank_checks.place = name
             self._non_finite_loss.save_aside = checkpoints.save_aside
             observers = outer.observers(
                 "train", callbacks, name, before=[self.throughput],
-                after=[self._non_finite_loss, checkpoints],
+                after=[rank_checks, self._non_finite_loss, checkpoints],
             )  # fmt: skip
             steps = outer.functions.train(data)
             logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
@@ -143,6 +153,7 @@ class Training:
             callbacks.on_epoch_end(number, logs)
             outer.watchdog.passed(f"the end of {name}")
             _agree(model, outer.strategy)
+            rank_checks.compare_variables()
             progress.epoch, progress.stopped = number + 1, model.stop_training
             checkpoints.end_epoch(logs)
         self._finalize_weights()

@@ -100,6 +100,7 @@ def make_trainer(
         replica_random=config.replica_random,
         on_nan=config.on_nan,
         check_data=config.check_data,
+        check_ranks=config.check_ranks,
     )
 
 

@@ -1,0 +1,279 @@
+"""Workers that drift apart are detected; two ranks are two threads that exchange in memory."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.case import compiled, mlp
+from tests.support.training import build, building
+from tfdist.errors import ClusterError
+from tfdist.groups.base import LocalGroup
+from tfdist.loops.epoch import Call
+from tfdist.loops.rank_checks import CheckRanks, RankChecks
+from tfdist.strategies.inner_loop import LoopResult
+from tfdist.upstream.keras_optimizers import optimizers_of
+
+_CALL = Call(0, LoopResult(1, 4, 0.0), 1.0, {})
+
+
+class Threads(LocalGroup):
+    """A group of threads.
+
+    Args:
+        rank: The rank of this thread.
+        meeting: Where all threads wait for each other.
+        rows: What each thread sends.
+    """
+
+    def __init__(self, rank: int, meeting: threading.Barrier, rows: list[Any]) -> None:
+        super().__init__()
+        self.rank, self.size = rank, len(rows)
+        self._meeting, self._rows = meeting, rows
+
+    def gather_words(self, words: np.ndarray) -> np.ndarray:
+        self._rows[self.rank] = words
+        self._meeting.wait(60)
+        gathered = np.stack(self._rows)
+        self._meeting.wait(60)
+        return gathered
+
+
+Act = Callable[[int, RankChecks, keras.Model], None]
+
+
+def errors(
+    builders: Sequence[Callable[[], keras.Model]],
+    act: Act,
+    modes: Sequence[CheckRanks] = ("auto", "auto"),
+) -> list[str]:
+    """Returns the error of each rank, or an empty text.
+
+    Args:
+        builders: Make the model of each rank.
+        act: Called on each rank, with its checks and model.
+        modes: When each rank compares variables.
+    """
+    meeting, rows = threading.Barrier(len(builders)), [None] * len(builders)
+    models = [make() for make in builders]
+
+    def on(rank: int) -> str:
+        model, group = models[rank], Threads(rank, meeting, rows)
+        strategy: Any = SimpleNamespace(group=group, gather=group.gather)
+        states = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+        functions: Any = SimpleNamespace(variables=lambda: {"all": model.variables + states})
+        checks = RankChecks(model, strategy, functions, modes[rank], {"remat": "none"})
+        checks.place = "epoch 1"
+        checks.begin_epoch(None)  # type: ignore[arg-type]
+        try:
+            act(rank, checks, model)
+        except ClusterError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(builders)) as pool:
+        return list(pool.map(on, range(len(builders))))
+
+
+def begin(rank: int, checks: RankChecks, model: keras.Model) -> None:
+    checks.compare_configurations({"epochs": 2})
+
+
+def squared(y_true: Any, y_pred: Any) -> Any:
+    return tf.square(y_true - y_pred)
+
+
+def tripled(y_true: Any, y_pred: Any) -> Any:
+    return tf.square(y_true - 3 * y_pred)
+
+
+tripled.__name__ = "squared"
+
+
+class Twice(keras.layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        return 2 * inputs
+
+
+class Thrice(keras.layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        return 3 * inputs
+
+
+class Own(keras.Model):
+    """A model class without a configuration."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(3, activation), keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.second(self.first(inputs))
+
+
+def sgd(**options: Any) -> Callable[[], keras.Model]:
+    return lambda: build(keras.optimizers.SGD(0.1, **options))
+
+
+def dense(activation: Any) -> Callable[[], keras.Model]:
+    return building(lambda: [keras.Input((4,)), keras.layers.Dense(3, activation)])
+
+
+def with_loss_scale() -> keras.Model:
+    model = build(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+ALIKE: dict[str, Callable[[], keras.Model]] = {
+    "sequential": build,
+    "own loss": functools.partial(build, loss=squared),
+    "lambda": dense(lambda x: x),
+    "own layer": building(lambda: [keras.Input((4,)), Twice()]),
+    "own model": lambda: compiled(Own("relu")),
+    "not built": building(lambda: [keras.layers.Dense(1)]),
+    "several metrics": functools.partial(build, metrics=["mae", keras.metrics.MeanSquaredError()]),
+    "loss scale": with_loss_scale,
+    "schedule": lambda: build(
+        keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    ),
+    "array": building(
+        lambda: [
+            keras.layers.Dense(3, kernel_initializer=keras.initializers.Constant(np.eye(4, 3)))
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("make", ALIKE.values(), ids=ALIKE)
+def test_models_of_the_same_code_are_alike(make: Callable[[], keras.Model]) -> None:
+    """Although Keras numbers the names of the second one's layers otherwise."""
+    assert errors([make, make], begin) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (sgd(momentum=0.9), sgd(momentum=0.5), "optimizer / config / momentum is 0.9 on rank 0 and "
+         "0.5 on rank 1"),
+        (dense("relu"), dense("tanh"), "activation is relu on rank 0 and tanh on rank 1"),
+        (sgd(), lambda: build(keras.optimizers.Adam()), "optimizer / class / name is SGD"),
+        (sgd(), lambda: build(loss="mae"), "loss is mse on rank 0 and mae on rank 1"),
+        (lambda: build(loss=squared), lambda: build(loss=tripled), "loss / code is "),
+        (sgd(), lambda: build(metrics=["mae"]), "metrics"),
+        (building(lambda: [keras.Input((4,)), Twice()]),
+         building(lambda: [keras.Input((4,)), Thrice()]), "Twice on rank 0 and Thrice on rank 1"),
+        (lambda: compiled(Own("relu")), lambda: compiled(Own("tanh")), "activation is relu"),
+        (lambda: compiled(mlp()), lambda: compiled(mlp(features=5)), "4 on rank 0 and 5 on rank 1"),
+    ],
+    ids=["momentum", "activation", "optimizer", "loss", "code of the loss", "metrics", "layer",
+         "own model", "shape"],
+)  # fmt: skip
+def test_the_first_difference_in_configuration_is_named(
+    first: Callable[[], keras.Model], second: Callable[[], keras.Model], expected: str
+) -> None:
+    for error in errors([first, second], begin):
+        assert expected in error
+    assert errors([first, second], begin, ("off", "off")) == ["", ""]
+
+
+def test_options_and_modes_have_to_be_the_same() -> None:
+    def different(rank: int, checks: RankChecks, model: keras.Model) -> None:
+        checks.compare_configurations({"epochs": 2 + rank})
+
+    assert "epochs is 2 on rank 0 and 3 on rank 1" in errors([build, build], different)[1]
+    assert "auto, off, by rank" in errors([build, build], begin, ("auto", "off"))[0]
+
+
+def call_once(checks: RankChecks, change: Callable[[], Any] | None = None) -> None:
+    """Makes a call of the loop, during which a rank may change something."""
+    checks.begin_call(0)
+    if change:
+        change()
+    checks.end_call(_CALL)
+    checks.compare(checks._strategy.gather(checks.columns()))
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "expected"),
+    [
+        (build, lambda m: setattr(m.optimizer, "learning_rate", 0.5),
+         "optimizer / learning_rate is 0.1"),
+        (sgd(momentum=0.9), lambda m: setattr(m.optimizer, "momentum", 0.5),
+         "optimizer / momentum is 0.9 on rank 0 and 0.5 on rank 1"),
+        (sgd(weight_decay=0.1), lambda m: setattr(m.optimizer, "weight_decay", 0.2),
+         "optimizer / weight_decay is 0.1"),
+        (build, lambda m: setattr(m.layers[0], "trainable", False),
+         "(Dense) is True on rank 0 and False on rank 1"),
+        (with_loss_scale, lambda m: m.optimizer.dynamic_scale.assign(4.0), "dynamic_scale"),
+    ],
+    ids=["rate", "momentum", "weight decay", "trainable", "loss scale"],
+)  # fmt: skip
+def test_hyperparameters_of_each_call_have_to_be_the_same(
+    make: Callable[[], keras.Model], change: Callable[[keras.Model], Any], expected: str
+) -> None:
+    def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
+        call_once(checks)
+        if rank:
+            change(model)
+        call_once(checks)
+
+    for error in errors([make, make], act):
+        assert expected in error
+        assert "step 1 of epoch 1" in error
+
+
+def test_a_changed_weight_is_named_with_the_ranks_and_the_last_agreement() -> None:
+    def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
+        call_once(checks)
+        checks.place = "epoch 2"
+        weight = model.layers[1].kernel
+        call_once(checks, lambda: rank == 2 and weight.assign_add(weight * 0 + 0.25))
+
+    modes: list[CheckRanks] = ["every-call"] * 3
+    for error in errors([build] * 3, act, modes):
+        assert "1 of 6 variables are not the same on all ranks after step 1 of epoch 2" in error
+        assert "kernel' on rank 2, by up to 0.25" in error
+        assert "last the same at step 1 of epoch 1" in error
+
+
+def test_rank_0_decides_when_variables_are_compared() -> None:
+    """By the time since the last comparison, which the clocks of workers measure differently."""
+    compared: list[list[bool]] = [[], []]
+
+    def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
+        def take_digest() -> float:
+            checks._cost = 0.019 if rank == 0 else 7.0
+            return 1.0
+
+        checks._take_digest = take_digest  # type: ignore[method-assign]
+        for step, seconds in enumerate((1.0, 1.0, 1.0, 0.5, 0.5, 0.5)):
+            before = checks._agreed_at
+            checks.begin_call(step)
+            checks.end_call(_CALL._replace(last_step=step, seconds=seconds))
+            checks.compare(checks._strategy.gather(checks.columns()))
+            compared[rank].append(checks._agreed_at != before)
+
+    assert errors([build, build], act) == ["", ""]
+    assert compared == [[True, False, False, True, False, False]] * 2
+
+
+def test_a_checkpoint_by_time_waits_for_a_comparison() -> None:
+    def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
+        found = []
+        for _ in range(4):
+            call_once(checks)
+            checks._cost = 1e9
+            found.append(checks.have_compared())
+        assert found == [True, False, False, True]
+
+    assert errors([build, build], act) == ["", ""]

@@ -1,0 +1,285 @@
+"""Checks that workers which train together do not drift apart.
+
+All workers have to hold the same model, optimizer and weights, but each runs its own copy of the
+script. Before the first step they compare how everything is configured. In the exchange that
+follows each call of the inner loop, they compare the hyperparameters that the call used. After
+epochs, before checkpoints and between them, they compare all variables bitwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import google_crc32c
+import keras
+import numpy as np
+
+from tfdist.errors import ClusterError
+from tfdist.loops.compiled_functions import CompiledFunctions
+from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.epoch import Call, Observer
+from tfdist.model_setup import configuration
+from tfdist.strategies.base import Strategy
+from tfdist.upstream import keras_model, keras_optimizers
+from tfdist.upstream.keras_variables import is_elsewhere
+
+#: Compare the variables after every call; at times, so that it costs little; or compare nothing.
+CheckRanks = Literal["every-call", "auto", "off"]
+
+#: The fraction of the training time that comparing variables between epochs may take.
+_COST = 0.01
+_CURE = (
+    "A callback or other code changed it on some ranks only: do the same on every rank, and set "
+    "chief_only = False on a callback that would otherwise run on the chief alone."
+)
+#: Variables of more elements are not sent to say by how much they differ.
+_MAX_SENT = 1 << 22
+
+
+class RankChecks(Observer):
+    """Compares the workers of one trainer.
+
+    It does nothing in a process that trains alone, or if `mode` is `"off"`.
+
+    Args:
+        model: The model.
+        strategy: Connects the workers.
+        functions: The model's compiled functions.
+        mode: When to compare the variables.
+        options: The options of the trainer, which have to be the same on all workers.
+
+    Attributes:
+        place: The name of the epoch, for messages.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        functions: CompiledFunctions,
+        mode: CheckRanks,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._model, self._strategy, self._functions = model, strategy, functions
+        self._mode, self._options = mode, options
+        self.place = ""
+        self._is_active = mode != "off" and strategy.group.size > 1
+        self._step = 0
+        self._hyperparameters: dict[str, Any] = {}
+        self._optimizers: list[tuple[str, keras.optimizers.Optimizer, list[str]]] = []
+        self._layers: list[tuple[str, keras.layers.Layer]] = []
+        # Whether the next exchange compares the variables, which rank 0 decides; whether the last
+        # one did; and whether a checkpoint needs it.
+        self._is_due, self._has_compared, self._is_requested = True, False, False
+        self._digests: list[int] = []
+        self._seconds_since, self._cost = 0.0, 0.0
+        self._agreed_at = "the beginning of the training"
+
+    # ---- configuration ----
+
+    def compare_configurations(self, options: Mapping[str, Any]) -> None:
+        """Checks that all workers are configured alike; all of them call it.
+
+        Args:
+            options: Options of the training besides those of the trainer.
+
+        Raises:
+            ClusterError: They are not.
+        """
+        if self._strategy.group.size == 1:
+            return
+        modes = self._strategy.gather([get_args(CheckRanks).index(self._mode)])[:, 0]
+        if not _are_same(modes):
+            named = [get_args(CheckRanks)[int(mode)] for mode in modes]
+            raise ClusterError(
+                f"The ranks have check_ranks set to {', '.join(named)}, by rank: set the same on "
+                "each."
+            )
+        if not self._is_active:
+            return
+        own = configuration.describe(self._model, {**self._options, **options})
+        digest = _combined(sorted(own.items()))
+        if _are_same(self._strategy.gather([digest])):
+            return
+        difference = configuration.first_difference(self._strategy.group.gather_objects(own))
+        if difference is not None:
+            raise ClusterError(
+                f"The ranks are configured differently: {difference}. Run the same code with the "
+                "same versions and options on every rank."
+            )
+
+    # ---- hyperparameters and variables, in the exchange after each call ----
+
+    def begin_epoch(self, data: DataHandler) -> None:
+        if not self._is_active:
+            return
+        self._layers = [
+            (f"trainable of layer {number} ({type(layer).__name__})", layer)
+            for number, layer in enumerate(keras_model.flatten_layers(self._model))
+        ]
+        self._optimizers = [
+            (f"optimizer {number + 1}" if number else "optimizer", optimizer, _settable(optimizer))
+            for number, optimizer in enumerate(keras_optimizers.optimizers_of(self._model))
+        ]
+
+    def begin_call(self, step: int) -> None:
+        if self._is_active:
+            self._step = step
+            self._hyperparameters = self._current()
+
+    def end_call(self, call: Call) -> None:
+        self._seconds_since += call.seconds
+        self._step = call.last_step + 1
+
+    def columns(self) -> list[float]:
+        if not self._is_active:
+            return []
+        values = self._take_digest() if self._is_due else 0.0
+        seconds = 0.0 if self._is_due else self._seconds_since
+        is_due_next = (
+            self._mode == "every-call" or self._is_requested or seconds * _COST > self._cost
+        )
+        return [_combined(list(self._hyperparameters.items())), values, is_due_next]
+
+    def compare(self, rows: np.ndarray) -> None:
+        if not _are_same(rows[:, 0]):
+            self._raise_other_hyperparameters()
+        if not _are_same(rows[:, 1]):
+            self._raise_other_variables()
+        self._has_compared = self._is_due
+        if self._is_due:
+            self._note_agreement()
+        self._is_due = bool(rows[0, 2])
+
+    def compare_variables(self) -> None:
+        """Compares the variables now; all workers call it.
+
+        Raises:
+            ClusterError: They differ.
+        """
+        if not self._is_active:
+            return
+        if not _are_same(self._strategy.gather([self._take_digest()])):
+            self._raise_other_variables()
+        self._note_agreement()
+
+    def have_compared(self) -> bool:
+        """Tells whether the variables were compared after the last call; if not, requests it.
+
+        For checkpoints whose time rank 0 alone decides, by its clock.
+        """
+        if not self._is_active or self._has_compared:
+            return True
+        self._is_requested = True
+        return False
+
+    def interrupted(self) -> None:
+        self.compare_variables()
+
+    def _note_agreement(self) -> None:
+        self._agreed_at = f"step {self._step} of {self.place}"
+        self._seconds_since, self._is_requested = 0.0, False
+
+    # ---- what is compared ----
+
+    def _current(self) -> dict[str, Any]:
+        """Returns the hyperparameters that may change during training, by name."""
+        found: dict[str, Any] = {}
+        for name, optimizer, settings in self._optimizers:
+            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            for setting in settings:
+                found[f"{name} / {setting}"] = getattr(inner, setting)
+            if (rate := keras_optimizers.learning_rate_variable(optimizer)) is not None:
+                found[f"{name} / learning_rate"] = float(np.asarray(rate.value))
+            if (scale := getattr(optimizer, "dynamic_scale", None)) is not None:
+                found[f"{name} / dynamic_scale"] = float(np.asarray(scale.value))
+        found.update((name, layer.trainable) for name, layer in self._layers)
+        return found
+
+    def _variables(self) -> list[keras.Variable]:
+        """Returns the variables that all workers have to have in common."""
+        by_owner = self._functions.variables()
+        return [
+            variable
+            for owner, variables in by_owner.items()
+            if owner not in ("metrics", "steps")
+            for variable in variables
+            if not is_elsewhere(variable) and variable.dtype != "string"
+        ]
+
+    def _take_digest(self) -> float:
+        """Returns a number for the values of all variables, and notes what that costs."""
+        began = time.perf_counter()
+        self._digests = [_checksum(variable) for variable in self._variables()]
+        digest = _combined(self._digests)
+        self._cost = time.perf_counter() - began
+        return digest
+
+    # ---- messages ----
+
+    def _raise_other_hyperparameters(self) -> None:
+        by_rank = self._strategy.group.gather_objects(self._hyperparameters)
+        rank, name = next(
+            (rank, name)
+            for rank, other in enumerate(by_rank)
+            for name in {**by_rank[0], **other}
+            if repr(by_rank[0].get(name)) != repr(other.get(name))
+        )
+        first, other = (by_rank[i].get(name) for i in (0, rank))
+        raise ClusterError(
+            f"{name} is {first} on rank 0 and {other} on rank {rank}, up to step {self._step} of "
+            f"{self.place}. {_CURE}"
+        )
+
+    def _raise_other_variables(self) -> None:
+        rows = self._strategy.gather(self._digests)
+        unequal = np.flatnonzero((rows != rows[0]).any(0))
+        variable = self._variables()[unequal[0]]
+        ranks = np.flatnonzero(rows[:, unequal[0]] != rows[0, unequal[0]]).tolist()
+        raise ClusterError(
+            f"{len(unequal)} of {rows.shape[1]} variables are not the same on all ranks after step "
+            f"{self._step} of {self.place}. The first is {variable.path!r} on rank"
+            f"{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+            f"{self._largest_difference(variable, ranks)}. They were last the same at "
+            f"{self._agreed_at}. {_CURE}"
+        )
+
+    def _largest_difference(self, variable: keras.Variable, ranks: Sequence[int]) -> str:
+        """Returns by how much a variable differs; all workers call it."""
+        own = np.asarray(variable.value)
+        if own.size > _MAX_SENT:
+            return ""
+        first, *others = (
+            np.asarray(value, np.float64) for value in self._strategy.group.gather_objects(own)
+        )
+        largest = max(float(np.max(np.abs(others[rank - 1] - first))) for rank in ranks)
+        return f", by up to {largest:.3g}"
+
+
+def _settable(optimizer: keras.optimizers.Optimizer) -> list[str]:
+    """Returns the names of an optimizer's hyperparameters that are plain numbers."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [
+        name
+        for name in inner.get_config()
+        if name != "learning_rate" and isinstance(getattr(inner, name, None), (int, float))
+    ]
+
+
+def _checksum(variable: keras.Variable) -> int:
+    """Returns a checksum of the bytes of a variable's value."""
+    return int(google_crc32c.value(np.asarray(variable.value).tobytes()))
+
+
+def _combined(values: Sequence[Any]) -> float:
+    """Returns a hash of 48 bits, which a float64 holds exactly."""
+    data = repr(values).encode()
+    return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
+
+
+def _are_same(column: np.ndarray) -> bool:
+    """Tells whether all workers have the same number."""
+    return bool((column == column[0]).all())

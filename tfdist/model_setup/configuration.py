@@ -1,0 +1,180 @@
+"""Describes how a model is configured, so that workers can compare it.
+
+What legitimately differs between workers is left out: names that Keras numbers within a process,
+addresses of objects, and paths and line numbers of code.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import platform
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.checkpoint.manifest import versions
+from tfdist.upstream import keras_model
+from tfdist.upstream.keras_optimizers import optimizers_of
+
+#: From setting to description, such as `optimizer / momentum` to `0.9`.
+Description = dict[str, str]
+
+#: Keys of Keras's configurations that depend on what else a process has created.
+_IGNORED = frozenset({"name", "shared_object_id", "build_config", "compile_config"})
+_PYTHON = "version of Python"
+_PACKAGES = ("tfdist", "tensorflow", "keras", "horovod")
+#: Longer lists, such as vocabularies, are described by a digest.
+_LONG_LIST = 100
+
+
+def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
+    """Returns what determines the training of a model on a worker.
+
+    Args:
+        model: The model.
+        options: Options of the trainer.
+    """
+    known = versions()
+    if "horovod" in sys.modules:
+        known["horovod"] = metadata.version("horovod")
+    found = {f"version of {name}": known[name] for name in _PACKAGES if name in known}
+    found[_PYTHON] = ".".join(platform.python_version_tuple()[:2])
+    found |= {name: str(value) for name, value in options.items()}
+    plain = functools.partial(_plain, names=_numbers_of_layers(model))
+    found |= _settings("model", plain(_architecture(model)))
+    if model.compiled:
+        arguments = dict(keras_model.compile_config(model).config)
+        arguments.pop("optimizer", None)
+        for name, value in arguments.items():
+            found |= _settings(name, plain(value))
+    for number, optimizer in enumerate(optimizers_of(model)):
+        name = f"optimizer {number + 1}" if number else "optimizer"
+        found |= _settings(name, plain(optimizer))
+    return found
+
+
+def first_difference(descriptions: list[Description]) -> str | None:
+    """Returns a text about the first setting that differs between ranks, or None.
+
+    Args:
+        descriptions: Of all ranks.
+    """
+    first = descriptions[0]
+    same_python = all(other[_PYTHON] == first[_PYTHON] for other in descriptions)
+    for rank, other in enumerate(descriptions):
+        for name in [*first, *(name for name in other if name not in first)]:
+            # Versions of Python compile the same code to other instructions.
+            is_compared = name != _PYTHON and (same_python or not name.endswith("code"))
+            if is_compared and first.get(name) != other.get(name):
+                values = (one.get(name, "missing") for one in (first, other))
+                return "{} is {} on rank 0 and {} on rank {}".format(name, *values, rank)
+    return None
+
+
+def _settings(name: str, value: Any) -> Description:
+    """Returns nested settings with their paths as keys."""
+    return {" / ".join(path): text for path, text in _leaves(value, (name,))}
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, dict) and value:
+        for key, nested in value.items():
+            yield from _leaves(nested, (*path, str(key)))
+    elif isinstance(value, list) and value:
+        for number, nested in enumerate(value):
+            yield from _leaves(nested, (*path, str(number)))
+    else:
+        yield path, str(value)
+
+
+def _numbers_of_layers(model: keras.Model) -> dict[str, str]:
+    """Returns a text for the name of each layer that is the same in every process."""
+    layers = keras_model.flatten_layers(model)
+    return {layer.name: f"layer {number}" for number, layer in enumerate(layers)}
+
+
+def _architecture(model: keras.Model) -> Any:
+    """Returns what is known of a model's layers and how they are connected."""
+    layers = [] if _is_of_library(type(model)) else keras_model.flatten_layers(model)[1:]
+    return [model, *layers]
+
+
+def _plain(value: Any, names: Mapping[str, str]) -> Any:
+    """Returns a value as nested dicts and lists of texts and numbers.
+
+    Args:
+        value: A configuration of Keras, or an argument of `compile`.
+        names: The texts that replace names of layers.
+    """
+    plain = functools.partial(_plain, names=names)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, Mapping):
+        if value.get("class_name") == "__lambda__":  # serialized with the path of its file
+            return "lambda"
+        kept = {key: plain(nested) for key, nested in value.items() if key not in _IGNORED}
+        return {names.get(str(key), str(key)): nested for key, nested in kept.items()}
+    if isinstance(value, (list, tuple)):
+        is_long = len(value) > _LONG_LIST
+        return _digest(repr(value).encode()) if is_long else [plain(nested) for nested in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _digest(np.asarray(value).tobytes())
+    if isinstance(value, functools.partial):
+        return [plain(value.func), plain(value.args), plain(value.keywords)]
+    if isinstance(value, type):
+        return {"name": value.__name__, "code": _code_of_class(value)}
+    if isinstance(value, (types.FunctionType, types.MethodType)):
+        return {"name": value.__name__, "code": _code(value.__code__)}
+    described = {"class": plain(type(value))}
+    config = getattr(value, "get_config", None)
+    if callable(config):
+        try:
+            return described | {"config": plain(config())}
+        except Exception:  # of user code, which training does not need
+            return described
+    return described
+
+
+def _is_of_library(own: type) -> bool:
+    """Tells whether a class belongs to a library of which the versions are compared."""
+    return own.__module__.partition(".")[0] in ("keras", "tensorflow", "tfdist")
+
+
+def _code_of_class(own: type) -> str:
+    """Returns a digest of the methods that a class outside of Keras and tfdist defines."""
+    if _is_of_library(own):
+        return "of the library"
+    functions = {
+        name: inspect.unwrap(member)
+        for name, member in vars(own).items()
+        if isinstance(member, types.FunctionType)
+    }
+    codes = [f"{name} {_code(f.__code__)}" for name, f in sorted(functions.items())]
+    return _digest("\n".join(codes).encode())
+
+
+def _code(code: types.CodeType) -> str:
+    """Returns a digest of what code does, without the place where it is written."""
+    constants = [
+        _code(constant) if isinstance(constant, types.CodeType) else _constant(constant)
+        for constant in code.co_consts
+    ]
+    return _digest(repr((code.co_code, code.co_names, code.co_varnames, constants)).encode())
+
+
+def _constant(value: Any) -> str:
+    """Returns a text of a constant; the order of sets differs between processes."""
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=6).hexdigest()
