@@ -132,6 +132,11 @@ class Spread(BaseModel):
         description="how often workers compare their weights and optimizer state: after each call "
         "of the loop, at epochs, checkpoints and at times in between, or never",
     )
+    uneven_data: Literal["stop", "pad", "refuse"] = Field(
+        "pad",
+        description="if workers read data of their own and one has fewer batches: end the epoch, "
+        "let the others continue, or refuse",
+    )
     replica_random: bool = Field(
         False,
         description="draw different random numbers on each replica, in dropout, noise and "

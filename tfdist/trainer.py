@@ -30,7 +30,7 @@ from tfdist.model_setup import build, create
 from tfdist.precision import LossScale
 from tfdist.step import remat as remat_of_layers
 from tfdist.step.options import StepOptions
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.base import Strategy, UnevenData
 from tfdist.strategies.batches import CheckData
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import keras_data
@@ -48,6 +48,8 @@ def _on_all_workers(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: Trainer, *args: Any, **options: Any) -> Any:
+        # Trainers may share a strategy.
+        self.strategy.check_data, self.strategy.uneven_data = self._data_checks
         with (
             self.strategy.translate_errors(),
             self._watchdog.watching(method.__name__),
@@ -100,6 +102,9 @@ class Trainer:
             most 1 % of the time; `"every-call"` after each call of the loop. With both, they
             compare configurations before the first step and hyperparameters after each call.
             `"off"` compares nothing.
+        uneven_data: What happens if each worker trains on a data set of its own, and one has fewer
+            batches. `"pad"`: the others continue without it. `"stop"`: the epoch ends. `"refuse"`:
+            it is an error. The chief warns with the number of batches that each worker brought.
 
     Attributes:
         model: A plain Keras model on the first device, during training too. Its own `predict`,
@@ -133,6 +138,7 @@ class Trainer:
         replica_random: bool = False,
         check_data: CheckData = "full",
         check_ranks: CheckRanks = "auto",
+        uneven_data: UnevenData = "pad",
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(
@@ -144,11 +150,12 @@ class Trainer:
                 f"{accumulate} the batch is computed in rounds. Use only one of the two."
             )
         _check_choice("check_data", check_data, get_args(CheckData))
+        _check_choice("uneven_data", uneven_data, get_args(UnevenData))
         _check_choice("check_ranks", check_ranks, get_args(CheckRanks))
         remat = _one_of_aliases(remat, recompute)
         remat_of_layers.check(remat)
         self.strategy = strategy = strategies.create(strategy, devices)
-        strategy.check_data = check_data
+        self._data_checks = check_data, uneven_data
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.remat = remat
         self.checkpoints, self._num_fits = checkpoints, 0
@@ -163,7 +170,7 @@ class Trainer:
         self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
         compared = {
             **vars(options), "steps_per_call": steps_per_call, "on_nan": on_nan,
-            "check_data": check_data,
+            "check_data": check_data, "uneven_data": uneven_data,
         }  # fmt: skip
         rank_checks = RankChecks(self.model, strategy, functions, check_ranks, compared)
         self._training = Training(self._outer, on_nan, rank_checks)

@@ -99,6 +99,10 @@ def tripled(y_true: Any, y_pred: Any) -> Any:
 tripled.__name__ = "squared"
 
 
+def scaled(factor: float) -> Callable[[Any, Any], Any]:
+    return lambda y_true, y_pred: tf.square(y_true - factor * y_pred)
+
+
 class Twice(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         return 2 * inputs
@@ -169,14 +173,15 @@ def test_models_of_the_same_code_are_alike(make: Callable[[], keras.Model]) -> N
         (sgd(), lambda: build(keras.optimizers.Adam()), "optimizer / class / name is SGD"),
         (sgd(), lambda: build(loss="mae"), "loss is mse on rank 0 and mae on rank 1"),
         (lambda: build(loss=squared), lambda: build(loss=tripled), "loss / code is "),
+        (lambda: build(loss=scaled(1.0)), lambda: build(loss=scaled(2.0)), "loss / code is "),
         (sgd(), lambda: build(metrics=["mae"]), "metrics"),
         (building(lambda: [keras.Input((4,)), Twice()]),
          building(lambda: [keras.Input((4,)), Thrice()]), "Twice on rank 0 and Thrice on rank 1"),
         (lambda: compiled(Own("relu")), lambda: compiled(Own("tanh")), "activation is relu"),
         (lambda: compiled(mlp()), lambda: compiled(mlp(features=5)), "4 on rank 0 and 5 on rank 1"),
     ],
-    ids=["momentum", "activation", "optimizer", "loss", "code of the loss", "metrics", "layer",
-         "own model", "shape"],
+    ids=["momentum", "activation", "optimizer", "loss", "code of the loss", "closure", "metrics",
+         "layer",         "own model", "shape"],
 )  # fmt: skip
 def test_the_first_difference_in_configuration_is_named(
     first: Callable[[], keras.Model], second: Callable[[], keras.Model], expected: str
@@ -200,7 +205,7 @@ def call_once(checks: RankChecks, change: Callable[[], Any] | None = None) -> No
     if change:
         change()
     checks.end_call(_CALL)
-    checks.compare(checks._strategy.gather(checks.columns()))
+    checks.compare(checks._strategy.gather(checks.columns(_CALL.made)))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +265,7 @@ def test_rank_0_decides_when_variables_are_compared() -> None:
             before = checks._agreed_at
             checks.begin_call(step)
             checks.end_call(_CALL._replace(last_step=step, seconds=seconds))
-            checks.compare(checks._strategy.gather(checks.columns()))
+            checks.compare(checks._strategy.gather(checks.columns(_CALL.made)))
             compared[rank].append(checks._agreed_at != before)
 
     assert errors([build, build], act) == ["", ""]

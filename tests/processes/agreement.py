@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import warnings
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
@@ -137,6 +138,33 @@ def own_data_of_uneven_length(strategy: Strategy) -> list[np.ndarray]:
     return trainer.model.get_weights()
 
 
+def uneven_data_are_stopped_or_refused(strategy: Strategy) -> dict[str, Any]:
+    """What comes of own data of which rank 1 has fewer batches, unless they are padded."""
+
+    def of_known_length(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        size = [8, 4][context.input_pipeline_id]
+        return tf.data.Dataset.from_tensor_slices((X[:size], Y[:size])).batch(2)
+
+    def stopped(data: Any) -> list[float]:
+        trainer = Trainer(build, strategy, uneven_data="stop")
+        trainer.fit(data, epochs=2, verbose=0)
+        return [float(trainer.model.optimizer.iterations.numpy())]
+
+    def refused(data: Any) -> str:
+        return error_of(lambda: Trainer(build, strategy, uneven_data="refuse").fit(data, verbose=0))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps = [stopped(own_data), stopped(of_known_length)]
+        Trainer(build, strategy).fit(own_data, verbose=0)
+        Trainer(build, strategy).fit(lambda context: of_known_length(context).take(2), verbose=0)
+    return {
+        "steps": strategy.gather([n for own in steps for n in own]),
+        "warnings": [str(w.message) for w in caught if "brought" in str(w.message)],
+        "errors": [refused(own_data), refused(of_known_length)],
+    }
+
+
 def predicts_every_row(strategy: Strategy) -> float:
     """The largest difference between what a worker predicts and its model's own outputs."""
     trainer = Trainer(build, strategy)
@@ -211,6 +239,7 @@ SCENARIOS: list[Callable[[Strategy], Any]] = [
     other_data_are_refused,
     weights_of_rank_0,
     own_data_of_uneven_length,
+    uneven_data_are_stopped_or_refused,
     predicts_every_row,
     predicts_every_kind,
     predicts_own_data,

@@ -72,6 +72,19 @@ def test_own_data_of_uneven_length_are_all_trained_on(outcomes: dict[str, Any]) 
         np.testing.assert_allclose(found, wanted, rtol=BOUND, atol=BOUND)
 
 
+def test_own_data_of_uneven_length_are_stopped_or_refused(outcomes: dict[str, Any]) -> None:
+    """Ranks have three and two batches of unknown length, and four and two of known length."""
+    found = outcomes["uneven_data_are_stopped_or_refused"]
+    np.testing.assert_array_equal(found["steps"], [[4, 4]] * 2)
+    brought = ["3, 2 batches to epoch 1", "3, 2 batches to epoch 2"]
+    brought += ["4, 2 batches to epoch 1", "4, 2 batches to epoch 2", "3, 2 batches to epoch 1"]
+    assert len(found["warnings"]) == len(brought)
+    for warning, expected in zip(found["warnings"], brought, strict=True):
+        assert expected in warning
+    assert "The workers brought 3, 2 batches, by rank" in found["errors"][0]
+    assert "The workers brought 4, 2 batches, by rank" in found["errors"][1]
+
+
 def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
     assert outcomes["predicts_every_row"] < BOUND
     assert outcomes["predicts_own_data"] < BOUND

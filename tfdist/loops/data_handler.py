@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.data_order import order_of
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.base import Strategy, UnevenData
 from tfdist.strategies.batches import without_optionals
 from tfdist.upstream import keras_data
 
@@ -41,11 +41,14 @@ class DataHandler:
         may_end: Whether the data may end before `num_batches`.
         own_rows: Whether each worker reads its own rows of the global batches.
         full_batches: Whether every replica gets full batches. Set it before the first epoch.
+        sizes: Batches of each worker's own data set, by rank; None if unknown, or if all workers
+            read the same data.
         source: The data as given.
         are_arrays: Whether the data are arrays in memory.
 
     Raises:
-        DataError: There are no data, or training batches have fewer rows than replicas.
+        DataError: There are no data, training batches have fewer rows than replicas, or workers
+            have different numbers of batches and `uneven_data` is `"refuse"`.
     """
 
     def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
@@ -73,7 +76,8 @@ class DataHandler:
         self.batch_size = self._adapter.batch_size
         self.are_arrays = keras_data.are_arrays(self._adapter)
         self._steps_per_epoch = limited_steps_per_epoch(options.get("steps_per_epoch"))
-        self._size = self._num_batches_of_all(strategy)
+        self.sizes = self._sizes_of_all(strategy)
+        self._size = self._num_batches_of_all(strategy.uneven_data if training else "pad")
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         self.may_end = not endless and (self._size is None or self._steps_per_epoch is not None)
         self.num_batches = self._steps_per_epoch or self._size
@@ -90,13 +94,23 @@ class DataHandler:
         self._resume_from: dict[str, Any] | None = None
         weakref.finalize(self, keras_data.stop_workers, self._adapter)
 
-    def _num_batches_of_all(self, strategy: Strategy) -> int | None:
-        """Returns the batches of an epoch: of several workers' data sets, those of the longest."""
-        own = self._adapter.num_batches
+    def _sizes_of_all(self, strategy: Strategy) -> list[int] | None:
+        """Returns the known sizes of the workers' own data sets; called on all workers."""
         if not self.own_rows:
-            return own
-        sizes = strategy.gather([-1 if own is None else own])
-        return int(sizes.max()) if sizes.min() >= 0 else None
+            return None
+        own = self._adapter.num_batches
+        sizes = strategy.gather([-1 if own is None else own])[:, 0].astype(int).tolist()
+        return sizes if min(sizes) >= 0 else None
+
+    def _num_batches_of_all(self, uneven_data: UnevenData) -> int | None:
+        """Returns the batches of an epoch, of the shortest or the longest of several data sets."""
+        if not self.own_rows:
+            return self._adapter.num_batches
+        if self.sizes is None:
+            return None
+        if uneven_data == "refuse" and len(set(self.sizes)) > 1 and self._steps_per_epoch is None:
+            raise DataError(uneven_message(self.sizes))
+        return min(self.sizes) if uneven_data == "stop" else max(self.sizes)
 
     @property
     def element_spec(self) -> Any:
@@ -222,6 +236,15 @@ class DataHandler:
                 self._order.begin_unused()
                 self._unused_at_end = 1
         keras_data.end_epoch(self._adapter)
+
+
+def uneven_message(counts: Sequence[int]) -> str:
+    """Returns the error about workers with different numbers of batches."""
+    return (
+        f"The workers brought {', '.join(map(str, counts))} batches, by rank, and uneven_data is "
+        "'refuse'. Give every worker as many batches, or choose 'stop' (at the end of the first "
+        "worker's data) or 'pad' (the others continue)."
+    )
 
 
 def check_batch_size(batch_size: int, strategy: Strategy) -> None:

@@ -68,10 +68,13 @@ class Observer:
         """Returns the most steps that the next call may make, the same on every worker."""
         return None
 
-    def columns(self) -> list[float]:
+    def columns(self, made: LoopResult) -> list[float]:
         """Returns numbers for the exchange between workers that follows each call.
 
         All workers return as many.
+
+        Args:
+            made: What the call did; possibly no step.
         """
         return []
 
@@ -300,7 +303,7 @@ def run(
             stopped = any(observer.wants_to_stop() for observer in observers)
         # One worker's clock, callbacks, and signals decide for all: none may continue alone.
         own = [per_call.num_steps, stopped, made.checksum, interrupts.pending()]
-        columns = [observer.columns() for observer in observers]
+        columns = [observer.columns(made) for observer in observers]
         all_workers = strategy.gather([*own, *itertools.chain.from_iterable(columns)])
         _check_same_batches(all_workers[:, 2], step)
         first = len(own)

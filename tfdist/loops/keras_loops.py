@@ -15,6 +15,7 @@ from tfdist.loops.epoch import Call, Observer, OuterLoop, Throughput
 from tfdist.loops.non_finite import NonFiniteLoss, OnNan
 from tfdist.loops.rank_checks import RankChecks
 from tfdist.loops.training_state import Progress
+from tfdist.loops.uneven_data import BatchCounts
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.upstream import keras_data, keras_optimizers
@@ -92,6 +93,7 @@ class Training:
         self._outer, self._rank_checks = outer, rank_checks
         self.throughput = Throughput()
         self._non_finite_loss = NonFiniteLoss(outer.model, on_nan)
+        self._batch_counts = BatchCounts(outer.strategy)
 
     def run(
         self,
@@ -143,10 +145,11 @@ class Training:
             self._non_finite_loss.save_aside = checkpoints.save_aside
             observers = outer.observers(
                 "train", callbacks, name, before=[self.throughput],
-                after=[rank_checks, self._non_finite_loss, checkpoints],
+                after=[self._batch_counts, rank_checks, self._non_finite_loss, checkpoints],
             )  # fmt: skip
             steps = outer.functions.train(data)
             logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
+            self._batch_counts.report(name)
             if validate is not None and keras_data.is_validated(model, number, validation_freq):
                 with checkpoints.evaluating():
                     logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}

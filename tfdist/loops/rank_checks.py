@@ -23,6 +23,7 @@ from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.epoch import Call, Observer
 from tfdist.model_setup import configuration
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_variables import is_elsewhere
 
@@ -134,7 +135,7 @@ class RankChecks(Observer):
         self._seconds_since += call.seconds
         self._step = call.last_step + 1
 
-    def columns(self) -> list[float]:
+    def columns(self, made: LoopResult) -> list[float]:
         if not self._is_active:
             return []
         values = self._take_digest() if self._is_due else 0.0

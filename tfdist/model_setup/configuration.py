@@ -132,8 +132,10 @@ def _plain(value: Any, names: Mapping[str, str]) -> Any:
         return [plain(value.func), plain(value.args), plain(value.keywords)]
     if isinstance(value, type):
         return {"name": value.__name__, "code": _code_of_class(value)}
-    if isinstance(value, (types.FunctionType, types.MethodType)):
-        return {"name": value.__name__, "code": _code(value.__code__)}
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.FunctionType):
+        return {"name": value.__name__, "code": _code_of_function(value)}
     described = {"class": plain(type(value))}
     config = getattr(value, "get_config", None)
     if callable(config):
@@ -160,6 +162,26 @@ def _code_of_class(own: type) -> str:
     }
     codes = [f"{name} {_code(f.__code__)}" for name, f in sorted(functions.items())]
     return _digest("\n".join(codes).encode())
+
+
+def _code_of_function(function: types.FunctionType, depth: int = 3) -> str:
+    """Returns a digest of a function with the functions and numbers in its closure.
+
+    Args:
+        function: The function.
+        depth: How far to follow functions in closures, which may be circular.
+    """
+    held = []
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        if isinstance(value, types.FunctionType) and depth:
+            held.append(_code_of_function(value, depth - 1))
+        elif isinstance(value, (bool, int, float)):
+            held.append(repr(value))
+    return _digest(repr((_code(function.__code__), held)).encode())
 
 
 def _code(code: types.CodeType) -> str:

@@ -101,6 +101,7 @@ def make_trainer(
         on_nan=config.on_nan,
         check_data=config.check_data,
         check_ranks=config.check_ranks,
+        uneven_data=config.uneven_data,
     )
 
 

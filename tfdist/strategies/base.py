@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -34,6 +34,10 @@ from tfdist.watchdog import start_up
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
+
+#: If the data of one worker end before those of others: the epoch ends, too (`"stop"`), the others
+#: continue (`"pad"`), or it is an error (`"refuse"`).
+UnevenData = Literal["stop", "pad", "refuse"]
 
 _WIRE_DTYPES = MappingProxyType({"fp16": tf.float16, "bf16": tf.bfloat16})
 
@@ -75,6 +79,8 @@ class Strategy(ABC):
     bucket_bytes: int | str | None = None
     #: How much of the global batches the processes compare.
     check_data: batches.CheckData = "full"
+    #: Where training ends if processes have rows of their own, and one has fewer batches.
+    uneven_data: UnevenData = "pad"
     #: For messages: what computes a per-replica batch, and which option sets how many there are.
     shares_are = ("replicas", "devices")
     #: What does not match one device under this strategy, and why.
@@ -435,17 +441,24 @@ class Strategy(ABC):
             return element
         return self.split(element, own_rows=False)
 
-    def received(self, taken: Any, own_rows: bool) -> batches.Element:
+    def received(
+        self, taken: Any, own_rows: bool, uneven_data: UnevenData = "pad"
+    ) -> batches.Element:
         """Returns an element with the rows of the global batch; called by every process.
 
         Args:
             taken: What the iterator of a distributed data set returned.
             own_rows: As for `distribute`.
+            uneven_data: Unless it is `"pad"`, the global batch has no rows if one process has none.
         """
         element = self.unpack(taken)
         if not own_rows or self.group.size == 1:
             return element
-        return element._replace(num_rows=self.group.all_reduce([element.num_rows])[0])
+        if uneven_data == "pad":
+            return element._replace(num_rows=self.group.all_reduce([element.num_rows])[0])
+        own = tf.stack([element.num_rows, tf.cast(element.num_rows == 0, tf.int32)])
+        rows, num_ended = tf.unstack(self.group.all_reduce([own])[0])
+        return element._replace(num_rows=tf.where(num_ended > 0, 0, rows))
 
     def compile(
         self,
@@ -464,7 +477,8 @@ class Strategy(ABC):
         """
         loop = inner_loop.eager if eager else inner_loop.in_graph
         if own_rows and self.group.size > 1:
-            receive = functools.partial(self.received, own_rows=True)
+            uneven_data = self.uneven_data if step.training else "pad"
+            receive = functools.partial(self.received, own_rows=True, uneven_data=uneven_data)
             return loop(receive, step, inner_loop.End.WITHOUT_ROWS)
         return loop(self.unpack, step, inner_loop.End.OF_ITERATOR if may_end else None)
 

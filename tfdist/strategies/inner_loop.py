@@ -25,6 +25,7 @@ class LoopResult(NamedTuple):
     num_rows: Any  # in those steps; int64 scalar
     seconds_waited: Any  # seconds that the devices waited for data; float64 scalar
     checksum: Any = 0  # of their batches; int64 scalar
+    num_brought: Any = 0  # batches with rows that this process brought, if it has its own; int64
 
 
 Logs = dict[str, Any]
@@ -80,6 +81,7 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
             if end is End.WITHOUT_ROWS:
                 batch = receive(batch)
                 has_batch = batch.num_rows > 0
+                made = _brought(made, batch)
 
             def make_step() -> tuple[LoopResult, tf.Tensor]:
                 element = batch
@@ -158,8 +160,10 @@ def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Lo
                 break
             waited = made.seconds_waited + time.perf_counter() - began
             element = receive(taken)
-            if end is End.WITHOUT_ROWS and element.num_rows == 0:
-                break
+            if end is End.WITHOUT_ROWS:
+                made = _brought(made, element)
+                if element.num_rows == 0:
+                    break
             step(element.num_rows, element.shares)
             made = _after(made, element, waited)
         return made, step.logs()
@@ -169,7 +173,13 @@ def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Lo
 
 def _nothing() -> LoopResult:
     zero = tf.constant(0, tf.int64)
-    return LoopResult(tf.constant(0), zero, tf.constant(0.0, tf.float64), zero)
+    return LoopResult(tf.constant(0), zero, tf.constant(0.0, tf.float64), zero, zero)
+
+
+def _brought(made: LoopResult, element: Element) -> LoopResult:
+    """Counts a batch of which this process brought rows, whether a step follows or not."""
+    own_rows = tf.add_n([share.num_rows for share in element.shares])
+    return made._replace(num_brought=made.num_brought + tf.cast(own_rows > 0, tf.int64))
 
 
 def _after(made: LoopResult, element: Element, waited: Any) -> LoopResult:
@@ -179,6 +189,7 @@ def _after(made: LoopResult, element: Element, waited: Any) -> LoopResult:
         made.num_rows + tf.cast(element.num_rows, tf.int64),
         waited,
         combined_checksum(made.checksum, element.checksum),
+        made.num_brought,
     )
 
 

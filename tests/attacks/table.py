@@ -1,0 +1,94 @@
+"""The table of attacks: what is done, what is expected, and what was seen."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import tfdist
+from tests.attacks import workers
+from tests.support import ROOT
+
+
+class Row(NamedTuple):
+    """An attack with its outcome."""
+
+    attack: str
+    expected: str
+    seen: str
+    passed: bool
+
+
+#: Attacks that other tests make: what is expected, and the tests, by attack.
+TESTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "the loss becomes NaN": (
+        "a warning or an error that names step and weight",
+        ("tests/loops/test_non_finite.py",),
+    ),
+    "all checkpoints are damaged": (
+        "an error that names them; nothing is overwritten",
+        ("tests/checkpoint/test_store.py", "tests/run/test_resuming.py"),
+    ),
+    "two runs use one run folder": (
+        "the second is refused; the lock of a killed run is taken over",
+        ("tests/checkpoint/test_lock.py",),
+    ),
+    "a shard vanishes or is damaged while it is read": (
+        "an error that names the file, and the process ends",
+        ("tests/pipelines/reading/test_corrupt.py",),
+    ),
+    "index.json lists paths outside of the folder, or shards twice": (
+        "refused or reported",
+        ("tests/pipelines/format", "tests/pipelines/index", "tests/pipelines/verify"),
+    ),
+    "YAML with Python objects on the command line": (
+        "an error of one line",
+        ("tests/run/test_flags.py",),
+    ),
+    "ranks save and print without a guard": (
+        "the chief writes and prints, the others wait",
+        ("tests/processes/test_saving.py",),
+    ),
+    "strangers and unsigned messages at the rendezvous": (
+        "sent away; escape sequences are not printed",
+        ("tests/cluster/test_rendezvous.py", "tests/watchdog/test_simulated.py"),
+    ),
+    "hostile names in launchers' scripts": (
+        "refused or quoted",
+        ("tests/launcher/test_manifests.py",),
+    ),
+}
+
+
+def of_workers(strategy: str) -> Iterator[Row]:
+    """Yields the attacks of one of two workers on the other."""
+    seen = tfdist.notebook_launch(functools.partial(workers.run, strategy), num_workers=2)
+    for name, expected in workers.EXPECTED.items():
+        passed = re.search(expected, seen[name]) is not None
+        yield Row(f"{strategy}: rank 1 {name}", expected, seen[name], passed)
+
+
+def of_tests(folder: Path) -> Iterator[Row]:
+    """Yields the attacks that other tests make.
+
+    Args:
+        folder: For the report of pytest.
+    """
+    for attack, (expected, tests) in TESTS.items():
+        report = folder / "report.xml"
+        command = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "", "--junitxml", str(report)]
+        subprocess.run(
+            [sys.executable, "-m", "pytest", *command, *tests],
+            cwd=ROOT, timeout=900, check=False, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        (suite,) = xml.etree.ElementTree.parse(report).getroot().iter("testsuite")
+        count = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors")}
+        wrong = count["failures"] + count["errors"]
+        seen = f"{count['tests'] - wrong} of {count['tests']} tests passed"
+        yield Row(attack, expected, seen, wrong == 0 and count["tests"] > 0)
