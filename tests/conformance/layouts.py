@@ -79,6 +79,7 @@ LAYOUTS = {
     "tensor_parallel over processes": [Layout("tensor_parallel over processes", 2, num_devices=2)],
     "sharded optimizer over TensorFlow": [Layout("sharded optimizer over TensorFlow", 2)],
     "sharded gradients over TensorFlow": [Layout("sharded gradients over TensorFlow", 2)],
+    "sharded parameters over TensorFlow": [Layout("sharded parameters over TensorFlow", 2)],
     "pipeline over TensorFlow": [Layout("pipeline over TensorFlow", 2, num_devices=2)],
     "tensor_parallel over TensorFlow": [
         Layout("tensor_parallel over TensorFlow", 2, num_devices=2)

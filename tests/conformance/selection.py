@@ -79,6 +79,10 @@ FEW: dict[str, tuple[str, ...]] = {
     "tensor_parallel over TensorFlow": ("accumulate-clipped",),
     "sharded optimizer over TensorFlow": (),
     "sharded gradients over TensorFlow": ("accumulate-clipped",),
+    "sharded parameters over TensorFlow": (
+        "accumulate-clipped",
+        "batch-norm",  # the backward pass sums over replicas between gathers
+    ),
 }
 
 #: Cases that `make quick` runs, under `mirrored` with two replicas.

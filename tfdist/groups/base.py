@@ -33,6 +33,7 @@ class ProcessGroup(ABC):
         sums_in_order: Whether buckets have to be exchanged one after the other, because the
             transport would otherwise merge those that are ready at the same time. Sums of three or
             more processes depend on how they are merged, so runs would not be bitwise identical.
+        gathers_in_order: Whether all-gathers and sums run in the order in which they were traced.
         shuts_down_at_exit: Whether an exchange in another process fails when rank 0 exits.
     """
 
@@ -41,6 +42,7 @@ class ProcessGroup(ABC):
     rank: int
     local_rank: int
     sums_in_order = False
+    gathers_in_order = False
     shuts_down_at_exit = False
 
     def __init__(self) -> None:

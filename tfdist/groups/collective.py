@@ -74,10 +74,18 @@ class CollectiveGroup(ProcessGroup):
         self.tf_strategy = _tf_strategy(names, self.communication, others)
         self._places = list(self.tf_strategy.extended.worker_devices)
         # One for each device number: a device exchanges with the same one of the other processes.
-        self._channels = [
-            VaryingSizes([token], self.rank, self.size, self.communication)
-            for token in ordering_tokens(self.tf_strategy)
-        ]
+        tokens = ordering_tokens(self.tf_strategy)
+        self._channels = self._channels_of(tokens)
+        # Collectives of one token run in the order in which they were traced. The backward pass
+        # gathers weights for operations that were traced earlier, and sums of their results wait
+        # for them, so gathers have tokens of their own. NCCL needs one order for all.
+        self.gathers_in_order = self.communication == "nccl"
+        self._gather_channels = self._channels
+        if not self.gathers_in_order:
+            self._gather_channels = self._channels_of(list(map(_token_on, self._places)))
+
+    def _channels_of(self, tokens: Sequence[tf.Variable]) -> list[VaryingSizes]:
+        return [VaryingSizes([token], self.rank, self.size, self.communication) for token in tokens]
 
     def all_reduce(self, tensors: list) -> list:
         if self.size == 1 or not tensors:
@@ -152,7 +160,7 @@ class CollectiveGroup(ProcessGroup):
         """Concatenates vectors of the same size, in TensorFlow's order of the processes."""
         if not tf.executing_eagerly():
             with tf.device(self._places[channel]):
-                return self._channels[channel].gather(vector, self.rank)
+                return self._gather_channels[channel].gather(vector, self.rank)
         return self._eager(channel, "gather", vector.dtype)(vector)
 
     @functools.cache  # noqa: B019 - groups live as long as the process
@@ -163,7 +171,8 @@ class CollectiveGroup(ProcessGroup):
 
         def exchange(vector: tf.Tensor) -> tf.Tensor:
             with tf.device(self._places[channel]):
-                return getattr(self._channels[channel], operation)(vector, self.rank)
+                channels = self._gather_channels if operation == "gather" else self._channels
+                return getattr(channels[channel], operation)(vector, self.rank)
 
         spec = tf.TensorSpec([None], dtype)
         return tf.function(exchange, input_signature=[spec], autograph=False)
@@ -179,6 +188,12 @@ class CollectiveGroup(ProcessGroup):
         device = tensor.device
         ends = (place.rpartition("/device:")[2] for place in self._places)
         return next((i for i, end in enumerate(ends) if device.endswith(f":{end}")), 0)
+
+
+def _token_on(place: str) -> tf.Variable:
+    """Returns a variable whose users run in the order in which they were traced."""
+    with tf.init_scope(), tf.device(place):
+        return tf.Variable(0.0, trainable=False)
 
 
 def resolve_communication(communication: str, devices: Sequence[str]) -> str:

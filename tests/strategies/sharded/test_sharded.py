@@ -14,6 +14,7 @@ from keras import layers
 import tfdist
 from tests.support.training import FIT, X, assert_close, build
 from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.groups.base import LocalGroup
 from tfdist.strategies.sharded import plan
 from tfdist.strategies.sharded.plan import bytes_by_device
 from tfdist.strategies.sharded.strategy import Sharded
@@ -170,9 +171,20 @@ def test_what_cannot_be_divided_is_said(entries: str) -> None:
         Trainer(make, Sharded(2, smallest=1)).fit(IDS, LABELS, verbose=0)
 
 
-def test_sharded_weights_over_tensorflow_collectives_are_refused(
+class _OrderedGroup(LocalGroup):
+    """Stands for a group over NCCL, which gathers and sums in the order of tracing."""
+
+    gathers_in_order = True
+
+    def __init__(self, devices: Any) -> None:
+        super().__init__()
+        self.devices = devices
+
+
+def test_sharded_weights_are_refused_where_gathers_have_a_fixed_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tfdist.cluster.started_together", lambda: object())
-    with pytest.raises(ConfigurationError, match="use shard='gradients' or 'optimizer', or"):
-        Sharded(shard="parameters", process_group="tensorflow")
+    monkeypatch.setattr("tfdist.strategies.sharded.strategy.CollectiveGroup", _OrderedGroup)
+    with pytest.raises(ConfigurationError, match="Use process_group='horovod'"):
+        Sharded(["CPU:0"], shard="parameters", process_group="tensorflow")

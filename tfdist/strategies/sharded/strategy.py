@@ -75,11 +75,6 @@ def Sharded(  # noqa: N802 - the class depends on how the program was started
     STRATEGIES["sharded"].check(shard=shard, offload=offload, process_group=process_group)
     if cluster.started_together() is None:
         return ShardedOverDevices(devices, shard, smallest, offload)
-    if process_group == "tensorflow" and shard == "parameters":
-        raise ConfigurationError(
-            "process_group='tensorflow' gathers weights in an order that the backward pass of some "
-            "models contradicts: use shard='gradients' or 'optimizer', or process_group='horovod'."
-        )
     return ShardedOverProcesses(devices, shard, smallest, offload, process_group)
 
 
@@ -346,6 +341,12 @@ class ShardedOverProcesses(ShardedState, OneDevice):
         if process_group == "tensorflow":
             group = CollectiveGroup(devices)
             devices = group.devices
+            if shard == "parameters" and group.gathers_in_order:
+                raise ConfigurationError(
+                    "shard='parameters' gathers weights during the backward pass, in another order "
+                    "than NCCL as TensorFlow calls it allows. Use process_group='horovod', or "
+                    "shard='gradients'."
+                )
         else:
             group = HorovodGroup()
             devices = device_of_rank(group.local_rank) if devices is None else devices
