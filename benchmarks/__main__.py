@@ -12,6 +12,7 @@ from tfdist.console import command
 COMMANDS = {
     "all": "benchmarks.run_all",
     "allreduce": "benchmarks.allreduce",
+    "bucket": "benchmarks.bucket",
     "input": "benchmarks.input",
     "large_batch": "benchmarks.large_batch",
     "link": "benchmarks.link",

@@ -4,7 +4,8 @@ Accepted layouts of `--data`:
 
 - `photos/cat/...`, `photos/dog/...`: every fifth example of each class is held out for validation;
 - `photos/train/cat/...` with `photos/validation/cat/...` (or `val`, `valid`, `test`);
-- either of them after `python -m pipelines.pack`: a packed folder, or one with packed splits.
+- either of them after `python -m pipelines.pack`: a packed folder, or one with packed splits;
+- the URL of packed splits, such as `s3://bucket/photos`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import pipelines
+from pipelines.storage import AnyPath, is_url
 from tfdist import data
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
@@ -41,8 +43,8 @@ class ClassFolders(NamedTuple):
         classes: Names of the classes, in the order of their labels.
     """
 
-    train: Path
-    validation: Path
+    train: AnyPath
+    validation: AnyPath
     classes: tuple[str, ...]
 
 
@@ -60,10 +62,10 @@ def prepare(config: TrainConfig, name: str, small: data.Small, **pack_options: A
         DataError: There are no examples, fewer than two classes, or splits of other classes.
     """
     cache = Path(config.data_dir) / name
-    if config.data == data.SMALL:
+    if config.data and (config.data == data.SMALL or is_url(config.data)):
         data_set = data.DataSet(name=name, small=small)
         folders = [data.folder(config, data_set, split) for split in ("train", "validation")]
-        return _checked("small", *folders)
+        return _checked(config.data, *folders)
     if config.data is None or not Path(config.data).is_dir():
         raise ConfigurationError(
             f"--data {config.data}: expected a folder with one subfolder per class, "
@@ -93,7 +95,7 @@ def _prepared(location: str, cache: str, pack_options: tuple[tuple[str, Any], ..
     return _checked(location, *(_packed(f, below / n, options) for n, f in folders.items()))
 
 
-def _checked(location: str, train: Path, validation: Path) -> ClassFolders:
+def _checked(location: str, train: AnyPath, validation: AnyPath) -> ClassFolders:
     """Returns both folders with their classes.
 
     Raises:
@@ -113,7 +115,7 @@ def _checked(location: str, train: Path, validation: Path) -> ClassFolders:
     return ClassFolders(train, validation, classes)
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
+def _classes(folder: AnyPath) -> tuple[str, ...]:
     labels = [f for f in pipelines.load_index(folder).features if f.name == "label"]
     return labels[0].label_names if labels else ()
 
@@ -171,7 +173,7 @@ def _fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:8]
 
 
-def class_counts(folder: Path, num_classes: int) -> np.ndarray:
+def class_counts(folder: AnyPath, num_classes: int) -> np.ndarray:
     """Returns the number of records of each class, int64 `(num_classes,)`."""
     labels = pipelines.read(
         folder, 1024, decode_images=False, map_fn=lambda record: {"label": record["label"]}

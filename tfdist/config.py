@@ -81,7 +81,8 @@ class Run(BaseModel):
         description="a hyperparameter of the recipe or of --model; may be repeated",
     )
     data: str | None = Field(
-        None, description="synthetic, small, a folder, or tfds:NAME; default: the recipe's"
+        None,
+        description="synthetic, small, a folder, s3://..., or tfds:NAME; default: the recipe's",
     )
     run_dir: str | None = Field(
         None, description="folder for the files of this run; default: a new one under runs/"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
+from pipelines import storage
 from pipelines.console import command_line
 from pipelines.errors import DataError
 
@@ -28,7 +28,7 @@ def _check(
     from pipelines.check.once_an_epoch import check
 
     epochs = check(
-        Path(directory),
+        storage.at(directory),
         num_workers=num_workers,
         batch_size=batch_size,
         num_epochs=num_epochs,
@@ -55,7 +55,7 @@ def _check(
 
 def _parser() -> ArgumentParser:
     parser = command_line.parser("check", _DESCRIPTION)
-    parser.add_argument("directory", metavar="DIR", help="folder with an index")
+    parser.add_argument("directory", metavar="DIR", help="folder or URL with an index")
     parser.add_argument("--num-workers", type=PositiveInt, default=1, help="workers to simulate")
     parser.add_argument("--batch-size", type=PositiveInt, default=32, help="records per worker")
     parser.add_argument("--num-epochs", type=PositiveInt, default=2, help="epochs to read")

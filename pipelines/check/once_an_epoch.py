@@ -11,7 +11,6 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import tensorflow as tf
 
@@ -20,6 +19,7 @@ from pipelines.format import record_file
 from pipelines.format.examples import decode
 from pipelines.format.index import Index, load_index
 from pipelines.reading.read import read
+from pipelines.storage import AnyPath
 
 _NUM_HASHES = 2**63 - 1
 _HASHES_AT_ONCE = 256
@@ -48,7 +48,7 @@ class Epoch:
 
 
 def check(
-    directory: Path, *, num_workers: int, batch_size: int, num_epochs: int, shuffle_buffer: int
+    directory: AnyPath, *, num_workers: int, batch_size: int, num_epochs: int, shuffle_buffer: int
 ) -> list[Epoch]:
     """Reads a folder as several workers would.
 
@@ -101,7 +101,7 @@ def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
         raise DataError(str(error.message).partition("\n")[0]) from None
 
 
-def _places(directory: Path, index: Index) -> dict[int, list[str]]:
+def _places(directory: AnyPath, index: Index) -> dict[int, list[str]]:
     """Returns the locations of all records by their hashes."""
 
     @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
@@ -121,7 +121,7 @@ def _places(directory: Path, index: Index) -> dict[int, list[str]]:
     return places
 
 
-def _records(directory: Path, index: Index) -> Iterator[tuple[str, bytes]]:
+def _records(directory: AnyPath, index: Index) -> Iterator[tuple[str, bytes]]:
     """Yields the location and data of all records; raises if one is damaged."""
     for shard in index.shards:
         path = directory / shard.name

@@ -10,7 +10,6 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -22,6 +21,7 @@ from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index
 from pipelines.quiet import quieten_tensorflow
+from pipelines.storage import AnyPath
 
 #: The exit code that shells use: 128 + the number of the signal (SIGINT is 2).
 INTERRUPTED = 130
@@ -91,7 +91,7 @@ def _fail(message: str) -> int:
 _NUM_LABELS_NAMED = 4
 
 
-def print_summary(index: Index, directory: Path) -> None:
+def print_summary(index: Index, directory: AnyPath) -> None:
     """Prints the contents of a folder: its size, then its features."""
     counts = [shard.num_records for shard in index.shards]
     sizes = [shard.num_bytes for shard in index.shards]

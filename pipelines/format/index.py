@@ -13,11 +13,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.format.record_file import Compression
+from pipelines.storage import AnyPath
 
 INDEX_NAME = "index.json"
+#: Bytes that are hashed at a time.
+_HASH_BYTES = 1 << 20
 _CURE = "restore it, or write the data again to another folder"
 
 
@@ -86,13 +90,13 @@ class Index(BaseModel):
         return len(self.shards)
 
 
-def load_index(directory: str | Path) -> Index:
+def load_index(directory: str | AnyPath) -> Index:
     """Reads the index of a folder.
 
     Raises:
         DataError: The folder has no index, or the file is not an index.
     """
-    path = Path(directory) / INDEX_NAME
+    path = storage.at(directory) / INDEX_NAME
     try:
         return Index.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -111,7 +115,7 @@ def load_index(directory: str | Path) -> Index:
 
 
 def check_shards(
-    directory: str | Path, shards: Iterable[Shard], *, checksums: bool = False
+    directory: str | AnyPath, shards: Iterable[Shard], *, checksums: bool = False
 ) -> None:
     """Checks that files exist and have the sizes, and optionally the SHA-256, of the index.
 
@@ -123,11 +127,18 @@ def check_shards(
     Raises:
         DataError: A file is missing or differs; the message names the first one.
     """
+    folder = storage.at(directory)
+    # One listing instead of a request per shard.
+    listed = None if isinstance(folder, Path) else folder.sizes()
     for shard in shards:
-        path = Path(directory) / shard.name
+        path = folder / shard.name
         try:
-            num_bytes = path.stat().st_size
-        except FileNotFoundError:
+            num_bytes = (
+                storage.num_bytes(path)
+                if listed is None
+                else listed[str(PurePosixPath(shard.name))]
+            )
+        except (FileNotFoundError, KeyError):
             raise DataError(
                 f"{path}: the index lists this shard, but the file is missing; {_CURE}"
             ) from None
@@ -139,7 +150,10 @@ def check_shards(
             )
 
 
-def sha256_of(path: Path) -> str:
+def sha256_of(path: AnyPath) -> str:
     """Returns the SHA-256 of a file in hexadecimal digits."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while data := file.read(_HASH_BYTES):
+            digest.update(data)
+    return digest.hexdigest()

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import logging
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format import record_file
 from pipelines.format.index import Index, Shard
+from pipelines.storage import AnyPath, RemotePath
 
 OFFSETS_NAME = "offsets.npz"
 _log = logging.getLogger("pipelines")
 _NUM_FILES_AT_ONCE = 8  # scanning waits for the disk more than it computes
 
 
-def load(directory: str | Path, index: Index) -> np.ndarray:
+def load(directory: str | AnyPath, index: Index) -> np.ndarray:
     """Returns the byte offset of each record in its file, shard by shard, int64 `(num_records,)`.
 
     Creates the table if the folder has none.
@@ -33,11 +35,11 @@ def load(directory: str | Path, index: Index) -> np.ndarray:
         DataError: There is no table, and a file is damaged or has another number of records than
             the index lists.
     """
-    table = _load(Path(directory) / OFFSETS_NAME, index)
+    table = _load(storage.at(directory) / OFFSETS_NAME, index)
     return save(directory, index) if table is None else table
 
 
-def save(directory: str | Path, index: Index) -> np.ndarray:
+def save(directory: str | AnyPath, index: Index) -> np.ndarray:
     """Scans the shards and stores the table, if the folder is writable.
 
     Returns:
@@ -46,25 +48,39 @@ def save(directory: str | Path, index: Index) -> np.ndarray:
     Raises:
         DataError: A file is damaged or has another number of records than the index lists.
     """
-    directory = Path(directory)
+    folder = storage.at(directory)
     with ThreadPoolExecutor(_NUM_FILES_AT_ONCE) as pool:
-        walked = list(pool.map(lambda shard: _walk(directory, shard), index.shards))
+        walked = list(pool.map(lambda shard: _walk(folder, shard), index.shards))
     table = np.concatenate([np.empty(0, np.int64), *walked])
-    temporary = directory / f".{OFFSETS_NAME}.{uuid.uuid4().hex}"
-    with contextlib.suppress(OSError):  # a read-only folder is scanned at every start
-        try:
-            with temporary.open("xb") as file:
-                np.savez(file, offsets=table, of=np.array(_fingerprint(index)))
-            temporary.replace(directory / OFFSETS_NAME)
-        finally:
-            temporary.unlink(missing_ok=True)
+    # A read-only folder is scanned at every start. In a bucket, errors are `DataError`s.
+    with contextlib.suppress(OSError, DataError):
+        store(folder, index, table)
     return table
 
 
-def _load(path: Path, index: Index) -> np.ndarray | None:
+def store(folder: AnyPath, index: Index, table: np.ndarray) -> None:
+    """Writes the table of a folder atomically."""
+    data = io.BytesIO()
+    np.savez(data, offsets=table, of=np.array(_fingerprint(index)))
+    if isinstance(folder, RemotePath):
+        (folder / OFFSETS_NAME).write_bytes(data.getvalue())
+        return
+    temporary = folder / f".{OFFSETS_NAME}.{uuid.uuid4().hex}"
+    try:
+        with temporary.open("xb") as file:
+            file.write(data.getbuffer())
+        temporary.replace(folder / OFFSETS_NAME)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _load(path: AnyPath, index: Index) -> np.ndarray | None:
     """Returns the stored table, or None if it is missing, damaged or belongs to other shards."""
     # NumPy does not document what it raises for a damaged archive: zip, pickle and key errors.
-    with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as archive:
+    with (
+        contextlib.suppress(Exception),
+        np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive,
+    ):
         if archive["of"].item() == _fingerprint(index):
             table = archive["offsets"]
             if _is_plausible(table, index):
@@ -92,7 +108,7 @@ def _is_plausible(table: np.ndarray, index: Index) -> bool:
     return True
 
 
-def mismatches(directory: Path, index: Index) -> set[str]:
+def mismatches(directory: AnyPath, index: Index) -> set[str]:
     """Returns the names of the shards for which the saved table is wrong."""
     table = None if index.compression else _load(directory / OFFSETS_NAME, index)
     if table is None:
@@ -107,7 +123,7 @@ def mismatches(directory: Path, index: Index) -> set[str]:
     return found
 
 
-def _walk(directory: Path, shard: Shard) -> np.ndarray:
+def _walk(directory: AnyPath, shard: Shard) -> np.ndarray:
     path = directory / shard.name
     found = np.fromiter(record_file.offsets(path), np.int64)
     if len(found) != shard.num_records:

@@ -12,16 +12,16 @@ import contextlib
 import gzip
 import io
 import mmap
-import os
 import struct
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, cast
 
 import google_crc32c
 
+from pipelines import storage
 from pipelines.errors import DataError
+from pipelines.storage import AnyPath
 
 _HEADER = struct.Struct("<QI")
 #: Bytes before a record's data, the argument of `read_length`.
@@ -115,10 +115,10 @@ Compression = Literal["", "GZIP", "ZLIB"]
 INFLATE_ERRORS = (zlib.error, gzip.BadGzipFile, EOFError)
 
 
-def open_to_read(path: Path, compression: Compression) -> BinaryIO:
+def open_to_read(path: AnyPath, compression: Compression) -> BinaryIO:
     """Opens a file for reading its decompressed contents."""
     if compression == "GZIP":
-        return cast(BinaryIO, gzip.open(path))
+        return cast(BinaryIO, gzip.open(path.open("rb")))
     if compression == "ZLIB":
         return io.BufferedReader(_Inflated(path))
     return path.open("rb")
@@ -127,7 +127,7 @@ def open_to_read(path: Path, compression: Compression) -> BinaryIO:
 class _Inflated(io.RawIOBase):
     """Decompresses a zlib stream. The standard library has a file class for gzip only."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self._file = path.open("rb")
         self._inflate = zlib.decompressobj()
 
@@ -152,7 +152,7 @@ class _Inflated(io.RawIOBase):
         super().close()
 
 
-def records(path: Path, compression: Compression = "") -> Iterator[Record]:
+def records(path: AnyPath, compression: Compression = "") -> Iterator[Record]:
     """Yields all records of a file, damaged ones included.
 
     After a damaged length, the next valid record is searched for. In a compressed file that is
@@ -160,7 +160,7 @@ def records(path: Path, compression: Compression = "") -> Iterator[Record]:
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_to_read(path, compression))
-        num_bytes = path.stat().st_size if compression == "" else None
+        num_bytes = storage.num_bytes(path) if compression == "" else None
         offset = 0
         while True:
             try:
@@ -180,7 +180,7 @@ def records(path: Path, compression: Compression = "") -> Iterator[Record]:
             file.seek(offset)
 
 
-def sound_records(path: Path, compression: Compression = "") -> Iterator[Record]:
+def sound_records(path: AnyPath, compression: Compression = "") -> Iterator[Record]:
     """Yields all records of a file.
 
     Raises:
@@ -192,27 +192,54 @@ def sound_records(path: Path, compression: Compression = "") -> Iterator[Record]
         yield record
 
 
-def read_at(file: BinaryIO, offset: int) -> bytes:
+def split(data: bytes, count: int) -> list[bytes] | None:
+    """Splits a run of records into the data of each.
+
+    Returns:
+        The data of the records, or None unless `data` consists of exactly `count` intact records.
+    """
+    found, position = [], 0
+    for _ in range(count):
+        begin = position + HEADER_BYTES
+        length, problem = read_length(data[position:begin])
+        position += framed_bytes(length)
+        if problem or position > len(data):
+            return None
+        record = data[begin : begin + length]
+        if _FOOTER.unpack_from(data, begin + length)[0] != _checksum(record):
+            return None
+        found.append(record)
+    return found if position == len(data) else None
+
+
+def read_at(file: BinaryIO, offset: int, num_bytes: int | None = None) -> bytes:
     """Returns the data of the record at an offset of an uncompressed file.
+
+    Args:
+        file: The file.
+        offset: The offset.
+        num_bytes: Size of the file, if known.
 
     Raises:
         DataError: The record is damaged.
     """
+    if num_bytes is None:
+        num_bytes = file.seek(0, io.SEEK_END)
     file.seek(offset)
-    record, _ = read_record(file, offset, os.fstat(file.fileno()).st_size)
+    record, _ = read_record(file, offset, num_bytes)
     if record is None or record.problem:
         problem = record.problem if record else None
         raise _damage(file.name, offset, problem or "the file ends here")
     return record.data
 
 
-def offsets(path: Path) -> Iterator[int]:
+def offsets(path: AnyPath) -> Iterator[int]:
     """Yields the offset of each record of an uncompressed file without reading the data.
 
     Raises:
         DataError: A length is damaged, or the file is truncated.
     """
-    num_bytes, offset = path.stat().st_size, 0
+    num_bytes, offset = storage.num_bytes(path), 0
     with path.open("rb") as file:
         while offset < num_bytes:
             file.seek(offset)
@@ -224,7 +251,7 @@ def offsets(path: Path) -> Iterator[int]:
             offset = end
 
 
-def compression_of(path: Path) -> Compression:
+def compression_of(path: AnyPath) -> Compression:
     """Detects the compression of a file from its first bytes.
 
     Raises:
@@ -241,13 +268,13 @@ def compression_of(path: Path) -> Compression:
     )
 
 
-def _damage(path: Path | str, offset: int, problem: str) -> DataError:
+def _damage(path: AnyPath | str, offset: int, problem: str) -> DataError:
     return DataError(f"{path}: record at byte {offset}: {problem}; restore the file")
 
 
 def _next_sound(file: BinaryIO, offset: int) -> int | None:
     """Returns where the next record with a valid length begins after `offset`, or None."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with _whole(file) as data:
         # Lengths below 2^40 end in three zero bytes, which are found much faster than checksums
         # are computed at every byte.
         at = data.find(bytes(3), offset + 6)
@@ -258,3 +285,16 @@ def _next_sound(file: BinaryIO, offset: int) -> int | None:
                 return start
             at = data.find(bytes(3), at + 1)
     return None
+
+
+@contextlib.contextmanager
+def _whole(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
+    """Maps a local file into memory, or reads one that is not local."""
+    try:
+        descriptor = file.fileno()
+    except io.UnsupportedOperation:
+        file.seek(0)
+        yield file.read()
+        return
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+        yield data

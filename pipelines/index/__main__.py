@@ -14,6 +14,7 @@ from pipelines.console import command_line, parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.format.index import INDEX_NAME
+from pipelines.storage import is_url
 from pipelines.writing.publish import write_index
 
 _DESCRIPTION = """Creates the index of TFRecord shards that tensorflow-datasets or another tool
@@ -34,6 +35,8 @@ def _make(
 ) -> None:
     from pipelines.index.scan import link_outside, make_index
 
+    if is_url(directory) or (to and is_url(to)):
+        raise DataError("index: expected local folders; create the index locally and upload it")
     folder, target = Path(directory), Path(to or directory)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; check the path")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from pipelines.console import command_line
+from pipelines import storage
+from pipelines.console import command_line, parallel_tasks
+from pipelines.errors import DataError
 from pipelines.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -37,31 +38,45 @@ def _pack(
     num_shards: int | None = None,
     num_workers: int | None = None,
     shuffle: bool = True,
+    part: str | None = None,
+    finish: bool = False,
     **of_source: object,
 ) -> None:
-    from pipelines.pack.packing import packed
+    from pipelines.pack.packing import pack, plan_of
+    from pipelines.pack.work_folder import Part
 
+    chosen = Part.parse(part) if part else None
+    if chosen and finish:
+        raise DataError("--finish: publishes the shards of all parts; omit --part")
     try:
-        index = packed(
+        plan = plan_of(
             src,
-            dest,
-            kind=kind,
-            num_shards=num_shards,
-            seed=seed if shuffle else None,
-            compression="" if compression == "none" else compression,
-            num_workers=num_workers,
-            **of_source,
+            kind,
+            num_shards,
+            seed if shuffle else None,
+            "" if compression == "none" else compression,
+            of_source,
+        )
+        index = pack(
+            plan,
+            storage.at(dest),
+            num_workers or parallel_tasks.default_num_workers(),
+            part=chosen,
+            finish=finish,
         )
     except KeyboardInterrupt:
         print("stopped: run the same command again to continue from here", file=sys.stderr)
         raise
-    command_line.print_summary(index, Path(dest))
+    if index is None:
+        print(f"part {part} is complete. The folder appears when all parts are.")
+    else:
+        command_line.print_summary(index, storage.at(dest))
 
 
 def _parser() -> ArgumentParser:
     parser = command_line.parser("pack", _DESCRIPTION)
     parser.add_argument("src", metavar="SRC", help="folder or file to pack, or tfds:NAME")
-    parser.add_argument("dest", metavar="DEST", help="folder to create")
+    parser.add_argument("dest", metavar="DEST", help="folder or URL to create")
     parser.add_argument(
         "--from",
         dest="kind",
@@ -92,6 +107,16 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--num-workers", type=PositiveInt, metavar="N", help="processes; default: one per core"
+    )
+    parser.add_argument(
+        "--part",
+        metavar="I/N",
+        help="write only the shards of part I of N; several machines can pack one data set",
+    )
+    parser.add_argument(
+        "--finish",
+        action="store_true",
+        help="publish the shards of all parts, or report which are missing",
     )
     _add_source_flags(parser)
     return parser

@@ -9,28 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import math
-import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
 
+from pipelines import storage
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format.examples import encode
 from pipelines.format.index import Index, Shard
 from pipelines.format.record_file import Compression
+from pipelines.pack.work_folder import Part, WorkFolder, work_folder
 from pipelines.sources import open_source
 from pipelines.sources.source import Options, Source
-from pipelines.writing.publish import ShardWriter, found_in, publish, shard_name, write_whole
+from pipelines.storage import AnyPath
+from pipelines.writing.publish import ShardWriter, found_in, shard_name
 
 
 @dataclass(frozen=True)
@@ -105,147 +104,105 @@ def default_num_shards(source: Source) -> int:
     return min(wanted, count)
 
 
-class WorkFolder:
-    """The hidden working folder beside a destination, in which finished shards are kept.
-
-    `.NAME.packing/plan.json` identifies the plan, and `shards/` contains the files. Beside it is a
-    JSON description of each finished shard; a shard without one is not finished.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory.with_name(f".{directory.name}.packing")
-        self.shards = self.path / "shards"
-
-    @contextlib.contextmanager
-    def sole_use(self) -> Iterator[None]:
-        """Locks the folder. The system releases the lock when the process ends for any reason.
-
-        Raises:
-            DataError: Another process holds the lock.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise DataError(
-                f"{self.path}: another process is packing to this folder; wait until it has ended"
-            ) from None
-        finally:
-            os.close(descriptor)
-
-    def prepare(self, plan: str) -> None:
-        """Removes files that belong to another plan or are not finished."""
-        plan_file = self.path / "plan.json"
-        if not plan_file.exists() or plan_file.read_text("utf-8") != plan:
-            for note in self.path.glob("*.json"):
-                note.unlink()
-            shutil.rmtree(self.shards, ignore_errors=True)
-            self.shards.mkdir()
-            write_whole(plan_file, plan)
-        for partial in self.shards.glob("*.partial"):
-            partial.unlink()
-
-    def remove(self) -> None:
-        """Removes the folder with its contents."""
-        shutil.rmtree(self.path)
-
-
-def _finish(partial: Path, path: Path, shard: Shard) -> Shard:
-    """Renames a complete shard to its final name and writes its description."""
-    partial.rename(path)
-    shard = shard.model_copy(update={"name": path.name})
-    write_whole(_note(path), shard.model_dump_json())
-    return shard
-
-
-def _finished(path: Path) -> Shard | None:
-    """Returns the description of a finished shard, or None if it is not finished."""
-    with contextlib.suppress(FileNotFoundError, ValidationError):
-        shard = Shard.model_validate_json(_note(path).read_bytes())
-        if path.stat().st_size == shard.num_bytes:
-            return shard
-    return None
-
-
-def _note(path: Path) -> Path:
-    return path.parent.with_name(f"{path.stem}.json")
-
-
 _NUM_BETWEEN_REPORTS = 50
 
 
 class _ShardTask(NamedTuple):
-    """One shard to write: its file and the numbers of its examples."""
+    """One shard to write: its name and the numbers of its examples."""
 
-    path: Path
+    name: str
     numbers: np.ndarray
 
 
-def pack(plan: Plan, directory: Path, num_workers: int) -> Index:
+def pack(
+    plan: Plan,
+    directory: AnyPath,
+    num_workers: int,
+    *,
+    part: Part | None = None,
+    finish: bool = False,
+) -> Index | None:
     """Packs examples into a folder of shards, unless it already contains them.
 
     Args:
         plan: What to pack.
         directory: The folder to create, with its parents.
         num_workers: Number of processes that write.
+        part: Write the shards of this part only. Whichever process finds that all shards exist
+            publishes the folder.
+        finish: Write nothing, and publish the shards of all parts.
 
     Returns:
-        The index of the folder.
+        The index of the folder, or None if shards of other parts are missing.
 
     Raises:
         DataError: An example cannot be read or stored, the folder contains something else, another
-            process is packing it, or the disk is full. Finished shards are kept.
+            process is packing it, the disk is full, or shards are missing that `finish` needs.
+            Finished shards are kept.
     """
     if plan.num_shards > len(plan.source):
         raise DataError(
             f"--num-shards: expected at most the number of examples, {len(plan.source)}, got "
             f"{plan.num_shards}"
         )
-    directory = directory.absolute()
+    if isinstance(directory, Path):
+        directory = directory.absolute()
     if found := found_in(directory, plan.wanted()):
         return found
-    work = WorkFolder(directory)
-    with _full_disk_explained(directory), work.sole_use():
-        work.prepare(plan.to_json())
-        shards = _shards(plan, work.shards, num_workers)
+    work = work_folder(directory)
+    # Finishing shares the folder with parts: it only needs that nobody packs it as a whole.
+    part = Part(0, 0) if finish else part
+    with _full_disk_explained(directory), work.lock(part):
+        work.prepare(plan.to_json(), part)
+        if not finish:
+            _write_missing(plan, work, num_workers, part)
+        names = [shard_name(i, plan.num_shards) for i in range(plan.num_shards)]
+        shards = [work.finished(name) for name in names]
+        if missing := [name for name, shard in zip(names, shards, strict=True) if shard is None]:
+            if finish:
+                raise DataError(
+                    f"{directory}: {len(missing)} of {len(names)} shards are missing, the first is "
+                    f"{missing[0]}; run the parts that failed again"
+                )
+            return found_in(directory, plan.wanted())  # another part may have published it
         index = Index(
             source=plan.description,
             features=plan.source.features,
             compression=plan.compression,
-            shards=shards,
+            shards=tuple(shard for shard in shards if shard),
         )
-        index = publish(work.shards, directory, index, plan.wanted())
-        work.remove()
-    return index
+        return work.publish(index, plan.wanted())
 
 
-def _shards(plan: Plan, folder: Path, num_workers: int) -> tuple[Shard, ...]:
-    """Writes the missing shards and returns the descriptions of all."""
-    paths = [folder / shard_name(i, plan.num_shards) for i in range(plan.num_shards)]
-    shards = {path: _finished(path) for path in paths}
+def _write_missing(plan: Plan, work: WorkFolder, num_workers: int, part: Part | None) -> None:
+    """Writes the shards, of all or of one part, that are not finished."""
+    names = {i: shard_name(i, plan.num_shards) for i in range(plan.num_shards)}
+    if part:
+        names = {i: name for i, name in names.items() if i % part.num_parts == part.number}
     tasks = [
-        _ShardTask(path, plan.numbers(i)) for i, path in enumerate(paths) if shards[path] is None
+        _ShardTask(name, plan.numbers(i))
+        for i, name in names.items()
+        if work.finished(name) is None
     ]
-    written = parallel_tasks.run(
-        functools.partial(_write_shard, plan.source, plan.compression),
+    parallel_tasks.run(
+        functools.partial(_write_shard, plan.source, plan.compression, work),
         tasks,
         num_workers=num_workers,
-        description=f"packing {len(tasks)} of {len(paths)} shards",
+        description=f"packing {len(tasks)} of {len(names)} shards",
         num_records=sum(len(task.numbers) for task in tasks),
     )
-    shards |= {task.path: shard for task, shard in zip(tasks, written, strict=True)}
-    return tuple(shard for shard in shards.values() if shard)
 
 
 def _write_shard(
-    source: Source, compression: Compression, task: _ShardTask, advance: parallel_tasks.Advance
+    source: Source,
+    compression: Compression,
+    work: WorkFolder,
+    task: _ShardTask,
+    advance: parallel_tasks.Advance,
 ) -> Shard:
-    """Writes one shard, which gets its final name when it is complete and flushed to disk."""
-    partial = task.path.with_suffix(".partial")
+    """Writes one shard, which counts as finished when it is complete."""
     num_since_report = 0
-    with ShardWriter(partial, compression) as writer:
+    with ShardWriter(work.path(task.name), compression) as writer:
         for example in source.examples(task.numbers.tolist()):
             writer.write(encode(example, source.features))
             num_since_report += 1
@@ -253,11 +210,11 @@ def _write_shard(
                 advance(num_since_report)
                 num_since_report = 0
     advance(num_since_report)
-    return _finish(partial, task.path, writer.shard)
+    return work.finish(task.name, writer.shard, writer.offsets)
 
 
 @contextlib.contextmanager
-def _full_disk_explained(directory: Path) -> Iterator[None]:
+def _full_disk_explained(directory: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -271,7 +228,7 @@ def _full_disk_explained(directory: Path) -> Iterator[None]:
 
 def packed(
     location: str,
-    directory: str | Path,
+    directory: str | AnyPath,
     *,
     kind: str = "auto",
     num_shards: int | None = None,
@@ -284,7 +241,7 @@ def packed(
 
     Args:
         location: A folder, a file or `tfds:NAME`.
-        directory: The folder to create, with its parents.
+        directory: The folder to create, with its parents, or its URL.
         kind: One of `pipelines.sources.SOURCES`, or `auto` to detect it.
         num_shards: Number of files; None: as many as make them 100 MB each.
         seed: Seed of the order of the examples; None: the order of the source.
@@ -298,11 +255,27 @@ def packed(
     Raises:
         DataError: The source cannot be packed, or the folder contains something else.
     """
+    plan = plan_of(location, kind, num_shards, seed, compression, of_source)
+    num_workers = num_workers or parallel_tasks.default_num_workers()
+    index = pack(plan, storage.at(directory), num_workers)
+    if index is None:  # another process deleted shards
+        raise DataError(f"{directory}: shards vanished while they were packed; start again")
+    return index
+
+
+def plan_of(
+    location: str,
+    kind: str,
+    num_shards: int | None,
+    seed: int | None,
+    compression: Compression,
+    of_source: Mapping[str, object],
+) -> Plan:
+    """Returns the plan of what `packed` packs, for arguments as it takes them."""
     source = open_source(location, kind, Options.model_validate(of_source))
-    plan = Plan(
+    return Plan(
         source,
         num_shards=num_shards or default_num_shards(source),
         seed=seed,
         compression=compression,
     )
-    return pack(plan, Path(directory), num_workers or parallel_tasks.default_num_workers())

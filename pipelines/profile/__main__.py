@@ -8,8 +8,10 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveFloat, PositiveInt
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from pipelines.console import command_line
+from pipelines.errors import DataError
 
 _DESCRIPTION = """Measures each stage of reading a folder on this machine: reading, parsing,
 decoding images, cropping and scaling them, and batching."""
@@ -20,11 +22,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return command_line.run(_parser(), _profile, arguments)
 
 
-def _profile(directory: str, batch_size: int, image_size: int, seconds: float, chart: str) -> None:
+def _profile(
+    directory: str,
+    batch_size: int,
+    image_size: int,
+    seconds: float,
+    chart: str,
+    read_ahead: str,
+    cache_dir: str | None = None,
+) -> None:
     from pipelines.profile.stages import ADVICE, SHORTEST_EPOCH, draw_chart, is_too_small, measure
+    from pipelines.reading.tuning import Tuning
 
     size = (image_size, image_size)
-    stages = measure(directory, batch_size=batch_size, size=size, seconds=seconds)
+    tuning = Tuning(read_ahead_bytes=_num_bytes(read_ahead), cache_dir=cache_dir)
+    stages = measure(directory, batch_size=batch_size, size=size, seconds=seconds, tuning=tuning)
     total = sum(stage.microseconds for stage in stages)
     command_line.print_table(
         ("stage", "us/record", "percent", "up to here, records/s"),
@@ -49,15 +61,31 @@ def _profile(directory: str, batch_size: int, image_size: int, seconds: float, c
     print(f"chart: {chart}")
 
 
+def _num_bytes(size: str) -> int:
+    try:
+        return TypeAdapter(ByteSize).validate_python(size)
+    except ValidationError:
+        raise DataError(f"--read-ahead: expected a size such as 512MB, got {size!r}") from None
+
+
 def _parser() -> ArgumentParser:
     parser = command_line.parser("profile", _DESCRIPTION)
-    parser.add_argument("directory", metavar="DIR", help="folder with an index")
+    parser.add_argument("directory", metavar="DIR", help="folder or URL with an index")
     parser.add_argument("--batch-size", type=PositiveInt, default=64, metavar="N", help="records")
     parser.add_argument(
         "--image-size", type=PositiveInt, default=224, metavar="N", help="pixels per side"
     )
     parser.add_argument(
         "--seconds", type=PositiveFloat, default=3.0, metavar="X", help="time per stage"
+    )
+    parser.add_argument(
+        "--read-ahead",
+        default="512MB",
+        metavar="SIZE",
+        help="memory for data read ahead from a URL",
+    )
+    parser.add_argument(
+        "--cache-dir", metavar="DIR", help="local cache of data from a URL; default: none"
     )
     parser.add_argument(
         "--chart", default="profile.png", metavar="PNG", help="where to draw the chart"

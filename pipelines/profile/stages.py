@@ -15,7 +15,8 @@ from pipelines.format.examples import decode
 from pipelines.format.index import load_index
 from pipelines.maps import images
 from pipelines.reading.folder import Folder
-from pipelines.reading.tuning import DEFAULT
+from pipelines.reading.tuning import DEFAULT, Tuning
+from pipelines.storage import AnyPath
 
 #: Advice by the slowest stage.
 ADVICE = {
@@ -50,7 +51,12 @@ class Stage(NamedTuple):
 
 
 def measure(
-    directory: str | Path, *, batch_size: int, size: images.Size, seconds: float
+    directory: str | AnyPath,
+    *,
+    batch_size: int,
+    size: images.Size,
+    seconds: float,
+    tuning: Tuning = DEFAULT,
 ) -> list[Stage]:
     """Measures the stages of reading a folder.
 
@@ -59,11 +65,12 @@ def measure(
         batch_size: Records per batch.
         size: Height and width to which images are cropped and scaled.
         seconds: Duration of the measurement of each stage.
+        tuning: Performance settings.
 
     Raises:
         DataError: The folder cannot be read.
     """
-    folder = Folder(directory, shuffle_buffer=_SHUFFLE_BUFFER, seed=0)
+    folder = Folder(directory, shuffle_buffer=_SHUFFLE_BUFFER, seed=0, tuning=tuning)
     stages: list[Stage] = []
     before = 0.0
     datasets = _up_to_each(folder, size)
@@ -78,7 +85,7 @@ def measure(
     return stages
 
 
-def is_too_small(directory: str | Path, stages: Sequence[Stage]) -> bool:
+def is_too_small(directory: str | AnyPath, stages: Sequence[Stage]) -> bool:
     """Returns whether an epoch through all stages is too short for a meaningful measurement."""
     slowest = min(stage.records_per_s for stage in stages)
     return load_index(directory).num_records / slowest < SHORTEST_EPOCH

@@ -7,13 +7,14 @@ returns the intact ones.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format import record_file
 from pipelines.format.offsets import OFFSETS_NAME
@@ -147,29 +148,8 @@ def _fail(block: Blocks) -> Records:
 def _read_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> Records:
     """Reads a block record by record, and returns the intact ones or fails with the damage."""
     _check_exists(block.path)
-
-    def read(path: bytes, first: int, stop: int, size: int) -> tuple[np.ndarray, np.ndarray, bytes]:
-        found: dict[int, bytes] = {}
-        problems: list[str] = []
-        with Path(path.decode()).open("rb") as file:
-            for number in range(first, stop):
-                try:
-                    found[number] = record_file.read_at(file, int(offsets[number]))
-                except DataError as error:
-                    problems.append(str(error))
-        if not problems and size != sum(len(data) + FRAMING_BYTES for data in found.values()):
-            table = Path(path.decode()).parent / OFFSETS_NAME
-            problems.append(f"{table}: does not match {path.decode()}; delete {OFFSETS_NAME}")
-        elif skipped is not None:
-            for problem in problems:
-                skipped.add(problem)
-            problems = []
-        if problems:
-            return np.array([b""], object), np.zeros(1, np.int64), problems[0].encode()
-        return np.array([*found.values()], object), np.array([*found], np.int64), b""
-
     serialized, numbers, problem = tf.numpy_function(
-        read,
+        functools.partial(intact_records, offsets, skipped),
         [block.path, block.first, block.first + block.count, block.size],
         (tf.string, tf.int64, tf.string),
     )
@@ -178,6 +158,44 @@ def _read_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> 
     numbers = tf.boolean_mask(tf.ensure_shape(numbers, (None,)), wanted)
     serialized = tf.boolean_mask(tf.ensure_shape(serialized, (None,)), wanted)
     return Records(serialized, numbers, _starts(block, numbers))
+
+
+def intact_records(
+    offsets: np.ndarray, skipped: Skipped | None, path: bytes, first: int, stop: int, size: int
+) -> tuple[np.ndarray, np.ndarray, bytes]:
+    """Reads a block record by record.
+
+    Args:
+        offsets: Byte offset of each record of the folder in its file.
+        skipped: Counts corrupt records, which are then skipped; None: they are errors.
+        path: Path or URL of the file.
+        first: Number of the first record of the block.
+        stop: Number of the first record after the block.
+        size: Size of the block in bytes.
+
+    Returns:
+        The intact records, their numbers, and a description of the first error or empty bytes.
+    """
+    location = storage.at(path.decode())
+    found: dict[int, bytes] = {}
+    problems: list[str] = []
+    num_bytes = storage.num_bytes(location)
+    with location.open("rb") as file:
+        for number in range(first, stop):
+            try:
+                found[number] = record_file.read_at(file, int(offsets[number]), num_bytes)
+            except DataError as error:
+                problems.append(str(error))
+    if not problems and size != sum(len(data) + FRAMING_BYTES for data in found.values()):
+        table = location.parent / OFFSETS_NAME
+        problems.append(f"{table}: does not match {location}; delete {OFFSETS_NAME}")
+    elif skipped is not None:
+        for problem in problems:
+            skipped.add(problem)
+        problems = []
+    if problems:
+        return np.array([b""], object), np.zeros(1, np.int64), problems[0].encode()
+    return np.array([*found.values()], object), np.array([*found], np.int64), b""
 
 
 def _starts(block: Blocks, numbers: tf.Tensor) -> tf.Tensor:

@@ -8,13 +8,14 @@ pipeline. A block, the unit of reading and shuffling, is a short run of records 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from pipelines import storage
 from pipelines.format.index import Index, Shard
+from pipelines.storage import AnyPath
 
 
 class ShardRange(NamedTuple):
@@ -160,7 +161,7 @@ def records_per_block(index: Index, shuffle_buffer: int) -> int:
 
 
 def blocks_of(
-    directory: str | Path,
+    directory: str | AnyPath,
     index: Index,
     ranges: Sequence[ShardRange],
     *,
@@ -183,7 +184,7 @@ def blocks_of(
     num_records = {shard.name: shard.num_records for shard in index.shards}
     rows: list[tuple[str, int, int, int, int]] = []
     for shard, begin, end in ranges:
-        path, first = str(Path(directory) / shard.name), before_shard[shard.name]
+        path, first = str(storage.at(directory) / shard.name), before_shard[shard.name]
         if offsets is None:
             rows.append((path, begin, first + begin, end - begin, 0))
             continue

@@ -8,15 +8,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.index import Index, check_shards, load_index
 from pipelines.reading import order
 from pipelines.reading.block_reader import Skipped, block_reader, in_parallel, sequential_reader
-from pipelines.reading.blocks import Records, ShardRange, blocks_of, ranges_of, records_per_block
+from pipelines.reading.blocks import (
+    Reader,
+    Records,
+    ShardRange,
+    blocks_of,
+    ranges_of,
+    records_per_block,
+)
+from pipelines.reading.range_cache import caching
+from pipelines.reading.read_ahead import Fetch
+from pipelines.reading.remote_reader import fetch_range, remote_reader, remote_sequential_reader
 from pipelines.reading.tuning import DEFAULT, Tuning
+from pipelines.storage import AnyPath, RemotePath
 
 #: Whether a corrupt record is an error or is skipped.
 OnCorrupt = Literal["raise", "skip"]
@@ -48,7 +61,7 @@ class Folder:
 
     def __init__(
         self,
-        directory: str | Path,
+        directory: str | AnyPath,
         *,
         context: tf.distribute.InputContext | None = None,
         shuffle_buffer: int = 0,
@@ -57,6 +70,7 @@ class Folder:
         portable: bool = False,
         tuning: Tuning = DEFAULT,
     ) -> None:
+        directory = storage.at(directory)
         index = load_index(directory)
         num_pipelines = context.num_input_pipelines if context else 1
         ranges = ranges_of(index.shards, num_pipelines, context.input_pipeline_id if context else 0)
@@ -77,14 +91,23 @@ class Folder:
             )
         self._window = min(shuffle_buffer, self.num_records)
         self._block_size = records_per_block(index, shuffle_buffer)
-        if index.compression:
-            table, self._num_reads = None, 1
-            self._read_block = sequential_reader(index.compression, self._block_size)
+        table = None if index.compression else offsets.load(directory, index)
+        skipped = Skipped() if on_corrupt == "skip" else None
+        if isinstance(directory, RemotePath):
+            if portable:
+                raise ValueError(
+                    f"data_service: expected a local folder, got {directory}: the workers of a "
+                    "service cannot read URLs; mount the bucket, or read without a service"
+                )
+            self._read = _remote_reader(directory, index, table, skipped, self._block_size, tuning)
         else:
-            table, self._num_reads = offsets.load(directory, index), tuning.num_reads
-            skipped = Skipped() if on_corrupt == "skip" else None
-            self._read_block = block_reader(table, skipped, portable=portable)
-        self._read = in_parallel(self._read_block, self._num_reads)
+            self._num_reads = 1 if table is None else tuning.num_reads
+            self._read_block = (
+                sequential_reader(index.compression, self._block_size)
+                if table is None
+                else block_reader(table, skipped, portable=portable)
+            )
+            self._read = in_parallel(self._read_block, self._num_reads)
         self._blocks = blocks_of(directory, index, ranges, size=self._block_size, offsets=table)
 
     def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
@@ -138,6 +161,31 @@ class Folder:
         shape = [tf.size(records.numbers), 2]
         drawn = tf.random.uniform(shape, tf.int32.min, tf.int32.max, tf.int32)
         return records.serialized, drawn
+
+
+def _remote_reader(
+    directory: RemotePath,
+    index: Index,
+    table: np.ndarray | None,
+    skipped: Skipped | None,
+    block_size: int,
+    tuning: Tuning,
+) -> Reader:
+    if table is None:
+        return remote_sequential_reader(index.compression, block_size)
+    if tuning.cache_dir is None:
+        fetch: Fetch = fetch_range
+    else:
+        versions = {str(directory / shard.name): shard.sha256 for shard in index.shards}
+        fetch = caching(fetch_range, tuning.cache_dir, tuning.cache_bytes, versions)
+    return remote_reader(
+        table,
+        skipped,
+        fetch=fetch,
+        limit=tuning.read_ahead_bytes,
+        # Merged blocks are others in each epoch, and would not be found in a cache.
+        merge=tuning.cache_dir is None,
+    )
 
 
 def _fingerprint(index: Index, ranges: Sequence[ShardRange]) -> str:

@@ -8,7 +8,6 @@ taken from each source before any position is known without drawing again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from pipelines.reading.batching import AugmentFn, BatchFn, ExampleMaker, MapFn
 from pipelines.reading.folder import Folder
 from pipelines.reading.position import BEGINNING, Position, starts, with_restart
 from pipelines.reading.tuning import DEFAULT, Tuning
+from pipelines.storage import AnyPath
 
 
 class Source(NamedTuple):
@@ -30,7 +30,7 @@ class Source(NamedTuple):
         map_fn: Maps its examples to the structure that all sources share.
     """
 
-    directory: str | Path
+    directory: str | AnyPath
     weight: float
     map_fn: MapFn | None = None
 

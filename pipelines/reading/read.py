@@ -14,10 +14,11 @@ from pipelines.reading.batching import AugmentFn, BatchFn, ExampleMaker, LastBat
 from pipelines.reading.folder import Folder, OnCorrupt, cached
 from pipelines.reading.position import BEGINNING, Position, starts, with_restart
 from pipelines.reading.tuning import DEFAULT, Tuning, through_data_service
+from pipelines.storage import AnyPath
 
 
 def read(
-    directory: str | Path,
+    directory: str | AnyPath,
     batch_size: int,
     *,
     shuffle_buffer: int = 0,
@@ -39,7 +40,7 @@ def read(
     """Reads a folder of shards that has an index.
 
     Args:
-        directory: The folder.
+        directory: The folder, local or a URL (`s3://`, `gs://`, `az://`).
         batch_size: Global batch size: examples per batch over all input pipelines.
         shuffle_buffer: Number of examples that are shuffled together, after blocks of records were
             shuffled over all files. Each epoch has another order. Two to three times this number of

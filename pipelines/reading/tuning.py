@@ -9,6 +9,7 @@ timing.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -22,6 +23,10 @@ class Tuning(NamedTuple):
         num_maps: Parallel calls of each map function.
         num_prefetched: Batches prepared ahead of the training step.
         num_threads: Size of a private thread pool of this dataset; None: TensorFlow's shared pool.
+        read_ahead_bytes: Memory for data that are read ahead of their use from a URL.
+        cache_dir: Local folder that caches what is read from URLs; None: no cache. Processes may
+            share it.
+        cache_bytes: Size limit of that folder. The least recently used data are removed.
         ram_bytes: Memory that `tf.data` may use for buffers it sizes itself; None: half of the
             free memory.
     """
@@ -31,6 +36,9 @@ class Tuning(NamedTuple):
     num_prefetched: int = tf.data.AUTOTUNE
     num_threads: int | None = None
     ram_bytes: int | None = None
+    read_ahead_bytes: int = 512 << 20
+    cache_dir: str | Path | None = None
+    cache_bytes: int = 100 << 30
 
     def options(self, *, deterministic: bool) -> tf.data.Options:
         """Returns the options of a dataset. A deterministic order is that of a single thread."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
+from pipelines import storage
 from pipelines.console import command_line
 from pipelines.format.index import load_index
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(directory: str, num_images: int, num_records: int, to: str | None = None) -> None:
-    folder = Path(directory)
+    folder = storage.at(directory)
     index = load_index(folder)
     command_line.print_summary(index, folder)
     from pipelines.show import records  # imports TensorFlow, so after the first table
@@ -46,17 +47,24 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
                 for name, count in of_label.items()
             ),
         )
-    beside = folder.resolve()
-    path = Path(to) if to else beside.with_name(f"{beside.name}.png")
+    if to:
+        path = Path(to)
+    elif isinstance(folder, Path):
+        path = folder.resolve().with_name(f"{folder.resolve().name}.png")
+    else:
+        path = Path(f"{folder.name}.png")
     num_shown = records.contact_sheet(first[:num_images], index, path)
     print(f"{num_shown} images: {path}" if num_shown else "The data contain no images to show.")
 
 
 def _parser() -> ArgumentParser:
     parser = command_line.parser("show", _DESCRIPTION)
-    parser.add_argument("directory", metavar="DIR", help="folder with an index")
+    parser.add_argument("directory", metavar="DIR", help="folder or URL with an index")
     parser.add_argument(
-        "--to", "--out", metavar="FILE", help="PNG to write; default: DIR.png beside the folder"
+        "--to",
+        "--out",
+        metavar="FILE",
+        help="PNG to write; default: DIR.png beside a local folder",
     )
     parser.add_argument(
         "--num-images", type=NonNegativeInt, default=36, help="images on the contact sheet"

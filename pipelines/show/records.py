@@ -16,11 +16,12 @@ from pipelines.format import record_file
 from pipelines.format.examples import decode
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard
+from pipelines.storage import AnyPath
 
 _MOST_CHARACTERS = 60
 
 
-def records(directory: Path, index: Index, num_records: int) -> Iterator[bytes]:
+def records(directory: AnyPath, index: Index, num_records: int) -> Iterator[bytes]:
     """Yields serialized records from the beginning of each shard, alternating between shards.
 
     Raises:

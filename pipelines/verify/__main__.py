@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
+from pipelines import storage
 from pipelines.console import command_line, parallel_tasks
 from pipelines.errors import DataError
 
@@ -26,7 +26,7 @@ def _verify(directory: str, decode: bool = False, num_workers: int | None = None
     from pipelines.verify.shards import verify
 
     findings = verify(
-        Path(directory),
+        storage.at(directory),
         decode=decode,
         num_workers=num_workers or parallel_tasks.default_num_workers(),
     )
@@ -52,7 +52,7 @@ def _verify(directory: str, decode: bool = False, num_workers: int | None = None
 
 def _parser() -> ArgumentParser:
     parser = command_line.parser("verify", _DESCRIPTION)
-    parser.add_argument("directory", metavar="DIR", help="folder with an index")
+    parser.add_argument("directory", metavar="DIR", help="folder or URL with an index")
     parser.add_argument("--decode", action="store_true", help="also decode the images")
     parser.add_argument(
         "--num-workers", type=PositiveInt, metavar="N", help="processes; default: one per core"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
+from pipelines import storage
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format import offsets, record_file
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard, load_index, sha256_of
 from pipelines.format.record_file import Compression, Record
+from pipelines.storage import AnyPath
 
 _NUM_AT_ONCE = 32
 
@@ -27,7 +28,7 @@ class Findings:
         problems: Descriptions of damaged records, with their offsets, and of the whole file.
     """
 
-    path: Path
+    path: AnyPath
     num_records: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -39,14 +40,14 @@ class Findings:
 class _Task(NamedTuple):
     """One shard to check."""
 
-    path: Path
+    path: AnyPath
     shard: Shard
     features: tuple[Feature, ...]
     compression: Compression
     decode: bool
 
 
-def verify(directory: Path, *, decode: bool, num_workers: int) -> list[Findings]:
+def verify(directory: AnyPath, *, decode: bool, num_workers: int) -> list[Findings]:
     """Checks the records of a folder, and its shards against the index.
 
     Args:
@@ -76,7 +77,7 @@ def verify(directory: Path, *, decode: bool, num_workers: int) -> list[Findings]
     return findings
 
 
-def _check_together(directory: Path, index: Index, findings: Sequence[Findings]) -> None:
+def _check_together(directory: AnyPath, index: Index, findings: Sequence[Findings]) -> None:
     """Reports wrong offsets, and copies of shards, whose records would be read twice per epoch."""
     first: dict[str, str] = {}
     mismatches = offsets.mismatches(directory, index)
@@ -93,9 +94,11 @@ def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:
     """Checks one shard. Problems are returned, not raised."""
     findings = Findings(task.path)
     try:
-        num_bytes = task.path.stat().st_size
+        num_bytes = storage.num_bytes(task.path)
         _check_records(task, findings, advance)
         _check_whole(task, findings, num_bytes)
+    except DataError as error:  # of an object store
+        findings.problems.append(str(error))
     except OSError as error:
         findings.problems.append(error.strerror or str(error))
     return findings

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import uuid
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +19,12 @@ from typing import Protocol, Self
 from pipelines.errors import DataError
 from pipelines.format.index import INDEX_NAME, Index, Shard, check_shards, load_index
 from pipelines.format.record_file import Compression, frame
+from pipelines.storage import AnyPath, RemotePath
 
+#: Folder in a destination in an object store that describes shards before there is an index.
+PACKING = ".packing"
+#: Names of shards, and of what packing leaves, in a destination without an index.
+_OWN = re.compile(r"data-\d+-of-\d+\.tfrecord|\.packing/.*|offsets\.npz")
 #: Size at which collected records are hashed and written.
 _CHUNK_BYTES = 1 << 20
 
@@ -37,24 +44,31 @@ class ShardWriter:
     """Context manager that writes records to a new file. The same records give the same bytes.
 
     On exit without an error the file is complete and flushed to disk, and `shard` describes it.
+
+    Attributes:
+        shard: Description of the complete file.
+        offsets: Offset of each record in the uncompressed file.
     """
 
     shard: Shard
 
-    def __init__(self, path: Path, compression: Compression = "") -> None:
+    def __init__(self, path: AnyPath, compression: Compression = "") -> None:
         self._path = path
         self._file = path.open("wb")
         self._compressor = _compressor(compression)
         self._hash = hashlib.sha256()
         self._chunk: list[bytes] = []
-        self._chunk_bytes = self._num_records = 0
+        self._chunk_bytes = self._num_bytes = 0
+        self.offsets: list[int] = []
+        self._end = 0
 
     def write(self, data: bytes) -> None:
         """Appends one record."""
         framed = frame(data)
         self._chunk.append(framed)
         self._chunk_bytes += len(framed)
-        self._num_records += 1
+        self.offsets.append(self._end)
+        self._end += len(framed)
         if self._chunk_bytes >= _CHUNK_BYTES:
             self._flush()
 
@@ -73,12 +87,13 @@ class ShardWriter:
             self._flush()
             if self._compressor:
                 self._put(self._compressor.flush())
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            if isinstance(self._path, Path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
         self.shard = Shard(
             name=self._path.name,
-            num_records=self._num_records,
-            num_bytes=self._path.stat().st_size,
+            num_records=len(self.offsets),
+            num_bytes=self._num_bytes,
             sha256=self._hash.hexdigest(),
         )
 
@@ -89,6 +104,7 @@ class ShardWriter:
 
     def _put(self, data: bytes) -> None:
         self._hash.update(data)
+        self._num_bytes += len(data)
         self._file.write(data)
 
 
@@ -99,7 +115,7 @@ def _compressor(compression: Compression) -> _Compressor | None:
     return zlib.compressobj() if compression == "ZLIB" else None
 
 
-def found_in(directory: Path, wanted: Mapping[str, object]) -> Index | None:
+def found_in(directory: AnyPath, wanted: Mapping[str, object]) -> Index | None:
     """Returns the index of a folder if it exists already and contains the expected data.
 
     Args:
@@ -114,7 +130,7 @@ def found_in(directory: Path, wanted: Mapping[str, object]) -> Index | None:
     """
     if not _holds_something(directory):
         return None
-    if not (directory / INDEX_NAME).exists():
+    if not (directory / INDEX_NAME).is_file():
         raise DataError(
             f"{directory}: expected a new or empty folder, or one with an index, found other "
             "files; choose another folder"
@@ -162,18 +178,25 @@ def publish(folder: Path, directory: Path, index: Index, wanted: Mapping[str, ob
 
 def write_index(folder: Path, index: Index) -> None:
     """Writes or replaces the index of a folder atomically."""
-    write_whole(folder / INDEX_NAME, index.model_dump_json(indent=2) + "\n")
+    write_whole(folder / INDEX_NAME, index_json(index).decode())
+
+
+def index_json(index: Index) -> bytes:
+    """Returns the contents of the file of an index."""
+    return f"{index.model_dump_json(indent=2)}\n".encode()
 
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a small file atomically."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     partial.write_text(text, "utf-8")
     _sync(partial)
     partial.rename(path)
 
 
-def _holds_something(directory: Path) -> bool:
+def _holds_something(directory: AnyPath) -> bool:
+    if isinstance(directory, RemotePath):
+        return any(not _OWN.fullmatch(name) for name in directory.sizes())
     return directory.exists() and any(directory.iterdir())
 
 

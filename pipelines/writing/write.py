@@ -12,15 +12,17 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pipelines import storage
 from pipelines.format.examples import encode
 from pipelines.format.feature import Feature
-from pipelines.format.index import Index, Shard
-from pipelines.writing.publish import ShardWriter, found_in, publish, shard_name
+from pipelines.format.index import INDEX_NAME, Index, Shard
+from pipelines.storage import AnyPath, RemotePath
+from pipelines.writing.publish import ShardWriter, found_in, index_json, publish, shard_name
 
 
 def write_shards(
     examples: Iterable[Mapping[str, object]],
-    directory: str | Path,
+    directory: str | AnyPath,
     features: Sequence[Feature],
     *,
     num_shards: int,
@@ -34,7 +36,7 @@ def write_shards(
     Args:
         examples: One mapping from feature names to values per example. They are consumed once, and
             not at all if the folder exists already.
-        directory: The folder to create, with its parents.
+        directory: The folder to create, with its parents, or its URL.
         features: The features of every record.
         num_shards: Number of files.
         source: Description of the examples and how they were made. An existing folder with the same
@@ -49,11 +51,18 @@ def write_shards(
     """
     if num_shards < 1:
         raise ValueError(f"num_shards: expected at least 1, got {num_shards}")
-    directory = Path(directory).absolute()
+    directory = storage.at(directory)
     features = tuple(features)
     wanted = {"source": source, "features": features, "num_shards": num_shards}
     if found := found_in(directory, wanted):
         return found
+    if isinstance(directory, RemotePath):
+        shards = _write_files(examples, directory, features, num_shards)
+        index = Index(source=source, features=features, shards=shards)
+        # The index makes the shards a data set. A later writer replaces it with the same data.
+        (directory / INDEX_NAME).write_bytes(index_json(index))
+        return index
+    directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _hidden_folder_beside(directory) as folder:
         shards = _write_files(examples, folder, features, num_shards)
@@ -63,7 +72,7 @@ def write_shards(
 
 def _write_files(
     examples: Iterable[Mapping[str, object]],
-    folder: Path,
+    folder: AnyPath,
     features: Sequence[Feature],
     num_shards: int,
 ) -> tuple[Shard, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 import pipelines
+from pipelines.storage import AnyPath, at, is_url
 from tfdist.config import TrainConfig
 from tfdist.data import noise
 from tfdist.data.data_set import SMALL, SYNTHETIC, DataSet
@@ -62,7 +63,7 @@ def read(
     )
 
 
-def folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
+def folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
     """Returns the folder of a split's shards, and packs them first if they are missing.
 
     Raises:
@@ -80,7 +81,7 @@ def folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
     return directory
 
 
-def _folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
+def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
     below = Path(config.data_dir) / data_set.name
     if config.data == SYNTHETIC:
         raise DataError(
@@ -89,6 +90,8 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
     if config.data == SMALL:
         return _small(data_set, below / "small" / split, split)
     source, options = str(config.data), dict(data_set.options)
+    if is_url(source):
+        return _remote(at(source), data_set, split)
     root = _root(Path(source), data_set)
     folders = {name: _split_folder(root, name) for name in data_set.splits}
     of_split = folders[split]
@@ -110,6 +113,25 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> Path:
             f"{error}\n{splits}Use --data {stand_in}, or a folder that contains {both}."
         ) from error
     return below / name / split
+
+
+def _remote(source: AnyPath, data_set: DataSet, split: str) -> AnyPath:
+    """Returns the packed folder of a split in a bucket, beside `source` if that is one split.
+
+    Raises:
+        DataError: There is no packed folder of the split.
+    """
+    root = source.parent if (source / _INDEX).is_file() else source
+    names = [split] if split != "validation" else [split, "val", "valid"]
+    for name in names:
+        if (root / name / _INDEX).is_file():
+            return root / name
+    both = " and ".join(data_set.splits)
+    raise DataError(
+        f"--data {source}: expected the packed folders {both} below {root}, found no "
+        f"{root / split / _INDEX}. Pack each split with: python -m pipelines.pack SRC "
+        f"{root / split}"
+    )
 
 
 def _root(source: Path, data_set: DataSet) -> Path:

@@ -1,0 +1,139 @@
+"""`python -m benchmarks bucket`: reading images from an S3 server beside reading local files."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeFloat, PositiveInt
+
+from tfdist.bench import harness
+
+DESCRIPTION = "reading images from an S3 server beside reading local files"
+_HEADER = ("source", "added latency", "images", "images/s", "CPU s", "requests")
+_NUM_KINDS, _PIXELS, _NUM_SHARDS, _SHUFFLE_BUFFER = 16, 128, 8, 5000
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument(
+        "--images", type=PositiveInt, default=20_000, metavar="N", help="images of 128x128 pixels"
+    )
+    parser.add_argument("--batch", type=PositiveInt, default=256, metavar="N", help="batch size")
+    parser.add_argument(
+        "--latencies", nargs="+", type=NonNegativeFloat, default=[0.0, 20.0], metavar="MS",
+        help="milliseconds that a proxy adds to each request",
+    )  # fmt: skip
+    harness.add_arguments(parser, table=True)
+
+
+def run(
+    images: int,
+    batch: int,
+    latencies: Sequence[float],
+    json: str | None,
+    table: str | None,
+    smoke: bool,
+) -> None:
+    """Measures and prints a table; the arguments are the values of the flags.
+
+    The server, its proxy and the reader share the cores of this machine. Images are read with and
+    without decoding, because decoding may take all cores and hide the cost of reading.
+    """
+    import pipelines
+    from pipelines import storage
+    from tests.support import buckets
+
+    output = harness.Output("bucket", json, table)
+    if smoke:
+        images, latencies = 600, latencies[:1]
+    os.environ.update(buckets.ENVIRONMENT)
+    results = []
+    with tempfile.TemporaryDirectory() as name, buckets.s3_server() as address:
+        folder, url = Path(name) / "images", "s3://bucket/images"
+        features = (
+            pipelines.Feature(
+                name="image", dtype="uint8", shape=(_PIXELS, _PIXELS, 3), encoding="jpeg"
+            ),
+        )
+        pipelines.write_shards(
+            _examples(images), folder, features, num_shards=_NUM_SHARDS, source="images"
+        )
+        proxy = buckets.Proxy(address)
+        os.environ["AWS_ENDPOINT_URL"] = address
+        buckets.create_bucket(address, "bucket")
+        pipelines.read(folder, batch)  # writes the offsets
+        buckets.upload(folder, url)
+        for decode in (True, False):
+            results.append(_measure("local", folder, batch, decode))
+            results.append(_measure("S3", url, batch, decode))
+            cached = pipelines.Tuning(cache_dir=f"{name}/cache-{decode}")
+            _measure("S3", url, batch, decode, cached)
+            results.append(_measure("S3, cached", url, batch, decode, cached))
+            for latency in latencies:
+                proxy.delay, before = latency / 1000, proxy.num_requests
+                os.environ["AWS_ENDPOINT_URL"] = proxy.address
+                storage._store.cache_clear()
+                row = _measure("S3 by proxy", url, batch, decode)
+                row |= {"latency_ms": latency, "requests": proxy.num_requests - before}
+                results.append(row)
+                os.environ["AWS_ENDPOINT_URL"] = address
+                storage._store.cache_clear()
+        proxy.close()
+    title = f"{images} JPEG images of {_PIXELS}x{_PIXELS} pixels, batch {batch}"
+    output.show(_HEADER, [_cells(row) for row in results], title)
+    output.conclude(results)
+
+
+def _examples(num_images: int) -> Iterator[dict[str, object]]:
+    import numpy as np
+    from PIL import Image
+
+    coarse = np.random.default_rng(0).integers(0, 256, (_NUM_KINDS, 16, 16, 3), np.uint8)
+    encoded = []
+    for pixels in coarse:
+        file = io.BytesIO()
+        Image.fromarray(pixels).resize((_PIXELS, _PIXELS)).save(file, "jpeg", quality=90)
+        encoded.append(file.getvalue())
+    for number in range(num_images):
+        yield {"image": encoded[number % _NUM_KINDS]}
+
+
+def _measure(source: str, where: Any, batch: int, decode: bool, tuning: Any = None) -> dict:
+    """Reads one epoch and returns its throughput and the CPU time of this process."""
+    import pipelines
+
+    dataset = pipelines.read(
+        where,
+        batch,
+        shuffle_buffer=_SHUFFLE_BUFFER,
+        seed=1,
+        decode_images=decode,
+        tuning=tuning or pipelines.Tuning(),
+    )
+    cpu, begin, count = time.process_time(), time.perf_counter(), 0
+    for one in dataset:
+        count += int(one["image"].shape[0])
+    return {
+        "source": source,
+        "decode": decode,
+        "images_per_s": count / (time.perf_counter() - begin),
+        "cpu_s": time.process_time() - cpu,
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["source"],
+        f"{row['latency_ms']:g} ms" if "latency_ms" in row else "",
+        "decoded" if row["decode"] else "bytes",
+        f"{row['images_per_s']:,.0f}",
+        f"{row['cpu_s']:.2f}",
+        str(row.get("requests", "")),
+    )

@@ -1,0 +1,250 @@
+"""Where finished shards are kept until all of them exist and the folder is published.
+
+On a local disk that is a hidden folder beside the destination. In an object store, shards are
+written to the destination itself, beside a folder `.packing`, and the index, which is written last,
+makes them a data set. Several machines may pack parts of the same plan at the same time.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import fcntl
+import io
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+from pydantic import ValidationError
+
+from pipelines import storage
+from pipelines.errors import DataError
+from pipelines.format import offsets
+from pipelines.format.index import INDEX_NAME, Index, Shard
+from pipelines.storage import AnyPath, RemotePath
+from pipelines.writing.publish import PACKING, found_in, index_json, publish, write_whole
+
+_PLAN = "plan.json"
+
+
+class Part(NamedTuple):
+    """One of several parts of a data set that are packed separately.
+
+    Attributes:
+        number: From 0.
+        num_parts: Number of all parts.
+    """
+
+    number: int
+    num_parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parses `3/16`, the third of sixteen.
+
+        Raises:
+            DataError: The text is not a part.
+        """
+        number, slash, num_parts = text.partition("/")
+        with contextlib.suppress(ValueError):
+            if slash and 1 <= int(number) <= int(num_parts):
+                return cls(int(number) - 1, int(num_parts))
+        raise DataError(f"--part: expected a part such as 3/16, got {text!r}")
+
+
+class WorkFolder(abc.ABC):
+    """Keeps finished shards and their descriptions. A shard without a description is not finished.
+
+    Instances are pickled to the worker processes.
+    """
+
+    @abc.abstractmethod
+    def lock(self, part: Part | None) -> contextlib.AbstractContextManager[None]:
+        """Prevents other processes from writing the same shards within the block."""
+
+    @abc.abstractmethod
+    def prepare(self, plan: str, part: Part | None) -> None:
+        """Removes what belongs to another plan; in a part, that is an error instead."""
+
+    @abc.abstractmethod
+    def path(self, name: str) -> AnyPath:
+        """Returns the path to which a shard is written."""
+
+    @abc.abstractmethod
+    def finish(self, name: str, shard: Shard, table: Sequence[int]) -> Shard:
+        """Records that a shard is complete. `table` has the offsets of its records."""
+
+    @abc.abstractmethod
+    def finished(self, name: str) -> Shard | None:
+        """Returns the description of a finished shard, or None if it is not finished."""
+
+    @abc.abstractmethod
+    def publish(self, index: Index, wanted: Mapping[str, object]) -> Index:
+        """Makes the finished shards a data set, and returns its index."""
+
+
+def work_folder(directory: AnyPath) -> WorkFolder:
+    """Returns the working folder of a destination."""
+    if isinstance(directory, RemotePath):
+        return _RemoteWork(directory)
+    return _LocalWork(directory)
+
+
+def _other_plan(path: AnyPath) -> DataError:
+    return DataError(
+        f"{path}: this destination contains parts that were packed with other options; use the "
+        "same source and options for all parts, or delete them"
+    )
+
+
+class _LocalWork(WorkFolder):
+    """`.NAME.packing/` with `plan.json`, `shards/` and a JSON description of each shard."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory.with_name(f".{directory.name}.packing")
+        self._shards = self._path / "shards"
+
+    @contextlib.contextmanager
+    def lock(self, part: Part | None) -> Iterator[None]:
+        """Locks the folder. The system releases the lock when the process ends for any reason.
+
+        Parts share the folder, but each may be packed by one process only.
+
+        Raises:
+            DataError: Another process holds the lock.
+        """
+        self._path.mkdir(parents=True, exist_ok=True)
+        kind = fcntl.LOCK_SH if part else fcntl.LOCK_EX
+        with contextlib.ExitStack() as stack:
+            self._hold(stack, os.open(self._path, os.O_RDONLY), kind)
+            if part:
+                name = f"part-{part.number}-of-{part.num_parts}.lock"
+                descriptor = os.open(self._path / name, os.O_RDWR | os.O_CREAT)
+                self._hold(stack, descriptor, fcntl.LOCK_EX)
+            yield
+
+    def _hold(self, stack: contextlib.ExitStack, descriptor: int, kind: int) -> None:
+        stack.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(
+                f"{self._path}: another process is packing to this folder; wait until it has ended"
+            ) from None
+
+    def prepare(self, plan: str, part: Part | None) -> None:
+        plan_file = self._path / _PLAN
+        if part:
+            self._shards.mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                _create_whole(plan_file, plan)
+            if plan_file.read_text("utf-8") != plan:
+                raise _other_plan(self._path)
+            return
+        if not plan_file.exists() or plan_file.read_text("utf-8") != plan:
+            for note in self._path.glob("*.json"):
+                note.unlink()
+            shutil.rmtree(self._shards, ignore_errors=True)
+            self._shards.mkdir()
+            write_whole(plan_file, plan)
+        for partial in self._shards.glob("*.partial"):
+            partial.unlink()
+
+    def path(self, name: str) -> Path:
+        return (self._shards / name).with_suffix(".partial")
+
+    def finish(self, name: str, shard: Shard, table: Sequence[int]) -> Shard:
+        self.path(name).rename(self._shards / name)
+        shard = shard.model_copy(update={"name": name})
+        write_whole(self._note(name), shard.model_dump_json())
+        return shard
+
+    def finished(self, name: str) -> Shard | None:
+        with contextlib.suppress(FileNotFoundError, ValidationError):
+            shard = Shard.model_validate_json(self._note(name).read_bytes())
+            if (self._shards / name).stat().st_size == shard.num_bytes:
+                return shard
+        return None
+
+    def publish(self, index: Index, wanted: Mapping[str, object]) -> Index:
+        index = publish(self._shards, self._directory, index, wanted)
+        shutil.rmtree(self._path, ignore_errors=True)  # another part may remove it, too
+        return index
+
+    def _note(self, name: str) -> Path:
+        return self._path / f"{Path(name).stem}.json"
+
+
+def _create_whole(path: Path, text: str) -> None:
+    """Writes a file atomically. Raises `FileExistsError` if it exists."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(text, "utf-8")
+    try:
+        os.link(temporary, path)
+    finally:
+        temporary.unlink()
+
+
+class _RemoteWork(WorkFolder):
+    """`DEST/.packing/` with `plan.json`, and a description and the offsets of each shard.
+
+    No lock is needed: an object appears only when it is complete, and a shard that two processes
+    write has the same bytes.
+    """
+
+    def __init__(self, directory: RemotePath) -> None:
+        self._directory = directory
+        self._notes = directory / PACKING
+
+    def lock(self, part: Part | None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def prepare(self, plan: str, part: Part | None) -> None:
+        with contextlib.suppress(FileExistsError):
+            (self._notes / _PLAN).write_bytes(plan.encode(), overwrite=False)
+        if (self._notes / _PLAN).read_bytes() == plan.encode():
+            return
+        if part:
+            raise _other_plan(self._notes)
+        for name in self._notes.sizes():
+            (self._notes / name).unlink(missing_ok=True)
+        (self._notes / _PLAN).write_bytes(plan.encode())
+
+    def path(self, name: str) -> RemotePath:
+        return self._directory / name
+
+    def finish(self, name: str, shard: Shard, table: Sequence[int]) -> Shard:
+        data = io.BytesIO()
+        np.save(data, np.array(table, np.int64))
+        (self._notes / f"{name}.npy").write_bytes(data.getvalue())
+        (self._notes / f"{name}.json").write_bytes(shard.model_dump_json().encode())
+        return shard
+
+    def finished(self, name: str) -> Shard | None:
+        with contextlib.suppress(FileNotFoundError, ValidationError):
+            shard = Shard.model_validate_json((self._notes / f"{name}.json").read_bytes())
+            if storage.num_bytes(self.path(name)) == shard.num_bytes:
+                return shard
+        return None
+
+    def publish(self, index: Index, wanted: Mapping[str, object]) -> Index:
+        if not index.compression:
+            offsets.store(self._directory, index, np.concatenate([*self._tables(index)]))
+        try:
+            (self._directory / INDEX_NAME).write_bytes(index_json(index), overwrite=False)
+        except FileExistsError:  # another part was faster
+            if found := found_in(self._directory, wanted):
+                index = found
+        for name in self._notes.sizes():
+            (self._notes / name).unlink(missing_ok=True)
+        return index
+
+    def _tables(self, index: Index) -> Iterator[np.ndarray]:
+        for shard in index.shards:
+            data = (self._notes / f"{shard.name}.npy").read_bytes()
+            yield np.load(io.BytesIO(data), allow_pickle=False)

@@ -1,0 +1,125 @@
+"""Fetches byte ranges of remote files in a known order, many at a time and ahead of their use."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+#: Requests at a time. They wait for the network, so that their number is far above that of cores.
+NUM_REQUESTS = 48
+#: Neighboring ranges are merged to requests of up to this size.
+_REQUEST_BYTES = 4 << 20
+#: Ranges are merged across gaps of up to this size, which are then fetched and thrown away.
+_GAP_BYTES = 16 << 10
+#: Ranges whose neighbors are searched at a time.
+_NUM_MERGED = 256
+
+
+class Range(NamedTuple):
+    """Bytes `begin` to `end` of a file."""
+
+    path: str
+    begin: int
+    end: int
+
+
+#: Returns the bytes of a range.
+Fetch = Callable[[Range], bytes]
+
+
+class _Request(NamedTuple):
+    """One request, and the number of ranges that it serves."""
+
+    range: Range
+    num_ranges: int
+
+
+def read_ahead(
+    ranges: Iterable[Range], fetch: Fetch, limit: int, *, merge: bool = True
+) -> Iterator[bytes]:
+    """Yields the bytes of ranges in their order, and fetches the following ones meanwhile.
+
+    Args:
+        ranges: The ranges in the order of their use.
+        fetch: Returns the bytes of a range. Called in several threads.
+        limit: Bound of the bytes that are fetched and not yet used. A single request may exceed it.
+        merge: Whether to fetch neighboring ranges by one request.
+
+    Raises:
+        Exception: What `fetch` raises, where the range would have been yielded.
+    """
+    planned: Iterator[tuple[Range, _Request]] = ((one, _Request(one, 1)) for one in ranges)
+    if merge:
+        planned = _plan(ranges, limit // 4)
+    pending: deque[tuple[Range, _Request]] = deque()  # submitted, in the order of use
+    futures: dict[_Request, Future[bytes]] = {}
+    left: dict[_Request, int] = {}
+    num_bytes = 0
+    pool = ThreadPoolExecutor(NUM_REQUESTS, "read-ahead")
+    try:
+        following = next(planned, None)
+        while pending or following:
+            while following and (
+                following[1] in futures
+                or not pending
+                or num_bytes + _size(following[1].range) <= limit
+            ):
+                wanted, request = following
+                if request not in futures:
+                    futures[request] = pool.submit(fetch, request.range)
+                    left[request] = request.num_ranges
+                    num_bytes += _size(request.range)
+                pending.append((wanted, request))
+                following = next(planned, None)
+            wanted, request = pending.popleft()
+            begin = request.range.begin
+            yield futures[request].result()[wanted.begin - begin : wanted.end - begin]
+            left[request] -= 1
+            if not left[request]:
+                del futures[request], left[request]
+                num_bytes -= _size(request.range)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _plan(ranges: Iterable[Range], group_bytes: int) -> Iterator[tuple[Range, _Request]]:
+    """Yields each range with the request that serves it.
+
+    Neighbors are merged within groups of limited size, so that no request waits long for its use.
+    """
+    remaining = iter(ranges)
+    while group := list(itertools.islice(remaining, _NUM_MERGED)):
+        while group:
+            num_taken, num_bytes = 0, 0
+            while num_taken < len(group) and (not num_taken or num_bytes <= group_bytes):
+                num_bytes += _size(group[num_taken])
+                num_taken += 1
+            yield from _merged(group[:num_taken])
+            group = group[num_taken:]
+
+
+def _merged(group: list[Range]) -> Iterator[tuple[Range, _Request]]:
+    runs: list[list[Range]] = []
+    for one in sorted(group):
+        last = runs[-1][-1] if runs else None
+        if (
+            last
+            and last.path == one.path
+            and last.end <= one.begin <= last.end + _GAP_BYTES
+            and one.end - runs[-1][0].begin <= _REQUEST_BYTES
+        ):
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    requests = {}
+    for run in runs:
+        request = _Request(Range(run[0].path, run[0].begin, run[-1].end), len(run))
+        requests.update(dict.fromkeys(run, request))
+    return ((one, requests[one]) for one in group)
+
+
+def _size(of: Range) -> int:
+    return of.end - of.begin

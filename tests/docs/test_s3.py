@@ -1,0 +1,46 @@
+"""Every command of the page "Train from S3" runs in the order of the page, with a server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.commands import commands
+from tests.support import ROOT, buckets
+
+PAGE = "docs/s3.md"
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_commands_run_in_their_order(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    for split in ("train", "validation"):
+        folder = tmp_path / "corpus" / split
+        folder.mkdir(parents=True)
+        lines = [f"line {i} of the text of {split}\n" for i in range(500)]
+        for i in range(4):
+            (folder / f"{i}.txt").write_text("".join(lines[i::4]))
+    shown = [one for one in commands() if one.page == PAGE]
+    assert len(shown) >= 8
+    with buckets.s3_server() as address:
+        buckets.create_bucket(address, "bucket")
+        environment = os.environ | buckets.ENVIRONMENT
+        environment |= {"AWS_ENDPOINT_URL": address, "PYTHONPATH": str(ROOT)}
+        for one in shown:
+            small = (
+                ["--limit-steps", "3", "--warmup-epochs", "0"]
+                if one.module == "tfdist.train"
+                else []
+            )
+            subprocess.run(
+                [sys.executable, "-m", one.module, *one.arguments, *small],
+                cwd=tmp_path,
+                env=environment,
+                timeout=300,
+                check=True,
+            )

@@ -1,0 +1,114 @@
+"""Ranges come in their order, within the bound of memory, and merged with their neighbors."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.reading.range_cache import caching
+from pipelines.reading.read_ahead import Range, read_ahead
+
+CONTENTS = {name: bytes((ord(name) + i) % 251 for i in range(3000)) for name in "ab"}
+
+
+def fetch(wanted: Range) -> bytes:
+    return CONTENTS[wanted.path][wanted.begin : wanted.end]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 29)), unique=True),
+    st.integers(1, 5000),
+    st.booleans(),
+)
+def test_ranges_come_in_their_order(places: list[tuple[str, int]], limit: int, merge: bool) -> None:
+    ranges = [Range(name, 100 * i, 100 * i + 100) for name, i in places]
+    assert list(read_ahead(ranges, fetch, limit, merge=merge)) == [fetch(r) for r in ranges]
+
+
+def test_memory_is_bounded() -> None:
+    """Nothing is fetched beyond the limit until earlier bytes were used."""
+    lock, started = threading.Lock(), []
+
+    def counted(wanted: Range) -> bytes:
+        with lock:
+            started.append(wanted)
+        return bytes(wanted.end - wanted.begin)
+
+    ranges = [Range("a", 1000 * i, 1000 * i + 10) for i in range(100)]
+    used = 0
+    for data in read_ahead(ranges, counted, 50, merge=False):
+        used += len(data)
+        assert sum(r.end - r.begin for r in started) <= used + 50
+    assert len(started) == 100
+
+
+def test_neighbors_are_merged() -> None:
+    fetched = []
+
+    def counted(wanted: Range) -> bytes:
+        fetched.append(wanted)
+        return fetch(wanted)
+
+    ranges = [Range("a", 100 * i, 100 * i + 100) for i in (2, 0, 1, 3)]
+    list(read_ahead(ranges, counted, 10_000))
+    assert fetched == [Range("a", 0, 400)]
+
+
+def test_errors_are_raised_where_the_range_is_due() -> None:
+    def broken(wanted: Range) -> bytes:
+        if wanted.begin == 200:
+            raise OSError("broken")
+        return fetch(wanted)
+
+    ranges = [Range("a", 100 * i, 100 * i + 100) for i in range(4)]
+    fetched = read_ahead(ranges, broken, 10_000, merge=False)
+    assert [next(fetched), next(fetched)] == [fetch(one) for one in ranges[:2]]
+    with pytest.raises(OSError, match="broken"):
+        next(fetched)
+
+
+def test_cache_serves_what_was_fetched(tmp_path: Path) -> None:
+    fetched = []
+
+    def counted(wanted: Range) -> bytes:
+        fetched.append(wanted)
+        return fetch(wanted)
+
+    one, other = Range("a", 0, 1000), Range("a", 1000, 2000)
+    cached = caching(counted, tmp_path, 10_000, {"a": "version 1"})
+    assert [cached(one), cached(one), cached(other)] == [fetch(one), fetch(one), fetch(other)]
+    again = caching(counted, tmp_path, 10_000, {"a": "version 1"})
+    assert again(one) == fetch(one)
+    assert fetched == [one, other]
+    caching(counted, tmp_path, 10_000, {"a": "version 2"})(one)
+    assert fetched == [one, other, one]
+
+
+def test_cache_keeps_its_limit_and_what_was_used_last(tmp_path: Path) -> None:
+    cached = caching(fetch, tmp_path, 1000, {})
+    for i in range(25):
+        cached(Range("a", 100 * i, 100 * i + 100))
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1000
+    assert list(tmp_path.iterdir())
+
+
+def test_truncated_file_of_the_cache_is_fetched_again(tmp_path: Path) -> None:
+    wanted = Range("a", 0, 1000)
+    caching(fetch, tmp_path, 10_000, {})(wanted)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"short")
+    assert caching(fetch, tmp_path, 10_000, {})(wanted) == fetch(wanted)
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    cached = caching(fetch, tmp_path, 10_000, {})
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert cached(Range("a", 0, 1000)) == fetch(Range("a", 0, 1000))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,234 @@
+"""Folders in object stores are read like local folders: order, resuming, damage, faults."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import pipelines
+from pipelines import storage
+from pipelines.check.__main__ import main as check
+from pipelines.format import record_file
+from pipelines.show.__main__ import main as show
+from pipelines.verify.__main__ import main as verify
+from tests.support import buckets, numbers
+
+_numbers_of_folders = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[buckets.Proxy]:
+    """A proxy before an S3 server that has the bucket `bucket`."""
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    pytest.importorskip("moto", reason="needs the S3 server of the extra 'dev'")
+    with buckets.s3_server() as address, pytest.MonkeyPatch.context() as patch:
+        proxy = buckets.Proxy(address)
+        buckets.create_bucket(address, "bucket")
+        for name, value in buckets.ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        patch.setitem(storage.CLIENT_OPTIONS, "read_timeout", "1s")
+        storage._store.cache_clear()
+        yield proxy
+        proxy.close()
+        storage._store.cache_clear()
+
+
+@pytest.fixture(params=["memory", "s3"])
+def root(request: pytest.FixtureRequest) -> str:
+    """The URL of a folder that does not exist yet."""
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    if request.param == "s3":
+        request.getfixturevalue("proxy").fault = lambda method, path: ""
+    return f"{request.param}://bucket/folder-{next(_numbers_of_folders)}"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A local folder with an index and offsets."""
+    folder = tmp_path / "local"
+    numbers.write(folder, num_records=1000, num_shards=5)
+    pipelines.read(folder, 10)
+    return folder
+
+
+def in_epochs(dataset: tf.data.Dataset) -> list[list[int]]:
+    return [numbers.order(dataset) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle_buffer": 100, "seed": 3, "start": pipelines.Position(1, 4)},
+        {"shuffle_buffer": 60, "seed": 3, "context": tf.distribute.InputContext(3, 1, 3)},
+        {"shuffle_buffer": 60, "seed": 3, "cache": "memory"},
+        {
+            "shuffle_buffer": 60,
+            "seed": 3,
+            "tuning": pipelines.Tuning(read_ahead_bytes=4096, num_prefetched=1),
+        },
+    ],
+    ids=["in-order", "resumed", "one-of-three", "cached", "little-memory"],
+)
+def test_order_is_that_of_local_files(root: str, local: Path, options: dict[str, Any]) -> None:
+    buckets.upload(local, root)
+    expected = in_epochs(pipelines.read(local, 21, **options))
+    assert in_epochs(pipelines.read(root, 21, **options)) == expected
+
+
+def test_mixture_is_that_of_local_files(local: Path) -> None:
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    root = f"memory://bucket/folder-{next(_numbers_of_folders)}"
+    buckets.upload(local, root)
+
+    def mixed(folder: str | Path) -> list[list[int]]:
+        sources = [pipelines.Source(folder, 0.7), pipelines.Source(folder, 0.3)]
+        return in_epochs(pipelines.mix(sources, 10, num_batches=9, seed=1, shuffle_buffer=20))
+
+    assert mixed(root) == mixed(local)
+
+
+def test_offsets_are_created_where_they_are_missing(root: str, local: Path) -> None:
+    (local / "offsets.npz").unlink()
+    buckets.upload(local, root)
+    assert sorted(numbers.order(pipelines.read(root, 10))) == list(range(1000))
+    assert "offsets.npz" in storage.RemotePath(root).sizes()
+
+
+def test_only_what_is_needed_is_fetched(proxy: buckets.Proxy, local: Path) -> None:
+    """Resuming near the end fetches one merged range, not the files before."""
+    url = f"s3://bucket/folder-{next(_numbers_of_folders)}"
+    buckets.upload(local, url)
+    dataset = pipelines.read(url, 10, start=pipelines.Position(0, 99))
+    fetched: list[str] = []
+    proxy.fault = lambda method, path: fetched.append(path) or ""  # type: ignore[func-returns-value]
+    assert len(numbers.order(dataset)) == 10
+    assert [path.rpartition("/")[2] for path in fetched] == ["data-00004-of-00005.tfrecord"]
+
+
+def compressed(folder: Path, compression: str) -> None:
+    """Compresses the shards of a folder."""
+    index = pipelines.load_index(folder)
+    shards = []
+    for shard in index.shards:
+        path = folder / shard.name
+        records = [record.data for record in record_file.records(path)]
+        with tf.io.TFRecordWriter(str(path), compression) as writer:
+            for record in records:
+                writer.write(record)
+        shards.append(shard.model_copy(update={"num_bytes": path.stat().st_size}))
+    index = index.model_copy(update={"compression": compression, "shards": tuple(shards)})
+    (folder / "index.json").write_text(index.model_dump_json())
+    (folder / "offsets.npz").unlink()
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_compressed_shards(root: str, local: Path, compression: str) -> None:
+    compressed(local, compression)
+    buckets.upload(local, root)
+    options: dict[str, Any] = {"shuffle_buffer": 60, "seed": 1, "start": pipelines.Position(0, 7)}
+    expected = in_epochs(pipelines.read(local, 21, **options))
+    assert in_epochs(pipelines.read(root, 21, **options)) == expected
+
+
+def damage(folder: Path) -> str:
+    """Flips a bit in the data of two records of shard 2, and returns what names the first."""
+    path = folder / "data-00002-of-00005.tfrecord"
+    begins, data = list(record_file.offsets(path)), bytearray(path.read_bytes())
+    for record in (7, 8):
+        data[begins[record] + 20] ^= 16
+    path.write_bytes(data)
+    return f"{path.name}: record at byte {begins[7]}: checksum of its "
+
+
+def test_damage_is_named(root: str, local: Path) -> None:
+    named = damage(local)
+    buckets.upload(local, root)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(f"{root}/{named}")):
+        numbers.order(pipelines.read(root, 10))
+    assert verify([root, "--num-workers", "1"]) == 1
+
+
+def test_damage_is_skipped(root: str, local: Path, caplog: pytest.LogCaptureFixture) -> None:
+    damage(local)
+    buckets.upload(local, root)
+    dataset = pipelines.read(root, 10, shuffle_buffer=50, seed=1, on_corrupt="skip")
+    with caplog.at_level(logging.WARNING, "pipelines"):
+        assert sorted(set(range(1000)) - set(numbers.order(dataset))) == [37, 42]
+    assert caplog.messages[-1].endswith("skipped, 2 so far")
+
+
+def test_what_is_missing_is_named(root: str, local: Path) -> None:
+    with pytest.raises(pipelines.DataError, match=f"{root}/index.json: expected the index"):
+        pipelines.read(root, 10)
+    buckets.upload(local, root)
+    lost = storage.RemotePath(root) / "data-00003-of-00005.tfrecord"
+    dataset = pipelines.read(root, 10)
+    lost.unlink()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{lost}: the file is missing"):
+        numbers.order(dataset)
+    with pytest.raises(pipelines.DataError, match=f"{lost}: .* the file is missing"):
+        pipelines.read(root, 10)
+
+
+def test_data_service_refuses_urls(root: str, local: Path) -> None:
+    buckets.upload(local, root)
+    with pytest.raises(ValueError, match="data_service: expected a local folder"):
+        pipelines.read(root, 10, data_service="grpc://localhost:1")
+
+
+def test_commands(
+    root: str, local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    buckets.upload(local, root)
+    assert verify([root, "--num-workers", "1"]) == 0
+    assert show([root, "--to", str(tmp_path / "sheet.png")]) == 0
+    assert check([root, "--num-workers", "2"]) == 0
+    assert "Each of 1,000 records was read exactly once" in capsys.readouterr().out
+
+
+def every(numbers_of_faults: dict[int, buckets.Fault]) -> Callable[[str, str], buckets.Fault]:
+    """Returns a function that breaks the requests of shards with these numbers."""
+    count = itertools.count()
+    return lambda method, path: (
+        numbers_of_faults.get(next(count), "") if method == "GET" and "tfrecord" in path else ""
+    )
+
+
+def test_faults_of_the_network_change_nothing(proxy: buckets.Proxy, local: Path) -> None:
+    url = f"s3://bucket/folder-{next(_numbers_of_folders)}"
+    proxy.fault = lambda method, path: ""
+    buckets.upload(local, url)
+    expected = numbers.order(pipelines.read(local, 10, shuffle_buffer=300, seed=2))
+    dataset = pipelines.read(url, 10, shuffle_buffer=300, seed=2)
+    proxy.fault = every({0: "503", 1: "cut", 2: "503", 4: "stall", 5: "cut"})
+    assert numbers.order(dataset) == expected
+
+
+def test_denied_permission_is_one_line(proxy: buckets.Proxy, local: Path) -> None:
+    proxy.fault = lambda method, path: "403"
+    with pytest.raises(pipelines.DataError, match="permission denied") as error:
+        pipelines.read("s3://bucket/secret", 10)
+    assert "s3://bucket/secret/index.json" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore.exceptions", None)
+    with pytest.raises(pipelines.DataError, match=r"pip install 'tfdist\[cloud\]'"):
+        pipelines.read("s3://bucket/anything", 10)
+
+
+def test_local_urls(local: Path) -> None:
+    assert numbers.order(pipelines.read(f"file://{local}", 10)) == numbers.order(
+        pipelines.read(local, 10)
+    )
