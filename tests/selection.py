@@ -70,7 +70,7 @@ TEST: dict[str, float] = {
 CHECK: dict[str, float] = {
     "notebooks/": 60,
     "tests/bench/": 100,
-    "tests/checkpoint/test_resume.py::test_data_go_on": 13.6,
+    "tests/checkpoint/test_resume.py::test_data_position_is_restored": 13.6,
     "tests/conformance/test_suite.py": 160,
     "tests/custom_steps/test_models.py": 60,
     "tests/docs/test_site.py::test_site_is_built_without_a_warning": 15,

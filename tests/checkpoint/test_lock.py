@@ -1,4 +1,4 @@
-"""Two runs never write to one folder, and the lock of a run that ended does not block the next."""
+"""Two runs cannot write to one folder, and the lock of a killed run does not block the next."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hold(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_run_is_refused_and_a_killed_one_is_replaced(tmp_path: Path) -> None:
+def test_lock_refuses_a_second_run_and_survives_a_kill(tmp_path: Path) -> None:
     process = hold(tmp_path)
     try:
         trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path))
@@ -51,7 +51,7 @@ def test_a_second_run_is_refused_and_a_killed_one_is_replaced(tmp_path: Path) ->
     assert not (tmp_path / lock.NAME).exists()
 
 
-def test_an_owner_on_another_host_is_replaced_when_it_stops_refreshing(
+def test_expired_lock_of_another_host_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "_LEASE_SECONDS", 0.5)
@@ -69,7 +69,7 @@ def test_an_owner_on_another_host_is_replaced_when_it_stops_refreshing(
     mine.release()
 
 
-def test_a_lost_lock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_lock_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_HEARTBEAT_SECONDS", 0.05)
     mine = FolderLock(tmp_path)
     mine.acquire()
@@ -81,7 +81,7 @@ def test_a_lost_lock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     mine.release()
 
 
-def test_locks_are_released_when_a_fit_ends_or_fails(tmp_path: Path) -> None:
+def test_fit_releases_the_lock_on_success_and_failure(tmp_path: Path) -> None:
     for epochs in (1, 2):
         trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path))
         trainer.fit(X, Y, epochs=epochs, verbose=0)

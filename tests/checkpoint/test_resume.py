@@ -1,4 +1,4 @@
-"""A training that was stopped goes on to the very numbers of one that was not."""
+"""Interrupted training resumes and ends with exactly the same state as uninterrupted training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.trainer import Trainer
 
 LONG = pytest.mark.long
-#: Within an epoch; with its last step; within the evaluation after it.
+#: Within an epoch; at its last step; within the validation after it.
 STOPS = [
     ("one_device", "train 6"),
     pytest.param("one_device", "train 8", marks=LONG),
@@ -35,7 +35,7 @@ STOPS = [
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The states of trainings that nobody stopped, by strategy."""
+    """The final states of uninterrupted training, by strategy."""
     found = {}
     for strategy in ("one_device", "mirrored"):
         folder = tmp_path_factory.mktemp(strategy) / "checkpoints"
@@ -44,7 +44,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("strategy", "stop"), STOPS)
-def test_resumed_is_uninterrupted_to_the_bit(
+def test_resumed_training_is_bitwise_identical(
     strategy: str, stop: str, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints"
@@ -54,9 +54,7 @@ def test_resumed_is_uninterrupted_to_the_bit(
     np.testing.assert_equal(resumed, uninterrupted[strategy])
 
 
-def test_a_training_goes_on_under_another_strategy(
-    uninterrupted: dict[str, Any], tmp_path: Path
-) -> None:
+def test_resumes_under_another_strategy(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     build_model = without_random_layers
     for strategy, stop in (("mirrored", "train 3"), ("one_device", "train 4"), ("towers", "")):
@@ -80,7 +78,9 @@ def without_random_layers() -> keras.Model:
     return model
 
 
-def test_a_training_that_ended_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_complete_training_prints_a_message(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "checkpoints"
     first = state(fit(folder), folder)
     capfd.readouterr()
@@ -90,7 +90,7 @@ def test_a_training_that_ended_says_so(tmp_path: Path, capfd: pytest.CaptureFixt
     assert line.startswith("Training is already complete after epoch 4: ")
 
 
-def test_each_fit_of_a_trainer_is_saved_by_itself(tmp_path: Path) -> None:
+def test_each_fit_has_its_own_checkpoints(tmp_path: Path) -> None:
     def train() -> list[np.ndarray]:
         trainer = Trainer(build, "one_device", checkpoints=Checkpoints(tmp_path))
         trainer.fit(X, Y, batch_size=8, epochs=1, verbose=0)
@@ -102,39 +102,39 @@ def test_each_fit_of_a_trainer_is_saved_by_itself(tmp_path: Path) -> None:
 
 
 class Counter(keras.callbacks.Callback):
-    """Has a state of its own."""
+    """A callback with saved state."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[int] = []
+        self.epochs_seen: list[int] = []
         self.sums = np.zeros(2)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.heard.append(epoch)
+        self.epochs_seen.append(epoch)
         self.sums += epoch
 
     def get_state(self) -> dict[str, Any]:
-        return {"heard": self.heard, "sums": self.sums}
+        return {"epochs_seen": self.epochs_seen, "sums": self.sums}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.heard, self.sums = state["heard"], state["sums"]
+        self.epochs_seen, self.sums = state["epochs_seen"], state["sums"]
 
 
-def test_a_callback_of_ones_own_goes_on(tmp_path: Path) -> None:
+def test_custom_callback_state_is_restored(tmp_path: Path) -> None:
     for epochs in (2, 3):
         counter = Counter()
         fit(tmp_path / "checkpoints", callbacks=[counter], epochs=epochs)
-    assert counter.heard == [0, 1, 2]
+    assert counter.epochs_seen == [0, 1, 2]
     np.testing.assert_equal(counter.sums, [3.0, 3.0])
 
 
-def test_another_model_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_raises(tmp_path: Path) -> None:
     fit(tmp_path / "checkpoints", epochs=1)
     with pytest.raises(ConfigurationError, match=r"is of another model: .*Build the same model"):
         fit(tmp_path / "checkpoints", build_model=without_random_layers, epochs=1)
 
 
-def test_steps_between_checkpoints_are_exact(tmp_path: Path) -> None:
+def test_checkpoint_every_n_steps(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     fit(folder, every=3, epochs=2)
     assert [place.step for place in Store(folder).places()] == [8, 6, 3]
@@ -142,12 +142,12 @@ def test_steps_between_checkpoints_are_exact(tmp_path: Path) -> None:
 
 
 def dataset() -> tf.data.Dataset:
-    """Shuffled, in an order that each pass has anew."""
+    """Returns a dataset that is shuffled in a new order on each pass."""
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(15, seed=3).batch(4)
 
 
 def mapped() -> tf.data.Dataset:
-    """The same through Python, which has no state to save."""
+    """Returns the same dataset mapped through Python, which has no state to save."""
 
     def same(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.ensure_shape(tf.numpy_function(np.array, [x], x.dtype), x.shape), y
@@ -179,15 +179,15 @@ ENDLESS = {"steps_per_epoch": 4}
         pytest.param(generator, ENDLESS, "train 6", marks=LONG),
     ],
 )
-def test_data_go_on(
+def test_data_position_is_restored(
     make: Callable[[], Any], options: dict[str, Any], stop: str, tmp_path: Path
 ) -> None:
     def train(name: str, stop: str = "") -> dict[str, Any]:
         folder = tmp_path / name
-        keras.utils.set_random_seed(1)  # shuffles mix it with their own
+        keras.utils.set_random_seed(1)  # shuffling combines it with the op's seed
         trainer = fit(folder, "mirrored", stop, x=make(), y=None, batch_size=None, **options)
         found = state(trainer, folder)
-        if make is endless:  # its state holds what was read ahead, which a clock decides
+        if make is endless:  # its saved state includes prefetched data, which depends on timing
             del found["checkpoint"]
         return found
 
@@ -197,7 +197,7 @@ def test_data_go_on(
 
 
 @pytest.mark.parametrize("stop", [pytest.param("test 4", marks=LONG), "train 5"])
-def test_waiting_gradients_go_on(stop: str, tmp_path: Path) -> None:
+def test_accumulated_gradients_are_restored(stop: str, tmp_path: Path) -> None:
     def build_model() -> keras.Model:
         model = build()
         model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), "mse")
@@ -212,18 +212,18 @@ def test_waiting_gradients_go_on(stop: str, tmp_path: Path) -> None:
     np.testing.assert_equal(*states)
 
 
-def test_a_checkpoint_is_exported_for_plain_keras(tmp_path: Path) -> None:
+def test_exported_checkpoint_loads_in_plain_keras(tmp_path: Path) -> None:
     trainer = fit(tmp_path / "checkpoints", epochs=1)
     for name in ("model.keras", "saved"):
         assert main(["export", str(tmp_path / "checkpoints"), str(tmp_path / name)]) == 0
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    saved = tf.saved_model.load(str(tmp_path / "saved"))  # whose variables live as long as it
+    saved = tf.saved_model.load(str(tmp_path / "saved"))  # keeps the variables alive
     served = saved.serve(tf.constant(X, tf.float32))
     for found in (loaded.predict(X, verbose=0), served):
         np.testing.assert_allclose(found, trainer.predict(X, verbose=0), 1e-6, 1e-6)
 
 
-def test_the_best_epoch_stays(tmp_path: Path) -> None:
+def test_keeps_the_best_epoch(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1, keep_best="loss")
     trainer = Trainer(without_random_layers, "one_device", checkpoints=checkpoints)
     losses = trainer.fit(X, Y * [1e3], batch_size=15, epochs=5, verbose=0).history["loss"]
@@ -232,7 +232,7 @@ def test_the_best_epoch_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["go_on", "stop"])
-def test_a_checkpoint_that_cannot_be_written(
+def test_failed_checkpoint_write(
     on_error: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = Checkpoints(tmp_path / "folder", on_error=on_error)

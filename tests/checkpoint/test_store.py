@@ -1,4 +1,4 @@
-"""A checkpoint is complete or absent."""
+"""Checkpoints are complete or absent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = [Place(1, 0), Place(2, 0), Place(4, 1)]
 
 
 def written(folder: Path) -> Store:
-    """Three checkpoints."""
+    """Writes three checkpoints."""
     store = Store(folder)
     for place in PLACES:
         saved = Snapshot({"model/0": np.arange(9.0) + place.step}, {"model/0": "a/kernel"})
@@ -32,7 +32,7 @@ def written(folder: Path) -> Store:
     return store
 
 
-def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_write_and_load_round_trip(tmp_path: Path) -> None:
     store, lines = written(tmp_path), list[str]()
     found = store.load_newest(lines.append)
     assert found is not None
@@ -67,7 +67,7 @@ FILES = ["manifest.json", "state.json", "variables.index", "variables.data-00000
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip, Path.unlink])
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_checkpoint_is_skipped(
+def test_skips_a_damaged_checkpoint(
     damage: Callable[[Path], None], name: str, tmp_path: Path
 ) -> None:
     store, lines = written(tmp_path), list[str]()
@@ -80,14 +80,14 @@ def test_a_damaged_checkpoint_is_skipped(
 
 
 def rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes a manifest and gives it a checksum that matches."""
+    """Changes a manifest, and updates its checksum."""
     content = json.loads((path / manifest.NAME).read_text())
     change(content)
     content["crc32c"] = manifest._checksum_of(content)
     (path / manifest.NAME).write_text(json.dumps(content))
 
 
-def test_a_manifest_without_files_is_damage(tmp_path: Path) -> None:
+def test_manifest_without_files_is_damage(tmp_path: Path) -> None:
     store = written(tmp_path)
     rewrite_manifest(Path(store.path(PLACES[-1])), lambda content: content.pop("files"))
     assert newest(store) == store.path(PLACES[-2])
@@ -107,7 +107,7 @@ def test_deeply_nested_json_is_damage(name: str, tmp_path: Path) -> None:
     assert newest(store) == store.path(PLACES[-2])
 
 
-def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
+def test_all_checkpoints_damaged_raises(tmp_path: Path) -> None:
     store = written(tmp_path)
     for place in PLACES:
         flip(Path(store.path(place)) / "state.json")
@@ -117,7 +117,7 @@ def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
     assert store.all_damaged()
 
 
-def test_a_newer_format_is_not_damage(tmp_path: Path) -> None:
+def test_newer_format_raises_unreadable_error(tmp_path: Path) -> None:
     store = written(tmp_path)
     rewrite_manifest(
         Path(store.path(PLACES[-1])),
@@ -128,7 +128,7 @@ def test_a_newer_format_is_not_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_io_error_is_not_damage(
+def test_io_error_raises_unreadable_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = written(tmp_path)
@@ -144,9 +144,7 @@ def test_an_io_error_is_not_damage(
         newest(store)
 
 
-def test_a_folder_that_cannot_be_listed_is_not_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlistable_folder_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> Any:
         raise tf.errors.PermissionDeniedError(None, None, f"{path}; Permission denied")
 
@@ -156,20 +154,20 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(
         store.places()
 
 
-def test_remains_of_interrupted_saves_are_removed(tmp_path: Path) -> None:
+def test_removes_temporary_folders_of_interrupted_saves(tmp_path: Path) -> None:
     store = written(tmp_path)
     (tmp_path / ".writing-epoch-0001-step-000000009-17-ab").mkdir()
     store.clean()
     assert {path.name for path in tmp_path.iterdir()} == {place.name for place in PLACES}
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     store = written(tmp_path)
     store.keep(1, PLACES[0])
     assert store.places() == [PLACES[2], PLACES[0]]
 
 
-def test_a_damaged_checkpoint_is_rewritten_and_an_intact_one_kept(tmp_path: Path) -> None:
+def test_rewrites_only_damaged_checkpoints(tmp_path: Path) -> None:
     store = written(tmp_path)
     first = Path(store.path(PLACES[0])) / manifest.NAME
     before = first.stat().st_mtime_ns
@@ -179,12 +177,12 @@ def test_a_damaged_checkpoint_is_rewritten_and_an_intact_one_kept(tmp_path: Path
     assert newest(store) == store.path(PLACES[2])
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_write_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="file"):
         written(tmp_path / "file" / "folder")
 
 
-def test_other_folders_are_not_checkpoints(tmp_path: Path) -> None:
+def test_folder_without_manifest_raises(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match=r"is not a checkpoint: it has no manifest\.json"):
         manifest.verify(str(tmp_path))

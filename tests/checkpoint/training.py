@@ -1,4 +1,4 @@
-"""A small training with everything that a checkpoint has to hold, stopped wherever one likes."""
+"""A small training run with every kind of saved state, which can be interrupted at any batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.store import Store
 from tfdist.trainer import Trainer
 
-#: Keeps all checkpoints that a test may ask for.
+#: Large enough to keep every checkpoint that a test needs.
 MANY = 50
 
 
 def build() -> keras.Model:
-    """A network with random layers and moving statistics."""
+    """Returns a network with random layers and moving statistics."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [
@@ -43,7 +43,7 @@ class Interrupt(keras.callbacks.Callback):
     """Sends SIGINT to the process after some batches.
 
     Args:
-        after: Of which loop, and how many of its batches: `"train 3"`, `"test 5"`.
+        after: The loop, and its number of batches: `"train 3"`, `"test 5"`.
     """
 
     chief_only, only_reads = False, True
@@ -72,15 +72,15 @@ def fit(
     build_model: Any = build,
     **options: Any,
 ) -> Trainer:
-    """Trains four epochs of four steps, each with an evaluation of three.
+    """Trains four epochs of four steps, each with a validation of three.
 
     Args:
-        folder: Of the checkpoints, and of a CSV file beside them.
-        strategy: By which, over two devices if it takes several.
-        stop: As `Interrupt`; then the training ends with KeyboardInterrupt.
-        every: As of `Checkpoints`.
-        build_model: Of the trainer.
-        **options: Of `fit`.
+        folder: Folder of the checkpoints. A CSV log is written next to it.
+        strategy: Name of the strategy; runs on two devices unless it is `one_device`.
+        stop: As for `Interrupt`; training then raises KeyboardInterrupt.
+        every: As for `Checkpoints`.
+        build_model: Passed to the trainer.
+        **options: Passed to `fit`.
     """
     checkpoints = Checkpoints(folder, every=every, keep=MANY)
     devices = None if strategy == "one_device" else 2
@@ -98,7 +98,7 @@ def fit(
 
 
 def state(trainer: Trainer, folder: Path) -> dict[str, Any]:
-    """Everything that a training has come to: variables, history, files."""
+    """Returns the complete result of a training run: variables, history, files."""
     model = trainer.model
     variables = model.variables + model.optimizer.variables + model.metrics_variables
     return {
@@ -111,10 +111,10 @@ def state(trainer: Trainer, folder: Path) -> dict[str, Any]:
 
 
 def newest(folder: Path) -> dict[str, bytes]:
-    """The files of the newest checkpoint, but for clock times and the numbers in Keras's names."""
+    """Returns the files of the newest checkpoint, without timestamps and Keras's name counters."""
     store = Store(folder)
     files = {path.name: path.read_bytes() for path in Path(store.path(store.places()[0])).iterdir()}
     files["state.json"] = re.sub(rb'_\d+(?=[_/"\\])', b"", files["state.json"])
     manifest = json.loads(files.pop("manifest.json"))
-    told = {name: manifest[name] for name in ("step", "epoch", "ended", "logs")}
-    return files | {"told": json.dumps(told).encode()}
+    facts = {name: manifest[name] for name in ("step", "epoch", "ended", "logs")}
+    return files | {"facts": json.dumps(facts).encode()}

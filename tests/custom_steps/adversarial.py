@@ -1,4 +1,4 @@
-"""Small models whose parts are trained against each other."""
+"""Small models with adversarial training: several networks, optimizers and losses per step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _adam() -> keras.optimizers.Optimizer:
 
 @model(image=True)
 class DCGAN(Noisy):
-    """Two optimizers handed to a `compile` of its own, real and false rows in one batch."""
+    """Two optimizers, passed to an overridden `compile`. Real and fake rows form one batch."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)
@@ -70,7 +70,7 @@ class DCGAN(Noisy):
 
 @model()
 class WGANGP(Noisy):
-    """A critic trained three times a step, with a loss made of a gradient by the inputs."""
+    """A critic with three updates per step, and a gradient penalty on its inputs."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)
@@ -81,9 +81,9 @@ class WGANGP(Noisy):
     def train_step(self, x: Any) -> dict[str, Any]:
         for _ in range(3):
             with tf.GradientTape() as tape:
-                false = self.generator(self.noise(x))
-                loss = ops.mean(self.critic(false)) - ops.mean(self.critic(x))
-                penalty = self.penalty(x, false)
+                fake = self.generator(self.noise(x))
+                loss = ops.mean(self.critic(fake)) - ops.mean(self.critic(x))
+                penalty = self.penalty(x, fake)
                 c_loss = loss + 2.0 * penalty
             weights = self.critic.trainable_weights
             self.c_optimizer.apply(tape.gradient(c_loss, weights), weights)
@@ -93,9 +93,9 @@ class WGANGP(Noisy):
         self.g_optimizer.apply(tape.gradient(g_loss, weights), weights)
         return {"c_loss": c_loss, "g_loss": g_loss, "penalty": penalty}
 
-    def penalty(self, x: Any, false: Any) -> Any:
+    def penalty(self, x: Any, fake: Any) -> Any:
         share = ops.sigmoid(self.noise(x)[:, :1])
-        between = share * x + (1 - share) * false
+        between = share * x + (1 - share) * fake
         with tf.GradientTape() as tape:
             tape.watch(between)
             value = self.critic(between)
@@ -105,7 +105,7 @@ class WGANGP(Noisy):
 
 @model()
 class CycleGAN(Noisy):
-    """Two pairs and four optimizers: one persistent tape, whose gradients are all taken first."""
+    """Two generators, two discriminators, and four optimizers that share one persistent tape."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)

@@ -21,9 +21,9 @@ def _cross_entropy(logits: Any) -> Any:
     return ops.mean(rows)
 
 
-@model(whole="neither a mean nor a sum over rows")
+@model(full_batch="neither a mean nor a sum over rows")
 class SimCLR(Noisy):
-    """A loss over all pairs of the batch."""
+    """A contrastive loss over all pairs of the batch."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)
@@ -42,9 +42,9 @@ class SimCLR(Noisy):
         return {"loss": loss, self.accuracy.name: self.accuracy.result()}
 
 
-@model(whole="neither a mean nor a sum over rows")
+@model(full_batch="neither a mean nor a sum over rows")
 class MoCo(Noisy):
-    """A queue that each batch enters at the front, and a key encoder that follows slowly."""
+    """A queue to which each batch is prepended, and a momentum-updated key encoder."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)
@@ -75,7 +75,7 @@ class MoCo(Noisy):
 
 @model()
 class BYOL(Noisy):
-    """A teacher that is the moving average of its pupil."""
+    """A target network that is the moving average of the online network."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)

@@ -1,4 +1,4 @@
-"""Models that make rows like those they have seen."""
+"""Generative models: VAE, VQ-VAE and diffusion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.custom_steps.registry import Noisy, dense, model
 
 @model()
 class VAE(Noisy):
-    """Trackers of two losses, of which one is a sum over rows divided by their number."""
+    """Two loss trackers. One loss is a sum over rows divided by the number of rows."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)
@@ -52,7 +52,7 @@ class VAE(Noisy):
 
 
 class Quantizer(layers.Layer):
-    """The nearest of a few codes; adds the two losses of a VQ-VAE."""
+    """Maps vectors to the nearest code, and adds the two losses of a VQ-VAE."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Quantizer(layers.Layer):
 
 @model()
 class VQVAE(Noisy):
-    """Losses that a layer adds, in a model that is trained inside of another."""
+    """A nested model with added losses."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)
@@ -85,7 +85,7 @@ class VQVAE(Noisy):
 
 @model()
 class Diffusion(Noisy):
-    """Noise of a strength drawn for each row, gradients clipped by hand, a moving average."""
+    """A noise strength per row, manual gradient clipping, and averaged weights."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)

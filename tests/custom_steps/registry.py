@@ -1,4 +1,4 @@
-"""What the models with custom steps have in common: rows, and noise that can be turned off."""
+"""Registry of the models with custom steps, and their data and base class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGES = np.tanh(_RANDOM.normal(size=(12, 4, 4, 1))).astype("float32")
 
 
 class Noisy(keras.Model):
-    """A model whose noise, with its draws switched off, follows from the rows."""
+    """A model whose noise is random, or a deterministic function of its rows."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__()
@@ -24,54 +24,55 @@ class Noisy(keras.Model):
         self.seeds = keras.random.SeedGenerator(5)
 
     def noise(self, x: Any) -> Any:
-        """Numbers of the shape of `x`."""
+        """Returns noise of the shape of `x`."""
         if self.draws:
             return keras.random.normal(ops.shape(x), seed=self.seeds)
         return ops.sin(3.0 * ops.stop_gradient(x))
 
     def ready(self) -> keras.Model:
-        """Compiles the model as it is to be trained."""
+        """Compiles the model for training."""
         self.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.5), loss="mse")
         return self
 
 
 @dataclasses.dataclass(frozen=True)
-class Own:
-    """A model with a step of its own.
+class ModelSpec:
+    """A model with a custom `train_step`.
 
     Attributes:
-        build: Returns it compiled; takes whether it draws.
-        x: Its rows.
-        whole: A part of why it is computed on whole batches; None: it is not.
+        build: Returns the compiled model. Its argument selects random noise.
+        x: Rows to train on.
+        full_batch: Part of the expected warning if the step runs in full-batch mode; otherwise
+            None.
     """
 
     build: Callable[[bool], keras.Model]
     x: np.ndarray
-    whole: str | None
+    full_batch: str | None
 
 
-MODELS: dict[str, Own] = {}
+MODELS: dict[str, ModelSpec] = {}
 
 
-def model(image: bool = False, whole: str | None = None) -> Callable[[type], type]:
-    """Makes a class one of `MODELS`."""
+def model(image: bool = False, full_batch: str | None = None) -> Callable[[type], type]:
+    """Registers a class in `MODELS`."""
 
     def register(cls: type) -> type:
         def build(draws: bool) -> keras.Model:
             keras.utils.set_random_seed(1)
             return cls(draws).ready()
 
-        MODELS[cls.__name__] = Own(build, IMAGES if image else ROWS, whole)
+        MODELS[cls.__name__] = ModelSpec(build, IMAGES if image else ROWS, full_batch)
         return cls
 
     return register
 
 
 def dense(units: int, activation: str | None = None) -> layers.Layer:
-    """A dense layer."""
+    """Returns a dense layer."""
     return layers.Dense(units, activation=activation)
 
 
 def labels_of(x: Any) -> Any:
-    """A class for each row, that can be learnt."""
+    """Returns a learnable class label for each row."""
     return ops.argmax(x[:, :3], axis=1)

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.custom_steps import adversarial, contrastive, generative, taught  # noqa: F401 - register
-from tests.custom_steps.registry import MODELS, Own
+from tests.custom_steps import adversarial, contrastive, generative, guided  # noqa: F401 - register
+from tests.custom_steps.registry import MODELS, ModelSpec
 from tests.support.training import STRATEGIES, assert_close, assert_same_weights
 from tfdist.trainer import Trainer
 
@@ -19,27 +19,27 @@ from tfdist.trainer import Trainer
 FIT: dict[str, Any] = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
-def fit_arguments(own: Own, model: keras.Model) -> dict[str, Any]:
+def fit_arguments(spec: ModelSpec, model: keras.Model) -> dict[str, Any]:
     tests = type(model).test_step is not keras.Model.test_step
-    return FIT | {"x": own.x} | ({"validation_data": (own.x,)} if tests else {})
+    return FIT | {"x": spec.x} | ({"validation_data": (spec.x,)} if tests else {})
 
 
 @functools.cache
 def on_one_device(name: str) -> tuple[keras.Model, dict[str, list[float]]]:
-    own = MODELS[name]
-    model = own.build(False)
-    return model, model.fit(**fit_arguments(own, model)).history
+    spec = MODELS[name]
+    model = spec.build(False)
+    return model, model.fit(**fit_arguments(spec, model)).history
 
 
 def trained(name: str, strategy: str, devices: int, draws: bool = False, **options: Any) -> Trainer:
-    own = MODELS[name]
-    trainer = Trainer(functools.partial(own.build, draws), strategy, devices=devices)
+    spec = MODELS[name]
+    trainer = Trainer(functools.partial(spec.build, draws), strategy, devices=devices)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer.fit(**fit_arguments(own, trainer.model) | options)
-    said = [str(w.message) for w in caught if "computes the full batch" in str(w.message)]
-    assert len(said) == (own.whole is not None and devices > 1)
-    assert all(str(own.whole) in message for message in said)
+        trainer.fit(**fit_arguments(spec, trainer.model) | options)
+    warned = [str(w.message) for w in caught if "computes the full batch" in str(w.message)]
+    assert len(warned) == (spec.full_batch is not None and devices > 1)
+    assert all(str(spec.full_batch) in message for message in warned)
     return trainer
 
 
@@ -60,7 +60,7 @@ def test_matches_one_device(name: str, strategy: str, devices: int) -> None:
     assert len(found) == len(history)
 
 
-def test_learning_with_draws() -> None:
+def test_random_noise_model_learns() -> None:
     trainer = trained("Diffusion", "mirrored", 2, draws=True, epochs=60)
     history = trainer.model.history.history["loss"]
     assert np.mean(history[-30:]) < 0.9 * np.mean(history[:30])

@@ -1,4 +1,4 @@
-"""What a custom step may do: each form by itself, compared with plain Keras on one device."""
+"""Each supported form of a custom step, compared with plain Keras on one device."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OfRows(Stepping):
 
 
 class ByValues(Stepping):
-    """Takes gradients of values, which nobody sees as those of variables."""
+    """Takes gradients with respect to values, which cannot be traced back to their variables."""
 
     def trained(self, data: Any) -> Any:
         weights = self.trainable_variables
@@ -63,7 +63,7 @@ class ByValues(Stepping):
 
 
 class OfGradients(Stepping):
-    """Has a loss that is made of gradients of weights."""
+    """Uses gradients of the weights inside its loss."""
 
     def trained(self, data: Any) -> Any:
         weights = self.trainable_variables
@@ -77,7 +77,7 @@ class OfGradients(Stepping):
 
 
 class Resetting(Stepping):
-    """Shows the mean of each batch alone."""
+    """Resets a metric in the step, so that it shows only the current batch."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         loss, tracker = self.trained(data), self.metrics[0]
@@ -87,16 +87,16 @@ class Resetting(Stepping):
 
 
 class Tables(layers.Layer):
-    """One looked up by what a row holds, one by each row alike."""
+    """Adds a lookup by the values of a row to a lookup by position."""
 
     def build(self, shape: Any) -> None:
-        self.of_row, self.of_place = layers.Embedding(4, 3), layers.Embedding(4, 3)
-        self.of_row.build(shape)
-        self.of_place.build(shape)
+        self.by_value, self.by_position = layers.Embedding(4, 3), layers.Embedding(4, 3)
+        self.by_value.build(shape)
+        self.by_position.build(shape)
 
     def call(self, x: Any) -> Any:
         entries = ops.cast(ops.clip(ops.abs(x) * 2, 0, 3), "int32")
-        return ops.mean(self.of_row(entries) + self.of_place(ops.arange(4)), 1)
+        return ops.mean(self.by_value(entries) + self.by_position(ops.arange(4)), 1)
 
 
 def builder(
@@ -136,16 +136,16 @@ STEPS = {
     ),
     "eager": builder(run_eagerly=True),
 }
-WHOLE = {
+FULL_BATCH = {
     "by-values": builder(ByValues, optimizer=lambda: keras.optimizers.Adam(0.05, epsilon=1e-2)),
     "of-gradients": builder(OfGradients),
     "resetting": builder(Resetting),
 }
 
 
-@pytest.mark.parametrize("name", STEPS | WHOLE)
+@pytest.mark.parametrize("name", STEPS | FULL_BATCH)
 def test_matches_one_device(name: str) -> None:
-    build = (STEPS | WHOLE)[name]
+    build = (STEPS | FULL_BATCH)[name]
     plain, trainer = build(), mirrored(build)
     history = plain.fit(**FIT).history
     with warnings.catch_warnings(record=True) as caught:
@@ -153,12 +153,12 @@ def test_matches_one_device(name: str) -> None:
         found = trainer.fit(**FIT).history
     assert_same_weights(trainer.model, plain)
     assert_close({name: found[name] for name in history}, history)
-    said = [w for w in caught if "computes the full batch" in str(w.message)]
-    assert bool(said) == (name in WHOLE)
+    warned = [w for w in caught if "computes the full batch" in str(w.message)]
+    assert bool(warned) == (name in FULL_BATCH)
 
 
 class Drawing(Stepping):
-    """Draws by Keras's global seed, by TensorFlow's, and in a layer."""
+    """Draws with Keras's global seed, with TensorFlow's seed, and in a layer."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         value = self.trained(data)
@@ -166,13 +166,13 @@ class Drawing(Stepping):
         return {"value": value} | drawn
 
 
-def test_draws_of_keras_are_those_of_one_device_and_others_repeat_by_seed() -> None:
+def test_keras_draws_match_one_device_and_tensorflow_draws_repeat() -> None:
     build = builder(Drawing, lambda: layers.Dropout(0.5))
     plain = build().fit(**FIT, epochs=2).history
     found, again = (mirrored(build).fit(**FIT, epochs=2).history for _ in range(2))
     assert found == again
     assert found["keras"] == pytest.approx(plain["keras"], 1e-5)
-    # Stateful functions of TensorFlow differ: this is the mean over the replicas.
+    # TensorFlow's stateful ops draw other numbers: this is the mean over the replicas.
     assert abs(found["tf"][0] - plain["tf"][0]) > 1e-3
     assert len(set(found["tf"])) == 2
 
@@ -190,19 +190,19 @@ class ByRow(Stepping):
 
 
 @pytest.mark.parametrize(
-    ("build", "says"),
+    ("build", "message"),
     [
         (builder(InBranch), "assigns to '.*bias' inside of a tf.cond"),
         (builder(ByRow), "returns 'rows', which is not a number"),
         (builder(optimizer=lambda: keras.optimizers.ScheduleFreeAdamW()), "ScheduleFreeAdamW"),
     ],
 )
-def test_steps_that_are_refused(build: Callable[[], keras.Model], says: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=says):
+def test_unsupported_step_raises(build: Callable[[], keras.Model], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
         mirrored(build).fit(**FIT)
 
 
-def test_a_variable_of_tensorflow_is_refused() -> None:
+def test_tf_variable_in_a_step_raises() -> None:
     class Counting(Stepping):
         counter = tf.Variable(0.0)
 
@@ -223,14 +223,14 @@ def test_xla_is_ignored_with_a_warning() -> None:
     assert_same_weights(trainer.model, plain)
 
 
-def test_rounds_of_a_step_are_refused() -> None:
+def test_accumulating_a_custom_step_raises() -> None:
     with pytest.raises(
         ConfigurationError, match="Set gradient_accumulation_steps of its optimizers"
     ):
         mirrored(builder(), accumulate=2).fit(**FIT)
 
 
-def test_a_model_that_overrides_compile_cannot_be_rebuilt() -> None:
+def test_rebuilding_a_model_that_overrides_compile_raises() -> None:
     class Compiling(Stepping):
         def compile(self, rate: float) -> None:
             super().compile(keras.optimizers.SGD(rate), "mse")
@@ -245,7 +245,7 @@ def test_a_model_that_overrides_compile_cannot_be_rebuilt() -> None:
         mirrored(model)
 
 
-def test_a_step_for_prediction() -> None:
+def test_custom_predict_step() -> None:
     class Doubling(Stepping):
         def predict_step(self, data: Any) -> Any:
             return {"twice": 2.0 * super().predict_step(data)}

@@ -1,4 +1,4 @@
-"""What came of Keras's tests: a pytest plugin that writes it down."""
+"""A pytest plugin that records the outcomes of Keras's tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.keras_own.through import Through
+from tests.keras_suite.redirect import Redirect
 from tfdist.errors import TfdistError
 
 PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
@@ -17,11 +17,11 @@ PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of one test.
+    """Outcome of one test.
 
     Attributes:
         status: `PASSED`, `FAILED` or `NOT_APPLICABLE`.
-        reason: why it did not pass.
+        reason: Why it did not pass.
     """
 
     status: str
@@ -29,14 +29,14 @@ class Outcome:
 
 
 class Recorder:
-    """A pytest plugin: lets tests run through a Trainer, and keeps what came of each.
+    """A pytest plugin that runs tests redirect a Trainer and records their outcomes.
 
     Args:
-        through: what replaces the methods; None: they stay Keras's own.
+        redirect: Replaces the methods of models; None to keep those of Keras.
     """
 
-    def __init__(self, through: Through | None) -> None:
-        self._through = through
+    def __init__(self, redirect: Redirect | None) -> None:
+        self._through = redirect
         self.outcomes: dict[str, Outcome] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -50,14 +50,14 @@ class Recorder:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Iterator[None]:
-        """Keeps the outcome of the test's body, or of what kept it from running."""
+        """Records the outcome of the test's body, or of a set-up that failed."""
         report = yield
         if call.when == "call" or not report.passed:
             self.outcomes.setdefault(item.nodeid, self._outcome(report, call))
         return report
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keeps that a file could not be read."""
+        """Records a file that cannot be imported."""
         if report.failed:
             reason = str(report.longrepr).strip().splitlines()[-1]
             self.outcomes[report.nodeid] = Outcome(NOT_APPLICABLE, f"cannot be read: {reason}")
@@ -68,12 +68,12 @@ class Recorder:
         if report.failed:
             return Outcome(FAILED, _words(call))
         if self._through and self._through.calls == self._calls:
-            return Outcome(NOT_APPLICABLE, "calls neither fit nor evaluate nor predict")
+            return Outcome(NOT_APPLICABLE, "does not call fit, evaluate or predict")
         return Outcome(PASSED)
 
 
 def _words(call: pytest.CallInfo[Any]) -> str:
-    """The error of a test, in a line or two."""
+    """Returns the error of a test in one line."""
     error = call.excinfo.value if call.excinfo else None
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     kind = "refused" if isinstance(error, TfdistError) else type(error).__name__

@@ -1,4 +1,4 @@
-"""Models that learn from another one, from themselves, or from rewards."""
+"""Models trained with a teacher, with pseudo-labels, or with rewards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.custom_steps.registry import Noisy, dense, labels_of, model
 
 @model()
 class Distillation(Noisy):
-    """A teacher that stays, compiled losses and metrics, and a test step."""
+    """A frozen teacher, compiled loss and metrics, and a custom `test_step`."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)
@@ -48,9 +48,9 @@ class Distillation(Noisy):
         return {"hard": self.compute_loss(x, y, found)} | self.compute_metrics(x, y, found)
 
 
-@model(whole="neither a mean nor a sum over rows")
+@model(full_batch="neither a mean nor a sum over rows")
 class FixMatch(Noisy):
-    """Labels of its own where it is sure: the loss is divided by how often that is."""
+    """Pseudo-labels for confident rows: the loss is divided by the number of such rows."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)
@@ -63,9 +63,9 @@ class FixMatch(Noisy):
             logits = self.network(x + 0.3 * self.noise(x))
             cross_entropy = keras.losses.sparse_categorical_crossentropy
             supervised = cross_entropy(labels_of(x), logits, from_logits=True)
-            own = cross_entropy(ops.argmax(guessed, 1), logits, from_logits=True)
-            share = ops.sum(own * sure) / ops.maximum(ops.sum(sure), 1.0)
-            loss = ops.mean(supervised) + share
+            unsupervised = cross_entropy(ops.argmax(guessed, 1), logits, from_logits=True)
+            pseudo = ops.sum(unsupervised * sure) / ops.maximum(ops.sum(sure), 1.0)
+            loss = ops.mean(supervised) + pseudo
         gradients = tape.gradient(loss, self.network.trainable_variables)
         self.optimizer.apply(gradients, self.network.trainable_variables)
         return {"loss": loss, "sure": ops.mean(sure)}
@@ -73,7 +73,7 @@ class FixMatch(Noisy):
 
 @model()
 class ActorCritic(Noisy):
-    """Losses summed over the rows, for two networks from one tape; an action drawn for each."""
+    """Sums over rows as losses for two networks from one tape, with a random action per row."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__(draws)

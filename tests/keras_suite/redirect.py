@@ -1,4 +1,4 @@
-"""Sends `fit`, `evaluate` and `predict` of every Keras model through a tfdist Trainer."""
+"""Redirects `fit`, `evaluate` and `predict` of every Keras model to a tfdist Trainer."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ METHODS = ("fit", "evaluate", "predict")
 
 
 class _MixedIn(type):
-    """Keras's tests mix its trainer into a layer, which is all that tfdist asks of a model."""
+    """Accepts Keras's trainer mixed into a layer, as in Keras's tests; tfdist needs no more."""
 
     def __instancecheck__(cls, model: Any) -> bool:
         return isinstance(model, TensorFlowTrainer)
 
 
 class _AnyModel(metaclass=_MixedIn):
-    """What the Trainer takes for a `keras.Model` meanwhile."""
+    """Replaces `keras.Model` in the Trainer's type checks."""
 
 
-class Through:
-    """While it is entered, models train by Trainers of their own, kept with them.
+class Redirect:
+    """A context in which each model trains with its own cached Trainer.
 
     Args:
-        strategy: one whose replicas share the variables that a model has already.
-        num_replicas: how many.
+        strategy: A strategy whose replicas share the variables of an existing model.
+        num_replicas: Number of replicas.
 
     Attributes:
-        calls: of the methods, so far.
+        calls: Number of redirected calls so far.
     """
 
     def __init__(self, strategy: str, num_replicas: int) -> None:
@@ -48,12 +48,12 @@ class Through:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Replaces the methods for as long as the context lasts."""
+        """Replaces the methods inside the context."""
         known_models = types.SimpleNamespace(**vars(keras) | {"Model": _AnyModel})
-        through = {name: self._method(name) for name in METHODS}
+        methods = {name: self._method(name) for name in METHODS}
         with (
             mock.patch.object(create, "keras", known_models),
-            mock.patch.multiple(TensorFlowTrainer, **through),
+            mock.patch.multiple(TensorFlowTrainer, **methods),
         ):
             yield
 
