@@ -16,24 +16,30 @@ from tests.docs.commands import Command, commands
 from tests.support import ROOT
 
 ALL = commands()
-#: Those that need nothing but this machine, and how they are made small.
-PAGES = ("README.md", "docs/getting_started.md", "docs/clusters.md", "tfdist/checkpoint/README.md")
+#: Pages whose commands need nothing but this machine, and how each command is made small.
+PAGES = (
+    "README.md", "docs/getting_started.md", "docs/clusters.md", "docs/images.md", "docs/kubernetes.md",
+    "docs/large_models.md", "docs/resume.md", "docs/slurm.md", "docs/two_machines.md",
+    "tfdist/checkpoint/README.md",
+)  # fmt: skip
 SMALL = {"tfdist.train": ["--smoke"], "tfdist.launch": ["--smoke"], "tfdist.bench": ["--smoke"]}
 #: Flags by which a command is short as it stands.
 WHOLE = {
     "--help", "--list-recipes", "--print-config", "--print-slurm", "--print-k8s", "--limit-steps",
     "--overfit-batches",
 }  # fmt: skip
-#: What they need is not here, or is made by a command before them.
+#: Commands that need something else, or the result of an earlier command.
 LEFT_OUT = {
     "srun": "needs Slurm",
     "tfdist.init": "asks questions: tests/test_init.py",
     "my_script.py": "a script of the reader's",
-    "runs/x": "goes on with a run of the reader's: tests/checkpoint",
+    "train.py": "the README's example: tests/test_readme.py",
+    "runs/x": "continues a run of the reader's: tests/checkpoint",
     "runs/a": "a run of the reader's: tests/run",
     "--via mpirun": "hosts that are not here",
     "run.yaml": "a file of the reader's: tests/run/test_flags.py",
-    "photos": "photographs of the reader's: tests/pipelines",
+    "photos": "photographs of the reader's: tests/pipelines, tests/recipes",
+    "tfdist.tune": "fills the memory: tests/tune",
     "wandb": "needs an account",
 }
 
