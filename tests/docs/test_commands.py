@@ -18,7 +18,8 @@ from tests.support import ROOT
 ALL = commands()
 #: Pages whose commands need nothing but this machine, and how each command is made small.
 PAGES = (
-    "README.md", "docs/getting_started.md", "docs/clusters.md", "docs/images.md", "docs/kubernetes.md",
+    "README.md", "docs/getting_started.md", "docs/clusters.md", "docs/images.md",
+    "docs/kubernetes.md",
     "docs/large_models.md", "docs/resume.md", "docs/slurm.md", "docs/two_machines.md",
     "tfdist/checkpoint/README.md",
 )  # fmt: skip
