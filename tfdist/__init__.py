@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfdist import errors as errors
     from tfdist import optimizers as optimizers
     from tfdist import precision as precision
+    from tfdist import ray as ray
     from tfdist import schedules as schedules
     from tfdist import strategies as strategies
     from tfdist.checkpoint.settings import Checkpoints as Checkpoints
@@ -36,6 +37,7 @@ _MODULES = (
     "horovod",
     "optimizers",
     "precision",
+    "ray",
     "schedules",
     "strategies",
 )
@@ -63,6 +65,7 @@ __all__ = [
     "optimizers",
     "precision",
     "rank",
+    "ray",
     "schedules",
     "size",
     "strategies",
