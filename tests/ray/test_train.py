@@ -204,3 +204,10 @@ def test_more_than_the_cluster_has(two_nodes: Any, tmp_path: Path) -> None:
     code, _, err = launched(two_nodes, tmp_path, *flags)
     assert code == 1
     assert "3 workers with 1 CPU each cannot be placed (PACK): the Ray cluster has 2 CPU" in err
+
+
+@pytest.mark.long
+def test_program_that_does_not_exist(two_nodes: Any, tmp_path: Path) -> None:
+    code, _, err = launched(two_nodes, tmp_path, "--", "no-such-program")
+    assert code == 1
+    assert "'no-such-program' cannot be started" in err

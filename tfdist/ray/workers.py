@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from tfdist.cluster.messages import secret_environ
-from tfdist.errors import LaunchError
+from tfdist.errors import TfdistError
 from tfdist.launcher import plan
 from tfdist.launcher.plan import Process
 from tfdist.launcher.processes import Child, Children, Streams, signals_raise
@@ -72,8 +72,22 @@ def run(job: Job) -> Failure | None:
     Raises:
         KeyboardInterrupt: SIGINT was received; all have ended.
         SystemExit: SIGTERM, SIGUSR1 or SIGHUP was received; all have ended.
-        LaunchError: The cluster has no room for them, or they cannot be started.
+        LaunchError: The cluster has no room for them, or a worker cannot be started.
     """
+    try:
+        return _run(job)
+    except RayError as error:  # a node or an actor was lost before its worker ran
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, TfdistError):  # of an actor
+            raise cause from error
+        words = (
+            f"The workers did not start in the Ray cluster ({_summary(error)}): check that its "
+            "nodes are up, and that tfdist is installed on all of them."
+        )
+        return Failure("launcher", EXIT_CODE, words)
+
+
+def _run(job: Job) -> Failure | None:
     with signals_raise(), placed(job.resources, job.fewest, job.most) as placement:
         if job.fewest < job.most:
             _LOG.warning("Number of workers: %d of at most %d.", placement.size, job.most)
@@ -120,11 +134,6 @@ def _hosts(placement: Placement, resources: Resources) -> Iterator[list[_PlacedH
         order = {node.address: None for node in nodes}  # addresses in order of their first worker
         hosts = [_PlacedHost(actor, node) for actor, node in zip(actors, nodes, strict=True)]
         yield sorted(hosts, key=lambda host: list(order).index(host.node.address))
-    except RayError as error:
-        raise LaunchError(
-            f"The workers' actors did not start ({_first_line(error)}): check that tfdist is "
-            "installed on all nodes of the Ray cluster."
-        ) from error
     finally:
         for actor in actors:
             with contextlib.suppress(RayError):
@@ -221,15 +230,18 @@ class RayChild(Child):
     def _lost(self, error: RayError) -> End:
         node = self._host.node
         cause = getattr(error, "cause", None)
-        if isinstance(cause, LaunchError):  # of the actor: the program cannot be started
+        if isinstance(cause, TfdistError):  # of the actor: the program cannot be started
             return End(1, str(cause))
         return End(
             EXIT_CODE,
             f"rank {self._process.name} was lost: the Ray node {node.address} "
-            f"({node.node_id[:8]}) or the worker's actor ended ({_first_line(error)}).",
+            f"({node.node_id[:8]}) or the worker's actor ended ({_summary(error)}).",
         )
 
 
-def _first_line(error: BaseException) -> str:
+def _summary(error: RayError) -> str:
+    """Returns the error of an actor, or the first line of Ray's own message."""
+    if cause := getattr(error, "cause", None):
+        return f"{type(cause).__name__}: {cause}"
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
