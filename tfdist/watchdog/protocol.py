@@ -40,6 +40,8 @@ _LOG = logging.getLogger("tfdist.watchdog")
 _LIMIT = 2**17
 #: Longest line of a worker, in bytes.
 _REPORT_LIMIT = 2**13
+#: Bytes that are read at once.
+_BUFFER_BYTES = 2**13
 #: Bytes that wait for a worker to read them before its connection is closed.
 _UNREAD_LIMIT = 2**16
 #: Time for a new connection to authenticate itself, and for rank 0 to answer at an address.
@@ -51,19 +53,29 @@ _BACKLOG = 4096
 _FLUSH_SECONDS = 3.0
 
 
-class _Lines(asyncio.Protocol):
-    """A connection that receives lines of bounded length."""
+class _Lines(asyncio.BufferedProtocol):
+    """A connection that receives lines of bounded length.
 
-    def __init__(self, limit: int) -> None:
-        self._limit, self._buffer = limit, b""
+    Args:
+        limit: Longest line, in bytes.
+        received: Where the event loop puts what it reads, shared by the connections of the loop:
+            otherwise it allocates 256 KiB for each message.
+    """
+
+    def __init__(self, limit: int, received: bytearray) -> None:
+        self._limit, self._received, self._buffer = limit, received, b""
         self.transport: Transport | None = None
 
     def connection_made(self, transport: BaseTransport) -> None:
         if isinstance(transport, Transport):
             self.transport = transport
 
-    def data_received(self, data: bytes) -> None:
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
+    def get_buffer(self, sizehint: int) -> bytearray:
+        del sizehint
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        *lines, self._buffer = (self._buffer + self._received[:nbytes]).split(b"\n")
         for line in lines:
             if self.transport is None or self.transport.is_closing():
                 return
@@ -98,6 +110,7 @@ class Coordinator:
     Attributes:
         received: Bytes received from workers.
         sent: Bytes sent to workers.
+        buffer: Where the event loop puts what it reads from workers.
     """
 
     def __init__(
@@ -119,6 +132,7 @@ class Coordinator:
         self._verdict: str | None = None
         self._last_push = -1.0
         self.received = self.sent = 0
+        self.buffer = bytearray(_BUFFER_BYTES)
 
     async def run(self) -> None:
         """Serves and judges forever."""
@@ -235,7 +249,7 @@ class _FromWorker(_Lines):
     """The connection of one worker, at rank 0."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        super().__init__(_REPORT_LIMIT)
+        super().__init__(_REPORT_LIMIT, coordinator.buffer)
         self._coordinator, self._rank = coordinator, -1
         self._session = Session(coordinator.key)
 
@@ -420,7 +434,7 @@ class _ToRank0(_Lines):
     """The connection to rank 0, at another worker."""
 
     def __init__(self, reporter: Reporter) -> None:
-        super().__init__(_LIMIT)
+        super().__init__(_LIMIT, bytearray(_BUFFER_BYTES))
         self._reporter = reporter
         self._session: Session | None = None
         self._answered = False
