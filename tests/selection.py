@@ -76,7 +76,7 @@ CHECK: dict[str, float] = {
     "tests/docs/test_site.py::test_site_is_built_without_a_warning": 15,
     "tests/examples/": 48,
     "tests/faults/": 10,
-    "tests/loops/data_order/test_begin_anywhere.py::test_places_to_go_on_from": 17.6,
+    "tests/loops/data_order/test_resume_position.py::test_resumes_at_any_position": 17.6,
     "tests/models/": 25,
     "tests/pipelines/pack/test_pack.py::test_interrupt_keeps_what_is_finished": 16.8,
     "tests/pipelines/reading/test_mixture.py::test_sources_keep_their_order_and_resume": 9.6,

@@ -1,9 +1,9 @@
-"""Trainings that are killed at random moments, and what becomes of them.
+"""Fault injection: training runs that are killed at random moments.
 
-    python -m tests.faults             # kills, saves, stalls: adds to faults.jsonl
+    python -m tests.faults             # kills, saves, stalls: appends to faults.jsonl
     python -m tests.faults kills --strategy mirrored --runs 5
-    python -m tests.faults --table     # tfdist/checkpoint/FAULTS.md, from faults.jsonl
+    python -m tests.faults --table     # writes tfdist/checkpoint/FAULTS.md from faults.jsonl
 
-A process takes seconds to import TensorFlow, and is killed many times: what is killed is forked
-from one that has imported TensorFlow, has not started it, and has one thread.
+Importing TensorFlow takes seconds, and processes are killed many times. They are therefore forked
+from a single-threaded process that has imported TensorFlow without initializing it.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.faults`: kills, saves, stalls and a soak, with figures as lines of JSON."""
+"""`python -m tests.faults`: kills, saves, stalls and a soak test. Appends JSON lines."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# One thread until something is forked, and none of BLAS's in each of many small processes.
+# The process must be single-threaded when it forks, and its many children need no BLAS threads.
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 from tests.faults import kills, saves, soak, stalls, table
 
 
 def main() -> int:
-    """Runs what the flags say and appends results; returns 1 where something was not as promised.
+    """Runs the selected experiments, and returns 1 if a guarantee was violated.
 
-    With `--table` it only writes the page of all results so far.
+    With `--table`, it only writes the page of all results so far.
     """
     chosen = _flags()
     results = Path(chosen.results)
@@ -47,7 +47,7 @@ def main() -> int:
         if "saves" in chosen.what:
             note("saves", saves.run(chosen.kills_of_saves, chosen.seed, folder / "saves"))
         if "stalls" in chosen.what:
-            measured = stalls.all_at_once(folder, lambda result: note("stalls", result))
+            measured = stalls.start_all(folder, lambda result: note("stalls", result))
             while not all(child.ended() for child in measured):
                 time.sleep(0.2)
             if any(child.code for child in measured):
@@ -60,11 +60,11 @@ def main() -> int:
 
 def _kills(chosen: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     for strategy in chosen.strategy or kills.STRATEGIES:
-        whole = folder / strategy / "whole"
-        kills.attempt(strategy, whole)
+        reference = folder / strategy / "reference"
+        kills.attempt(strategy, reference)
         for seed in range(chosen.seed, chosen.seed + chosen.runs):
             place = folder / strategy / str(seed)
-            yield kills.run(strategy, seed, chosen.kills_of_a_run, place, whole)
+            yield kills.run(strategy, seed, chosen.kills_of_a_run, place, reference)
 
 
 def _flags() -> argparse.Namespace:
@@ -72,14 +72,14 @@ def _flags() -> argparse.Namespace:
     add = parser.add_argument
     kinds = ("kills", "saves", "stalls", "soak")
     add("what", nargs="*", default=list(kinds[:3]), metavar="|".join(kinds))
-    add("--strategy", action="append", choices=list(kills.STRATEGIES), help="once for each")
-    add("--runs", type=int, default=4, help="trainings of each strategy (4)")
-    add("--kills-of-a-run", type=int, default=5, help="in each of them (5)")
-    add("--kills-of-saves", type=int, default=100, help="(100)")
-    add("--seed", type=int, default=0, help="of the first training (0)")
-    add("--seconds", type=float, default=300.0, help="of the soak (300)")
-    add("--results", default="faults.jsonl", help="file that results are added to")
-    add("--table", action="store_true", help="only write the page of the results so far")
+    add("--strategy", action="append", choices=list(kills.STRATEGIES), help="repeatable")
+    add("--runs", type=int, default=4, help="training runs of each strategy (4)")
+    add("--kills-of-a-run", type=int, default=5, help="kills in each run (5)")
+    add("--kills-of-saves", type=int, default=100, help="kills during saves (100)")
+    add("--seed", type=int, default=0, help="seed of the first run (0)")
+    add("--seconds", type=float, default=300.0, help="duration of the soak test (300)")
+    add("--results", default="faults.jsonl", help="file to append results to")
+    add("--table", action="store_true", help="only write the page of all results")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""Processes forked from one that has imported TensorFlow, heard, and ended at a chosen moment."""
+"""Processes forked from one that has imported TensorFlow, monitored and signaled on time."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from typing import NamedTuple
 from tfdist.launcher import horovod, plan
 from tfdist.launcher.plan import LOCAL, slots
 
-#: For an attempt, on a busy machine.
+#: Time-out of an attempt on a busy machine, in seconds.
 SECONDS = 300.0
-#: Between a kill and that of the others, as a launcher does.
+#: Seconds between a kill and that of the other workers, as by a launcher.
 _FOLLOWERS_SECONDS = 0.5
 
-#: Is told of marks.
-Tell = Callable[[str], None]
-Body = Callable[[Tell], None]
+#: Reports a mark to the parent process.
+Report = Callable[[str], None]
+Body = Callable[[Report], None]
 
 
 class Moment(NamedTuple):
     """When a process is sent a signal.
 
     Attributes:
-        phase: For people.
-        rank: Whose.
-        mark: What it told of last: `fork`, `begin`, `step`, `save`, `evaluation`.
-        count: How often it had told of that, from 1.
-        delay: Seconds after that.
+        phase: Description for reports.
+        rank: Rank of the process.
+        mark: The mark to wait for: `fork`, `begin`, `step`, `save`, `evaluation`.
+        count: Which occurrence of the mark, from 1.
+        delay: Seconds after the mark.
     """
 
     phase: str
@@ -44,11 +44,11 @@ class Moment(NamedTuple):
 
 
 class Forked:
-    """A child that runs a function.
+    """A child process that runs a function.
 
     Attributes:
-        marks: What it has told of.
-        code: Its exit code; negative for a signal; None while it runs.
+        marks: Marks that it has reported.
+        code: Exit code; negative for a signal; None while it runs.
     """
 
     def __init__(self, body: Body, environ: dict[str, str], log: Path) -> None:
@@ -66,29 +66,29 @@ class Forked:
         self.marks = ["fork"]
         self._rest = b""
 
-    def hear(self) -> None:
-        """Takes what it has told."""
+    def read_marks(self) -> None:
+        """Reads the marks that it has reported."""
         *lines, self._rest = (self._rest + os.read(self.pipe, 1 << 16)).split(b"\n")
         self.marks += [line.decode() for line in lines]
 
     def signal(self, number: int) -> None:
-        """Sends it a signal, unless it has just ended."""
+        """Sends a signal, unless the process has just ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def ended(self) -> bool:
-        """Whether it has ended, and all that it told was heard."""
+        """Returns whether it has ended, after reading all its marks."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
-                self.hear()
+                self.read_marks()
                 os.close(self.pipe)
         return self.code is not None
 
 
 def _live(body: Body, environ: dict[str, str], log: Path, writer: int) -> None:
-    """What a child does; never returns."""
+    """Runs in the child; never returns."""
     code = 1
     try:
         os.environ.update(environ)
@@ -96,10 +96,10 @@ def _live(body: Body, environ: dict[str, str], log: Path, writer: int) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
 
-        def tell(mark: str) -> None:
+        def report(mark: str) -> None:
             os.write(writer, f"{mark}\n".encode())
 
-        body(tell)
+        body(report)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -108,35 +108,36 @@ def _live(body: Body, environ: dict[str, str], log: Path, writer: int) -> None:
 
 
 class Group:
-    """The workers of one attempt, and the server by which those of Horovod find each other.
+    """The workers of one attempt, and Horovod's rendezvous server.
 
     Args:
-        body: What each of them runs.
-        num_workers: How many.
-        logs: A folder for what they print.
+        body: Function that each worker runs.
+        num_workers: Number of workers.
+        logs: Folder for their output.
     """
 
     def __init__(self, body: Body, num_workers: int, logs: Path) -> None:
-        told: list[dict[str, str]] = [{}]
+        environs: list[dict[str, str]] = [{}]
         self._helpers: list[Forked] = []
         if num_workers > 1:
             places = slots({LOCAL: num_workers})
             planned = plan.workers(["true"], places)
-            told = [dict(process.environ) for process in planned.processes]
+            environs = [dict(process.environ) for process in planned.processes]
             port = int(planned.rendezvous.rpartition(":")[2])
 
-            def serve(_: Tell) -> None:
+            def serve(_: Report) -> None:
                 with horovod.serving(places, port):
                     signal.pause()
 
             self._helpers = [Forked(serve, {}, logs / "server.log")]
         self.children = [
-            Forked(body, environ, logs / f"rank-{rank}.log") for rank, environ in enumerate(told)
+            Forked(body, environ, logs / f"rank-{rank}.log")
+            for rank, environ in enumerate(environs)
         ]
         self.sent_at = 0.0
 
     def run(self, moment: Moment | None, number: int = signal.SIGKILL) -> None:
-        """Waits for the end of all but who is stopped; `sent_at` is when the signal was sent."""
+        """Waits until all processes except a stopped one end. Sets `sent_at` at the signal."""
         due = None
         deadline = time.monotonic() + SECONDS
         try:
@@ -166,14 +167,14 @@ class Group:
         left = min(0.02, max(0.0, until - time.monotonic()))
         ready, _, _ = select.select(list(pipes), [], [], left)
         for pipe in ready:
-            pipes[pipe].hear()
+            pipes[pipe].read_marks()
         if ready:
             time.sleep(0.0005)
 
     def _end(self) -> None:
-        everybody = [*self.children, *self._helpers]
-        for child in everybody:
+        processes = [*self.children, *self._helpers]
+        for child in processes:
             if child.code is None:
                 child.signal(signal.SIGKILL)
-        while not all(child.ended() for child in everybody):
+        while not all(child.ended() for child in processes):
             time.sleep(0.005)

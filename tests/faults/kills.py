@@ -1,4 +1,4 @@
-"""SIGKILL at moments that follow from a seed, several in each training, and what comes of it."""
+"""Sends SIGKILL at moments derived from a seed, several per training run, and compares results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from tests.checkpoint.training import newest
 from tests.faults import training
-from tests.faults.forks import Group, Moment, Tell
+from tests.faults.forks import Group, Moment, Report
 
-#: By strategy: processes, and how far weights and history may be from those of nobody's kill.
+#: By strategy: processes, and the tolerance against an uninterrupted run.
 STRATEGIES = {
     "one_device": (1, 0.0),
     "mirrored": (1, 0.0),
@@ -26,28 +26,28 @@ PHASES = ("start-up", "step", "save", "evaluation")
 
 
 def draw(random: np.random.Generator, num_workers: int) -> Moment:
-    """Returns the next moment: each phase, rank and count is as likely as the others."""
+    """Returns a random moment: phases, ranks and counts are uniformly distributed."""
     phase = PHASES[random.integers(len(PHASES))]
     rank = int(random.integers(num_workers))
     if phase == "start-up":
         return Moment(phase, rank, "fork", 1, random.uniform(0.0, 1.5))
     if phase == "step":
         return Moment(phase, rank, "step", int(random.integers(1, 7)), random.uniform(0.0, 0.03))
-    if phase == "save":  # of which the chief alone tells; another one dies meanwhile, too
+    if phase == "save":  # only the chief reports saves; another rank may be in a save as well
         return Moment(phase, 0, "save", int(random.integers(1, 4)), random.uniform(0.0, 0.03))
     return Moment(phase, rank, "evaluation", int(random.integers(1, 3)), random.uniform(0.0, 0.02))
 
 
 def attempt(strategy: str, folder: Path, moment: Moment | None = None) -> bool:
-    """Trains, from where the folder stands; returns whether it was killed.
+    """Trains from the newest checkpoint in the folder, and returns whether it was killed.
 
     Raises:
-        AssertionError: It failed by itself.
+        AssertionError: If it failed without being killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
 
-    def body(tell: Tell) -> None:
-        training.train(strategy, folder, tell)
+    def body(report: Report) -> None:
+        training.train(strategy, folder, report)
 
     group = Group(body, STRATEGIES[strategy][0], folder)
     group.run(moment)
@@ -57,15 +57,15 @@ def attempt(strategy: str, folder: Path, moment: Moment | None = None) -> bool:
     return bool(group.sent_at)
 
 
-def run(strategy: str, seed: int, num_kills: int, folder: Path, whole: Path) -> dict[str, Any]:
-    """Kills a training so often, lets it end, and returns what came of it.
+def run(strategy: str, seed: int, num_kills: int, folder: Path, reference: Path) -> dict[str, Any]:
+    """Kills a training run several times, completes it, and compares the results.
 
     Args:
-        strategy: By which it is trained.
-        seed: Of the moments.
-        num_kills: How often it is killed, at most: it may end before the last.
-        folder: For its files.
-        whole: Of the same training that nobody killed.
+        strategy: Name of the strategy.
+        seed: Seed of the moments.
+        num_kills: Maximum number of kills; training may complete earlier.
+        folder: Folder of its files.
+        reference: Folder of the same training without kills.
     """
     random, began = np.random.default_rng([seed, *strategy.encode()]), time.monotonic()
     moments = []
@@ -81,19 +81,19 @@ def run(strategy: str, seed: int, num_kills: int, folder: Path, whole: Path) -> 
         "seed": seed,
         "kills": [f"{moment.phase}, rank {moment.rank}" for moment in moments],
         "seconds": round(time.monotonic() - began, 1),
-        **compare(folder, whole),
+        **compare(folder, reference),
     }
 
 
-def compare(folder: Path, whole: Path) -> dict[str, Any]:
-    """Returns how far a training is from another: the largest differences, and its records."""
-    with np.load(folder / "weights.npz") as one, np.load(whole / "weights.npz") as other:
+def compare(folder: Path, reference: Path) -> dict[str, Any]:
+    """Returns the largest differences between two training runs, and the records seen."""
+    with np.load(folder / "weights.npz") as one, np.load(reference / "weights.npz") as other:
         assert one.files == other.files
         weights = max(_difference(one[name], other[name]) for name in one.files)
-    history, wanted = (json.loads((f / "history.json").read_text()) for f in (folder, whole))
+    history, wanted = (json.loads((f / "history.json").read_text()) for f in (folder, reference))
     assert list(history) == list(wanted)
     epochs = {len(values) for values in history.values()}
-    files = newest(folder / "checkpoints") == newest(whole / "checkpoints")
+    files = newest(folder / "checkpoints") == newest(reference / "checkpoints")
     return {
         "weights": weights,
         "history": max(_difference(history[name], wanted[name]) for name in wanted),
@@ -109,12 +109,12 @@ def _difference(one: Any, other: Any) -> float:
 
 
 def problems(outcome: dict[str, Any]) -> Sequence[str]:
-    """Returns what of an outcome is not as promised."""
+    """Returns the guarantees that a result violates."""
     bound = STRATEGIES[outcome["strategy"]][1]
     wrong = [name for name in ("weights", "history") if not outcome[name] <= bound]
     if outcome["epochs"] != [training.EPOCHS]:
         wrong.append("epochs")
-    if outcome["records"] != [1.0]:  # each once in each epoch
+    if outcome["records"] != [1.0]:  # once in each epoch
         wrong.append("records")
     if bound == 0.0 and outcome["last checkpoint"] != "equal":
         wrong.append("last checkpoint")

@@ -1,4 +1,6 @@
-"""SIGKILL while a process saves all the time: what it leaves is whole, and at most one save old."""
+"""Sends SIGKILL to a process that saves all the time: saves stay intact and at most one is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +10,47 @@ from typing import Any
 
 import numpy as np
 
-from tests.faults.forks import Forked, Moment, Tell
+from tests.faults.forks import Forked, Moment, Report
 
-#: Numbers of each array of a save.
+#: Sizes of the arrays in a save.
 SIZES = (10, 1000, 200_000)
 
 
-def body(folder: Path, tell: Tell) -> None:
-    """Reads what the process before left, tells of it, and goes on saving for ever."""
+def body(folder: Path, report: Report) -> None:
+    """Reports what the previous process left, and then saves forever."""
     from tfdist.checkpoint.snapshot import Packed
     from tfdist.checkpoint.store import Place, Store
 
     store = Store(folder)
     num_torn = len(list(folder.glob(".writing-*")))
     store.clean()
-    said: list[str] = []
-    step, newest = 0, store.load_newest(said.append)
+    damaged_lines: list[str] = []
+    step, newest = 0, store.load_newest(damaged_lines.append)
     if newest:
         _, packed = newest
         found = {int(value) for array in packed.arrays.values() for value in np.unique(array)}
         assert len(found) == 1, found
         (step,) = found
-    tell(f"found {step} {len(said)} {num_torn} {len(list(folder.glob('.writing-*')))}")
+    report(f"found {step} {len(damaged_lines)} {num_torn} {len(list(folder.glob('.writing-*')))}")
     while True:
         step += 1
         arrays = {f"array {i}": np.full(size, step, "int64") for i, size in enumerate(SIZES)}
-        tell("save")
+        report("save")
         store.write(Place(step, 0), Packed('{"paths": {}, "state": {}}', arrays), {"step": step})
-        tell(f"saved {step}")
+        report(f"saved {step}")
         store.keep(2, None)
 
 
 def run(num_kills: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Kills so many savers; returns how many states were whole, and how old they were."""
+    """Kills several savers, and returns how many states were intact and how old they were."""
     folder.mkdir(parents=True)
     random, began = np.random.default_rng(seed), time.monotonic()
     names = ("kills", "whole", "one save old", "older", "cut off", "left over")
     counts = dict.fromkeys(names, 0)
-    told = 0  # the last save that is known to have ended
-    for number in range(num_kills + 1):  # the last one looks at what the last kill has left
+    last_saved = 0  # the last save that is known to be complete
+    for number in range(num_kills + 1):  # the last one inspects the result of the last kill
         moment = Moment("save", 0, "save", int(random.integers(1, 5)), random.uniform(0, 0.02))
-        child = Forked(lambda tell: body(folder / "saves", tell), {}, folder / "log")
+        child = Forked(lambda report: body(folder / "saves", report), {}, folder / "log")
         found = _until(child, moment)
         child.signal(9)
         while not child.ended():
@@ -57,20 +59,20 @@ def run(num_kills: int, seed: int, folder: Path) -> dict[str, Any]:
         step, damaged, torn, left = found
         if number:
             counts["kills"] += 1
-            counts["whole"] += int(damaged == 0 and (step > 0 or told == 0))
-            counts["one save old"] += int(step == told - 1)
-            counts["older"] += int(step < told - 1)
+            counts["whole"] += int(damaged == 0 and (step > 0 or last_saved == 0))
+            counts["one save old"] += int(step == last_saved - 1)
+            counts["older"] += int(step < last_saved - 1)
             counts["cut off"] += torn
             counts["left over"] += left
         saved = [int(mark.split()[1]) for mark in child.marks if mark.startswith("saved")]
-        told = saved[-1] if saved else max(told, step)
+        last_saved = saved[-1] if saved else max(last_saved, step)
     return {**counts, "seconds": round(time.monotonic() - began, 1)}
 
 
 def _until(child: Forked, moment: Moment) -> list[int]:
-    """Hears a child until a moment; returns what it found."""
+    """Reads marks until a moment, and returns what the child found."""
     while child.marks.count("save") < moment.count:
-        child.hear()
+        child.read_marks()
         assert not child.ended(), child.marks
     time.sleep(moment.delay)
     (found,) = [mark for mark in child.marks if mark.startswith("found")]

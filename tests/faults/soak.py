@@ -1,4 +1,4 @@
-"""Many fits, saves and restores in one process: memory, files and threads, and their slopes."""
+"""Soak test: many fits, saves and restores in one process, with the growth of its resources."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tfdist.trainer import Trainer
 
 
 def run(seconds: float, folder: Path, strategy: str = "mirrored") -> dict[str, Any]:
-    """Trains again and again, each time from half of a training that was saved before.
+    """Trains repeatedly, each time resuming from a checkpoint after half of the training.
 
     Args:
-        seconds: For which to go on.
-        folder: For checkpoints.
-        strategy: To train by.
+        seconds: Duration.
+        folder: Folder of the checkpoints.
+        strategy: Name of the strategy.
 
     Returns:
-        Rounds, and for each measure its value at the end and its slope, a round, over the
+        The number of rounds, and for each resource its last value and its slope per round over the
         second half of the rounds.
     """
     process, rows = psutil.Process(), []
@@ -37,9 +37,9 @@ def run(seconds: float, folder: Path, strategy: str = "mirrored") -> dict[str, A
     steps = 0
     while time.monotonic() < end:
         place = folder / "soak"
-        for epochs in (1, 2):  # the second goes on from the first
+        for epochs in (1, 2):  # the second resumes from the first
             trainer.checkpoints = Checkpoints(place, every=8, keep=2)
-            trainer._num_fits = 0  # so that it is the same fit again
+            trainer._num_fits = 0  # counts as the same fit again
             trainer.fit(**data, epochs=epochs, validation_data=(training.ROWS, training.NUMBERS))
             steps += training.NUM_ROWS // 2
         shutil.rmtree(place)

@@ -1,4 +1,4 @@
-"""A rank that is stopped (SIGSTOP): after how long the others end, and whether they name it."""
+"""Stops a rank with SIGSTOP: how long the others take to exit, and whether they report it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import training
-from tests.faults.forks import Forked, Group, Moment, Tell
+from tests.faults.forks import Forked, Group, Moment, Report
 
-#: Where a rank is stopped; of two, which train by `multi_worker` or `horovod`.
+#: When a rank of two is stopped, under `multi_worker` and `horovod`.
 MOMENTS = (
     Moment("start-up", 1, "fork", 1, 0.5),
     Moment("an exchange of one number", 1, "step", 3, 0.0),
@@ -21,9 +21,9 @@ MOMENTS = (
 
 
 def measure(strategy: str, moment: Moment, folder: Path) -> dict[str, Any]:
-    """Stops a rank; returns the seconds until the other has ended, and what it said."""
+    """Stops a rank, and returns when the other one exits and what it prints."""
     folder.mkdir(parents=True)
-    group = Group(lambda tell: training.train(strategy, folder, tell), 2, folder)
+    group = Group(lambda report: training.train(strategy, folder, report), 2, folder)
     group.run(moment, signal.SIGSTOP)
     seconds = time.monotonic() - group.sent_at
     other = group.children[1 - moment.rank]
@@ -39,13 +39,13 @@ def measure(strategy: str, moment: Moment, folder: Path) -> dict[str, Any]:
     }
 
 
-def all_at_once(folder: Path, write: Any) -> list[Forked]:
-    """Starts every measurement in a process of its own, which hands its result to `write`."""
+def start_all(folder: Path, write: Any) -> list[Forked]:
+    """Starts every measurement in a subprocess, which passes its result to `write`."""
 
     def one(strategy: str, moment: Moment) -> Forked:
         place = folder / f"{strategy}-{moment.phase}".replace(" ", "-")
 
-        def body(_: Tell) -> None:
+        def body(_: Report) -> None:
             write(measure(strategy, moment, place))
 
         return Forked(body, {}, folder / "stalls.log")

@@ -1,4 +1,4 @@
-"""Makes the page of faults from results."""
+"""Writes the page of faults from results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.support import ROOT
 
 PAGE = ROOT / "tfdist" / "checkpoint" / "FAULTS.md"
 
-_HEAD = """# Faults, and what becomes of them
+_HEAD = """# Fault injection
 
-Made by `python -m tests.faults --table` from what `python -m tests.faults` measured, not by hand.
-A training of 24 steps, saved every second one, is killed (SIGKILL) at moments that follow from a
-seed, started again and killed again, until it is let to its end. It is compared with the same
-training that nobody killed.
+`python -m tests.faults` measures these results; `python -m tests.faults --table` writes this page.
+A training run of 24 steps, with a checkpoint after every second step, is killed (SIGKILL) at
+random moments and restarted several times before it completes. The result is compared with the
+same run without kills.
 """
 
 
@@ -51,10 +51,10 @@ def _kills(found: list[dict[str, Any]]) -> str:
             sum(bool(problems(one)) for one in of_it) or "none",
         ])  # fmt: skip
     head = ["strategy", "runs", "kills", *(f"in {phase}" for phase in PHASES), "weights differ by"]
-    head += ["history by", "last checkpoints equal", "not as promised"]
+    head += ["history by", "last checkpoints equal", "violations"]
     return (
-        "## Killed\n\nEvery row was seen once in each epoch, no step was made twice or left out, "
-        "unless the last column says otherwise.\n\n" + _rows(head, rows)
+        "## Killed\n\nEvery row was seen once in each epoch, and no step was repeated or skipped, "
+        "unless the last column counts violations.\n\n" + _rows(head, rows)
     )
 
 
@@ -62,9 +62,9 @@ def _saves(found: list[dict[str, Any]]) -> str:
     names = ["kills", "whole", "one save old", "older", "cut off", "left over"]
     rows = [[one[name] for name in names] for one in found]
     return (
-        "## Killed while saving all the time\n\n*Whole*: the newest state that there is could be "
-        "read, and is one save's. *Cut off*: kills that left a save half written, which was "
-        "cleared away.\n\n" + _rows(names, rows)
+        "## Killed during continuous saving\n\n*Whole*: the newest checkpoint was intact and "
+        "came from a single save. *Cut off*: kills that left an incomplete save, which the next "
+        "process removed.\n\n" + _rows(names, rows)
     )
 
 
@@ -72,13 +72,11 @@ def _stalls(found: list[dict[str, Any]]) -> str:
     names = ["strategy", "stopped", "seconds", "exit code"]
     found = sorted(found, key=lambda one: (one["strategy"], one["stopped"]))
     rows = [[*(one[name] for name in names), _said(one)] for one in found]
-    return "## Stopped (SIGSTOP): when the other rank ends\n\n" + _rows(
-        [*names, "and what it says"], rows
-    )
+    return "## Stopped (SIGSTOP): when the other rank exits\n\n" + _rows([*names, "message"], rows)
 
 
 def _said(one: dict[str, Any]) -> str:
-    """The first sentence, where it names the rank; hosts and processes left out."""
+    """Returns the first sentence that names the rank, without host and process."""
     if not one["named"]:
         return "an error that does not name the rank"
     return re.sub(r" on \S+ \(pid \d+\)", "", one["said"]).partition(". ")[0]
@@ -86,7 +84,7 @@ def _said(one: dict[str, Any]) -> str:
 
 def _soak(found: list[dict[str, Any]]) -> str:
     names = [name for name in found[0] if name != "kind"]
-    return "## Many trainings in one process\n\n" + _rows(
+    return "## Soak test: many training runs in one process\n\n" + _rows(
         names, [[one.get(name) for name in names] for one in found]
     )
 

@@ -1,4 +1,4 @@
-"""The short form of `python -m tests.faults`."""
+"""A short run of `python -m tests.faults`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def faults(tmp_path: Path, *flags: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in results.read_text().splitlines()]
 
 
-def test_a_training_that_is_killed_ends_as_if_it_was_not(tmp_path: Path) -> None:
+def test_killed_training_matches_uninterrupted_training(tmp_path: Path) -> None:
     flags = ["saves", "kills", "--strategy", "one_device", "--runs", "1"]
     killed, saved = faults(tmp_path, *flags, "--kills-of-a-run", "3", "--kills-of-saves", "8")
     assert killed["kills"]
@@ -39,7 +39,7 @@ def test_a_training_that_is_killed_ends_as_if_it_was_not(tmp_path: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["mirrored", "parameter_server", "multi_worker", "horovod"])
-def test_so_it_is_under_every_strategy(strategy: str, tmp_path: Path) -> None:
+def test_killed_training_under_every_strategy(strategy: str, tmp_path: Path) -> None:
     flags = ["kills", "--strategy", strategy, "--runs", "1", "--kills-of-a-run", "3"]
     (killed,) = faults(tmp_path, *flags)
     assert killed["kills"]

@@ -1,4 +1,4 @@
-"""What is killed: a small training that tells how far it is, and knows every row it has seen."""
+"""A small training run that reports its progress and counts how often it sees each row."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tfdist.checkpoint.store import Store
 from tfdist.trainer import Trainer
 
 NUM_ROWS, BATCH_SIZE, EPOCHS, EVERY = 32, 4, 3, 2
-#: Options of a trainer, by strategy.
+#: Number of devices, by strategy.
 DEVICES = {"mirrored": 2, "parameter_server": 1}
-#: Random layers draw other numbers on each replica, but the same ones in every run.
+#: Random layers are reproducible from run to run, but draw other numbers on each replica.
 RANDOM = ("one_device", "mirrored")
 
 _NOISE = np.random.default_rng(0)
 ROWS = _NOISE.normal(size=(NUM_ROWS, 4)).astype("float32")
 NUMBERS = np.arange(NUM_ROWS, dtype="float32")[:, None]
 
-#: Told of what begins or has ended: `step`, `save`, `evaluation`.
-Tell = Callable[[str], None]
+#: Reports that a `step`, `save` or `evaluation` begins or has ended.
+Report = Callable[[str], None]
 
 
 @keras.saving.register_keras_serializable("tests.faults")
 class TimesSeen(keras.metrics.Metric):
-    """How often the row was seen, in this epoch, that was seen most often, or least often.
+    """The maximum or minimum over rows of how often a row was seen in this epoch.
 
-    The labels are the numbers of the rows.
+    The labels are the row numbers.
     """
 
     def __init__(self, name: str, most: bool, **options: Any) -> None:
@@ -52,34 +52,34 @@ class TimesSeen(keras.metrics.Metric):
         return keras.ops.max(self.times) if self._most else keras.ops.min(self.times)
 
 
-class Telling(keras.callbacks.Callback):
-    """Tells of steps and evaluations."""
+class Reporter(keras.callbacks.Callback):
+    """Reports steps and evaluations."""
 
     chief_only, only_reads = False, True
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, report: Report) -> None:
         super().__init__()
-        self._tell = tell
+        self._report = report
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._tell("step")
+        self._report("step")
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._tell("evaluation")
+        self._report("evaluation")
 
 
 def build(random: bool) -> keras.Model:
-    """A network with an optimizer that remembers; where it may, with layers that draw numbers."""
+    """Returns a network with a stateful optimizer and, on request, random layers."""
     keras.utils.set_random_seed(1)
-    own = [layers.BatchNormalization(), layers.Dropout(0.3)] if random else []
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(8, "tanh"), *own, layers.Dense(1)])
+    noisy = [layers.BatchNormalization(), layers.Dropout(0.3)] if random else []
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(8, "tanh"), *noisy, layers.Dense(1)])
     seen = [TimesSeen("most", True), TimesSeen("least", False)]
     model.compile(keras.optimizers.SGD(0.003, momentum=0.9), "mse", metrics=["mae", *seen])
     return model
 
 
-def train(strategy: str, folder: Path, tell: Tell) -> None:
-    """Trains, from wherever it was; writes `weights.npz` and `history.json` when it has ended."""
+def train(strategy: str, folder: Path, report: Report) -> None:
+    """Trains from the newest checkpoint; writes `weights.npz` and `history.json` at the end."""
     keras.utils.set_random_seed(5)
     trainer = Trainer(
         lambda: build(strategy in RANDOM),
@@ -87,12 +87,12 @@ def train(strategy: str, folder: Path, tell: Tell) -> None:
         devices=DEVICES.get(strategy),
         checkpoints=Checkpoints(folder / "checkpoints", every=EVERY, keep=2),
     )
-    with telling_of_saves(tell):
-        tell("begin")
+    with reporting_saves(report):
+        report("begin")
         history = trainer.fit(
             ROWS, NUMBERS, batch_size=BATCH_SIZE, epochs=EPOCHS, verbose=0,
             validation_data=(ROWS[:8], NUMBERS[:8]), validation_batch_size=BATCH_SIZE,
-            callbacks=[Telling(tell)],
+            callbacks=[Reporter(report)],
         ).history  # fmt: skip
     if trainer.strategy.is_chief:
         model = trainer.model
@@ -102,12 +102,12 @@ def train(strategy: str, folder: Path, tell: Tell) -> None:
         (folder / "half.npz").replace(folder / "weights.npz")
 
 
-def telling_of_saves(tell: Tell) -> AbstractContextManager[Any]:
-    """Within it, every save is told of as it begins."""
+def reporting_saves(report: Report) -> AbstractContextManager[Any]:
+    """Reports the beginning of every save inside the context."""
     write = Store.write
 
     def written(self: Store, *arguments: Any) -> str:
-        tell("save")
+        report("save")
         return write(self, *arguments)
 
     return mock.patch.object(Store, "write", written)

@@ -1,4 +1,4 @@
-"""The callbacks of each worker, given as a list or as a container."""
+"""Selection and order of each worker's callbacks, passed as a list or as a container."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.loops.callbacks import create_callback_list
 
 
 class Worker:
-    """A strategy's worker, of which all say the same."""
+    """A worker whose group gathers identical numbers from all ranks."""
 
     def __init__(self, rank: int, num_workers: int = 2) -> None:
         self.is_chief = rank == 0
@@ -37,7 +37,7 @@ def names(container: kc.CallbackList) -> list[str]:
     return [type(callback).__name__ for callback in container.callbacks]
 
 
-def test_order_is_kept_and_the_progress_bar_is_last() -> None:
+def test_keeps_the_order_with_the_progress_bar_last() -> None:
     callbacks = [[kc.EarlyStopping()], Writer(), kc.TerminateOnNaN()]
     chief, other = (create(callbacks, Worker(rank), ProgressBar(None)) for rank in (0, 1))
     assert names(other) == ["EarlyStopping", "TerminateOnNaN", "ProgressBar", "History"]

@@ -38,11 +38,11 @@ DECIDE = {
 
 
 def made(cls: type[kc.Callback], **members: object) -> kc.Callback:
-    """An object of a class's subclass, as users write them; it needs no arguments."""
+    """Returns an instance of a user-defined subclass that needs no arguments."""
     return type("Mine", (cls,), {"__init__": lambda self: None, **members})()
 
 
-def test_every_callback_of_keras_is_known() -> None:
+def test_every_keras_callback_has_a_role() -> None:
     there = {getattr(kc, name) for name in dir(kc) if isinstance(getattr(kc, name), type)}
     assert there - {kc.CallbackList} <= WRITE | DECIDE
 
@@ -77,13 +77,13 @@ def test_chief_only_of_an_instance() -> None:
 @pytest.mark.parametrize(
     "module", ["wandb.integration.keras.callbacks", "mlflow.tensorflow.callback"]
 )
-def test_trackers_report_from_the_chief(module: str) -> None:
+def test_experiment_trackers_run_on_the_chief(module: str) -> None:
     tracker = type("Logger", (kc.Callback,), {"__module__": module})
     assert is_chief_only(tracker())
     assert is_chief_only(made(tracker))
 
 
-def test_the_callback_for_hyperparameters_is_a_trackers() -> None:
+def test_tensorboard_hparams_callback_runs_on_the_chief() -> None:
     from tensorboard.plugins.hparams import api
 
     assert is_chief_only(made(api.KerasCallback))

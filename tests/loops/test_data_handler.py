@@ -1,4 +1,4 @@
-"""Limits from `keras.config`, data that end early, and positions of earlier versions."""
+"""Limits from `keras.config`, data that end early, and positions saved by earlier versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def limited() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore:Limiting")
 @pytest.mark.usefixtures("limited")
-def test_as_many_as_the_configuration_allows() -> None:
+def test_limits_of_keras_config() -> None:
     assert (limited_epochs(1), limited_epochs(5)) == (1, 2)
     assert (
         limited_steps_per_epoch(None),
@@ -34,7 +34,7 @@ def test_as_many_as_the_configuration_allows() -> None:
     assert run(OneDevice()) == [1]
 
 
-def test_without_a_limit_nothing_changes() -> None:
+def test_default_config_has_no_limits() -> None:
     assert (limited_epochs(0), limited_epochs(5)) == (0, 5)
     assert (
         limited_steps_per_epoch(None),
@@ -42,15 +42,15 @@ def test_without_a_limit_nothing_changes() -> None:
     ) == (None, 7)
 
 
-def test_no_call_after_the_end_of_the_data() -> None:
-    heard: list[str] = []
+def test_data_that_end_early_make_no_further_calls() -> None:
+    events: list[str] = []
     with pytest.warns(UserWarning, match="ended after 3 of 7 steps"):
-        run(OneDevice(), Listener("callback", heard), steps_per_epoch=7)
-    assert heard[-2:] == ["callback from 2", "callback to 2"]
+        run(OneDevice(), Listener("callback", events), steps_per_epoch=7)
+    assert events[-2:] == ["callback from 2", "callback to 2"]
 
 
 @pytest.mark.parametrize("step", [0, 2])
-def test_positions_of_earlier_versions_are_read(step: int) -> None:
+def test_restores_positions_of_earlier_versions(step: int) -> None:
     def handler() -> DataHandler:
         return DataHandler(OneDevice(), np.arange(12.0)[:, None], training=True, batch_size=2)
 

@@ -1,4 +1,4 @@
-"""What workers agree on after each call, and the order of observers; without any graph."""
+"""Decisions that workers agree on after each call, and the order of observers, without graphs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tfdist.strategies.one_device import OneDevice
 
 
 class WithAnother(OneDevice):
-    """One device, and another worker whose answers are made up.
+    """One device, and a simulated second worker.
 
     Args:
-        rank: This worker's.
-        **other: What the other says instead of what this one does.
+        rank: Rank of this worker.
+        **other: Values that the other worker sends instead of this worker's.
     """
 
     def __init__(self, rank: int = 0, **other: float) -> None:
@@ -34,25 +34,25 @@ class WithAnother(OneDevice):
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         pairs = zip(self._other, numbers, strict=True)
-        others = [own if other is None else other for other, own in pairs]
+        others = [mine if other is None else other for other, mine in pairs]
         rows = [numbers, others] if self.rank == 0 else [others, numbers]
         return np.asarray(rows, np.float64)
 
 
 class Listener(Observer):
-    """Writes down what it hears, in a list that others write in too."""
+    """Records the events that it observes in a shared list."""
 
-    def __init__(self, name: str, heard: list[str]) -> None:
-        self.name, self.heard = name, heard
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name, self.events = name, events
 
     def begin_epoch(self, feed: DataHandler) -> None:
-        self.heard.append(f"{self.name} {feed.num_batches} batches")
+        self.events.append(f"{self.name} {feed.num_batches} batches")
 
     def begin_call(self, step: int) -> None:
-        self.heard.append(f"{self.name} from {step}")
+        self.events.append(f"{self.name} from {step}")
 
     def end_call(self, call: Call) -> None:
-        self.heard.append(f"{self.name} to {call.last_step}")
+        self.events.append(f"{self.name} to {call.last_step}")
 
 
 class Stop(Observer):
@@ -63,61 +63,61 @@ class Stop(Observer):
 def run(
     strategy: Strategy, *observers: Observer, steps_per_call: int = 1, **options: int
 ) -> list[int]:
-    """Goes through three batches and returns how many steps each call was asked for."""
-    asked: list[int] = []
+    """Runs an epoch of three batches, and returns the number of steps of each call."""
+    step_counts: list[int] = []
 
     def steps(_: Iterator[Any], num_steps: int) -> tuple[LoopResult, dict[str, Any]]:
-        asked.append(num_steps)
+        step_counts.append(num_steps)
         return LoopResult(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
 
     feed = DataHandler(OneDevice(), X, y=Y, batch_size=5, **options)
     per_call = StepsPerCall(steps_per_call, build(), [])
     assert epoch.run(steps, feed, per_call, strategy, observers) == {"loss": 1.0}
-    return asked
+    return step_counts
 
 
 def test_order_of_observers() -> None:
-    heard: list[str] = []
-    first, second = Listener("first", heard), Listener("second", heard)
+    events: list[str] = []
+    first, second = Listener("first", events), Listener("second", events)
     assert run(OneDevice(), first, second, steps_per_call=2) == [2, 1]
-    by_two = ["3 batches", "from 0", "to 1", "from 2", "to 2"]
-    assert heard == [f"{name} {what}" for what in by_two for name in ("first", "second")]
+    expected = ["3 batches", "from 0", "to 1", "from 2", "to 2"]
+    assert events == [f"{name} {what}" for what in expected for name in ("first", "second")]
 
 
 def test_an_observer_stops_the_epoch() -> None:
     assert run(OneDevice(), Observer(), Stop(), Observer()) == [1]
 
 
-def test_another_worker_stops_all() -> None:
+def test_another_worker_stops_the_epoch() -> None:
     assert run(WithAnother(stopped=True)) == [1]
 
 
-def test_the_number_of_steps_is_that_of_rank_0() -> None:
+def test_rank_0_chooses_the_number_of_steps() -> None:
     assert run(WithAnother(rank=1, num_steps=2)) == [1, 2]
     assert run(WithAnother(rank=0, num_steps=2)) == [1, 1, 1]
 
 
-def test_another_worker_is_interrupted() -> None:
+def test_interrupt_of_another_worker_raises() -> None:
     with pytest.raises(KeyboardInterrupt):
         run(WithAnother(pending=2))
     with pytest.raises(Preempted):
         run(WithAnother(pending=3))
 
 
-def test_time_of_another_worker_is_up() -> None:
+def test_time_limit_of_another_worker_raises() -> None:
     with pytest.raises(interrupts.TimeIsUp):
         run(WithAnother(pending=1))
 
 
-def test_time_is_up_after_a_call() -> None:
-    listener = Listener("who", heard := [])
+def test_time_limit_raises_after_a_call() -> None:
+    listener = Listener("who", events := [])
     with pytest.raises(interrupts.TimeIsUp), interrupts.deadline(0.0):
         run(OneDevice(), listener)
-    assert heard == ["who 3 batches", "who from 0", "who to 0"]
+    assert events == ["who 3 batches", "who from 0", "who to 0"]
     with interrupts.deadline(None):
         assert run(OneDevice()) == [1, 1, 1]
 
 
-def test_different_batches_on_workers_are_refused() -> None:
+def test_different_batches_on_workers_raise() -> None:
     with pytest.raises(DataError, match=r"Up to step 1, rank 1 got different batches from rank 0"):
         run(WithAnother(checksum=7))

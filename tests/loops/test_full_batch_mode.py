@@ -17,13 +17,13 @@ from tfdist.errors import DataError, UnsupportedModelError
 
 
 def stateful() -> keras.Model:
-    """A state for each row, which Keras does not count among the model's variables."""
+    """A recurrent state per row, which Keras does not list among the model's variables."""
     recurrent = layers.LSTM(3, stateful=True)
     return keras.Sequential([keras.Input((2, 2), batch_size=5), recurrent, layers.Dense(1)])
 
 
 def float8() -> keras.Model:
-    """Weights whose gradients are their new values: the largest that a batch had."""
+    """Weights whose gradients are their new values: maxima over the batch."""
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(1)])
     model.quantize("float8")
     return model
@@ -42,7 +42,7 @@ class Merged(keras.Model):
 
 
 class Heated(keras.Model):
-    """Divides by a number that is the same for all rows."""
+    """Divides by an input that is shared by all rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,10 +70,10 @@ def heated() -> tf.data.Dataset:
 
 
 CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Any], str]] = {
-    "a state a row": (stateful, lambda: batches(X.reshape(-1, 2, 2)), "no other number of rows"),
+    "state per row": (stateful, lambda: batches(X.reshape(-1, 2, 2)), "no other number of rows"),
     "float8": (float8, lambda: batches(X), "updated with the largest value of the full batch"),
     "merged graphs": (Merged, molecules, "0/0 has 9, 0/1 has 9, 1 has 5"),
-    "no row": (Heated, heated, ""),
+    "input without rows": (Heated, heated, ""),
 }
 
 
@@ -91,9 +91,9 @@ def test_equals_one_device(name: str, recwarn: pytest.WarningsRecorder) -> None:
     assert_same_weights(trainer.model, plain)
     assert_close(trainer.evaluate(data(), verbose=0), plain.evaluate(data(), verbose=0))
     assert_close(trainer.predict(data(), verbose=0), plain.predict(data(), verbose=0))
-    said = [m for m in (str(w.message) for w in recwarn) if "computes the full batch" in m]
-    assert len(said) == bool(why)
-    assert all(why in message for message in said)
+    warned = [m for m in (str(w.message) for w in recwarn) if "computes the full batch" in m]
+    assert len(warned) == bool(why)
+    assert all(why in message for message in warned)
 
 
 def pairs() -> keras.Model:
@@ -101,13 +101,13 @@ def pairs() -> keras.Model:
     return compiled(keras.Model(row, ops.matmul(row, ops.transpose(row)) + layers.Dense(1)(row)))
 
 
-def test_refuses_to_accumulate() -> None:
+def test_accumulation_raises() -> None:
     trainer = mirrored(pairs, accumulate=2)
     with pytest.raises(UnsupportedModelError, match="mixes the rows of a batch"):
         trainer.fit(batches(X), verbose=0)
 
 
-def test_names_the_part_of_a_batch_that_cannot_be_split() -> None:
+def test_batch_that_cannot_be_split_raises() -> None:
     def build() -> keras.Model:
         rows = keras.Input((4,)), keras.Input((4,))
         return compiled(keras.Model(rows, layers.Dense(1)(layers.Concatenate()(rows))))

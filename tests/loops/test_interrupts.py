@@ -16,7 +16,7 @@ INTERRUPT, TERMINATE, REQUESTED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 
 
 def stopped_by(*numbers: signal.Signals) -> tuple[type[BaseException], list[str]]:
-    """Sends signals in a block within a block; returns what was raised, and how far it came."""
+    """Sends signals inside nested blocks, and returns the raised error and the places reached."""
     places = []
     with pytest.raises(KeyboardInterrupt) as raised, interrupts.held_back():  # noqa: PT012
         with interrupts.held_back():
@@ -33,11 +33,11 @@ def stopped_by(*numbers: signal.Signals) -> tuple[type[BaseException], list[str]
         ([INTERRUPT], KeyboardInterrupt),
         ([TERMINATE], Preempted),
         ([REQUESTED], Preempted),
-        ([REQUESTED, TERMINATE], Preempted),  # ahead of the time limit, and at it
+        ([REQUESTED, TERMINATE], Preempted),  # before the time limit, and at it
         ([INTERRUPT, TERMINATE], Preempted),
     ],
 )
-def test_signals_are_noted_and_raised_where_the_outer_block_ends(
+def test_signals_are_raised_at_the_end_of_the_outer_block(
     numbers: list[signal.Signals], error: type[BaseException]
 ) -> None:
     places = [*(number.name for number in numbers), "end of the inner block"]
@@ -47,12 +47,12 @@ def test_signals_are_noted_and_raised_where_the_outer_block_ends(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_the_second_ctrl_c_raises_at_once() -> None:
+def test_second_ctrl_c_raises_immediately() -> None:
     assert stopped_by(INTERRUPT, INTERRUPT) == (KeyboardInterrupt, ["SIGINT"])
 
 
 def test_requests_of_another_worker_are_raised() -> None:
-    with pytest.raises(Preempted), interrupts.held_back(lambda told: max(told, 3)):
+    with pytest.raises(Preempted), interrupts.held_back(lambda pending: max(pending, 3)):
         pass
 
 
@@ -64,11 +64,11 @@ def test_preemption_outside_of_training_raises_once() -> None:
             with interrupts.held_back():
                 os.kill(os.getpid(), TERMINATE)
         finally:
-            os.kill(os.getpid(), TERMINATE)  # while what there is is saved
+            os.kill(os.getpid(), TERMINATE)  # while state is being saved
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_preempted_script_exits_for_a_restart() -> None:
+def test_preempted_script_exits_with_the_requeue_code() -> None:
     program = "from tfdist.errors import Preempted; raise Preempted"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
     assert done.returncode == REQUEUE == 128 + signal.SIGUSR1

@@ -1,4 +1,4 @@
-"""A loss that becomes NaN or infinite is reported at once, and the training stops if asked to."""
+"""A loss that becomes NaN or infinite is reported immediately, and can stop training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdist.trainer import Trainer
 ROWS = 32
 X = np.ones((ROWS, 2), "float32")
 Y = np.ones((ROWS, 1), "float32")
-#: The third batch of four has a NaN.
+#: The third of four batches contains NaN.
 BROKEN = X.copy()
 BROKEN[20] = np.nan
 
@@ -34,7 +34,7 @@ def fit(x: np.ndarray = BROKEN, **options: Any) -> Trainer:
     return trainer
 
 
-def test_a_trainer_warns_once_with_step_metrics_and_weight() -> None:
+def test_warns_once_with_step_metrics_and_weight() -> None:
     with pytest.warns(UserWarning, match="became nan") as caught:
         fit()
     (message,) = [str(w.message) for w in caught if "became nan" in str(w.message)]
@@ -42,15 +42,18 @@ def test_a_trainer_warns_once_with_step_metrics_and_weight() -> None:
     assert "first weight that is not finite is 'sequential" in message
 
 
-def test_stop_ends_the_training_at_the_step() -> None:
+def test_stop_raises_at_the_step() -> None:
     with pytest.raises(NonFiniteError, match=r"nan in step 3 of epoch 1\. .*clipnorm"):
         fit(on_nan="stop")
 
 
-def test_checkpoint_saves_the_state_apart(tmp_path: Path) -> None:
+def test_checkpoint_saves_the_state_to_a_separate_folder(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"The state was saved to .*non-finite/epoch-0000"):
         fit(on_nan="checkpoint", checkpoints=Checkpoints(tmp_path, every=1))
-    assert [place.step for place in Store(tmp_path).places()] == [2, 1]  # to resume from
+    assert [place.step for place in Store(tmp_path).places()] == [
+        2,
+        1,
+    ]  # intact
     ((path, packed),) = [Store(tmp_path / "non-finite").load_newest(print)]
     assert path.endswith("step-000000003")
     assert np.isnan(packed.arrays["model/00000"]).any()
@@ -79,11 +82,11 @@ def test_steps_that_the_loss_scale_skips_do_not_count() -> None:
     )
     history = trainer.fit(x, Y, batch_size=8, epochs=1, shuffle=False, verbose=0).history
     assert not np.isfinite(history["loss"]).any()
-    assert history["skipped_steps"] == [2]  # the first overflowed too, of the initial scale
+    assert history["skipped_steps"] == [2]  # also the first step
     assert np.isfinite(trainer.model.get_weights()[0]).all()
 
 
-def test_a_callback_that_handles_nan_is_left_alone() -> None:
+def test_terminate_on_nan_handles_the_loss() -> None:
     trainer = Trainer(build, "one_device", on_nan="stop", steps_per_call=1)
     callbacks = [keras.callbacks.TerminateOnNaN()]
     history = trainer.fit(BROKEN, Y, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)

@@ -1,4 +1,4 @@
-"""Observers of the calls of an epoch, and what they cost."""
+"""Observers of the calls of an epoch, and their cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.loops.callbacks import may_change_model
 
 
 class OnBatches(keras.callbacks.Callback):
-    """Hears of every batch."""
+    """A callback that runs after every batch."""
 
     def __init__(self, only_reads: bool) -> None:
         super().__init__()
@@ -28,13 +28,13 @@ class OnBatches(keras.callbacks.Callback):
     ("callbacks", "times"),
     [([], 2), ([OnBatches(only_reads=True)], 2), ([OnBatches(only_reads=False)], 2 * 3)],
 )
-def test_copies_are_synchronized_only_after_possible_changes(
+def test_replicas_are_synchronized_only_after_possible_changes(
     callbacks: list[Any], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, calls = mirrored(), []
     monkeypatch.setattr(trainer.strategy, "sync_copies", calls.append)
-    often = functools.partial(calls.append, None)
-    monkeypatch.setattr(trainer.strategy, "frequent_sync", lambda _: often)
+    sync = functools.partial(calls.append, None)
+    monkeypatch.setattr(trainer.strategy, "frequent_sync", lambda _: sync)
     trainer.fit(**FIT, epochs=2, callbacks=callbacks)
     assert len(calls) == times
 
@@ -46,7 +46,7 @@ class Halving(keras.callbacks.Callback):
         self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
 
 
-def test_every_replica_has_what_a_callback_assigned_after_a_batch() -> None:
+def test_callback_assignments_reach_every_replica() -> None:
     model = build()
     model.fit(**FIT, callbacks=[Halving()])
     trainer = mirrored()

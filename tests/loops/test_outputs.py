@@ -1,4 +1,4 @@
-"""Outputs of several workers are combined in the order of the rows, unchanged."""
+"""Outputs of several workers are combined unchanged and in the order of the rows."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from tfdist.groups.base import LocalGroup
 from tfdist.loops.outputs import LocalOutputs, outputs_of_all_workers
 from tfdist.strategies.one_device import OneDevice
 
-#: Of two steps; rank 1 has no rows in the second.
+#: Rows per rank in each of two steps; rank 1 has no rows in the second.
 ROWS = ([2, 1], [1, 0])
 
 KINDS = {
     "numbers": tf.constant([[-0.0], [float("nan")], [1.5], [2.5]], tf.float16),
     "flags": tf.constant([True, False, True, False]),
     "words": tf.constant([["a", ""], ["", "bb"], ["c\0", "c"], ["d", "d"]]),
-    "brain": tf.constant([[1.0], [2.0], [3.0], [4.0]], tf.bfloat16),
+    "bfloat16": tf.constant([[1.0], [2.0], [3.0], [4.0]], tf.bfloat16),
     "ragged": tf.ragged.constant([[1], [], [2, 3], [4]], tf.int64),
     "sparse": tf.sparse.from_dense([[1, 0], [0, 0], [0, 2], [3, 4]]),
 }
 
 
-class Together(LocalGroup):
-    """Says what both ranks have said to others of it."""
+class Shared(LocalGroup):
+    """A group of two ranks that gathers what both have sent."""
 
-    def __init__(self, said: list[np.ndarray]) -> None:
+    def __init__(self, sent: list[np.ndarray]) -> None:
         super().__init__()
-        self.said = said
+        self.sent = sent
 
     def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
-        self.said.append(own)
-        return self.said
+        self.sent.append(own)
+        return self.sent
 
 
 def _rows(value: Any, begin: int, size: int) -> Any:
@@ -49,16 +49,16 @@ def _plain(value: Any) -> Any:
     return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
 
 
-@pytest.mark.parametrize("kinds", [["numbers", "flags", "words", "brain"], [*KINDS]])
-def test_rows_are_in_order_and_unchanged(kinds: list[str]) -> None:
+@pytest.mark.parametrize("kinds", [["numbers", "flags", "words", "bfloat16"], [*KINDS]])
+def test_combines_rows_unchanged_and_in_order(kinds: list[str]) -> None:
     begins = ([0, 3], [2, 4])
-    said: list[np.ndarray] = []
+    sent: list[np.ndarray] = []
     for begin, size in zip(begins, ROWS, strict=True):
         pieces = [
             {kind: _rows(KINDS[kind], b, n) for kind in kinds}
             for b, n in zip(begin, size, strict=True)
         ]
-        found = outputs_of_all_workers(OneDevice("CPU:0", Together(said)), LocalOutputs(pieces, 2))
+        found = outputs_of_all_workers(OneDevice("CPU:0", Shared(sent)), LocalOutputs(pieces, 2))
     assert len(found) == (1 if "ragged" not in kinds else 4)
     for kind in kinds:
         rows = [row for piece in found for row in _plain(piece[kind])]
@@ -66,11 +66,11 @@ def test_rows_are_in_order_and_unchanged(kinds: list[str]) -> None:
         assert all(piece[kind].dtype == KINDS[kind].dtype for piece in found)
 
 
-def test_arrays_of_several_steps_are_split() -> None:
-    said: list[np.ndarray] = []
+def test_splits_arrays_of_several_steps() -> None:
+    sent: list[np.ndarray] = []
     for values, counts in (([0, 1, 3], ROWS[0]), ([2], ROWS[1])):
         (found,) = outputs_of_all_workers(
-            OneDevice("CPU:0", Together(said)),
+            OneDevice("CPU:0", Shared(sent)),
             LocalOutputs([(tf.constant(values),)], 2, np.array(counts)[:, None]),
         )
     keras.tree.map_structure(lambda t: np.testing.assert_array_equal(t, range(4)), found)
@@ -78,5 +78,5 @@ def test_arrays_of_several_steps_are_split() -> None:
 
 def test_pieces_of_different_widths_are_not_concatenated() -> None:
     pieces = [tf.ones([1, 2]), tf.ones([1, 3])]
-    found = outputs_of_all_workers(OneDevice("CPU:0", Together([])), LocalOutputs(pieces, 2))
+    found = outputs_of_all_workers(OneDevice("CPU:0", Shared([])), LocalOutputs(pieces, 2))
     assert [piece.shape for piece in found] == [(1, 2), (1, 3)]

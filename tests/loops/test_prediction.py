@@ -26,7 +26,7 @@ ROWS = len(X)
 
 
 def with_outputs() -> keras.Model:
-    """Two inputs as a dictionary, and three outputs as a nested structure."""
+    """Returns a model with two inputs in a dictionary and three outputs in a nested structure."""
     keras.utils.set_random_seed(1)
     inputs = {"wide": keras.Input((4,), name="wide"), "one": keras.Input((1,), name="one")}
     joined = layers.Concatenate()([inputs["wide"], inputs["one"]])
@@ -40,13 +40,13 @@ INPUTS = {"wide": X, "one": np.arange(ROWS, dtype="float32")[:, None]}
 
 @pytest.fixture(scope="module")
 def predictor() -> Trainer:
-    """A trainer of an uncompiled model over three replicas."""
+    """A trainer for an uncompiled model with three replicas."""
     return Trainer(with_outputs, "mirrored", devices=3)
 
 
 @pytest.fixture(scope="module")
 def predicted() -> Any:
-    """What plain Keras predicts."""
+    """The predictions of plain Keras."""
     return with_outputs().predict(INPUTS, verbose=0)
 
 
@@ -74,7 +74,7 @@ def test_predict_some_steps_of_endless_data(predictor: Trainer, predicted: Any) 
 
 
 class Calls(keras.callbacks.Callback):
-    """Counts rows by the call; takes batches in any portion, as progress bars do."""
+    """Counts rows per call, like progress bars, which do not need every batch."""
 
     every_batch = False
 
@@ -94,12 +94,12 @@ def test_predict_uses_many_batches_per_call(predicted: Any) -> None:
 
 
 def test_predict_ignores_labels() -> None:
-    trainer = mirrored(functools.partial(build, metrics=["mae"]))  # compiled, and never trained
+    trainer = mirrored(functools.partial(build, metrics=["mae"]))  # compiled but never trained
     assert_close(trainer.predict(dataset(), verbose=0), build().predict(X, verbose=0))
 
 
 class Doubled(layers.Layer):
-    """Ragged in, ragged out."""
+    """Maps ragged tensors to ragged tensors."""
 
     def call(self, inputs: tf.RaggedTensor) -> tf.RaggedTensor:
         return inputs * 2
@@ -120,8 +120,8 @@ def test_predict_returns_ragged_tensors_as_keras_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["towers", "central_storage", "sharded"])
-def test_a_convolution_in_groups_is_predicted_before_and_after_training(name: str) -> None:
-    """Keras has XLA compile it, which reads no kernel of another device."""
+def test_grouped_convolution_predicts_before_and_after_training(name: str) -> None:
+    """Keras compiles it with XLA, which cannot read kernels from another device."""
 
     def grouped() -> keras.Model:
         keras.utils.set_random_seed(1)

@@ -1,4 +1,4 @@
-"""Workers that drift apart are detected; two ranks are two threads that exchange in memory."""
+"""Workers that diverge are detected. Two ranks are two threads that communicate in memory."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Threads(LocalGroup):
     """A group of threads.
 
     Args:
-        rank: The rank of this thread.
-        meeting: Where all threads wait for each other.
-        rows: What each thread sends.
+        rank: Rank of this thread.
+        barrier: Barrier of all threads.
+        rows: Shared list of what each thread sends.
     """
 
-    def __init__(self, rank: int, meeting: threading.Barrier, rows: list[Any]) -> None:
+    def __init__(self, rank: int, barrier: threading.Barrier, rows: list[Any]) -> None:
         super().__init__()
         self.rank, self.size = rank, len(rows)
-        self._meeting, self._rows = meeting, rows
+        self._meeting, self._rows = barrier, rows
 
     def gather_words(self, words: np.ndarray) -> np.ndarray:
         self._rows[self.rank] = words
@@ -56,18 +56,18 @@ def errors(
     act: Act,
     modes: Sequence[CheckRanks] = ("auto", "auto"),
 ) -> list[str]:
-    """Returns the error of each rank, or an empty text.
+    """Returns the error message of each rank, or an empty string.
 
     Args:
-        builders: Make the model of each rank.
-        act: Called on each rank, with its checks and model.
+        builders: Build the model of each rank.
+        act: Called on each rank with its checks and model.
         modes: When each rank compares variables.
     """
-    meeting, rows = threading.Barrier(len(builders)), [None] * len(builders)
+    barrier, rows = threading.Barrier(len(builders)), [None] * len(builders)
     models = [make() for make in builders]
 
     def on(rank: int) -> str:
-        model, group = models[rank], Threads(rank, meeting, rows)
+        model, group = models[rank], Threads(rank, barrier, rows)
         strategy: Any = SimpleNamespace(group=group, gather=group.gather)
         states = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
         functions: Any = SimpleNamespace(variables=lambda: {"all": model.variables + states})
@@ -113,8 +113,8 @@ class Thrice(keras.layers.Layer):
         return 3 * inputs
 
 
-class Own(keras.Model):
-    """A model class without a configuration."""
+class CustomModel(keras.Model):
+    """A model class without a config."""
 
     def __init__(self, activation: Any) -> None:
         super().__init__()
@@ -140,10 +140,10 @@ def with_loss_scale() -> keras.Model:
 
 ALIKE: dict[str, Callable[[], keras.Model]] = {
     "sequential": build,
-    "own loss": functools.partial(build, loss=squared),
+    "custom loss": functools.partial(build, loss=squared),
     "lambda": dense(lambda x: x),
-    "own layer": building(lambda: [keras.Input((4,)), Twice()]),
-    "own model": lambda: compiled(Own("relu")),
+    "custom layer": building(lambda: [keras.Input((4,)), Twice()]),
+    "custom model": lambda: compiled(CustomModel("relu")),
     "not built": building(lambda: [keras.layers.Dense(1)]),
     "several metrics": functools.partial(build, metrics=["mae", keras.metrics.MeanSquaredError()]),
     "loss scale": with_loss_scale,
@@ -159,8 +159,8 @@ ALIKE: dict[str, Callable[[], keras.Model]] = {
 
 
 @pytest.mark.parametrize("make", ALIKE.values(), ids=ALIKE)
-def test_models_of_the_same_code_are_alike(make: Callable[[], keras.Model]) -> None:
-    """Although Keras numbers the names of the second one's layers otherwise."""
+def test_models_of_the_same_code_match(make: Callable[[], keras.Model]) -> None:
+    """Although Keras numbers the layer names of the second model differently."""
     assert errors([make, make], begin) == ["", ""]
 
 
@@ -177,13 +177,14 @@ def test_models_of_the_same_code_are_alike(make: Callable[[], keras.Model]) -> N
         (sgd(), lambda: build(metrics=["mae"]), "metrics"),
         (building(lambda: [keras.Input((4,)), Twice()]),
          building(lambda: [keras.Input((4,)), Thrice()]), "Twice on rank 0 and Thrice on rank 1"),
-        (lambda: compiled(Own("relu")), lambda: compiled(Own("tanh")), "activation is relu"),
+        (lambda: compiled(CustomModel("relu")), lambda: compiled(CustomModel("tanh")),
+         "activation is relu"),
         (lambda: compiled(mlp()), lambda: compiled(mlp(features=5)), "4 on rank 0 and 5 on rank 1"),
     ],
     ids=["momentum", "activation", "optimizer", "loss", "code of the loss", "closure", "metrics",
-         "layer",         "own model", "shape"],
+         "layer", "custom model", "shape"],
 )  # fmt: skip
-def test_the_first_difference_in_configuration_is_named(
+def test_reports_the_first_difference_in_configuration(
     first: Callable[[], keras.Model], second: Callable[[], keras.Model], expected: str
 ) -> None:
     for error in errors([first, second], begin):
@@ -191,7 +192,7 @@ def test_the_first_difference_in_configuration_is_named(
     assert errors([first, second], begin, ("off", "off")) == ["", ""]
 
 
-def test_options_and_modes_have_to_be_the_same() -> None:
+def test_different_options_or_modes_raise() -> None:
     def different(rank: int, checks: RankChecks, model: keras.Model) -> None:
         checks.compare_configurations({"epochs": 2 + rank})
 
@@ -200,7 +201,7 @@ def test_options_and_modes_have_to_be_the_same() -> None:
 
 
 def call_once(checks: RankChecks, change: Callable[[], Any] | None = None) -> None:
-    """Makes a call of the loop, during which a rank may change something."""
+    """Runs one call of the loop, during which a rank may change something."""
     checks.begin_call(0)
     if change:
         change()
@@ -223,7 +224,7 @@ def call_once(checks: RankChecks, change: Callable[[], Any] | None = None) -> No
     ],
     ids=["rate", "momentum", "weight decay", "trainable", "loss scale"],
 )  # fmt: skip
-def test_hyperparameters_of_each_call_have_to_be_the_same(
+def test_different_hyperparameters_raise(
     make: Callable[[], keras.Model], change: Callable[[keras.Model], Any], expected: str
 ) -> None:
     def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
@@ -237,7 +238,7 @@ def test_hyperparameters_of_each_call_have_to_be_the_same(
         assert "step 1 of epoch 1" in error
 
 
-def test_a_changed_weight_is_named_with_the_ranks_and_the_last_agreement() -> None:
+def test_reports_changed_weight_ranks_and_last_agreement() -> None:
     def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
         call_once(checks)
         checks.place = "epoch 2"
@@ -252,7 +253,7 @@ def test_a_changed_weight_is_named_with_the_ranks_and_the_last_agreement() -> No
 
 
 def test_rank_0_decides_when_variables_are_compared() -> None:
-    """By the time since the last comparison, which the clocks of workers measure differently."""
+    """By the time since the last comparison, which workers measure differently."""
     compared: list[list[bool]] = [[], []]
 
     def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
@@ -272,7 +273,7 @@ def test_rank_0_decides_when_variables_are_compared() -> None:
     assert compared == [[True, False, False, True, False, False]] * 2
 
 
-def test_a_checkpoint_by_time_waits_for_a_comparison() -> None:
+def test_timed_checkpoint_waits_for_a_comparison() -> None:
     def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
         found = []
         for _ in range(4):

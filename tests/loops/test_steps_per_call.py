@@ -25,7 +25,7 @@ def model() -> keras.Model:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """Time that stands still until a test moves it."""
+    """A clock that only tests advance."""
     now = [0.0]
     monkeypatch.setattr(steps_per_call.time, "perf_counter", lambda: now[0])
     return now
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 def calls(
     pacing: StepsPerCall, clock: list[float], seconds_per_step: float, number: int
 ) -> list[int]:
-    """Makes calls and returns the steps that each was given."""
+    """Makes calls, and returns the number of steps of each."""
     given = []
     for _ in range(number):
         given.append(pacing.num_steps)
@@ -47,12 +47,12 @@ def calls(
 def test_calls_grow_to_their_target_duration(model: keras.Model, clock: list[float]) -> None:
     fitting = int(TARGET_SECONDS / 0.001)
     found = calls(StepsPerCall("auto", model, []), clock, 0.001, 6)
-    assert found[:2] == [1, 1]  # the first compiles and tells nothing
-    assert found[2:4] == [8, 64]  # no faster, in case a step was quick by chance
+    assert found[:2] == [1, 1]  # the first call compiles and is not measured
+    assert found[2:4] == [8, 64]  # growth is limited, in case a step was fast by chance
     assert found[-1] == pytest.approx(fitting, abs=1)
 
 
-def test_the_next_pass_starts_with_the_last_number_of_steps(
+def test_next_pass_starts_with_the_last_number_of_steps(
     model: keras.Model, clock: list[float]
 ) -> None:
     noted: list[int] = []
@@ -68,56 +68,56 @@ def test_one_slow_step_per_call(model: keras.Model, clock: list[float]) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 5])
-def test_a_fixed_number_is_used(number: int, model: keras.Model, clock: list[float]) -> None:
+def test_fixed_number_of_steps(number: int, model: keras.Model, clock: list[float]) -> None:
     assert calls(StepsPerCall(number, model, []), clock, 1e-3, 4) == [number] * 4
 
 
 def test_steps_per_execution_is_kept(clock: list[float]) -> None:
-    pacing = StepsPerCall("auto", build(steps_per_execution=3), [Hearing()])
+    pacing = StepsPerCall("auto", build(steps_per_execution=3), [OnBatch()])
     assert calls(pacing, clock, 1e-3, 3) == [3] * 3
-    assert pacing.last_step(3, made=1) == 5  # as Keras tells callbacks
+    assert pacing.last_step(3, made=1) == 5  # as Keras passes to callbacks
 
 
 @pytest.mark.parametrize("number", [0, -1, "fast", 1.5])
-def test_invalid_numbers_are_refused(number: Any, model: keras.Model) -> None:
+def test_invalid_number_raises(number: Any, model: keras.Model) -> None:
     with pytest.raises(ConfigurationError, match="expected 'auto' or an integer of at least 1"):
         StepsPerCall(number, model, [])
 
 
-class Hearing(kc.Callback):
-    """Wants the training batches."""
+class OnBatch(kc.Callback):
+    """Needs training batches."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         pass
 
 
-class HearingCalls(Hearing):
-    """Takes training batches in any portion."""
+class OnCall(OnBatch):
+    """Runs on training batches, but not necessarily on each one."""
 
     every_batch = False
 
 
-class HearingTests(kc.Callback):
-    """Wants the batches of evaluations."""
+class OnTestBatch(kc.Callback):
+    """Needs validation batches."""
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         pass
 
 
-class HearingOldName(kc.Callback):
-    """Wants the training batches under their old name."""
+class OnBatchDeprecated(kc.Callback):
+    """Overrides the deprecated name of a training-batch hook."""
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         pass
 
 
 CALLBACKS: dict[str, tuple[Callable[[Path], kc.Callback], bool, bool]] = {
-    "own": (lambda _: Hearing(), True, False),
-    "own, of calls": (lambda _: HearingCalls(), False, False),
-    "own, old name": (lambda _: HearingOldName(), True, False),
-    "own, of tests": (lambda _: HearingTests(), False, True),
+    "custom": (lambda _: OnBatch(), True, False),
+    "custom, per call": (lambda _: OnCall(), False, False),
+    "custom, deprecated name": (lambda _: OnBatchDeprecated(), True, False),
+    "custom, validation": (lambda _: OnTestBatch(), False, True),
     "lambda": (lambda _: kc.LambdaCallback(on_train_batch_end=print), True, False),
-    "lambda of epochs": (lambda _: kc.LambdaCallback(on_epoch_end=print), False, False),
+    "lambda per epoch": (lambda _: kc.LambdaCallback(on_epoch_end=print), False, False),
     "NaN": (lambda _: kc.TerminateOnNaN(), True, False),
     "history": (lambda _: kc.History(), False, False),
     "early stopping": (lambda _: kc.EarlyStopping(), False, False),

@@ -1,4 +1,4 @@
-"""A pass over the same data starts with the steps per call of the last one; others do not."""
+"""A pass over the same data starts with the last number of steps per call; others do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfdist.loops.steps_per_call import StepsPerCallCache
 from tfdist.strategies.one_device import OneDevice
 
 
-def test_the_same_data_are_recognized() -> None:
+def test_recognizes_the_same_data() -> None:
     cache, strategy = StepsPerCallCache(), OneDevice()
     dataset = tf.data.Dataset.from_tensor_slices(X).batch(2)
     cache.note("test", DataHandler(strategy, dataset), 7)

@@ -12,7 +12,7 @@ def call(num_rows: int, waited: float, seconds: float) -> Call:
     return Call(0, LoopResult(1, num_rows, waited), seconds, {})
 
 
-def test_speed_and_waiting() -> None:
+def test_throughput_and_data_wait_share() -> None:
     data: Any = None
     throughput = Throughput()
     throughput.begin_epoch(data)

@@ -1,4 +1,4 @@
-"""Shuffled data sets have the order that they have in Keras's `fit`."""
+"""Shuffled datasets yield the same order as in Keras's `fit`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_ROWS, BATCH = 12, 4
 
 @keras.saving.register_keras_serializable()
 class Twice(keras.layers.Layer):
-    """No layer of Keras: replicas have to look at a batch."""
+    """A custom layer, for which the trainer probes a batch."""
 
     def call(self, x: Any) -> Any:
         return 2 * x
@@ -40,7 +40,7 @@ def shuffled() -> tf.data.Dataset:
 
 
 def train(trainer: Any, model: keras.Model) -> list[list[np.ndarray]]:
-    """Returns the weights after each of several trainings that share their data."""
+    """Returns the weights after each of several calls that share a dataset."""
     data, other, found = shuffled(), shuffled(), []
     for options in (
         {"epochs": 3},
@@ -57,7 +57,7 @@ def train(trainer: Any, model: keras.Model) -> list[list[np.ndarray]]:
 
 
 class StopsAt(keras.callbacks.Callback):
-    """Ends a training within an epoch."""
+    """Stops training within an epoch."""
 
     def __init__(self, batch: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class StopsAt(keras.callbacks.Callback):
 @pytest.mark.parametrize(
     "strategy", [pytest.param("one_device", marks=pytest.mark.long), "mirrored"]
 )
-def test_weights_are_those_of_keras(strategy: str) -> None:
+def test_dataset_order_matches_keras(strategy: str) -> None:
     plain = build()
     trainer = tfdist.Trainer(build, strategy, 1 if strategy == "one_device" else 2)
     for wanted, found in zip(train(plain, plain), train(trainer, trainer.model), strict=True):
@@ -78,16 +78,16 @@ def test_weights_are_those_of_keras(strategy: str) -> None:
             np.testing.assert_allclose(another, one, 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize("looks", [(), (0,), (0, 1)])
-def test_a_training_that_goes_on_begins_as_many_passes(looks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("probed_epochs", [(), (0,), (0, 1)])
+def test_resumed_shuffling_skips_completed_passes(probed_epochs: tuple[int, ...]) -> None:
     wanted, data = [], shuffled()
     for _ in range(4):
         wanted.append([*data])
-        iter(data)  # as `EpochIterator._enumerate_iterator` does after each epoch
+        iter(data)  # as Keras's `EpochIterator._enumerate_iterator` does after each epoch
     state: dict[str, Any] | None = None
-    for number in range(4):  # each epoch by a process of its own
+    for number in range(4):  # each epoch in a new handler, as in a new process
         feed = DataHandler(OneDevice(), shuffled(), training=True)
-        if number in looks:
+        if number in probed_epochs:
             tf.nest.map_structure(np.testing.assert_array_equal, feed.first_batch(), wanted[0][0])
         if state is not None:
             feed.restore(state)

@@ -22,16 +22,16 @@ from tfdist.upstream import keras_data
 
 ROWS = np.arange(20)
 EPOCHS, BATCH = 3, 2
-#: Steps after which the data are left: within the first epoch, within others, and at the end.
+#: Steps at which data are interrupted: in the first epoch, in later epochs, and at the end.
 PLACES = (3, 12, 24, 30)
 KINDS = [
-    "arrays", "arrays, within batches", "read", "mix", "dataset", "by Python", "endless",
+    "arrays", "arrays, within batches", "read", "mix", "dataset", "Python function", "endless",
     "PyDataset", "generator",
 ]  # fmt: skip
 
 
 class Shuffled(keras.utils.PyDataset):
-    """Its batches change places after each epoch, by a seed."""
+    """Shuffles its batches after each epoch, with a seed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def _number(batch: dict[str, tf.Tensor]) -> tf.Tensor:
 
 
 def kinds(folder: Path) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]]:
-    """Data, and what goes with them."""
+    """Returns a dataset factory and `DataHandler` options for each kind of data."""
     shards = folder / "shards"
     numbers.write(shards, num_records=20, num_shards=3)
     reading: dict[str, Any] = {"batch_size": BATCH, "shuffle_buffer": 7, "batch_fn": _number}
@@ -72,7 +72,7 @@ def kinds(folder: Path) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]]:
         sources = [pipelines.Source(shards, 1.0), pipelines.Source(shards, 2.0)]
         return pipelines.mix(sources, num_batches=10, seed=2, **reading)
 
-    def by_python() -> tf.data.Dataset:
+    def python_function() -> tf.data.Dataset:
         return shuffled().map(lambda rows: tf.numpy_function(np.copy, [rows], tf.int64))
 
     return {
@@ -81,16 +81,16 @@ def kinds(folder: Path) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]]:
         "read": (read, {}),
         "mix": (mixed, {}),
         "dataset": (shuffled, {}),
-        "by Python": (by_python, {}),
+        "Python function": (python_function, {}),
         "endless": (lambda: shuffled().repeat(), {"steps_per_epoch": 10}),
         "PyDataset": (Shuffled, {}),
         "generator": (generator, {"steps_per_epoch": 10}),
     }
 
 
-def go_through(feed: DataHandler, position: int = 0) -> Iterator[tuple[int, list[int]]]:
-    """Yields the steps of all epochs made so far, and the rows of the last, from one step on."""
-    first = max(position - 1, 0) // 10  # after an epoch's last step it still goes on
+def iterate(feed: DataHandler, position: int = 0) -> Iterator[tuple[int, list[int]]]:
+    """Yields every step from a position on, with its rows."""
+    first = max(position - 1, 0) // 10  # an epoch is open until it ends
     for epoch in range(first, EPOCHS):
         step = position - 10 * epoch if epoch == first else 0
         iterator = feed.begin_epoch(step)
@@ -103,7 +103,7 @@ def go_through(feed: DataHandler, position: int = 0) -> Iterator[tuple[int, list
 
 def through_files(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    ones = np.ones(1)  # a model has a variable at least
+    ones = np.ones(1)  # a snapshot needs at least one variable
     Snapshot({"v": ones}, {"v": "v"}, state).packed().write(str(folder))
     assert json.loads((folder / "state.json").read_text())
     return Snapshot.unpacked(Packed.read(str(folder))).state
@@ -117,7 +117,7 @@ def through_files(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize(("kind", "seeded"), [*((kind, True) for kind in KINDS), ("arrays", False)])
-def test_places_to_go_on_from(
+def test_resumes_at_any_position(
     kind: str,
     seeded: bool,
     places: Collection[int],
@@ -129,31 +129,31 @@ def test_places_to_go_on_from(
     if not seeded:
         monkeypatch.setattr(keras_data, "seed_of_process", lambda: None)
     feed, rows, states = DataHandler(OneDevice(), make(), training=True, **options), [], {}
-    for position, found in go_through(feed):
+    for position, found in iterate(feed):
         rows.append(found)
         if position in places:
             step = (position - 1) % 10 + 1
             states[position] = through_files(feed.state(step), tmp_path / str(position))
     assert len(states) == len(places)
     for position, state in states.items():
-        again = DataHandler(OneDevice(), make(), training=True, **options)
-        again.restore(state)
-        rest = [found for _, found in go_through(again, position)]
+        resumed = DataHandler(OneDevice(), make(), training=True, **options)
+        resumed.restore(state)
+        rest = [found for _, found in iterate(resumed, position)]
         assert rest == rows[position:], position
 
 
-def test_unseeded_arrays_have_another_order_in_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unseeded_arrays_are_reshuffled_in_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_data, "seed_of_process", lambda: None)
     feed = DataHandler(OneDevice(), ROWS, batch_size=BATCH, shuffle=True)
-    rows = [found for _, found in go_through(feed)]
+    rows = [found for _, found in iterate(feed)]
     orders = [[*itertools.chain(*rows[begin : begin + 10])] for begin in (0, 10, 20)]
     assert [sorted(order) for order in orders] == [ROWS.tolist()] * 3
     assert len({tuple(order) for order in orders}) == 3
 
 
-def test_seeded_arrays_have_the_order_that_keras_gives_them() -> None:
+def test_seeded_arrays_have_the_order_of_keras() -> None:
     keras.utils.set_random_seed(4)
     adapter = keras_data.data_adapter(ROWS, batch_size=BATCH, shuffle=True)
     wanted = [np.ravel(batch).tolist() for batch in adapter.get_tf_dataset()]
     feed = DataHandler(OneDevice(), ROWS, batch_size=BATCH, shuffle=True)
-    assert [found for _, found in go_through(feed)] == wanted * 3
+    assert [found for _, found in iterate(feed)] == wanted * 3
