@@ -1,1 +1,1 @@
-"""The tests of tfdist.launcher."""
+"""Tests of tfdist.launcher."""

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes against the operators' schemas, and the script for Slurm."""
+"""Kubernetes manifests, validated with the operators' schemas, and the Slurm script."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
 
 
 def documents(*arguments: str) -> dict[str, dict[str, Any]]:
-    """All manifests, by kind."""
+    """Returns all manifests by kind."""
     text = manifests.kubernetes(with_strategy(parse(arguments)))
     return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
 
 def manifest(*flags: str) -> dict[str, Any]:
-    """The job alone."""
+    """Returns the manifest of the job."""
     found = documents(*flags, *COMMAND)
     (job,) = (one for kind, one in found.items() if kind not in ("Secret", "NetworkPolicy"))
     return job
@@ -44,11 +44,11 @@ def manifest(*flags: str) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("kind", list(JOBS))
-def test_manifest_is_what_the_operator_takes(kind: str, flags: list[str]) -> None:
+def test_manifest_matches_the_schema(kind: str, flags: list[str]) -> None:
     jsonschema.validate(manifest("--print-k8s", kind, *flags), JOBS[kind])
 
 
-def test_schema_refuses_what_the_operator_does_not_know() -> None:
+def test_schema_rejects_unknown_fields() -> None:
     made = manifest("--print-k8s", "tfjob")
     made["spec"]["replicas"] = 2
     with pytest.raises(jsonschema.ValidationError, match="replicas"):
@@ -67,7 +67,7 @@ def test_tf_job_with_servers() -> None:
     with_gpus = [task for task, one in tasks.items() if "nvidia.com/gpu" in str(one)]
     assert with_gpus == ["Worker"]
     container = tasks["Worker"]["template"]["spec"]["containers"][0]
-    assert container["name"] == "tensorflow"  # the operator looks for it
+    assert container["name"] == "tensorflow"  # the operator looks for this name
     assert container["command"] == ["python", "train.py", "--name", "it's"]
 
 
@@ -117,12 +117,12 @@ def test_kind_follows_the_strategy(flags: list[str], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob", "rayjob"])
-def test_servers_where_there_are_none(kind: str) -> None:
+def test_parameter_servers_in_other_jobs_raise(kind: str) -> None:
     with pytest.raises(ConfigurationError, match=f"only a tfjob has them, not {kind}"):
         manifest("--print-k8s", kind, "--num-ps", "1")
 
 
-def test_what_was_preempted_starts_again() -> None:
+def test_preempted_jobs_restart() -> None:
     job = manifest("--print-k8s", "tfjob")["spec"]
     assert job["tfReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"  # 128 or more
     assert "backoffLimit" not in job["runPolicy"]
@@ -133,7 +133,7 @@ def test_what_was_preempted_starts_again() -> None:
 
 
 @pytest.mark.parametrize("kind", list(JOBS))
-def test_the_secret_is_no_argument_and_other_pods_are_kept_out(kind: str) -> None:
+def test_secret_is_no_argument_and_policy_excludes_other_pods(kind: str) -> None:
     flags = ["--print-k8s", kind, "--name", "digits", *COMMAND]
     found, again = documents(*flags), documents(*flags)
     secret = found["Secret"]["stringData"][messages.SECRET]
@@ -153,7 +153,7 @@ def test_the_secret_is_no_argument_and_other_pods_are_kept_out(kind: str) -> Non
     assert kind == "trainjob" or f"'labels': {{'{label}': 'digits'}}" in str(job)
 
 
-#: What a shell, Slurm, YAML or the kubelet would take for more than a text.
+#: Texts that a shell, Slurm, YAML or the kubelet could interpret.
 HOSTILE = [
     "a\ntouch /tmp/P #",
     "a; touch P",
@@ -177,7 +177,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=repr)
 @pytest.mark.parametrize("prints", ["--print-slurm", "--print-k8s"])
 @pytest.mark.parametrize("flag", ["--name", "--image", "--hosts", "--on"])
-def test_hostile_names_are_refused(flag: str, prints: str, text: str) -> None:
+def test_hostile_name_raises(flag: str, prints: str, text: str) -> None:
     if flag == "--hosts":
         text = f"{text}:2"
     with pytest.raises(ConfigurationError, match=flag):
@@ -185,25 +185,25 @@ def test_hostile_names_are_refused(flag: str, prints: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Digits", "a.b", "a_b", "1a", "a" * 41, "a-"])
-def test_names_that_kubernetes_does_not_take(name: str) -> None:
+def test_invalid_kubernetes_name_raises(name: str) -> None:
     parse(["--print-slurm", "--name", name, *COMMAND])
     with pytest.raises(ConfigurationError, match="for Kubernetes at most 40 lowercase"):
         parse(["--print-k8s", "--name", name, *COMMAND])
 
 
 @pytest.mark.parametrize("text", [one for one in HOSTILE if "\x00" not in one], ids=repr)
-def test_hostile_arguments_reach_the_program_as_they_are(text: str, tmp_path: Any) -> None:
+def test_hostile_arguments_reach_the_program_unchanged(text: str, tmp_path: Any) -> None:
     script = manifests.slurm(parse(["--print-slurm", "--", "run", text]))
     _, printed = run_script(tmp_path, script, codes=[0])
-    assert printed.split("|")[-2] == text.replace("\r", "\n")  # as Python reads a text
+    assert printed.split("|")[-2] == text.replace("\r", "\n")  # as Python reads text
     assert not (tmp_path / "P").exists()
     found = documents("--print-k8s", "tfjob", "--", "run", text)["TFJob"]
     container = found["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    # The kubelet expands $(NAME), and takes $$ for $.
+    # The kubelet expands $(NAME), and replaces $$ by $.
     assert container["command"] == ["run", text.replace("$", "$$")]
 
 
-def test_slurm_script_has_a_secret_of_its_own(tmp_path: Any) -> None:
+def test_slurm_script_creates_a_new_secret(tmp_path: Any) -> None:
     script = manifests.slurm(parse(["--print-slurm", "--", "run"]))
     tools = {name: shutil.which(name) for name in ("od", "tr")}
     for name, path in tools.items():
@@ -224,7 +224,7 @@ def test_slurm_script() -> None:
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
     for wanted in ("ntasks=4", "nodes=2", "nodelist=n1,n2", "gpus-per-task=1", "job-name=digits"):
         assert f"#SBATCH --{wanted}" in directives
-    assert script.startswith("#!/bin/bash\n#SBATCH ")  # Slurm reads them up to the first command
+    assert script.startswith("#!/bin/bash\n#SBATCH ")  # directives before any command
 
 
 def test_slurm_script_runs_the_command(tmp_path: Any) -> None:
@@ -244,7 +244,7 @@ def test_slurm_script_runs_the_command(tmp_path: Any) -> None:
         ([1, REQUEUE], REQUEUE, 2, True),
     ],
 )
-def test_slurm_script_starts_again(
+def test_slurm_script_restarts(
     tmp_path: Any, codes: list[int], ends_with: int, runs: int, requeued: bool
 ) -> None:
     script = manifests.slurm(parse(["--print-slurm", "--max-restarts", "2", *COMMAND]))
@@ -254,7 +254,7 @@ def test_slurm_script_starts_again(
 
 
 def run_script(folder: Any, script: str, codes: list[int]) -> tuple[int, str]:
-    """Runs it with an `srun` that prints its arguments and ends with one code after another."""
+    """Runs a script with an `srun` that prints its arguments and exits with successive codes."""
     bash = shutil.which("bash")
     assert bash
     (folder / "codes").write_text("".join(f"{code}\n" for code in codes))

@@ -1,4 +1,4 @@
-"""What mpirun starts in a worker's place: the worker, with its rank before each line."""
+"""The wrapper that mpirun starts: runs the worker, and prefixes its output lines with the rank."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def prefixed(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedPr
         ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
     ],
 )
-def test_exit_code_is_the_command_s(code: str, exit_code: int) -> None:
+def test_exit_code_of_the_command(code: str, exit_code: int) -> None:
     done = prefixed(sys.executable, "-c", f"print('a', flush=True); {code}")
     assert done.stdout == "[4] a\n"
     assert done.returncode == exit_code
 
 
-def test_files_that_mpirun_left_open_stay_open() -> None:
+def test_inherited_file_descriptors_stay_open() -> None:
     reader, writer = os.pipe()
     try:
         code = f"import os; os.write({writer}, b'x')"
@@ -50,7 +50,7 @@ def test_files_that_mpirun_left_open_stay_open() -> None:
         os.close(writer)
 
 
-def test_program_that_is_not_there() -> None:
+def test_missing_program() -> None:
     done = prefixed("/not/there")
     assert done.returncode == 127
     assert done.stderr == "error: '/not/there' cannot be started (No such file or directory).\n"

@@ -1,4 +1,4 @@
-"""Functions on several workers: what comes back, what is shown, and what goes wrong."""
+"""`notebook_launch`: return values, output and errors of functions on several workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tfdist
 from tests.support.starting import ENVIRON
 from tfdist.errors import LaunchError
 
-#: As a notebook's kernel has it: what is defined here is in no module that workers could import.
+#: As in a notebook's kernel: definitions are in no module that workers could import.
 CELL = """
 import tfdist
 factor = 10
@@ -28,7 +28,7 @@ print(tfdist.notebook_launch(fn, num_workers=3))
 """
 
 
-def test_function_of_a_cell() -> None:
+def test_function_defined_in_a_cell() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CELL],
         env=ENVIRON,
@@ -38,10 +38,10 @@ def test_function_of_a_cell() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["rank 0", "30"]  # rank 0 alone is shown
+    assert done.stdout.splitlines() == ["rank 0", "30"]  # only the output of rank 0
 
 
-def test_workers_know_each_other_and_are_other_processes() -> None:
+def test_workers_are_separate_processes_of_one_cluster() -> None:
     def fn() -> tuple[int, int]:
         from tfdist import cluster
 
@@ -59,7 +59,7 @@ def test_arguments() -> None:
     assert tfdist.notebook_launch(fn, 1, args=(1,), kwargs={"second": 2}) == 3
 
 
-def test_model_that_the_function_takes_with_it() -> None:
+def test_function_that_captures_a_model_raises() -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
 
     def inner() -> object:
@@ -73,7 +73,7 @@ def test_model_that_the_function_takes_with_it() -> None:
         tfdist.notebook_launch(lambda x: x, kwargs={"x": threading.Lock()})
 
 
-def test_error_of_a_rank_comes_with_its_traceback() -> None:
+def test_error_contains_the_traceback_of_the_rank() -> None:
     def fn() -> None:
         if tfdist.rank() == 1:
             raise ValueError("batch without rows")
@@ -87,7 +87,7 @@ def test_error_of_a_rank_comes_with_its_traceback() -> None:
     assert "ValueError: batch without rows" in str(error.value)
 
 
-def test_result_that_cannot_come_back() -> None:
+def test_result_that_cannot_be_pickled_raises() -> None:
     def fn() -> object:
         return (number for number in range(3))
 
@@ -95,6 +95,6 @@ def test_result_that_cannot_come_back() -> None:
         tfdist.notebook_launch(fn, num_workers=1)
 
 
-def test_no_worker() -> None:
+def test_zero_workers_raise() -> None:
     with pytest.raises(LaunchError, match="expected at least 1"):
         tfdist.notebook_launch(lambda: None, num_workers=0)

@@ -1,4 +1,4 @@
-"""What a process writes: passed on line by line, and what it said last."""
+"""Relayed output of processes, line by line, and its last error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOR_EVER = "while True: print('line', flush=True)"
 
 
 def relayed(code: str, name: str = "3") -> tuple[str, str, Relay]:
-    """What arrives of a program's output and errors."""
+    """Returns the relayed output and errors of a program, and the relay."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "ascii") for _ in range(2))
     relay = Relay(name, out, err)
     child = subprocess.Popen(
@@ -25,8 +25,8 @@ def relayed(code: str, name: str = "3") -> tuple[str, str, Relay]:
         relay.start(child)
         child.wait(60)
         relay.join(60)
-    said = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-    return said[0], said[1], relay
+    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return texts[0], texts[1], relay
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def relayed(code: str, name: str = "3") -> tuple[str, str, Relay]:
         (b"", ""),
         (b"10%\r50%\r100%\n", "[3] 100%\n"),
         (b"windows\r\n", "[3] windows\n"),
-        ("\u2502".encode(), "[3] ?\n"),  # on a terminal that has no such character
+        ("\u2502".encode(), "[3] ?\n"),  # on a terminal that cannot encode it
         (b"\xff\n", "[3] ?\n"),
     ],
 )
@@ -45,12 +45,12 @@ def test_lines(written: bytes, shown: str) -> None:
     assert (out, err) == (shown, "")
 
 
-def test_without_a_name_nothing_is_put_before_lines() -> None:
+def test_lines_without_a_name_have_no_prefix() -> None:
     assert relayed("print('a')", name="")[0] == "a\n"
 
 
 @pytest.mark.parametrize("rank", ["", "[1] ", "[1,0]<stderr>: "])
-def test_notes_of_tensorflow_s_start_are_left_out(rank: str) -> None:
+def test_omits_tensorflow_startup_messages(rank: str) -> None:
     notes = [
         "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
         "I0000 00:00:1795315473.848336   20687 port.cc:153] oneDNN custom operations are on.",
@@ -92,7 +92,7 @@ def test_last_words_without_a_traceback_are_the_last_lines() -> None:
     assert words.splitlines() == [str(number) for number in range(20, 30)]
 
 
-def test_run_ends_when_nobody_reads_any_more() -> None:
+def test_exits_when_output_is_closed() -> None:
     with subprocess.Popen(
         command("--", sys.executable, "-c", FOR_EVER),
         env=ENVIRON,
@@ -101,5 +101,5 @@ def test_run_ends_when_nobody_reads_any_more() -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() in (b"[0] line\n", b"[1] line\n")
-        process.stdout.close()  # as head does
+        process.stdout.close()  # as `head` does
         assert process.wait(60) != 0

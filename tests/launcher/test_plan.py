@@ -1,4 +1,4 @@
-"""Places of workers, what they receive, and what mpirun and horovodrun are called with."""
+"""Placement and environment of workers, and the arguments of mpirun and horovodrun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfdist.launcher import horovod, mpirun, plan
 from tfdist.launcher.options import Options, parse
 
 
-def test_places_are_those_that_horovod_computes() -> None:
+def test_slots_match_horovod() -> None:
     hosts = pytest.importorskip("horovod.runner.common.util.hosts")
     wanted = hosts.get_host_assignments(hosts.parse_hosts("a:3,b:1,c:2"), 6)
     for slot, other in zip(plan.slots({"a": 3, "b": 1, "c": 2}), wanted, strict=True):
@@ -29,7 +29,7 @@ def test_places_are_those_that_horovod_computes() -> None:
         assert vars(other) == {"hostname": mine.pop("host"), **mine}
 
 
-def test_every_worker_is_told_the_same_cluster() -> None:
+def test_all_workers_get_the_same_cluster() -> None:
     slots = plan.slots({"a": 2, "b": 1})
     made = plan.workers(["run"], slots, ports=plan.ports_from(5000, slots), interface="eth0")
     seen = [cluster.discover(process.environ) for process in made.processes]
@@ -40,14 +40,14 @@ def test_every_worker_is_told_the_same_cluster() -> None:
     assert [process.host for process in made.processes] == ["a", "a", "b"]
 
 
-def test_each_worker_sees_gpus_of_its_own() -> None:
+def test_each_worker_gets_separate_gpus() -> None:
     slots = plan.slots({"a": 2, "b": 1})
     made = plan.workers(["run"], slots, ports=plan.ports_from(5000, slots), gpus_per_worker=2)
     visible = [process.environ["CUDA_VISIBLE_DEVICES"] for process in made.processes]
     assert visible == ["0,1", "2,3", "0,1"]
 
 
-def test_servers_and_workers_are_told_the_same_cluster() -> None:
+def test_servers_and_workers_get_the_same_cluster() -> None:
     made = plan.with_parameter_servers(["run"], num_workers=2, num_ps=1)
     seen = [cluster.discover(process.environ) for process in made]
     assert [found.task for found in seen] == ["chief", "worker", "worker", "ps"]
@@ -108,7 +108,7 @@ def test_lines_under_mpirun_begin_with_the_rank(tmp_path: Path) -> None:
         "mine.with_suffix('.half').rename(mine)\n"
         "if cluster.rank() == 0: sys.exit()\n"
         "while not (other := mine.with_name('0')).exists(): time.sleep(0.05)\n"
-        # mpirun kills the other rank, and who passes on what it says, as soon as one fails
+        # mpirun kills the other rank and its relay as soon as one rank fails
         "while psutil.pid_exists(int(other.read_text())): time.sleep(0.05)\n"
         "sys.exit(5)\n"
     )
@@ -118,7 +118,7 @@ def test_lines_under_mpirun_begin_with_the_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not horovod.installed(), reason="no Horovod")
-def test_horovodrun_starts_the_workers_by_its_mpi(tmp_path: Path) -> None:
+def test_horovodrun_starts_workers(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text("from tfdist import cluster; print('rank', cluster.rank(), 'of 2')")
     done = launch("--via", "horovodrun", "--", sys.executable, str(path))
@@ -127,14 +127,16 @@ def test_horovodrun_starts_the_workers_by_its_mpi(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("address", "fits"), [("10.0.0.1", True), ("127.0.1.1", False)])
-def test_host_s_own_name(address: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_must_not_be_loopback(
+    address: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket, "gethostbyname", lambda name: address)
     with nullcontext() if fits else pytest.raises(LaunchError, match="which Horovod's Gloo"):
         horovod.check_host_name()
 
 
 @pytest.mark.skipif(not horovod.installed(), reason="no Horovod")
-def test_workers_meet_at_horovod_s_server() -> None:
+def test_rendezvous_server_stores_values() -> None:
     slots = plan.slots({plan.LOCAL: 2})
     made = plan.workers(["run"], slots)
     with plan.rendezvous(made, slots):

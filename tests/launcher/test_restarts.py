@@ -1,4 +1,4 @@
-"""What is started again, how often, and with how many workers; the workers are plain Python."""
+"""Restarts of workers: what restarts, how often, and with how many workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfdist.launcher.options import parse
 from tfdist.launcher.restarts import Elastic, Failure, Restarts, run_with_restarts
 
 FAILED, PREEMPTED = Failure("1", 9, ""), Failure("0", REQUEUE, "")
-#: What a rank says that waited for another one in vain.
+#: The failure of a rank that was waiting for another one.
 WAITED = Failure("0", 75, "error: rank 1 on host (pid 7) died: its connection closed.")
 
 
@@ -31,7 +31,7 @@ WAITED = Failure("0", 75, "error: rank 1 on host (pid 7) died: its connection cl
         ([FAILED] * 3 + [PREEMPTED] * 9 + [FAILED], FAILED),
     ],
 )
-def test_the_limit_is_exact_and_preemptions_do_not_count(
+def test_restart_limit_excludes_preemptions(
     ends: list[Failure | None], last: Failure | None
 ) -> None:
     restarts = Restarts(3)
@@ -41,19 +41,19 @@ def test_the_limit_is_exact_and_preemptions_do_not_count(
     assert (restarts.failures, restarts.preemptions) == (3, ends.count(PREEMPTED))
 
 
-def test_a_training_that_starts_again_goes_on() -> None:
+def test_restarted_training_resumes() -> None:
     (*_, flag, value) = parse(["--epochs", "2"]).resuming.command
     assert (flag, value) == ("--resume", "auto")
-    for told in (["--resume=never"], ["--", "true"]):
-        assert parse(told).resuming == parse(told)
+    for flags in (["--resume=never"], ["--", "true"]):
+        assert parse(flags).resuming == parse(flags)
 
 
-def test_without_restarts_a_preemption_is_left_to_the_scheduler() -> None:
+def test_preemption_without_restarts_is_returned() -> None:
     assert run_with_restarts(lambda: PREEMPTED, Restarts(0)) == PREEMPTED
 
 
 @pytest.mark.parametrize("failure", [FAILED, WAITED])
-def test_a_place_that_fails_twice_is_left_out_and_tried_again(failure: Failure) -> None:
+def test_slot_that_fails_twice_is_excluded_and_retried(failure: Failure) -> None:
     elastic = Elastic(2, 3, retry_seconds=8)
     counted = [elastic.note(failure)]
     assert (elastic.slots, elastic.seconds) == ([0, 1, 2], None)
@@ -64,7 +64,7 @@ def test_a_place_that_fails_twice_is_left_out_and_tried_again(failure: Failure) 
     counted.append(elastic.note(failure))
     assert (elastic.slots, elastic.seconds) == ([0, 2], 16)
     assert counted == [True, True, True, False]
-    for _ in range(3):  # for slot 2: at least two workers remain
+    for _ in range(3):  # slot 2 fails, but at least two workers must remain
         assert elastic.note(failure)
         assert elastic.slots == [0, 2]
 
@@ -75,11 +75,11 @@ with runs.open("a") as file: print(os.environ["TF_CONFIG"], file=file)
 """
 
 
-def test_a_group_is_started_anew_on_new_ports(tmp_path: Path) -> None:
+def test_restarted_group_uses_new_ports(tmp_path: Path) -> None:
     body = f"""
 {BODY}
 other = pathlib.Path("runs 0 2")
-while rank == 1:  # fails when the other, which is ended then, has begun as often
+while rank == 1:  # fails once the other worker has started as often
     if other.exists() and len(other.read_text().splitlines()) == len(runs.read_text().splitlines()):
         raise SystemExit(4)
     time.sleep(0.05)
@@ -93,12 +93,12 @@ time.sleep(600)
         assert len(set((tmp_path / f"runs {rank} 2").read_text().splitlines())) == 3
 
 
-def test_a_slot_that_fails_is_excluded_and_tried_again(
+def test_failing_slot_is_excluded_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The GPU of slot 1 is broken until the run has continued without it.
 
-    The seconds are for one worker to begin in, on a busy machine too.
+    The retry time must be long enough for one worker to start on a busy machine.
     """
     body = f"""
 {BODY}
@@ -125,7 +125,7 @@ if not pathlib.Path("mended").exists():
 SAVES = f"""
 {BODY}
 def save(number, frame):
-    time.sleep(0.5 * rank)  # the others are waited for
+    time.sleep(0.5 * rank)  # the launcher waits for all
     pathlib.Path(f"saved {{rank}}").touch()
     raise SystemExit({REQUEUE})
 signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGUSR1, save)
@@ -135,7 +135,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_preemption_of_the_launcher_lets_all_save(tmp_path: Path, number: signal.Signals) -> None:
+def test_preempted_launcher_lets_workers_save(tmp_path: Path, number: signal.Signals) -> None:
     line = command("--max-restarts", "2", "--", sys.executable, program(tmp_path, SAVES))
     with subprocess.Popen(line, env=ENVIRON, cwd=tmp_path) as process:
         wait_for(lambda: len(list(tmp_path.glob("ready *"))) == 2)
@@ -144,7 +144,7 @@ def test_preemption_of_the_launcher_lets_all_save(tmp_path: Path, number: signal
     assert len(list(tmp_path.glob("saved *"))) == 2
 
 
-def test_preemption_of_a_worker_lets_all_save_and_is_a_launcher_s_end(tmp_path: Path) -> None:
+def test_preempted_worker_lets_all_save_and_ends_the_launcher(tmp_path: Path) -> None:
     body = SAVES.replace("time.sleep(600)", "os.kill(os.getpid(), signal.SIGUSR1)")
     began = time.monotonic()
     done = launch("--", sys.executable, program(tmp_path, body), cwd=tmp_path)
@@ -155,7 +155,7 @@ def test_preemption_of_a_worker_lets_all_save_and_is_a_launcher_s_end(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (["--elastic", "2:1", "--max-restarts", "1"], "expected numbers of workers like 2:4"),
         (["--elastic", "1:2"], "--elastic needs --max-restarts"),
@@ -168,8 +168,8 @@ def test_preemption_of_a_worker_lets_all_save_and_is_a_launcher_s_end(tmp_path: 
         (["--max-restarts", "1", "--print-k8s", "tfjob"], "let the scheduler restart all"),
     ],
 )
-def test_what_cannot_be_started_again(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+def test_unsupported_restart_options_raise(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launching.main([*flags, "--", "true"]) == 1
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Processes that answer questions together: what comes back, what goes wrong, who is left."""
+"""Pools of processes that answer requests together: results, errors and cleanup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.launcher.worker_pool import WorkerPool
 
 
 def doubling(offset: int) -> Callable[[int], int]:
-    """What a worker calls: its answers are twice the question, and a number."""
+    """Returns a worker function that doubles a number and adds an offset."""
     return lambda number: 2 * number + offset
 
 
@@ -28,18 +28,18 @@ def failing() -> Callable[[], None]:
 
 
 def ranked() -> Callable[[str], object]:
-    """Answers what the worker knows of itself, and does what it is told."""
-    asked = {
+    """Returns a worker function that reports facts about the worker, or fails on request."""
+    actions = {
         "place": lambda: (cluster.discover().rank, cluster.discover().size),
         "addresses": lambda: os.environ.get("TF_CONFIG"),
         "variable": lambda: os.environ.get("OF_THE_POOL"),
         "sleep": lambda: time.sleep(600 if cluster.discover().rank else 0),
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     }
-    return lambda question: asked[question]()
+    return lambda question: actions[question]()
 
 
-def test_answers_come_by_rank_and_nobody_is_left() -> None:
+def test_answers_are_ordered_by_rank_and_processes_end() -> None:
     with WorkerPool(doubling, 1, num_workers=2, pauses=True) as pool:
         assert pool.ask(3) == [7, 7]
         assert pool.ask(4) == [9, 9]
@@ -48,7 +48,7 @@ def test_answers_come_by_rank_and_nobody_is_left() -> None:
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_workers_know_their_places_and_have_the_pool_s_variables() -> None:
+def test_workers_get_their_rank_and_environment() -> None:
     with WorkerPool(ranked, num_workers=3, environ={"OF_THE_POOL": "yes"}) as pool:
         assert pool.ask("place") == [(0, 3), (1, 3), (2, 3)]
         assert pool.ask("variable") == ["yes"] * 3
@@ -56,13 +56,13 @@ def test_workers_know_their_places_and_have_the_pool_s_variables() -> None:
             pool.ask("die")
 
 
-def test_process_that_nothing_starts_knows_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_process_without_launcher_has_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with WorkerPool(ranked, num_workers=1, via="") as pool:
         assert pool.ask("addresses") == [None]
 
 
-def test_nobody_outlives_a_program_that_is_killed() -> None:
+def test_workers_end_when_the_program_is_killed() -> None:
     script = f"""
 import time
 from {__name__} import doubling
@@ -83,12 +83,12 @@ time.sleep(600)
     assert not left
 
 
-def test_pool_that_does_not_start_says_why() -> None:
+def test_start_failure_raises() -> None:
     with pytest.raises(LaunchError, match="no such engine"):
         WorkerPool(failing, num_workers=1).start()
 
 
-def test_worker_that_fails_is_told_with_its_traceback_and_new_ones_start() -> None:
+def test_worker_failure_raises_and_the_pool_restarts() -> None:
     with WorkerPool(doubling, 1, num_workers=1) as pool:
         with pytest.raises(LaunchError, match=r"(?s)rank 0 .*Traceback.*unsupported operand"):
             pool.ask(None)
@@ -96,7 +96,7 @@ def test_worker_that_fails_is_told_with_its_traceback_and_new_ones_start() -> No
         assert pool.ask(1) == [3]
 
 
-def test_one_that_does_not_answer_ends_all() -> None:
+def test_time_out_ends_all_workers() -> None:
     with WorkerPool(ranked, answer_seconds=0.5) as pool:
         workers = list(pool.processes)
         with pytest.raises(LaunchError, match=r"no answer to \('sleep',\) within 0.5 s"):

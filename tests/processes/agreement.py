@@ -1,4 +1,4 @@
-"""What two workers do that differ in their clocks, callbacks, data and seeds; run on each of them.
+"""Scenarios for two workers that differ in clocks, callbacks, data and seeds; run on each one.
 
 Every scenario returns numbers of both workers, one row each.
 """
@@ -25,36 +25,36 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import CheckData
 from tfdist.trainer import Trainer
 
-#: Batches of each rank's own data set: rank 1 has one less, and they differ in size.
-OWN_BATCHES = ([4, 3, 2], [2, 3])
+#: Batch sizes of each rank's dataset: rank 1 has one batch less.
+RANK_BATCHES = ([4, 3, 2], [2, 3])
 
 
 def run(strategy_name: str) -> dict[str, Any]:
-    """Runs all scenarios, and returns what came of them by their names."""
+    """Runs all scenarios, and returns their results by name."""
     strategy = tfdist.strategies.create(strategy_name)
     return {scenario.__name__: scenario(strategy) for scenario in SCENARIOS}
 
 
-def own_rows(rank: int) -> list[slice]:
-    """Which rows each of a rank's batches has."""
-    before = 0 if rank == 0 else sum(OWN_BATCHES[0])
-    ends = before + np.cumsum(OWN_BATCHES[rank])
-    return [slice(e - n, e) for e, n in zip(ends, OWN_BATCHES[rank], strict=True)]
+def rank_rows(rank: int) -> list[slice]:
+    """Returns the rows in each of a rank's batches."""
+    before = 0 if rank == 0 else sum(RANK_BATCHES[0])
+    ends = before + np.cumsum(RANK_BATCHES[rank])
+    return [slice(e - n, e) for e, n in zip(ends, RANK_BATCHES[rank], strict=True)]
 
 
-def own_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Each rank's own batches, as a data set of unknown length."""
-    rows = own_rows(context.input_pipeline_id)
+def rank_data(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Returns each rank's batches as a dataset of unknown length."""
+    rows = rank_rows(context.input_pipeline_id)
 
     def batches() -> Any:
-        yield from ((X[own], Y[own]) for own in rows)
+        yield from ((X[rows_of_batch], Y[rows_of_batch]) for rows_of_batch in rows)
 
     spec = tf.TensorSpec([None, X.shape[1]]), tf.TensorSpec([None, Y.shape[1]])
     return tf.data.Dataset.from_generator(batches, output_signature=spec)
 
 
 def stops_on_one_rank(strategy: Strategy) -> np.ndarray:
-    """Epochs made, where a callback of rank 1 alone stops after the first."""
+    """Returns the number of epochs if a callback of rank 1 alone stops after the first."""
 
     def stop(epoch: int, logs: Any) -> None:
         trainer.model.stop_training = strategy.rank == 1
@@ -67,7 +67,7 @@ def stops_on_one_rank(strategy: Strategy) -> np.ndarray:
 
 
 def stops_predicting_on_one_rank(strategy: Strategy) -> np.ndarray:
-    """Rows predicted, where a callback of rank 1 alone stops after the first batch of 4."""
+    """Returns the number of predicted rows if a callback of rank 1 stops after the first batch."""
 
     def stop(batch: int, logs: Any) -> None:
         trainer.model.stop_predicting = strategy.rank == 1
@@ -78,7 +78,7 @@ def stops_predicting_on_one_rank(strategy: Strategy) -> np.ndarray:
 
 
 def learning_rate_of_rank_0(strategy: Strategy) -> np.ndarray:
-    """Learning rates, where each rank's callback sets another."""
+    """Returns the learning rates if each rank's callback sets a different one."""
 
     def set_rate(epoch: int, logs: Any) -> None:
         trainer.model.optimizer.learning_rate = 0.25 + strategy.rank
@@ -89,8 +89,8 @@ def learning_rate_of_rank_0(strategy: Strategy) -> np.ndarray:
     return strategy.gather([float(trainer.model.optimizer.learning_rate.numpy())])
 
 
-def other_data_are_refused(strategy: Strategy) -> dict[str, str]:
-    """The errors of a rank whose batches have their middle rows in another order."""
+def different_data_raise(strategy: Strategy) -> dict[str, str]:
+    """Returns the errors of a rank whose batches have their middle rows in another order."""
     order = [0, *range(13, 0, -1), 14] if strategy.rank else list(range(15))
 
     def fit(check_data: CheckData) -> None:
@@ -109,14 +109,14 @@ def error_of(call: Callable[[], Any]) -> str:
     return "no error"
 
 
-def unseeded_shuffles_are_alike(strategy: Strategy) -> np.ndarray:
-    """Losses of data that Keras shuffles, with no seed set by anybody."""
+def unseeded_shuffles_agree(strategy: Strategy) -> np.ndarray:
+    """Returns losses for data that Keras shuffles when no seed is set."""
     history = Trainer(build, strategy).fit(X, Y, batch_size=4, epochs=3, verbose=0)
     return strategy.gather(history.history["loss"])
 
 
 def weights_of_rank_0(strategy: Strategy) -> np.ndarray:
-    """Weights of an untrained model that each rank builds from another seed."""
+    """Returns weights of an untrained model that each rank builds from another seed."""
 
     def build_model() -> keras.Model:
         model = build()
@@ -130,16 +130,16 @@ def weights_of_rank_0(strategy: Strategy) -> np.ndarray:
     return strategy.gather(np.concatenate([w.ravel() for w in weights]))
 
 
-def own_data_of_uneven_length(strategy: Strategy) -> list[np.ndarray]:
-    """Weights, where each rank brings data of its own, of which rank 1 has fewer batches."""
+def uneven_data(strategy: Strategy) -> list[np.ndarray]:
+    """Returns the weights if each rank has different data, and rank 1 fewer batches."""
 
     trainer = Trainer(build, strategy)
-    trainer.fit(own_data, epochs=2, verbose=0)
+    trainer.fit(rank_data, epochs=2, verbose=0)
     return trainer.model.get_weights()
 
 
-def uneven_data_are_stopped_or_refused(strategy: Strategy) -> dict[str, Any]:
-    """What comes of own data of which rank 1 has fewer batches, unless they are padded."""
+def uneven_data_options(strategy: Strategy) -> dict[str, Any]:
+    """Returns the results of uneven data with `uneven_data` "stop" and "refuse"."""
 
     def of_known_length(context: tf.distribute.InputContext) -> tf.data.Dataset:
         size = [8, 4][context.input_pipeline_id]
@@ -155,26 +155,26 @@ def uneven_data_are_stopped_or_refused(strategy: Strategy) -> dict[str, Any]:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        steps = [stopped(own_data), stopped(of_known_length)]
-        Trainer(build, strategy).fit(own_data, verbose=0)
+        steps = [stopped(rank_data), stopped(of_known_length)]
+        Trainer(build, strategy).fit(rank_data, verbose=0)
         Trainer(build, strategy).fit(lambda context: of_known_length(context).take(2), verbose=0)
     return {
-        "steps": strategy.gather([n for own in steps for n in own]),
+        "steps": strategy.gather([n for rows_of_batch in steps for n in rows_of_batch]),
         "warnings": [str(w.message) for w in caught if "brought" in str(w.message)],
-        "errors": [refused(own_data), refused(of_known_length)],
+        "errors": [refused(rank_data), refused(of_known_length)],
     }
 
 
 def predicts_every_row(strategy: Strategy) -> float:
-    """The largest difference between what a worker predicts and its model's own outputs."""
+    """Returns the largest difference between a worker's predictions and its model's outputs."""
     trainer = Trainer(build, strategy)
     predicted = trainer.predict(X, batch_size=4, verbose=0)
     differences = np.abs(predicted - np.asarray(trainer.model(X)))
     return float(strategy.gather([differences.max()]).max())
 
 
-class OfEveryKind(keras.Sequential):
-    """Predicts numbers that are no float32, strings, ragged and sparse ones."""
+class EveryKind(keras.Sequential):
+    """Predicts float16, boolean, string, ragged and sparse tensors."""
 
     def predict_step(self, data: Any) -> Any:
         outputs = self(keras.utils.unpack_x_y_sample_weight(data)[0], training=False)
@@ -188,11 +188,11 @@ class OfEveryKind(keras.Sequential):
 
 
 def predicts_every_kind(strategy: Strategy) -> np.ndarray:
-    """Ones, where outputs of a kind are what the model itself predicts, bitwise identically."""
+    """Returns ones where outputs are bitwise identical to those of the model itself."""
 
     def build_model() -> keras.Model:
         keras.utils.set_random_seed(1)
-        return OfEveryKind([keras.Input(X.shape[1:]), keras.layers.Dense(2)])
+        return EveryKind([keras.Input(X.shape[1:]), keras.layers.Dense(2)])
 
     trainer = Trainer(build_model, strategy)
     found = trainer.predict(X, batch_size=1, verbose=0)
@@ -207,43 +207,43 @@ def predicts_every_kind(strategy: Strategy) -> np.ndarray:
     return strategy.gather(same)
 
 
-def predicts_own_data(strategy: Strategy) -> float:
-    """The largest difference likewise, where each rank brings rows of its own."""
+def predicts_rank_data(strategy: Strategy) -> float:
+    """Returns the same difference if each rank has different rows."""
     trainer = Trainer(build, strategy)
-    predicted = trainer.predict(own_data, verbose=0)
-    batches = zip_longest(own_rows(0), own_rows(1), fillvalue=slice(0))
-    whole = np.concatenate([X[own] for batch in batches for own in batch])
+    predicted = trainer.predict(rank_data, verbose=0)
+    batches = zip_longest(rank_rows(0), rank_rows(1), fillvalue=slice(0))
+    whole = np.concatenate([X[rows_of_batch] for batch in batches for rows_of_batch in batch])
     differences = np.abs(predicted - np.asarray(trainer.model(whole)))
     return float(strategy.gather([differences.max()]).max())
 
 
-def plain_in_the_hands_of_all(strategy: Strategy) -> np.ndarray:
-    """One where each rank's model is a plain one to its user; an error there otherwise."""
+def model_edits_on_all_ranks(strategy: Strategy) -> np.ndarray:
+    """Returns one if each rank's model behaves like a Keras model; otherwise raises."""
     with tempfile.TemporaryDirectory() as folder:
         model_edits.assert_matches_keras(Trainer(model_edits.build, strategy), Path(folder))
     return strategy.gather([1.0])
 
 
 def public_names(strategy: Strategy) -> np.ndarray:
-    """Rank and size as a script asks for them, before and after a barrier."""
+    """Returns rank and size from the public functions, before and after a barrier."""
     before = [tfdist.rank(), tfdist.size(), tfdist.is_chief()]
     tfdist.barrier()
     return strategy.gather([*before, tfdist.rank()])
 
 
 SCENARIOS: list[Callable[[Strategy], Any]] = [
-    unseeded_shuffles_are_alike,  # first: the others seed
+    unseeded_shuffles_agree,  # first, because the other scenarios set seeds
     stops_on_one_rank,
     stops_predicting_on_one_rank,
     learning_rate_of_rank_0,
-    other_data_are_refused,
+    different_data_raise,
     weights_of_rank_0,
-    own_data_of_uneven_length,
-    uneven_data_are_stopped_or_refused,
+    uneven_data,
+    uneven_data_options,
     predicts_every_row,
     predicts_every_kind,
-    predicts_own_data,
-    plain_in_the_hands_of_all,
+    predicts_rank_data,
+    model_edits_on_all_ranks,
     public_names,
     *chief_callbacks.SCENARIOS,
     *resuming.SCENARIOS,

@@ -1,6 +1,6 @@
-"""What two workers do that are handed the same callbacks, of which some are the chief's alone.
+"""Scenarios for two workers with the same callbacks, some of which run only on the chief.
 
-Each has a folder of its own, as on two hosts: what rank 1 knows of rank 0's files was told it.
+Each worker has a separate folder, as on two hosts, so that rank 1 cannot read rank 0's files.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer
 
 
-class RestoresTheFirst(kc.ModelCheckpoint):
-    """Ends a training with the weights of its first epoch."""
+class RestoresFirstEpoch(kc.ModelCheckpoint):
+    """Restores the weights of the first epoch at the end of training."""
 
     def on_train_end(self, logs: Any = None) -> None:
         self.model.load_weights(self.filepath.format(epoch=1))
 
 
 class ChangesWeights(kc.Callback):
-    """Changes them after the first batch of an epoch."""
+    """Changes the weights after the first batch of an epoch."""
 
     chief_only = True
 
@@ -37,7 +37,7 @@ class ChangesWeights(kc.Callback):
 
 
 def writes_and_restores(strategy: Strategy) -> dict[str, Any]:
-    """Files, epochs and weights of a training, and of another one that goes on with it."""
+    """Returns the files, epochs and weights of a training run and of one that resumes it."""
     with tempfile.TemporaryDirectory() as folder:
         return _two_trainings(strategy, Path(folder))
 
@@ -49,7 +49,7 @@ def _two_trainings(strategy: Strategy, folder: Path) -> dict[str, Any]:
     trainer = Trainer(_build, strategy)
     callbacks = [
         kc.EarlyStopping(monitor="loss", patience=5),
-        RestoresTheFirst(folder / "{epoch}.weights.h5", save_weights_only=True),
+        RestoresFirstEpoch(folder / "{epoch}.weights.h5", save_weights_only=True),
         kc.CSVLogger(folder / "log.csv"),
         kc.TensorBoard(folder / "board", histogram_freq=1, update_freq=1),
         backup(),
@@ -68,8 +68,8 @@ def _two_trainings(strategy: Strategy, folder: Path) -> dict[str, Any]:
     }
 
 
-def change_within_an_epoch_is_refused(strategy: Strategy) -> str:
-    """The error of a callback that leaves rank 0 with other weights than rank 1."""
+def change_within_an_epoch_raises(strategy: Strategy) -> str:
+    """Returns the error of a callback that changes the weights on rank 0 only."""
     try:
         Trainer(_build, strategy).fit(**FIT, callbacks=[ChangesWeights()])
     except ClusterError as error:
@@ -78,7 +78,7 @@ def change_within_an_epoch_is_refused(strategy: Strategy) -> str:
 
 
 def plain(epochs: int) -> np.ndarray:
-    """Weights that plain Keras trains on one device."""
+    """Returns the weights that plain Keras trains on one device."""
     model = _build()
     model.fit(**FIT, epochs=epochs)
     return _weights(model)
@@ -92,4 +92,4 @@ def _weights(model: keras.Model) -> np.ndarray:
     return np.concatenate([weight.ravel() for weight in model.get_weights()])
 
 
-SCENARIOS = [writes_and_restores, change_within_an_epoch_is_refused]
+SCENARIOS = [writes_and_restores, change_within_an_epoch_raises]

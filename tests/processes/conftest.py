@@ -1,4 +1,4 @@
-"""What the tests of several processes share."""
+"""Fixtures for tests of several processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.hosts import Hosts, NotAllowedError, make_hosts
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Two hosts with nothing but a wire between them; skips where the machine forbids them."""
+    """Two network namespaces as hosts, connected by a virtual wire; skips if not permitted."""
     try:
         with make_hosts(tmp_path) as hosts:
             yield hosts

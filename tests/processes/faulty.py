@@ -1,4 +1,4 @@
-"""A worker to which something happens in the middle of training: STRATEGY FAULT RANK."""
+"""A worker in which a fault occurs during training: STRATEGY FAULT RANK."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import tfdist
 from tests.support.training import build
 from tfdist.console import command
 
-#: What befalls a worker that never comes to the first step.
+#: The fault of a worker that never reaches the first step.
 ASLEEP = "asleep"
-#: For which nobody may make a step, once everything is compiled.
+#: Watchdog time-out in seconds after compilation.
 SECONDS = 6.0
 
 
@@ -36,7 +36,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 class Fault(keras.callbacks.Callback):
-    """Lets it happen after the second epoch on one rank."""
+    """Causes a fault on one rank after the second epoch."""
 
     def __init__(self, name: str, rank: int) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class Fault(keras.callbacks.Callback):
 
 
 def main(strategy: str, fault: str, rank: int) -> None:
-    """Trains for ever, if nothing happens; rank 0 saves the model when it is interrupted."""
+    """Trains forever unless a fault occurs; reports the number of epochs at the end."""
     is_asleep = fault == ASLEEP
     trainer = tfdist.Trainer(build, strategy, watchdog_seconds=SECONDS if is_asleep else 300.0)
     if is_asleep and tfdist.rank() == rank:
         time.sleep(3600)
     x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
     rows = {"x": x, "y": x[:, :1], "batch_size": 8, "shuffle": False, "verbose": 0}
-    trainer.fit(**rows)  # compiles, which takes as long as it takes
+    trainer.fit(**rows)  # compiles, which may take longer than the time-out
     trainer._watchdog.seconds = SECONDS
     try:
         trainer.fit(**rows, epochs=10**6, callbacks=[Fault(fault, rank)])

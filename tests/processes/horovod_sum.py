@@ -1,4 +1,4 @@
-"""Each rank adds up one more than its number, over all, and tells what came and where it runs."""
+"""Sums rank + 1 over all ranks with Horovod, and prints the result and the host."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Any task of a parameter-server cluster; the chief trains until a file is there."""
+"""Any task of a parameter-server cluster. The chief trains until a file exists."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ BATCHES, BATCH_SIZE = 25, 8
 
 
 def main(stop: Path) -> None:
-    """Trains; tells of each epoch, and at the end of the counts, in lines of JSON."""
+    """Trains, and prints a JSON line for each epoch and a summary at the end."""
     strategy = ParameterServer()
     trainer = Trainer(lambda: build(metrics=["mae"]), strategy=strategy)
     x = np.random.default_rng(0).normal(size=(BATCHES * BATCH_SIZE, 4)).astype("float32")
 
-    class Tell(keras.callbacks.Callback):
+    class Report(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-            told = {
+            facts = {
                 "epoch": epoch,
                 "steps": steps(self.model),
                 "rows": float(self.model.metrics[0].count.numpy()),
                 "overlapping": int(strategy.ledger.staleness()[1:].sum()),
             }
-            print(json.dumps(told), flush=True)
+            print(json.dumps(facts), flush=True)
             self.model.stop_training = stop.exists()
 
-    trainer.fit(x, x[:, :1], batch_size=BATCH_SIZE, epochs=10**6, verbose=0, callbacks=[Tell()])
+    trainer.fit(x, x[:, :1], batch_size=BATCH_SIZE, epochs=10**6, verbose=0, callbacks=[Report()])
     print(json.dumps(strategy.summary()), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""A worker that reports but makes no steps, without TensorFlow: FOLDER RANK FAULT VICTIM."""
+"""A worker that sends heartbeats without TensorFlow or training: FOLDER RANK FAULT VICTIM."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 
 
 def main(folder: Path, rank: int, fault: str, victim: int) -> None:
-    """Works in step with the others until something happens to one of them."""
+    """Proceeds in step with the other workers until a fault occurs."""
 
-    def come_to(point: str) -> None:
-        """Waits for all to come: a busy machine starts processes seconds apart."""
+    def barrier(point: str) -> None:
+        """Waits for all workers, because a busy machine starts processes seconds apart."""
         (folder / f"{point}-{rank}").touch()
         while len(list(folder.glob(f"{point}-*"))) < SIZE:
             time.sleep(0.05)
@@ -33,14 +33,14 @@ def main(folder: Path, rank: int, fault: str, victim: int) -> None:
             time.sleep(0.05)
         return place.read_text()
 
-    come_to("started")
-    hosts = ["203.0.113.1", "127.0.0.1"]  # the first leads nowhere
+    barrier("started")
+    hosts = ["203.0.113.1", "127.0.0.1"]  # the first address is unreachable
     heartbeat = Heartbeat(rank, SIZE, broadcast, hosts)
     heartbeat.status.enter("fit", SECONDS)
-    # Rank 0 hears all the others; these hear rank 0.
+    # Rank 0 receives reports of all ranks, the other ranks only of rank 0.
     while not (known := heartbeat.reports()) or any(r.state is State.UNHEARD for r in known):
         time.sleep(0.05)
-    come_to("heard")
+    barrier("heard")
     heartbeat.status.passed("step 7")
     heartbeat.send()
     if rank == victim:
@@ -54,15 +54,15 @@ def main(folder: Path, rank: int, fault: str, victim: int) -> None:
             return
         time.sleep(3600)
     if fault == "failing":
-        time.sleep(1)  # its end is what is over first
+        time.sleep(1)  # so that the victim's exit is reported first
     heartbeat.status.passed("step 7 and its callbacks")
     if fault == "leaving":
-        for i in range(round(2 * SECONDS)):  # nobody waits for who is done
+        for i in range(round(2 * SECONDS)):  # others do not wait for it
             heartbeat.status.passed(f"part {i} of the model saved")
             time.sleep(1)
         heartbeat.leave(State.OUTSIDE)
         return
-    time.sleep(3600)  # the exchange that never ends
+    time.sleep(3600)  # a collective that never completes
 
 
 if __name__ == "__main__":

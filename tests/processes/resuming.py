@@ -1,6 +1,6 @@
-"""Two workers whose training is stopped on one of them, and goes on.
+"""A scenario in which one of two workers is interrupted, and training resumes.
 
-Each has a folder of its own, as on two hosts: what rank 1 goes on with it is told.
+Each worker has a separate folder, as on two hosts: rank 1 receives the state from rank 0.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer
 
-#: Four steps an epoch; gradients wait where a training is stopped after 5 of them.
+#: Four steps per epoch. An interruption after 5 steps leaves accumulated gradients.
 FIT: dict[str, Any] = {"x": X, "y": Y, "batch_size": 4, "epochs": 3, "verbose": 0}
 
 
 def accumulating() -> keras.Model:
-    """A network whose optimizer takes a step every third batch."""
+    """Returns a network whose optimizer updates the weights every third batch."""
     return build(keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3))
 
 
-def stops_and_goes_on(strategy: Strategy) -> dict[str, Any]:
-    """States of a training that nobody stopped, and of one that rank 1 stopped; rank 0's files."""
+def stops_and_resumes(strategy: Strategy) -> dict[str, Any]:
+    """Returns the states of an uninterrupted and of an interrupted run, and the number of
+    files.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        whole = _train(strategy, folder / "whole")
+        reference = _train(strategy, folder / "reference")
         interrupted = 0
         try:
             _train(strategy, folder / "stopped", "train 5" if strategy.rank else "")
@@ -40,7 +42,7 @@ def stops_and_goes_on(strategy: Strategy) -> dict[str, Any]:
             interrupted = 1
         resumed = _train(strategy, folder / "stopped")
         return {
-            "whole": whole,
+            "reference": reference,
             "resumed": resumed,
             "interrupted": strategy.gather([interrupted]),
             "num_files": strategy.gather([len(list(folder.glob("*/*/manifest.json")))]),
@@ -57,4 +59,4 @@ def _train(strategy: Strategy, folder: Path, stop: str = "") -> list[np.ndarray]
     return [np.asarray(v.value) for v in variables] + [np.asarray(history.history["loss"])]
 
 
-SCENARIOS: list[Callable[[Strategy], Any]] = [stops_and_goes_on]
+SCENARIOS: list[Callable[[Strategy], Any]] = [stops_and_resumes]

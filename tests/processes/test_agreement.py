@@ -1,4 +1,4 @@
-"""Workers that differ stay together: decisions are shared, differing data refused."""
+"""Workers that differ stay in agreement: they share decisions, and differing data raise."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ pytestmark = pytest.mark.processes
     ],
 )
 def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Both workers' answers to all scenarios, from one start of two processes."""
+    """Results of all scenarios on both workers, from one start of two processes."""
     if request.param == "horovod":
         pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     return tfdist.notebook_launch(functools.partial(agreement.run, request.param), num_workers=2)
 
 
-def test_one_rank_stops_all(outcomes: dict[str, Any]) -> None:
+def test_stop_on_one_rank_stops_all(outcomes: dict[str, Any]) -> None:
     np.testing.assert_array_equal(outcomes["stops_on_one_rank"], [[1], [1]])
     np.testing.assert_array_equal(outcomes["stops_predicting_on_one_rank"], [[4], [4]])
 
 
-def test_a_learning_rate_is_rank_0s(outcomes: dict[str, Any]) -> None:
+def test_learning_rate_comes_from_rank_0(outcomes: dict[str, Any]) -> None:
     np.testing.assert_array_equal(outcomes["learning_rate_of_rank_0"], [[0.25], [0.25]])
 
 
-def test_other_data_on_a_rank_are_refused(outcomes: dict[str, Any]) -> None:
-    errors = outcomes["other_data_are_refused"]
+def test_different_data_on_a_rank_raise(outcomes: dict[str, Any]) -> None:
+    errors = outcomes["different_data_raise"]
     for check_data in ("full", "sampled"):
         assert "rank 1 got different batches from rank 0" in errors[check_data]
         assert "InputContext" in errors[check_data]
@@ -47,34 +47,34 @@ def test_other_data_on_a_rank_are_refused(outcomes: dict[str, Any]) -> None:
 
 
 def test_unseeded_shuffles_are_alike(outcomes: dict[str, Any]) -> None:
-    rank_0, rank_1 = outcomes["unseeded_shuffles_are_alike"]
+    rank_0, rank_1 = outcomes["unseeded_shuffles_agree"]
     assert len(rank_0) == 3
     np.testing.assert_array_equal(rank_0, rank_1)
 
 
-def test_weights_are_rank_0s(outcomes: dict[str, Any]) -> None:
+def test_initial_weights_come_from_rank_0(outcomes: dict[str, Any]) -> None:
     wanted = np.concatenate([w.ravel() for w in build().get_weights() * 2])
     np.testing.assert_array_equal(outcomes["weights_of_rank_0"], [wanted, wanted])
 
 
-def test_own_data_of_uneven_length_are_all_trained_on(outcomes: dict[str, Any]) -> None:
-    """As one device on global batches: what both ranks bring, then what rank 0 has left."""
+def test_uneven_data_are_used_completely(outcomes: dict[str, Any]) -> None:
+    """Equals one device with global batches of both ranks' rows, then of rank 0's remaining
+    ones.
+    """
     model = build()
-    rows = [np.arange(len(X))[own] for own in agreement.own_rows(0)]
-    for i, own in enumerate(agreement.own_rows(1)):
-        rows[i] = np.concatenate([rows[i], np.arange(len(X))[own]])
+    rows = [np.arange(len(X))[rows_of_batch] for rows_of_batch in agreement.rank_rows(0)]
+    for i, rows_of_batch in enumerate(agreement.rank_rows(1)):
+        rows[i] = np.concatenate([rows[i], np.arange(len(X))[rows_of_batch]])
     for _ in range(2):
         for batch in rows:
             model.train_on_batch(X[batch], Y[batch])
-    for found, wanted in zip(
-        outcomes["own_data_of_uneven_length"], model.get_weights(), strict=True
-    ):
+    for found, wanted in zip(outcomes["uneven_data"], model.get_weights(), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=BOUND, atol=BOUND)
 
 
-def test_own_data_of_uneven_length_are_stopped_or_refused(outcomes: dict[str, Any]) -> None:
+def test_uneven_data_can_stop_or_raise(outcomes: dict[str, Any]) -> None:
     """Ranks have three and two batches of unknown length, and four and two of known length."""
-    found = outcomes["uneven_data_are_stopped_or_refused"]
+    found = outcomes["uneven_data_options"]
     np.testing.assert_array_equal(found["steps"], [[4, 4]] * 2)
     brought = ["3, 2 batches to epoch 1", "3, 2 batches to epoch 2"]
     brought += ["4, 2 batches to epoch 1", "4, 2 batches to epoch 2", "3, 2 batches to epoch 1"]
@@ -87,19 +87,19 @@ def test_own_data_of_uneven_length_are_stopped_or_refused(outcomes: dict[str, An
 
 def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
     assert outcomes["predicts_every_row"] < BOUND
-    assert outcomes["predicts_own_data"] < BOUND
+    assert outcomes["predicts_rank_data"] < BOUND
     np.testing.assert_array_equal(outcomes["predicts_every_kind"], np.ones((2, 8)))
 
 
-def test_the_model_of_every_worker_is_a_plain_one(outcomes: dict[str, Any]) -> None:
-    np.testing.assert_array_equal(outcomes["plain_in_the_hands_of_all"], [[1], [1]])
+def test_model_behaves_like_keras_on_every_worker(outcomes: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(outcomes["model_edits_on_all_ranks"], [[1], [1]])
 
 
 def test_public_names(outcomes: dict[str, Any]) -> None:
     np.testing.assert_array_equal(outcomes["public_names"], [[0, 2, 1, 0], [1, 2, 0, 1]])
 
 
-def test_callbacks_write_on_the_chief_and_what_they_restore_holds_on_both(
+def test_chief_callbacks_write_once_and_restore_on_all_ranks(
     outcomes: dict[str, Any],
 ) -> None:
     found = outcomes["writes_and_restores"]
@@ -114,19 +114,19 @@ def test_callbacks_write_on_the_chief_and_what_they_restore_holds_on_both(
     np.testing.assert_allclose(found["resumed"][0], third, rtol=BOUND, atol=BOUND)
 
 
-def test_the_chief_may_not_change_the_model_within_an_epoch(outcomes: dict[str, Any]) -> None:
-    said = outcomes["change_within_an_epoch_is_refused"]
-    assert "variables are not the same on all ranks" in said
-    assert "set chief_only = False" in said
+def test_chief_changing_the_model_within_an_epoch_raises(outcomes: dict[str, Any]) -> None:
+    error = outcomes["change_within_an_epoch_raises"]
+    assert "variables are not the same on all ranks" in error
+    assert "set chief_only = False" in error
 
 
-def test_a_training_that_one_rank_stopped_goes_on(outcomes: dict[str, Any]) -> None:
-    found = outcomes["stops_and_goes_on"]
+def test_training_interrupted_on_one_rank_resumes(outcomes: dict[str, Any]) -> None:
+    found = outcomes["stops_and_resumes"]
     np.testing.assert_array_equal(found["interrupted"], [[1], [1]])
     np.testing.assert_array_equal(found["num_files"], [[7], [0]])
     plain = resuming.accumulating()
     plain.fit(**resuming.FIT)
-    for resumed, whole in zip(found["resumed"], found["whole"], strict=True):
-        np.testing.assert_allclose(resumed, whole, rtol=1e-6, atol=1e-6)
+    for resumed, reference in zip(found["resumed"], found["reference"], strict=True):
+        np.testing.assert_allclose(resumed, reference, rtol=1e-6, atol=1e-6)
     for resumed, weight in zip(found["resumed"], plain.get_weights(), strict=False):
         np.testing.assert_allclose(resumed, weight, rtol=BOUND, atol=BOUND)

@@ -1,4 +1,4 @@
-"""Training over two hosts, and the wire between them cut in the middle."""
+"""Training over two hosts whose network connection is cut."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRAIN = [sys.executable, "-m", "tfdist.train", "--smoke"]
 
 
 def by_flags(hosts: Hosts, *command: str) -> list[subprocess.Popen[str]]:
-    """Starts a worker on each host, which takes the addresses from its flags."""
+    """Starts a worker on each host, with the addresses in command-line flags."""
     workers = ",".join(f"{address}:2222" for address in hosts.addresses.values())
     flags = ["--strategy", "multi_worker", "--workers", workers]
     return [
@@ -33,7 +33,7 @@ def by_flags(hosts: Hosts, *command: str) -> list[subprocess.Popen[str]]:
 
 
 @pytest.mark.long  # they train there until the wire is cut
-def test_multi_worker_trains_there_with_addresses_from_flags(
+def test_multi_worker_trains_on_two_hosts_with_addresses_from_flags(
     two_hosts: Hosts, tmp_path: Path
 ) -> None:
     folder = ["--data-dir", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
@@ -47,7 +47,7 @@ def test_multi_worker_trains_there_with_addresses_from_flags(
 @pytest.mark.long
 @needs_horovod
 @needs_mpi
-def test_horovod_trains_there_with_hosts_from_mpirun(two_hosts: Hosts, tmp_path: Path) -> None:
+def test_horovod_trains_on_two_hosts_with_mpirun(two_hosts: Hosts, tmp_path: Path) -> None:
     folder = ["--data-dir", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run")]
     command = [*MPIRUN, *TRAIN, "--strategy", "horovod", *folder]
     done = two_hosts.run("a", command, env=AS_ROOT, cwd=ROOT, seconds=START_SECONDS)
@@ -55,7 +55,7 @@ def test_horovod_trains_there_with_hosts_from_mpirun(two_hosts: Hosts, tmp_path:
     assert (tmp_path / "run" / "model.keras").exists()
 
 
-def test_both_sides_of_a_cut_wire_say_so_and_end(two_hosts: Hosts) -> None:
+def test_multi_worker_ranks_exit_after_a_network_cut(two_hosts: Hosts) -> None:
     addresses = [f"{address}:2222" for address in two_hosts.addresses.values()]
     processes = [
         two_hosts.start(
@@ -86,18 +86,19 @@ def test_both_sides_of_a_cut_wire_say_so_and_end(two_hosts: Hosts) -> None:
         pytest.param(["horovodrun", "--gloo", "-np", "2", "-H", "a:1,b:1"], marks=pytest.mark.long),
     ],
 )
-def test_both_ranks_of_horovod_say_so_and_end(
+def test_horovod_ranks_exit_after_a_network_cut(
     launcher: list[str], two_hosts: Hosts, tmp_path: Path
 ) -> None:
     outputs = {host: tmp_path / f"output-{host}" for host in two_hosts.addresses}
-    # Each into a file: what the rank beyond the wire says does not reach the launcher. Of its end
-    # horovodrun hears all the same, for ssh is a process of this machine, and ends the other rank.
+    # Each rank writes to a file, because output from beyond the cut does not reach the launcher.
+    # horovodrun still notices when a rank exits, because its ssh client runs on this machine, and
+    # terminates the other rank.
     rank = f"{sys.executable} -m tests.processes.faulty horovod none 0 >{tmp_path}/output"
     command = [*launcher, "sh", "-c", f"trap '' TERM; exec {rank}-$(hostname) 2>&1"]
     two_hosts.start("a", command, env=AS_ROOT, cwd=ROOT, stdout=subprocess.DEVNULL)
     wait_for(lambda: all("training" in _text(path) for path in outputs.values()), START_SECONDS)
     two_hosts.cut()
-    # mpirun and its daemon wait for each other for minutes more: TCP's own limits.
+    # mpirun and its daemon wait for each other for minutes, until TCP times out.
     wait_for(lambda: not any(_trains(two_hosts, host) for host in outputs), END_SECONDS)
     for number, path in enumerate(outputs.values()):
         assert f"rank {1 - number} on" in path.read_text()

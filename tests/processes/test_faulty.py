@@ -1,4 +1,4 @@
-"""Training over two processes that nobody else ends, and what one of them does to the other."""
+"""A fault in one of two training processes without a launcher, and its effect on the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfdist.watchdog.deadline import EXIT_CODE
 
 SECONDS = 240.0
 
-#: Takes what befalls rank 1, and returns code and output of each rank.
+#: Takes the fault of rank 1, and returns the exit code and output of each rank.
 Train = Callable[[str], list[tuple[int, str]]]
 
 
@@ -49,21 +49,21 @@ def train() -> Iterator[Train]:
         yield both
 
 
-def test_a_worker_that_is_killed(train: Train) -> None:
+def test_killed_worker(train: Train) -> None:
     code, output = train("killed")[0]
     assert "error: rank 1 on" in output
     assert "died: its connection closed unexpectedly." in output
-    assert "faulty.py" in output  # the stack of the main thread, down to what the user wrote
+    assert "faulty.py" in output  # the main thread's stack, down to the user's code
     assert code == EXIT_CODE
 
 
-def test_a_worker_that_never_comes_to_the_first_step(train: Train) -> None:
+def test_worker_that_never_reaches_the_first_step(train: Train) -> None:
     code, output = train(ASLEEP)[0]
     assert "is alive, but has held up the others for 6 s. It reached nothing, not " in output
     assert code == EXIT_CODE
 
 
-def test_a_worker_that_raises(train: Train) -> None:
+def test_worker_that_raises(train: Train) -> None:
     (code, output), (code_of_1, output_of_1) = train("failing")
     assert "failed: ValueError: this batch is cursed\n" in output
     assert code == EXIT_CODE
@@ -71,8 +71,8 @@ def test_a_worker_that_raises(train: Train) -> None:
     assert code_of_1 == 1
 
 
-def test_an_interrupt_of_one_stops_all_after_the_same_step(train: Train) -> None:
+def test_interrupt_of_one_worker_stops_all_after_the_same_step(train: Train) -> None:
     for code, output in train("interrupted"):
         assert "left with 2 epochs" in output
-        assert "\nerror:" not in output  # the command's own; TensorFlow has some of missing drivers
+        assert "\nerror:" not in output  # of the command; TensorFlow logs missing drivers as errors
         assert code == 130

@@ -1,4 +1,4 @@
-"""One process alone is a cluster of one, with all of its devices."""
+"""A single process is a cluster of one worker, with all of its devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("via", ["", "processes"])
-def test_a_worker_alone_has_the_numbers_of_one_device(via: str) -> None:
+def test_single_worker_matches_one_device(via: str) -> None:
     with Group(Layout("multi_worker", 1, num_devices=2, via=via)) as group:
         for name in ("uneven-batches", "embedding"):
             right = engines.references(name).right

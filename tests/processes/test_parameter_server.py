@@ -1,4 +1,4 @@
-"""Parameter servers as processes: a chief, two workers and a server, some of which die."""
+"""Parameter servers as processes: a chief, two workers and a server, some of which are killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 240.0
 
 
 class Cluster:
-    """The processes, and what the chief has told so far."""
+    """The processes, and the reports of the chief."""
 
     def __init__(self, folder: Path) -> None:
         addresses = iter(f"127.0.0.1:{port}" for port in free_ports(4))
@@ -30,18 +30,18 @@ class Cluster:
         self._tasks = {task: [next(addresses) for _ in range(n)] for task, n in counts.items()}
         self._stop = folder / "stop"
         self._deadline = time.monotonic() + SECONDS
-        self._everyone: list[subprocess.Popen] = []
+        self._started: list[subprocess.Popen] = []
         self.processes = {
             (task, index): self.start(task, index)
             for task, n in counts.items()
             for index in range(n)
         }
-        self.told: list[dict[str, Any]] = []
-        self.complaints = ""
+        self.reports: list[dict[str, Any]] = []
+        self.errors = ""
         chief = self.processes["chief", 0]
         self._readers = [
-            threading.Thread(target=self._listen, args=[chief]),
-            threading.Thread(target=self._hear_complaints, args=[chief]),
+            threading.Thread(target=self._read_reports, args=[chief]),
+            threading.Thread(target=self._read_errors, args=[chief]),
         ]
         for reader in self._readers:
             reader.start()
@@ -54,27 +54,27 @@ class Cluster:
             [sys.executable, "-m", "tests.processes.parameter_server", str(self._stop)],
             cwd=ROOT, env=os.environ | variables, stdout=pipe, stderr=pipe, text=True,
         )  # fmt: skip
-        self._everyone.append(process)
+        self._started.append(process)
         return process
 
-    def _listen(self, chief: subprocess.Popen) -> None:
+    def _read_reports(self, chief: subprocess.Popen) -> None:
         for line in chief.stdout or ():
-            self.told.append(json.loads(line))
+            self.reports.append(json.loads(line))
 
-    def _hear_complaints(self, chief: subprocess.Popen) -> None:
+    def _read_errors(self, chief: subprocess.Popen) -> None:
         for line in chief.stderr or ():
-            self.complaints += line
+            self.errors += line
 
     def wait(self, condition: Callable[[], Any], what: str) -> None:
         while not condition():
-            assert time.monotonic() < self._deadline, f"{what} never came: {self.complaints}"
+            assert time.monotonic() < self._deadline, f"timed out waiting for {what}: {self.errors}"
             time.sleep(0.05)
 
     def wait_for_epochs(self, more: int) -> None:
-        """Waits until as many epochs more have been trained."""
-        wanted = len(self.told) + more
-        self.wait(lambda: len(self.told) >= wanted or self.ended("chief", 0), f"epoch {wanted}")
-        assert not self.ended("chief", 0), self.complaints
+        """Waits until the chief has trained more epochs."""
+        wanted = len(self.reports) + more
+        self.wait(lambda: len(self.reports) >= wanted or self.ended("chief", 0), f"epoch {wanted}")
+        assert not self.ended("chief", 0), self.errors
 
     def ended(self, task: str, index: int) -> bool:
         return self.processes[task, index].poll() is not None
@@ -84,15 +84,15 @@ class Cluster:
         self.processes[task, index].wait()
 
     def finish(self) -> dict[tuple[str, int], int | None]:
-        """Tells the chief to stop; returns the exit codes of all that were not killed."""
+        """Tells the chief to stop, and returns the exit codes of the processes."""
         self._stop.touch()
-        self.wait(lambda: all(self.ended(*task) for task in self.processes), "The end")
+        self.wait(lambda: all(self.ended(*task) for task in self.processes), "the end")
         for reader in self._readers:
             reader.join()
         return {task: process.returncode for task, process in self.processes.items()}
 
     def close(self) -> None:
-        for process in self._everyone:
+        for process in self._started:
             process.kill()
             process.wait()
 
@@ -104,28 +104,28 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     processes.close()
 
 
-def test_a_worker_that_dies_and_comes_back(cluster: Cluster) -> None:
+def test_killed_and_restarted_worker(cluster: Cluster) -> None:
     cluster.wait_for_epochs(2)
-    assert cluster.told[1]["steps"] == 2 * BATCHES
+    assert cluster.reports[1]["steps"] == 2 * BATCHES
     cluster.kill("worker", 0)
     cluster.wait_for_epochs(3)
-    alone = cluster.told[-1]["overlapping"]  # the other worker makes all steps
+    overlapping = cluster.reports[-1]["overlapping"]  # the other worker runs all steps
     cluster.processes["worker", 0] = cluster.start("worker", 0)
-    cluster.wait(lambda: cluster.told[-1]["overlapping"] > alone, "A second worker")
+    cluster.wait(lambda: cluster.reports[-1]["overlapping"] > overlapping, "a second worker")
     assert set(cluster.finish().values()) == {0}
-    *epochs, summary = cluster.told
-    # The worker took at most one batch with it.
+    *epochs, summary = cluster.reports
+    # The killed worker lost at most one batch.
     assert 0 <= len(epochs) * BATCHES - epochs[-1]["steps"] <= 1
     assert epochs[-1]["rows"] == BATCHES * BATCH_SIZE
     assert "updates on average" in summary["staleness"]
 
 
-def test_a_server_that_dies_ends_the_run(cluster: Cluster) -> None:
+def test_killed_server_ends_the_run(cluster: Cluster) -> None:
     cluster.wait_for_epochs(1)
     cluster.kill("ps", 0)
-    cluster.wait(lambda: cluster.ended("chief", 0), "The chief's error")
+    cluster.wait(lambda: cluster.ended("chief", 0), "the chief's error")
     codes = cluster.finish()
     assert codes["chief", 0] == 1
-    assert "error: A parameter server and its variables are gone" in cluster.complaints
-    assert "Traceback" not in cluster.complaints
+    assert "error: A parameter server and its variables are gone" in cluster.errors
+    assert "Traceback" not in cluster.errors
     assert codes["worker", 0] == codes["worker", 1] == 0

@@ -1,4 +1,4 @@
-"""A script that saves its model without asking for its rank writes one file, once."""
+"""A script that saves its model on all ranks writes each file once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ folder = Path(sys.argv[1])
 trainer = tfdist.Trainer(build, strategy="multi_worker")
 trainer.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=4, epochs=2, verbose=2)
 trainer.save(folder / "saved.keras")
-assert (folder / "saved.keras").exists(), "saving did not wait"
+assert (folder / "saved.keras").exists(), "save returned before the file was written"
 trainer.model.save(folder / "plain.keras")
 trainer.model.save_weights(folder / "plain.weights.h5")
 try:

@@ -1,4 +1,4 @@
-"""The two hosts themselves, and Horovod between them."""
+"""The two simulated hosts, and Horovod between them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from benchmarks.hosts import Hosts
 from tests.support import ROOT
 
-#: Open MPI would bind both ranks to the first core, which these hosts share. What it starts must
-#: live for a moment: mpirun 5.0.11 waits for ever, one time in 75, where `hostname` ended at once.
+#: Open MPI would bind both ranks to the first core, which these hosts share. Its processes must
+#: not exit immediately: mpirun 5.0.11 hangs in one of 75 runs of `hostname`.
 MPIRUN = ["mpirun", "--bind-to", "none", "-H", "a:1,b:1"]
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -25,7 +25,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 def connect(hosts: Hosts, host: str, address: str, port: int) -> str:
-    """What comes of connecting to an address from a host."""
+    """Tries to connect to an address from a host, and returns the received text or the error."""
     program = (
         "import socket\n"
         "try:\n"
@@ -37,7 +37,7 @@ def connect(hosts: Hosts, host: str, address: str, port: int) -> str:
     return hosts.run(host, [sys.executable, "-c", program], seconds=30).stdout.strip()
 
 
-def test_hosts_share_the_wire_and_nothing_else(two_hosts: Hosts) -> None:
+def test_hosts_share_only_the_network(two_hosts: Hosts) -> None:
     program = (
         "import socket\n"
         "server = socket.create_server(('', 5000))\n"
@@ -58,14 +58,14 @@ def test_hosts_share_the_wire_and_nothing_else(two_hosts: Hosts) -> None:
     assert server.wait(30) < 0
 
 
-def test_memory_is_each_hosts_own(two_hosts: Hosts) -> None:
+def test_hosts_do_not_share_memory(two_hosts: Hosts) -> None:
     assert two_hosts.run("a", ["touch", "/dev/shm/mark"]).returncode == 0
     assert two_hosts.run("b", ["ls", "/dev/shm"]).stdout == ""
 
 
-def test_ssh_leaves_the_callers_variables_behind(two_hosts: Hosts) -> None:
-    asked = ["ssh", "-x", "-o", "StrictHostKeyChecking=no", "b", "echo", "$(hostname)$MARK"]
-    assert two_hosts.run("a", asked, env={"MARK": "!"}).stdout == "b\n"
+def test_ssh_does_not_pass_environment_variables(two_hosts: Hosts) -> None:
+    command = ["ssh", "-x", "-o", "StrictHostKeyChecking=no", "b", "echo", "$(hostname)$MARK"]
+    assert two_hosts.run("a", command, env={"MARK": "!"}).stdout == "b\n"
 
 
 @needs_horovod

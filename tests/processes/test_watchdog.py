@@ -1,4 +1,4 @@
-"""Workers that nobody else ends: what becomes of the others when something happens to one."""
+"""A fault in one worker without a launcher, and how the watchdog ends the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfdist.watchdog.deadline import EXIT_CODE
 
 SECONDS = 90.0
 
-#: What befalls one, and what the others say of it.
+#: By fault: the message that the other workers print.
 FAULTS = {
     "killed": "died: its connection closed unexpectedly. ",
     "stopped": "has given no sign of life for ",
@@ -29,13 +29,13 @@ FAULTS = {
     "failing": "failed: ValueError: cursed",
 }
 
-#: Code and output of each process.
+#: Exit code and output of each process.
 Ends = list[tuple[int, str]]
 
 
 @contextmanager
 def group(folder: Path, fault: str, victim: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes, to one of which something happens; none is left behind."""
+    """Starts processes, one of which has a fault; kills those that remain at the end."""
     folder.mkdir()
     with ExitStack() as cleaning:
         processes = []
@@ -62,39 +62,45 @@ def ends_of_others(processes: Sequence[subprocess.Popen[str]], victim: int) -> E
 def ends(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, dict[str, Ends]]:
-    """The victim, and how the others end by what befell it: all at a time, for they only wait."""
+    """The victim, and by fault the ends of the others. All groups run at once: they mostly
+    wait.
+    """
     victim, folder = request.param, tmp_path_factory.mktemp("groups")
     with ExitStack() as stack:
         running = {
             fault: stack.enter_context(group(folder / fault, fault, victim)) for fault in FAULTS
         }
-        return victim, {name: ends_of_others(own, victim) for name, own in running.items()}
+        return victim, {
+            name: ends_of_others(processes, victim) for name, processes in running.items()
+        }
 
 
 @pytest.mark.xdist_group("watchdog")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_others_say_why_and_end(fault: str, ends: tuple[int, dict[str, Ends]]) -> None:
+def test_other_workers_report_the_fault_and_exit(
+    fault: str, ends: tuple[int, dict[str, Ends]]
+) -> None:
     victim, by_fault = ends
     others = [rank for rank in range(SIZE) if rank != victim]
-    for own, (code, output) in zip(others, by_fault[fault], strict=True):
+    for rank_of_output, (code, output) in zip(others, by_fault[fault], strict=True):
         begin = rf"^error: rank {victim} on \S+ \(pid \d+\) {FAULTS[fault]}"
         assert re.search(begin, output), output
         if fault != "failing":
             assert "It reached step 7, not step 7 and its callbacks." in output
-        # Without rank 0, which hears of all, a worker knows of rank 0 and itself alone.
-        for rank in range(SIZE) if victim else (0, own):
+        # Only rank 0 receives all reports. Without it, a worker knows of rank 0 and itself.
+        for rank in range(SIZE) if victim else (0, rank_of_output):
             assert re.search(rf"^  rank {rank} on \S+ \(pid .*; last sign of li", output, re.M)
-        assert "reporting.py" in output  # the stack of the main thread
+        assert "reporting.py" in output  # the main thread's stack
         assert code == EXIT_CODE
 
 
-def test_who_ended_in_order_ends_nobody(tmp_path: Path) -> None:
+def test_worker_that_leaves_in_order_ends_no_other(tmp_path: Path) -> None:
     with group(tmp_path / "group", "leaving", 1) as processes:
         assert ends_of_others(processes, 1) == [(0, ""), (0, "")]
 
 
-def test_a_pause_of_all_ends_nobody(tmp_path: Path) -> None:
-    """As of a job that is suspended: when they go on none has been silent."""
+def test_suspending_all_workers_ends_none(tmp_path: Path) -> None:
+    """As when a job is suspended: after it continues, no worker counts as silent."""
     folder = tmp_path / "group"
     with group(folder, "leaving", 1) as processes:
         wait_for(lambda: len(list(folder.glob("heard-*"))) == SIZE, SECONDS)

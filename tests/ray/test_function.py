@@ -34,7 +34,7 @@ def test_result_of_rank_0_and_its_output(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == "rank 0\n"
 
 
-def test_error_of_a_rank_comes_with_its_traceback() -> None:
+def test_error_contains_the_traceback_of_the_rank() -> None:
     def fn() -> None:
         if tfdist.rank() == 1:
             raise ValueError("batch without rows")
