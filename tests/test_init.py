@@ -83,13 +83,24 @@ def test_answers_give_configuration_and_command(
         assert options.parse(shlex.split(line)[3:]).command[-2:] == ("--config", "tfdist.yaml")
 
 
+def test_questions_show_their_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert answer([""] * 6, monkeypatch) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Recipes: celeba_attributes" in shown
+    assert "Devices per process (all, or a number) (all)" in shown
+    assert "Strategy [one_device/mirrored" in shown
+
+
 def test_existing_file_or_missing_answers_write_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert answer(["digits", ""], monkeypatch) == 1
-    assert "expected six, one a line" in capsys.readouterr().err
+    assert "expected six answers, one per line" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     Path("tfdist.yaml").touch()
     assert answer([""] * 6, monkeypatch) == 1
-    assert "tfdist.yaml is there already: name another with --file" in capsys.readouterr().err
+    assert "tfdist.yaml already exists: choose another file with --file" in capsys.readouterr().err

@@ -218,3 +218,13 @@ def test_fit_ends_with_averaged_weights() -> None:
     alone.fit(**FIT)
     assert_close(trainer.model.get_weights(), alone.get_weights())
     assert not np.allclose(trainer.model.get_weights()[0], build_model().get_weights()[0])
+
+
+def test_helpers_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    trainer = Trainer(model, "one_device")
+    assert trainer.is_chief
+    trainer.print("step", 1, sep="-")
+    trainer.wait_for_everyone()
+    assert capsys.readouterr().out == "step-1\n"

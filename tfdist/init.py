@@ -1,4 +1,4 @@
-"""`python -m tfdist.init`: six questions, then a configuration and the line that starts it."""
+"""`python -m tfdist.init`: asks six questions and writes a configuration and its command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdist.launcher.plan import parse_hosts
 from tfdist.run import recipe
 from tfdist.strategies import STRATEGIES
 
-_DESCRIPTION = "Asks six questions; writes a configuration and the line that starts it."
+_DESCRIPTION = "Asks six questions, writes a configuration, and prints the command that uses it."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,34 +28,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _init(arguments: Sequence[str] | None) -> None:
     """Parses the command line, asks, and writes."""
     parser = command.parser("python -m tfdist.init", _DESCRIPTION)
-    parser.add_argument("--file", default="tfdist.yaml", metavar="FILE", help="what is written")
+    parser.add_argument("--file", default="tfdist.yaml", metavar="FILE", help="file to write")
     path = Path(command.parse(parser, arguments).file)
     if path.exists():
-        raise ConfigurationError(f"{path} is there already: name another with --file.")
+        raise ConfigurationError(f"{path} already exists: choose another file with --file.")
     try:
         fields, launch = _answers()
     except EOFError:
-        raise ConfigurationError("The answers ended early: expected six, one a line.") from None
+        raise ConfigurationError(
+            "The input ended early: expected six answers, one per line."
+        ) from None
     path.write_text(yaml.safe_dump(fields, sort_keys=False))
     line = ["python", "-m", "tfdist.launch" if launch else "tfdist.train", *launch]
-    print(f"{path} is written. Start it with\n    {shlex.join([*line, '--config', str(path)])}")
+    print(f"Wrote {path}. Train with\n    {shlex.join([*line, '--config', str(path)])}")
 
 
 def _answers() -> tuple[dict[str, Any], list[str]]:
-    """Returns the fields of the configuration, and the launcher's flags where it is needed."""
-    name = _ask("What to train: a recipe, ./mine.py or a dotted name", "digits", _recipe)
-    hosts = _ask("On which hosts: a,b,...", "this one", _hosts)
-    workers = _ask("Processes on each", "1", _number)
-    devices = _ask("Devices of each process", "all", lambda text: text != "all" and _number(text))
+    """Returns the fields of the configuration, and the launcher's flags if it is needed."""
+    print(f"Recipes: {', '.join(recipe.names())}")
+    name = _ask("Recipe (one of these, ./mine.py, or a module)", "digits", _recipe)
+    hosts = _ask("Hosts (this one, or names: a,b,...)", "this one", _hosts)
+    workers = _ask("Processes per host (a number)", "1", _number)
+    devices = _ask("Devices per process (all, or a number)", "all", _devices)
     several = workers * len(hosts or "-") > 1
     usual = "multi_worker" if several else "one_device" if devices == 1 else "mirrored"
     fitting = _fitting(several, bool(hosts), devices)
-    strategy = Prompt.ask("Who computes, and how gradients cross", choices=fitting, default=usual)
+    strategy = Prompt.ask("Strategy", choices=fitting, default=usual)
     fields = {"recipe": name, "strategy": strategy}
     servers = several and STRATEGIES[strategy].asynchronous
-    if devices and not servers:  # of those the launcher says how many they are
+    if devices and not servers:  # the launcher sets their number
         fields["devices"] = devices
-    fields["batch_size"] = _ask("Global batch", "64", _number)
+    fields["batch_size"] = _ask("Global batch size (a number)", "64", _number)
     if not several:
         return fields, []
     flags = ["--num-workers", str(workers)]
@@ -65,7 +68,7 @@ def _answers() -> tuple[dict[str, Any], list[str]]:
 
 
 def _fitting(several: bool, hosts: bool, devices: int) -> list[str]:
-    """Returns the strategies for one process or several, on one host or more."""
+    """Returns the strategies that fit the number of processes, hosts and devices."""
     of_one_device = ("one_device", "horovod") if devices > 1 else ()
     return [
         name
@@ -79,7 +82,7 @@ def _fitting(several: bool, hosts: bool, devices: int) -> list[str]:
 
 
 def _ask(question: str, default: str, check: Callable[[str], Any]) -> Any:
-    """Asks until an answer passes, and returns what the check makes of it."""
+    """Asks until an answer passes the check, and returns the value that the check returns."""
     while True:
         try:
             return check(Prompt.ask(question, default=default).strip())
@@ -97,9 +100,14 @@ def _hosts(text: str) -> list[str]:
     return [] if text == "this one" else list(parse_hosts(text))
 
 
+def _devices(text: str) -> int:
+    """Returns the number of devices; 0 for all of them."""
+    return 0 if text == "all" else _number(text)
+
+
 def _number(text: str) -> int:
     if not text.isdecimal() or text == "0":
-        raise ConfigurationError(f"Expected a number from 1, got {text!r}.")
+        raise ConfigurationError(f"Expected a whole number of at least 1, got {text!r}.")
     return int(text)
 
 

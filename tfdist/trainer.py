@@ -293,6 +293,20 @@ class Trainer:
         """
         model_files.save(self.model, self.strategy, path)
 
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is rank 0, which writes files and talks."""
+        return self.strategy.is_chief
+
+    def print(self, *values: object, **options: Any) -> None:
+        """Prints on rank 0 only; arguments as for the built-in `print`."""
+        if self.is_chief:
+            print(*values, **options)
+
+    def wait_for_everyone(self) -> None:
+        """Waits until all workers have called it."""
+        self.strategy.barrier()
+
     def describe(self) -> dict[str, str]:
         """Returns the rows of a start-up table; `fit` then prints no warning of its own."""
         return self.strategy.describe() | {

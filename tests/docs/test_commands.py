@@ -32,6 +32,7 @@ WHOLE = {
 #: Commands that need something else, or the result of an earlier command.
 LEFT_OUT = {
     "srun": "needs Slurm",
+    "tfdist.runs": "runs of the reader's: tests/runs",
     "tfdist.init": "asks questions: tests/test_init.py",
     "my_script.py": "a script of the reader's",
     "train.py": "the README's example: tests/test_readme.py",

@@ -15,13 +15,15 @@ X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
 Y = np.arange(24) % 3
 
 
-def build() -> keras.Model:
+def build(*inputs: keras.KerasTensor) -> keras.Model:
     layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8), layers.Dropout(0.3), layers.Dense(3)]
-    )
+    model = keras.Sequential([*inputs, layers.Dense(8), layers.Dropout(0.3), layers.Dense(3)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
+
+
+def build_with_input() -> keras.Model:
+    return build(keras.Input((6,)))
 
 
 def two_models(make: Any) -> tuple[list[float], list[np.ndarray], float, float]:
@@ -41,13 +43,22 @@ def two_models(make: Any) -> tuple[list[float], list[np.ndarray], float, float]:
     return losses, weights, random.random(), float(np.random.rand())
 
 
+def test_a_model_without_an_input_starts_as_in_plain_keras() -> None:
+    made = two_models(lambda: Trainer(build(), "mirrored", devices=2))
+    np.testing.assert_allclose(made[0], two_models(build)[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored", "sharded"])
 @pytest.mark.parametrize("handed", ["function", "model"])
 def test_a_second_model_starts_as_in_plain_keras(handed: str, strategy: str) -> None:
     devices = 1 if strategy == "one_device" else 2
-    plain = two_models(build)
+    plain = two_models(build_with_input)
     made = two_models(
-        lambda: Trainer(build if handed == "function" else build(), strategy, devices=devices)
+        lambda: Trainer(
+            build_with_input if handed == "function" else build_with_input(),
+            strategy,
+            devices=devices,
+        )
     )
     for ours, keras_own in zip(made[1], plain[1], strict=True):
         np.testing.assert_equal(ours, keras_own)

@@ -33,6 +33,7 @@ def rebuild(model: keras.Model) -> keras.Model:
         layers = keras_model.flatten_layers(model), keras_model.flatten_layers(copied)
         for old, new in zip(*layers, strict=True):
             _copy_adapted_state(old, new)
+            _copy_seeds(old, new)
             keras_remat.copy(new, old)
         copied.built = model.built  # Keras sets it in the first call of a subclassed model
     except Exception as error:
@@ -112,6 +113,18 @@ def _copy_adapted_state(layer: keras.layers.Layer, copied: keras.layers.Layer) -
         with tempfile.TemporaryDirectory() as folder:
             layer.save_assets(folder)
             copied.load_assets(folder)
+
+
+def _copy_seeds(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
+    """Copies the seeds of initializers, for weights that are created later.
+
+    An initializer without a seed draws one when it is created, which its configuration omits.
+    """
+    for name, value in vars(layer).items():
+        other = vars(copied).get(name)
+        seed = getattr(value, "seed", None)
+        if isinstance(value, keras.initializers.Initializer) and isinstance(seed, int):
+            other.seed = seed
 
 
 def _copy(sources: list[keras.Variable], targets: list[keras.Variable]) -> None:

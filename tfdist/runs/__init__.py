@@ -1,0 +1,1 @@
+"""Commands on the folders that training runs leave under `runs/`."""

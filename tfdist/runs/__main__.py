@@ -1,0 +1,137 @@
+"""`python -m tfdist.runs`: lists, compares and deletes runs. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.console import command, sizes, tables
+from tfdist.errors import ConfigurationError
+from tfdist.runs import folders
+from tfdist.runs.folders import Run
+
+_ACTIONS = {
+    "list": "shows all runs, the newest first",
+    "compare": "shows metrics and different settings of runs side by side, and draws their curves",
+    "clean": "deletes runs that stopped before the end of their first epoch, or those named",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    parser = command.parser("python -m tfdist.runs", "Lists, compares and deletes runs.")
+    actions = "; ".join(f"{name}: {what}" for name, what in _ACTIONS.items())
+    parser.add_argument("action", choices=list(_ACTIONS), help=actions)
+    parser.add_argument("names", metavar="RUN", nargs="*", help="run folders, or names in --folder")
+    parser.add_argument("--folder", default="runs", metavar="DIR", help="folder of the runs")
+    parser.add_argument(
+        "--picture", default="curves.png", metavar="FILE", help="file for the curves of compare"
+    )
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
+
+    def run() -> None:
+        given = command.parse(parser, arguments)
+        folder = Path(given.folder)
+        chosen = [folders.read(_path(folder, name)) for name in given.names]
+        if given.action == "list":
+            _list(chosen or folders.below(folder))
+        elif given.action == "compare":
+            _compare(chosen or folders.below(folder)[:2], Path(given.picture))
+        else:
+            _clean(chosen or [run for run in folders.below(folder) if _is_empty(run)], given.yes)
+
+    return command.run(run)
+
+
+def _path(folder: Path, name: str) -> Path:
+    return Path(name) if Path(name).is_dir() else folder / name
+
+
+def _is_empty(run: Run) -> bool:
+    return run.state == "stopped" and not run.epochs
+
+
+def _list(runs: Sequence[Run]) -> None:
+    for run in runs:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in _judged(run).items())
+        epochs = f"{len(run.epochs)} of {run.config.get('epochs', '?')} epochs"
+        size = sizes.in_words(run.num_bytes)
+        print(f"{run.path}\n    {run.started}  {run.state}, {epochs}, {size}  {metrics}")
+
+
+def _judged(run: Run) -> dict[str, float]:
+    """Returns the metrics of validation, or those of training if there is none."""
+    found = run.metrics()
+    return {name: value for name, value in found.items() if name.startswith("val_")} or found
+
+
+def _compare(runs: Sequence[Run], picture: Path) -> None:
+    """Prints a column per run, and draws a panel per metric.
+
+    Raises:
+        ConfigurationError: There is only one run.
+    """
+    if len(runs) < 2:
+        raise ConfigurationError("compare: expected at least two runs: name them.")
+    letters = [chr(ord("A") + i % 26) + str(i // 26 or "") for i in range(len(runs))]
+    tables.facts((letter, str(run.path)) for letter, run in zip(letters, runs, strict=True))
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics()))
+    values = [run.metrics() for run in runs]
+    rows = [[n, *(f"{v[n]:.4f}" if n in v else "" for v in values)] for n in names]
+    tables.numbers(["last epoch", *letters], rows)
+    fields = list(dict.fromkeys(name for run in runs for name in run.config))
+    differences = [
+        [name, *texts]
+        for name in fields
+        if len(set(texts := [str(run.config.get(name, "")) for run in runs])) > 1
+    ]
+    if differences:
+        tables.numbers(["setting", *letters], differences)
+    else:
+        print("All settings are the same.")
+    _draw(runs, letters, names, picture)
+    print(f"Curves: {picture}")
+
+
+def _draw(runs: Sequence[Run], letters: Sequence[str], names: Sequence[str], picture: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.0, 3.5 * max(len(names), 1)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(max(len(names), 1), 1, squeeze=False).flat
+    for axes, name in zip(panels, names, strict=False):
+        for run, letter in zip(runs, letters, strict=True):
+            curve = run.curve(name)
+            axes.plot(range(1, len(curve) + 1), curve, marker=".", label=letter)
+        axes.set(title=name, xlabel="epoch")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(picture, dpi=100)
+
+
+def _clean(runs: Sequence[Run], yes: bool) -> None:
+    """Deletes run folders after a question.
+
+    Raises:
+        ConfigurationError: A run is still running.
+    """
+    if running := [run for run in runs if run.state == "running"]:
+        raise ConfigurationError(f"{running[0].path} is still running: stop it first.")
+    if not runs:
+        print("Nothing to delete: every run has finished an epoch.")
+        return
+    for run in runs:
+        print(f"{run.path}  {len(run.epochs)} epochs, {sizes.in_words(run.num_bytes)}")
+    if not yes and input(f"Delete these {len(runs)} folders? [y/N] ").strip().lower() != "y":
+        print("Nothing was deleted.")
+        return
+    for run in runs:
+        shutil.rmtree(run.path)
+    print(f"Deleted {len(runs)} folders.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
