@@ -119,8 +119,12 @@ class RemotePath:
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Deletes the object."""
-        with _translated(self), contextlib.suppress(*[FileNotFoundError] * missing_ok):
-            _obstore().delete(self._store, self._key)
+        try:
+            with _translated(self):
+                _obstore().delete(self._store, self._key)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
 
     def open(self, mode: str = "rb") -> BinaryIO:
         """Opens the object for reading (`rb`) or, as a streaming upload, for writing (`wb`)."""
@@ -248,13 +252,15 @@ def _store(root: str) -> Any:
     stores = importlib.import_module("obstore.store")
     if root.startswith("memory://"):
         return stores.MemoryStore()
-    options, credentials = dict(CLIENT_OPTIONS), {}
+    client, options = dict(CLIENT_OPTIONS), {}
     if root.startswith(("s3://", "s3a://")):
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-        options["allow_http"] = endpoint.startswith("http://")
-        credentials = _profile_credentials()
+        options = _profile_credentials()
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        if endpoint:
+            options["endpoint"] = endpoint
+            client["allow_http"] = endpoint.startswith("http://")
     with _translated(root):
-        return stores.from_url(root, client_options=options, retry_config=RETRY, **credentials)
+        return stores.from_url(root, client_options=client, retry_config=RETRY, **options)
 
 
 def _profile_credentials() -> dict[str, Any]:

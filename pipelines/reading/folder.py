@@ -173,18 +173,18 @@ def _remote_reader(
 ) -> Reader:
     if table is None:
         return remote_sequential_reader(index.compression, block_size)
-    if tuning.cache_dir is None:
+    if tuning.cache is None:
         fetch: Fetch = fetch_range
     else:
         versions = {str(directory / shard.name): shard.sha256 for shard in index.shards}
-        fetch = caching(fetch_range, tuning.cache_dir, tuning.cache_bytes, versions)
+        fetch = caching(fetch_range, tuning.cache, tuning.cache_bytes, versions)
     return remote_reader(
         table,
         skipped,
         fetch=fetch,
-        limit=tuning.read_ahead_bytes,
+        limit=tuning.read_ahead,
         # Merged blocks are others in each epoch, and would not be found in a cache.
-        merge=tuning.cache_dir is None,
+        merge=tuning.cache is None,
     )
 
 

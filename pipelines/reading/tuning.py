@@ -9,10 +9,16 @@ timing.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from pipelines.errors import DataError
+
+_READ_AHEAD, _CACHE_DIR = "PIPELINES_READ_AHEAD", "PIPELINES_CACHE_DIR"
 
 
 class Tuning(NamedTuple):
@@ -23,9 +29,10 @@ class Tuning(NamedTuple):
         num_maps: Parallel calls of each map function.
         num_prefetched: Batches prepared ahead of the training step.
         num_threads: Size of a private thread pool of this dataset; None: TensorFlow's shared pool.
-        read_ahead_bytes: Memory for data that are read ahead of their use from a URL.
-        cache_dir: Local folder that caches what is read from URLs; None: no cache. Processes may
-            share it.
+        read_ahead_bytes: Memory for data that are read ahead of their use from a URL; None: the
+            environment variable `PIPELINES_READ_AHEAD`, such as `512MB`, which is the default.
+        cache_dir: Local folder that caches what is read from URLs, which processes may share;
+            None: the environment variable `PIPELINES_CACHE_DIR`, or no cache.
         cache_bytes: Size limit of that folder. The least recently used data are removed.
         ram_bytes: Memory that `tf.data` may use for buffers it sizes itself; None: half of the
             free memory.
@@ -36,9 +43,25 @@ class Tuning(NamedTuple):
     num_prefetched: int = tf.data.AUTOTUNE
     num_threads: int | None = None
     ram_bytes: int | None = None
-    read_ahead_bytes: int = 512 << 20
+    read_ahead_bytes: int | None = None
     cache_dir: str | Path | None = None
     cache_bytes: int = 100 << 30
+
+    @property
+    def read_ahead(self) -> int:
+        """Bound in bytes of what is read ahead from a URL."""
+        if self.read_ahead_bytes is not None:
+            return self.read_ahead_bytes
+        size = os.environ.get(_READ_AHEAD, "512MB")
+        try:
+            return TypeAdapter(ByteSize).validate_python(size)
+        except ValidationError:
+            raise DataError(f"{_READ_AHEAD}: expected a size such as 512MB, got {size!r}") from None
+
+    @property
+    def cache(self) -> str | Path | None:
+        """Local folder that caches what is read from URLs, or None."""
+        return self.cache_dir or os.environ.get(_CACHE_DIR) or None
 
     def options(self, *, deterministic: bool) -> tf.data.Options:
         """Returns the options of a dataset. A deterministic order is that of a single thread."""

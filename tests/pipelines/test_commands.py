@@ -1,4 +1,4 @@
-"""The manner of the commands: help at once, one-line errors, exit codes."""
+"""Common behavior of the commands: quick help, one-line errors, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow's start without a word; here a module of its name that writes as its libraries do."""
+"""TensorFlow's start-up messages are hidden, shown with a module that prints like TensorFlow."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_only_the_start_is_silent_unless_the_user_wants_it(
     assert (done.stdout.strip(), done.stderr) == (level or "3", said)
 
 
-def test_start_that_fails_is_told_with_all_its_words(tmp_path: Path) -> None:
+def test_failing_start_shows_all_messages(tmp_path: Path) -> None:
     done = run(tmp_path, "raise ImportError('no library')")
     assert done.stderr.startswith("notes")
     assert done.stderr.endswith("ImportError: no library\n")

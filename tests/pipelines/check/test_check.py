@@ -1,4 +1,4 @@
-"""The proof of reading once: it holds for what is right and fails for what is not."""
+"""The check of reading once passes for correct readers and fails for others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_each_record_is_read_once(
     assert "Each of 50 records was read exactly once" in capsys.readouterr().out
 
 
-def test_equal_records_count_as_often_as_they_are_there(tmp_path: Path) -> None:
+def test_equal_records_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("same\n" * 9 + "other\n")
     command = [str(tmp_path / "a.txt"), str(tmp_path / "data"), "--num-shards=2"]
     assert pack([*command, "--num-workers=1"]) == 0
@@ -43,7 +43,7 @@ def test_equal_records_count_as_often_as_they_are_there(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_reading_is_found_out(
+def test_wrong_reading_is_detected(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Tasks in processes: results in order, errors as they are, nothing left behind."""
+"""Parallel tasks return results in order, keep errors, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ if __name__ == "__main__":
 """
 
 
-def test_tensorflow_starts_without_a_word_in_each_process(tmp_path: Path) -> None:
+def test_tensorflow_is_silent_in_each_process(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "tensorflow.py").write_text("import os; os.write(2, b'notes')")
     (tmp_path / "task.py").write_text("import tensorflow\ndef done(task, advance): return task")

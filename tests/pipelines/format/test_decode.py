@@ -1,4 +1,4 @@
-"""Every value comes back as it was written; what would not is refused."""
+"""Values are restored exactly; values that would change are rejected."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_image_of_another_size_is_refused() -> None:
         decode(tf.constant(record), [png((4, 4, 3))])
 
 
-def test_bytes_that_are_no_image_are_refused() -> None:
+def test_other_bytes_than_an_image_are_rejected() -> None:
     with pytest.raises(DataError, match="expected the bytes of a png file, got bytes that begin"):
         encode({"x": b"GIF89a"}, [png((None, None, 3))])
 

@@ -1,4 +1,4 @@
-"""Records come back as TensorFlow wrote them; whatever happened to a file is noticed."""
+"""Records are read as TensorFlow wrote them, and any damage of a file is detected."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_flipped_bit_is_found_at_its_record(tmp_path: Path, byte: int, problem: 
 
 
 def test_one_changed_byte_costs_one_record(tmp_path: Path) -> None:
-    """An empty record is left out: searching may find its own end in what it was."""
+    """Empty records are excluded, because the search may find their own end."""
     path = write(tmp_path / "shard", DATA[1:])
     whole = path.read_bytes()
     for byte in range(len(whole)):
@@ -104,7 +104,7 @@ def test_one_changed_byte_costs_one_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_files_cut_off_anywhere(tmp_path: Path, compression: Compression) -> None:
+def test_files_truncated_anywhere(tmp_path: Path, compression: Compression) -> None:
     path = write(tmp_path / "shard", DATA, compression)
     whole = path.read_bytes()
     for num_bytes in range(1, len(whole)):
@@ -116,7 +116,7 @@ def test_files_cut_off_anywhere(tmp_path: Path, compression: Compression) -> Non
         assert (found[-1].problem is None) == at_boundary
 
 
-def test_length_beyond_the_file_asks_for_no_memory(tmp_path: Path) -> None:
+def test_length_beyond_the_file_allocates_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     header = (2**62).to_bytes(8, "little")
     path.write_bytes(header + frame(header)[-4:] + b"data")
@@ -126,7 +126,7 @@ def test_length_beyond_the_file_asks_for_no_memory(tmp_path: Path) -> None:
         list(record_file.offsets(path))
 
 
-def test_foreign_files_are_none(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     for foreign in (b"hello", b"\x1f\x8b" + bytes(30), b"x" * 100, b"\x78\x9c" + b"q" * 30):
         path.write_bytes(foreign)
@@ -135,7 +135,7 @@ def test_foreign_files_are_none(tmp_path: Path) -> None:
 
 
 def test_ten_thousand_fuzzed_files(tmp_path: Path) -> None:
-    """What reads as sound was written; what was written and is not read is noticed."""
+    """Intact records are those that were written, and missing ones are reported."""
     path = write(tmp_path / "shard", DATA)
     whole, draw = path.read_bytes(), random.Random(0)
     for _ in range(10_000):

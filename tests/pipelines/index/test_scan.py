@@ -1,4 +1,4 @@
-"""Shards that others wrote get an index that says what they hold, or an error that says why not."""
+"""Existing shards get an index of their contents, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORDS = [
 ]
 
 
-def test_damaged_index_is_made_anew_as_its_error_says(tmp_path: Path) -> None:
+def test_error_of_a_damaged_index_names_the_fix(tmp_path: Path) -> None:
     by_hand.write(tmp_path / "a-0.tfrecord", RECORDS)
     assert index(tmp_path) == 0
     damaged = tmp_path / "index.json"
@@ -43,7 +43,7 @@ def test_damaged_index_is_made_anew_as_its_error_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
-def test_features_are_found_out(tmp_path: Path, compression: str) -> None:
+def test_features_are_inferred(tmp_path: Path, compression: str) -> None:
     by_hand.write(tmp_path / "a-0.tfrecord", RECORDS[:4], compression)
     by_hand.write(tmp_path / "a-1.tfrecord", RECORDS[4:], compression)
     assert index(tmp_path) == 0
@@ -83,7 +83,7 @@ def test_feature_that_some_records_lack(tmp_path: Path) -> None:
     assert batch["y"].to_list() == [[2], []]
 
 
-def test_declared_features_win(tmp_path: Path) -> None:
+def test_declared_features_replace_inferred_ones(tmp_path: Path) -> None:
     by_hand.write(tmp_path / "a.tfrecord", [by_hand.example(x=[bytes(range(6))], label=[1])])
     declared = [
         {"name": "x", "dtype": "uint8", "shape": [2, 3]},
@@ -169,7 +169,7 @@ def nothing(folder: Path) -> None:
         (nothing, "no file matches '*.tfrec*'; select files with --files"),
     ],
 )
-def test_what_has_no_index(
+def test_folders_that_cannot_be_indexed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], write: object, says: str
 ) -> None:
     folder = tmp_path / "folder"

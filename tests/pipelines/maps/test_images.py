@@ -1,4 +1,4 @@
-"""The same seed makes the same of an image; regions are what the whole image has there."""
+"""The same seed gives the same crop, and crops equal the region of the whole image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ quick = settings(deadline=None, max_examples=20)
 
 
 def gradient(height: int, width: int) -> np.ndarray:
-    """An image whose red tells the row and whose green the column."""
+    """An image with the row in the red channel and the column in the green channel."""
     rows, columns = np.mgrid[0:height, 0:width]
     channels = (rows * 255 / max(height - 1, 1), columns * 255 / max(width - 1, 1), 0 * rows)
     return np.stack(channels, -1).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Keras's random layers draw from the seed of an example, in a parallel map as alone."""
+"""Random Keras layers draw from the seed of an example, also in parallel maps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYERS = [
 
 
 def drawn(layer: keras.layers.Layer, order: list[int]) -> dict[int, bytes]:
-    """What a layer makes of images that come in some order, through a parallel map."""
+    """Returns the results of a layer in a parallel map over images in some order."""
     augment = seeded(layer)
     dataset = tf.data.Dataset.from_tensor_slices((IMAGES[order], order))
     dataset = dataset.map(lambda image, i: (augment(image, tf.stack([i, 9])), i), 4)
@@ -42,7 +42,7 @@ def test_layer_is_left_as_it_was() -> None:
 
 
 def test_mask_moves_with_its_image() -> None:
-    """The mask is the image's first channel: it still is, and no class is blended in."""
+    """The mask is the image's first channel before and after, without blended classes."""
     image = np.repeat((IMAGES[0, ..., :1] > 128) * np.uint8(200), 3, -1)
     pair = {"images": image, "segmentation_masks": image[..., :1].astype(np.int32)}
     for layer in [keras.layers.RandomFlip(), keras.layers.RandomTranslation(0.4, 0.4)]:

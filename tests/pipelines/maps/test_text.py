@@ -1,4 +1,4 @@
-"""Bytes are tokens, and packed rows hold every document in its order."""
+"""Bytes are tokens, and packed rows contain all documents in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def test_bytes_by_name() -> None:
         ("tensorflow_text.WhitespaceTokenizer", "tensorflow_text cannot be imported"),
     ],
 )
-def test_tokenizer_that_is_not_there(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizer_is_reported(
+    name: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow_text", None)
     with pytest.raises(DataError, match=says):
         text.tokenizer(name)

@@ -1,4 +1,4 @@
-"""Packing: every example once, the same bytes however it is done, and nothing torn."""
+"""Packing stores every example once, with reproducible bytes, and never partial folders."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_packed_folder_is_kept(
     "flags",
     [["--image-size", 24], ["--image-format", "jpeg"], ["--channels", 4], ["--no-shuffle"]],
 )
-def test_all_that_shapes_the_bytes_is_compared(
+def test_every_option_that_changes_the_bytes_is_compared(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[object]
 ) -> None:
     size = ["--image-size", 16]
@@ -127,7 +127,7 @@ def test_finished_shards_are_kept_after_an_error(source: Path, tmp_path: Path) -
     assert not (tmp_path / ".packed.packing").exists()
 
 
-def test_other_options_begin_anew(source: Path, tmp_path: Path) -> None:
+def test_other_options_start_from_the_beginning(source: Path, tmp_path: Path) -> None:
     bad = source / "dog" / "zzz.png"
     bad.write_bytes(b"no image")
     assert run(source, tmp_path / "packed", "--no-shuffle", "--channels", 3) == 1
@@ -147,7 +147,7 @@ def test_unreadable_image_is_named(
 
 
 def test_full_disk(source: Path, tmp_path: Path) -> None:
-    """A file-size limit stands for the disk: the system refuses to write more."""
+    """A limit of the file size simulates a full disk."""
     script = (
         "import resource, signal, sys; from pipelines.pack.__main__ import main;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -165,7 +165,7 @@ def test_full_disk(source: Path, tmp_path: Path) -> None:
 
 
 def test_interrupt_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
-    """Ctrl-C reaches all processes of the group; what they wrote is what one process writes."""
+    """Ctrl-C reaches all processes, and finished shards equal those of one process."""
     pictures.write_classes(source, 1500)
     command = [sys.executable, "-m", "pipelines.pack", str(source), str(tmp_path / "packed")]
     with subprocess.Popen(

@@ -75,7 +75,7 @@ def test_parts_of_other_plans_are_refused(
 
 
 @pytest.mark.parametrize("part", ["3", "0/2", "3/2", "a/b", "/2"])
-def test_what_is_no_part(
+def test_invalid_parts_are_rejected(
     source: str, tmp_path: Path, part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pack([source, str(tmp_path / "packed"), "--part", part]) == 1

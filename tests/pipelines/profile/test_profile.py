@@ -1,4 +1,4 @@
-"""The profile of a folder as a user asks for it: what it tells, never how fast."""
+"""The output of the profile command, without its measured times."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def test_chart_says_what_it_shows_within_its_axes(tmp_path: Path) -> None:
     assert all(text.get_window_extent(renderer).x1 <= right for text in axes.texts)
 
 
-def test_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_folder_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("error: ")

@@ -1,4 +1,4 @@
-"""Damaged data while reading: file and byte are named, or the record is left out and counted."""
+"""Damaged data are reported with file and byte while reading, or skipped and counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shard(folder: Path, i: int) -> Path:
 
 
 def flip(path: Path, byte: int, *records: int) -> list[int]:
-    """Flips a bit of records, at a byte from their beginnings; returns where these are."""
+    """Flips a bit of records at a byte offset, and returns the offsets of the records."""
     begins, data = list(record_file.offsets(path)), bytearray(path.read_bytes())
     for record in records:
         data[begins[record] + byte] ^= 16
@@ -53,10 +53,10 @@ def test_record_is_named(folder: Path, byte: int, shuffle_buffer: int) -> None:
 
 @pytest.mark.parametrize("byte", [0, 9, 20])
 @pytest.mark.parametrize("shuffle_buffer", [0, 40])
-def test_records_are_left_out_and_counted(
+def test_records_are_skipped_and_counted(
     folder: Path, byte: int, shuffle_buffer: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Record i of shard s is number 4 i + s: only the damaged are missing, even behind a length."""
+    """Record i of shard s is number 4 i + s. Only damaged records are missing."""
     flip(shard(folder, 2), byte, 7, 8, 24)
     dataset = pipelines.read(folder, 10, shuffle_buffer=shuffle_buffer, seed=1, on_corrupt="skip")
     with caplog.at_level(logging.WARNING, "pipelines"):
@@ -74,7 +74,7 @@ def test_damaged_length_without_offsets_is_named_at_once(folder: Path) -> None:
         pipelines.read(folder, 10)
 
 
-def test_shard_that_goes_while_reading(folder: Path) -> None:
+def test_shard_that_vanishes_while_reading(folder: Path) -> None:
     dataset = pipelines.read(folder, 10)
     assert len(numbers.order(dataset)) == 100
     lost = shard(folder, 3)

@@ -1,4 +1,4 @@
-"""What the pipelines read is disjoint, complete and even."""
+"""The division among pipelines is disjoint, complete and even."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_even_shards_are_divided_evenly(num_records: int, num_shards: int, worke
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 9))
 def test_divided_files_even_out_what_whole_ones_do_not(counts: list[int], workers: int) -> None:
-    """Nobody who got some of the rest holds more than one record above the poorest."""
+    """Pipelines that get divided files hold at most one record more than the smallest."""
     shards = shards_of(counts)
     num_whole = len(counts) - len(counts) % workers
     whole = [sum(counts[worker:num_whole:workers]) for worker in range(workers)]
@@ -53,6 +53,6 @@ def test_divided_files_even_out_what_whole_ones_do_not(counts: list[int], worker
         assert after == before or after <= min(held) + 1
 
 
-def test_pipeline_that_is_none() -> None:
+def test_invalid_pipeline_is_rejected() -> None:
     with pytest.raises(ValueError, match="pipeline: expected 0 to 1, got 2"):
         ranges_of([], 2, 2)

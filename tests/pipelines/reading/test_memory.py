@@ -1,4 +1,4 @@
-"""A set larger than the shuffle buffer is not held in memory."""
+"""A data set larger than the shuffle buffer is not held in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of whole batches at random follows from seed, epoch and record."""
+"""Random changes of whole batches depend on seed, epoch and record only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources come by their weights, each in its own order, each record once in each of its epochs."""
+"""A mixture has the proportions of its weights, and each source keeps its order and epochs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_proportions_are_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", [[], [1, 0], [1, float("nan")], [1, 1e-9]])
-def test_weights_that_are_none(tmp_path: Path, weights: list[float]) -> None:
+def test_invalid_weights_are_rejected(tmp_path: Path, weights: list[float]) -> None:
     numbers.write(tmp_path, 30, 1)
     with pytest.raises(ValueError, match="sources: expected"):
         mix([Source(tmp_path, weight) for weight in weights], 4, num_batches=1, seed=0)

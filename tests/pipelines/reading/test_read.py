@@ -1,4 +1,4 @@
-"""Each record once per epoch, in an order that can be repeated; unsound folders are refused."""
+"""Each record is read once per epoch in a reproducible order; damaged folders are rejected."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_missing_folder(tmp_path: Path) -> None:
         pipelines.read(tmp_path / "nothing", 10)
 
 
-def test_index_that_is_none(folder: Path) -> None:
+def test_damaged_index_is_rejected(folder: Path) -> None:
     (folder / "index.json").write_text('{"version": 1, "source": "numbers"}')
     with pytest.raises(pipelines.DataError, match=r"index\.json: not an index of this version"):
         pipelines.read(folder, 10)

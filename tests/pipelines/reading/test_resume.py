@@ -1,4 +1,4 @@
-"""A dataset begun anywhere yields what was left, as it would have come, and reads no more."""
+"""A dataset that starts at a position yields exactly the remaining batches."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_order_is_the_same_however_many_threads(folder: Path) -> None:
     assert orders[0] == orders[1]
 
 
-def test_start_that_is_asked_for(folder: Path) -> None:
-    """As a trainer asks: what it reads does not depend on who looked at the data before."""
+def test_start_by_a_function(folder: Path) -> None:
+    """A function that determines the start does not depend on earlier iterations."""
     position = Position(0, 2)
     reading: dict[str, Any] = {"batch_size": 10, "shuffle_buffer": 30, "seed": 1}
     dataset = pipelines.read(folder, start=lambda: position, **reading)
@@ -115,7 +115,7 @@ def test_examples_have_the_same_seeds_again(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("reading", [{}, {"seed": 1, "deterministic": False}])
-def test_order_that_cannot_be_repeated(folder: Path, reading: dict[str, Any]) -> None:
+def test_start_requires_a_reproducible_order(folder: Path, reading: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="start: requires a reproducible order"):
         pipelines.read(folder, 10, shuffle_buffer=30, start=Position(1), **reading)
 
@@ -146,7 +146,7 @@ def test_padding_keeps_every_record_once(
         assert sorted(seen) == list(range(num_records))
 
 
-def test_a_look_leaves_the_epochs_as_they_are(folder: Path) -> None:
+def test_looking_does_not_change_the_epochs(folder: Path) -> None:
     def epochs(look: bool) -> list[list[int]]:
         dataset = pipelines.read(folder, 8, shuffle_buffer=100, seed=4)
         for _ in range(2 * look):

@@ -228,6 +228,25 @@ def test_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         pipelines.read("s3://bucket/anything", 10)
 
 
+def test_environment_variables(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the cache is used, and serves the second epoch without the bucket."""
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    url = storage.RemotePath(f"memory://bucket/folder-{next(_numbers_of_folders)}")
+    buckets.upload(local, str(url))
+    monkeypatch.setenv("PIPELINES_CACHE_DIR", str(tmp_path / "cache"))
+    dataset = pipelines.read(url, 10, shuffle_buffer=50, seed=1)
+    first = numbers.order(dataset)
+    for name in url.sizes():
+        (url / name).unlink()
+    assert sorted(numbers.order(dataset)) == sorted(first)
+    monkeypatch.setenv("PIPELINES_READ_AHEAD", "much")
+    buckets.upload(local, str(url))
+    with pytest.raises(pipelines.DataError, match="PIPELINES_READ_AHEAD: expected a size such as"):
+        pipelines.read(url, 10)
+
+
 def test_local_urls(local: Path) -> None:
     assert numbers.order(pipelines.read(f"file://{local}", 10)) == numbers.order(
         pipelines.read(local, 10)

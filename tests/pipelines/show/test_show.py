@@ -1,4 +1,4 @@
-"""What a folder holds, in tables and in a picture."""
+"""The contents of a folder in tables and in a contact sheet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays come back value for value."""
+"""Arrays are restored exactly."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_one_array(tmp_path: Path) -> None:
         ({"a": np.zeros(0)}, "found none"),
     ],
 )
-def test_arrays_that_make_no_examples(
+def test_invalid_arrays_are_rejected(
     tmp_path: Path, arrays: dict[str, np.ndarray], says: str
 ) -> None:
     np.savez(tmp_path / "data.npz", **arrays)
@@ -68,7 +68,7 @@ def test_arrays_that_make_no_examples(
 
 
 @pytest.mark.parametrize("name", ["data.npz", "data.npy"])
-def test_file_that_is_no_array(tmp_path: Path, name: str) -> None:
+def test_other_file_than_an_array_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PK\x03\x04 no array")
     with pytest.raises(DataError, match="not NumPy arrays"):
         opened.source(tmp_path / name)

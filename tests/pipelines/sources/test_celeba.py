@@ -1,4 +1,4 @@
-"""CelebA in the layout in which it is published, made small."""
+"""CelebA in its published layout, in a small version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CIFAR in the layouts in which it is published, made small."""
+"""CIFAR in its published layouts, in a small version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FINE = ("cat", "dog", "car")
 
 
 def pixels(number: int) -> np.ndarray:
-    """Channels first, as the files have them; no two positions alike by accident."""
+    """Images with channels first, as in the files, with different values everywhere."""
     return np.random.default_rng(number).integers(0, 256, (3, 32, 32), np.uint8)
 
 
@@ -87,7 +87,7 @@ def test_unknown_split(tmp_path: Path) -> None:
         opened.source(tmp_path, split="validation")
 
 
-def test_batch_cut_off(tmp_path: Path) -> None:
+def test_truncated_batch_is_rejected(tmp_path: Path) -> None:
     binary10(tmp_path)
     path = tmp_path / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:-1])
@@ -100,7 +100,7 @@ class _Harmful:
         return os.system, ("exit 0",)
 
 
-def test_pickles_run_nothing(tmp_path: Path) -> None:
+def test_pickles_run_no_code(tmp_path: Path) -> None:
     python10(tmp_path)
     dump(tmp_path / "data_batch_3", {"data": _Harmful(), "labels": []})
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""ImageNet in the layouts in which it is published, made small."""
+"""ImageNet in its published layouts, in a small version."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_what_is_missing_is_named(tmp_path: Path, remove: str, split: str, says:
         opened.source(tmp_path, split=split)
 
 
-def test_archive_that_is_none(tmp_path: Path) -> None:
+def test_damaged_archive_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(b"no archive" * 100)
     with pytest.raises(DataError, match=r"img_train\.tar: not an archive"):
         opened.source(tmp_path)

@@ -1,4 +1,4 @@
-"""Image folders: files as they are, or encoded again as asked."""
+"""Image folders are stored unchanged, or re-encoded with options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_files_are_stored_as_they_are(tmp_path: Path) -> None:
         assert example["image"] == (tmp_path / str(example["file"])).read_bytes()
 
 
-def test_without_class_folders_there_is_no_label(tmp_path: Path) -> None:
+def test_without_class_folders_no_label_is_stored(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
     source = opened.source(tmp_path)
     assert set(opened.features(source)) == {"image", "file"}
@@ -32,14 +32,14 @@ def test_without_class_folders_there_is_no_label(tmp_path: Path) -> None:
     np.testing.assert_array_equal(example["image"], pictures.pixels(7))
 
 
-def test_grey_images_have_one_channel(tmp_path: Path) -> None:
+def test_gray_images_have_one_channel(tmp_path: Path) -> None:
     Image.fromarray(np.full((4, 4), 9, np.uint8)).save(tmp_path / "a.png")
     source = opened.source(tmp_path)
     assert opened.features(source)["image"] == ("uint8", (None, None, 1), "png")
     assert opened.examples(source)[0]["image"].tolist() == [[[9]] * 4] * 4
 
 
-def test_colours_are_not_lost_without_a_word(tmp_path: Path) -> None:
+def test_color_images_are_not_stored_in_one_channel(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
     with pytest.raises(DataError, match=r"a\.png: is a color image \(RGB\).* pass --channels 3"):
         opened.examples(opened.source(tmp_path, channels=1))
@@ -71,7 +71,7 @@ def test_mixed_formats_need_a_choice(tmp_path: Path) -> None:
     np.testing.assert_array_equal(images, [pictures.pixels(1), pictures.pixels(2)])
 
 
-def test_lying_suffix_is_encoded_again(tmp_path: Path) -> None:
+def test_image_with_a_wrong_suffix_is_re_encoded(tmp_path: Path) -> None:
     (tmp_path / "a.jpeg").write_bytes(pictures.encoded(7, "png"))
     source = opened.source(tmp_path)
     (example,) = opened.examples(source)
@@ -107,7 +107,9 @@ def test_turned_photographs_are_turned_where_they_are_encoded_again(tmp_path: Pa
         ({"channels": 2}, "--channels: expected 1, 3"),
     ],
 )
-def test_options_that_cannot_be(tmp_path: Path, options: dict[str, object], says: str) -> None:
+def test_invalid_options_are_rejected(
+    tmp_path: Path, options: dict[str, object], says: str
+) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
     with pytest.raises(DataError, match=says):
         opened.source(tmp_path, **options)

@@ -1,4 +1,4 @@
-"""Rows of tables come back value for value."""
+"""Rows of tables are restored exactly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_csv_with_class_names(tmp_path: Path) -> None:
 GAPS = "n,word\n1,a\n,b\n3,\n4,NA\n"
 
 
-def test_gaps_are_filled_or_their_rows_left_out(tmp_path: Path) -> None:
+def test_empty_cells_are_filled_or_their_rows_dropped(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(GAPS)
     filled = opened.source(tmp_path / "a.csv", fill=("n=-1", "word="))
     rows = [(e["n"], e["word"]) for e in opened.examples(filled)]
@@ -120,7 +120,7 @@ def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
         ("a\n", {}, "expected rows, found none"),
     ],
 )
-def test_tables_that_make_no_examples(
+def test_invalid_tables_are_rejected(
     tmp_path: Path, text: str, options: dict[str, Any], says: str
 ) -> None:
     (tmp_path / "a.csv").write_text(text)
@@ -135,7 +135,7 @@ def test_other_columns_in_one_folder(tmp_path: Path) -> None:
         opened.source(tmp_path)
 
 
-def test_columns_that_no_record_holds(tmp_path: Path) -> None:
+def test_unsupported_columns_are_rejected(tmp_path: Path) -> None:
     table = pa.table({"x": pa.array([[[1]]], pa.list_(pa.list_(pa.int64())))})
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="column 'x': cannot store list"):

@@ -1,4 +1,4 @@
-"""tensorflow-datasets for real: through its format on disk, and its mock data of image sets."""
+"""tensorflow-datasets itself, with its format on disk and its mock data of image sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_TRAIN, NUM_TEST = 50, 7
 
 
 class TinyDigits(tfds.core.GeneratorBasedBuilder):
-    """The embedded digits, with features of every kind that a record can hold."""
+    """The digits of scikit-learn, with features of every kind that a record can store."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -77,7 +77,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expect(example: dict[str, Any]) -> None:
-    """Checks one example against what the builder made of its number."""
+    """Checks one example against the number from which the builder made it."""
     images, labels = load_digits(return_X_y=True)
     i = int(example["number"])
     np.testing.assert_array_equal(example["image"][..., 0], images[i].reshape(8, 8))
@@ -143,7 +143,9 @@ def test_own_shards_are_indexed_and_read_where_they_are(data_dir: Path, tmp_path
         ("mnist", {}, "tfds:mnist: not prepared in .*/mnist/.*; prepare it there"),
     ],
 )
-def test_what_is_not_there(data_dir: Path, name: str, options: dict[str, str], says: str) -> None:
+def test_missing_source_is_reported(
+    data_dir: Path, name: str, options: dict[str, str], says: str
+) -> None:
     with pytest.raises(DataError, match=says):
         opened.source(f"tfds:{name}", data_dir=str(data_dir), **options)
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a folder is found, at its file and byte."""
+"""Any damage of a folder is reported with file and byte."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shard(folder: Path, number: int = 1) -> Path:
 
 
 def replace(folder: Path, records: list[bytes]) -> None:
-    """Other records under a sound framing."""
+    """Replaces records, with valid framing."""
     with ShardWriter(shard(folder)) as writer:
         for record in records:
             writer.write(record)
@@ -122,7 +122,7 @@ def test_other_file_of_the_same_size(folder: Path, capsys: pytest.CaptureFixture
 
 
 def changed(**features: by_hand.Values) -> bytes:
-    """The record of example 0 with other stored features; an empty list leaves one out."""
+    """Returns the record of example 0 with changed features; an empty list removes one."""
     message = tf.train.Example.FromString(encode(example(0), FEATURES))
     for name, values in features.items():
         del message.features.feature[name]
@@ -185,7 +185,7 @@ def fuzzed(num_records: int) -> Iterator[bytes]:
 
 
 def test_ten_thousand_fuzzed_records(folder: Path) -> None:
-    """Each is named or can be read."""
+    """Each record is reported or can be read."""
     replace(folder, list(fuzzed(10_000)))
     findings = verify_folder(folder, decode=False, num_workers=1)[1]
     assert findings.num_records == 10_000

@@ -1,4 +1,4 @@
-"""A folder of shards is whole or not there, whoever is killed or races."""
+"""A folder of shards is complete or absent, despite kills and competing writers."""
 
 from __future__ import annotations
 
