@@ -1,27 +1,27 @@
-# Needs Python 3.11 or later and make, nothing else. What is installed goes into .venv.
+# Needs Python 3.11 or later and make. Everything is installed into .venv.
 #   make train                        two mirrored replicas on the digits (ARGS="--epochs 2" adds flags)
 #   make train EXTRAS=gpu             with TensorFlow's CUDA packages
 #   make horovod                      Horovod, built for the TensorFlow in .venv: needs a C++ compiler
 #
 # Tests, from the fastest to the most thorough (tests/selection.py says which test is in which):
-#   make quick                        tests without TensorFlow and ten cases under mirrored: a few minutes
+#   make quick                        tests without TensorFlow, ten conformance cases: a few minutes
 #   make test                         lint and the tests that every change has to pass: 15 minutes
 #   make check                        lint and every test with two replicas or processes: an hour
-#   make check-rest                   what make check runs and make test does not
+#   make check-rest                   the tests of make check that make test does not run
 #   make conformance                  every case of tests/conformance under every strategy and every
 #                                     number of replicas and processes, and all of tests/programs
 #   make long                         every test
-#   make test-gpu                     the checks that need GPUs, and how fast they are (docs/gpu.md);
+#   make test-gpu                     checks and benchmarks that need GPUs (docs/gpu.md);
 #                                     ARGS=--rehearse runs them on CPU devices
 #   ARGS="-k config" adds flags of pytest, HOROVOD= leaves Horovod out. The number of test
 #   processes follows the cores and the memory of the machine; ARGS="-n 4" sets it.
 #
 #   make lint                         ruff, mypy, import contract, private names
-#   make docs                         the site, into build/docs, from manuals, pages and docstrings
-#   make notebooks                    runs the notebooks in full, and stores their outputs
-#   make coverage                     make check, and how much of the product code it runs
-#   make canary                       what the newest pre-releases of TensorFlow and Keras would need
-#   make release                      sdist and wheel into build/release, tried in a new environment
+#   make docs                         builds the site in build/docs from manuals, pages and docstrings
+#   make notebooks                    runs all notebooks in full and stores their outputs
+#   make coverage                     make check with a coverage report of the product code
+#   make canary                       tests with the newest pre-releases of TensorFlow and Keras
+#   make release                      builds sdist and wheel, and tests them in a new environment
 PYTHON ?= python3
 EXTRAS ?=
 ARGS ?=
@@ -94,13 +94,13 @@ format: .venv/installed-dev
 clean:
 	rm -rf .venv build *.egg-info
 
-# A half-made environment (Debian without python3-venv) must not look finished to the next run.
+# Remove an incomplete environment (Debian without python3-venv), so that the next run starts again.
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "tfdist needs Python 3.11 or later, and '$(PYTHON)' is not: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
-# The stamps are older than setup.cfg when the dependencies may have changed: then pip looks again.
+# A stamp that is older than setup.cfg means that dependencies may have changed: pip runs again.
 .venv/installed: .venv/bin/python setup.cfg pyproject.toml
 	@echo "installing tfdist into .venv; the first time TensorFlow is downloaded"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
@@ -111,7 +111,7 @@ clean:
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	@touch $@
 
-# Not by the rule for the other extras: pip alone cannot build Horovod.
+# Not built by the rule for the other extras, because pip alone cannot build Horovod.
 .venv/installed-horovod: .venv/installed
 	@$(BIN)/python -m tfdist.install_horovod || \
 	    { echo "to test without Horovod: make test HOROVOD="; exit 1; }
