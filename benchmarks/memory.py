@@ -1,6 +1,6 @@
-"""`python -m benchmarks memory`: memory of a training, whole, replicated and divided.
+"""`python -m benchmarks memory`: memory of training: one device, replicated and sharded.
 
-Each contender trains in processes of its own. On CPUs TensorFlow's allocator for GPUs replaces
+Each variant trains in its own processes. On CPUs TensorFlow's allocator for GPUs replaces
 malloc, which counts nothing. Logical CPU devices share it, so it reports all of them together;
 variables are counted for each device.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-DESCRIPTION = "memory and traffic of a training: whole, replicated and divided"
+DESCRIPTION = "memory and traffic of training: one device, replicated and sharded"
 
 _SHARDED = ("optimizer", "gradients", "parameters")
 #: Strategies that keep each weight on one device.
@@ -114,7 +114,7 @@ def run(
 
 
 def measure(contender: str, weights: int, layers: int, devices: int) -> dict[str, Any]:
-    """Returns what a contender holds, and what each process sends in a step, in bytes.
+    """Returns the bytes that a variant holds, and that each process sends per step.
 
     Args:
         contender: A name out of `CONTENDERS`.

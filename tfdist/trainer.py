@@ -102,7 +102,7 @@ class Trainer:
             most 1 % of the time; `"every-call"` after each call of the loop. With both, they
             compare configurations before the first step and hyperparameters after each call.
             `"off"` compares nothing.
-        uneven_data: What happens if each worker trains on a data set of its own, and one has fewer
+        uneven_data: What happens if each worker trains on its own data set, and one has fewer
             batches. `"pad"`: the others continue without it. `"stop"`: the epoch ends. `"refuse"`:
             it is an error. The chief warns with the number of batches that each worker brought.
 

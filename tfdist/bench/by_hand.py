@@ -1,6 +1,6 @@
-"""The training loops that one writes by hand for one model, as TensorFlow's guides do.
+"""Hand-written training loops for one model, as in TensorFlow's guides.
 
-They are the yardstick for `fit`: the whole loop is in the graph. Sources: "Writing a training loop
+They are the baseline for `fit`: the whole loop is in the graph. Sources: "Writing a training loop
 from scratch in TensorFlow" (keras.io) and "Custom training with tf.distribute.Strategy"
 (tensorflow.org). The optimizer is built beforehand, so that the loop creates no variables. Each
 function returns a function that runs a number of steps and returns their mean loss.

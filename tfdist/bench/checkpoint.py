@@ -1,6 +1,6 @@
-"""`python -m tfdist.bench checkpoint`: what checkpoints cost a training.
+"""`python -m tfdist.bench checkpoint`: the overhead of checkpoints.
 
-All contenders train with the same `Trainer`, which is traced once; they differ in who saves. The
+All variants train with the same `Trainer`, which is traced once; they differ in what saves. The
 time for which a save blocks the training is that of the step after it minus the usual time of a
 step. What a thread still writes in the background slows the following steps down, which the time of
 the whole training shows.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tfdist.trainer import Trainer
 
-DESCRIPTION = "what saving costs a training, compared with Keras's BackupAndRestore and Orbax"
+DESCRIPTION = "overhead of saving, compared with Keras's BackupAndRestore and Orbax"
 
 NONE = "no checkpoints"
 _INPUTS, _BATCH = 256, 64
@@ -43,7 +43,7 @@ Saver = Callable[[Path, int], tuple[Any, list[Any]]]
 
 
 class Times(NamedTuple):
-    """Seconds of a training, and for which a save blocks it (median)."""
+    """Seconds of a training run, and seconds for which a save blocks it (median)."""
 
     whole: float
     blocked: float
@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--every", type=PositiveInt, default=10, metavar="STEPS", help="steps between checkpoints"
     )
     parser.add_argument(
-        "--saves", type=PositiveInt, default=3, metavar="N", help="checkpoints of a training"
+        "--saves", type=PositiveInt, default=3, metavar="N", help="checkpoints per training run"
     )
     parser.add_argument(
         "--folder", metavar="DIR", help="folder for the checkpoints (default: a temporary one)"
@@ -93,13 +93,13 @@ def run(
 def compare(
     num_weights: int, every: int, saves: int, num_rounds: int, folder: str
 ) -> dict[str, Any]:
-    """Returns the times of each contender for a network of a size.
+    """Returns the times of each variant for a network of one size.
 
     Args:
         num_weights: Approximate number of weights.
         every: Steps between checkpoints.
-        saves: Checkpoints of a training; tfdist saves once more at its end.
-        num_rounds: Trainings of each contender.
+        saves: Checkpoints per training run; tfdist saves once more at its end.
+        num_rounds: Training runs of each variant.
         folder: Folder for the checkpoints.
     """
     from tfdist.trainer import Trainer
@@ -113,7 +113,7 @@ def compare(
         for name, saver in _savers().items()
     }
     for contender in contenders.values():
-        contender()  # compiles, and wakes the disk up
+        contender()  # compiles, and warms the disk up
     taken = rounds.take_turns(contenders, num_rounds)
     alone = [one.whole for one in taken[NONE]]
     counts = [v.numpy().nbytes for v in trainer.model.variables + trainer.model.optimizer.variables]
@@ -146,7 +146,7 @@ def _network(num_weights: int) -> keras.Model:
 
 
 def _savers() -> dict[str, Saver]:
-    """Returns the contenders whose packages are installed."""
+    """Returns the variants whose packages are installed."""
     import keras
 
     from tfdist.checkpoint.settings import Checkpoints

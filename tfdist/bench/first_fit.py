@@ -1,6 +1,6 @@
 """`python -m tfdist.bench.first_fit CONTENDER MODEL REPLICAS`: prints one first fit as JSON.
 
-`bench start` runs it in a process of its own.
+`bench start` runs it in a new process.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def add_arguments(
     if rounds is not None:
         parser.add_argument(
             "--rounds", type=PositiveInt, default=rounds, metavar="N",
-            help="measurements of each contender; all contenders take turns",
+            help="measurements of each variant; variants run in turns",
         )  # fmt: skip
     parser.add_argument("--json", metavar="FILE.json", help="write all results to this file")
     if table:

@@ -1,4 +1,4 @@
-"""Comparing contenders on a machine whose speed drifts: they take turns, ratios are per round."""
+"""Compares variants on a machine whose speed drifts: they run in turns, with ratios per round."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Spread(NamedTuple):
 
 
 def take_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict[K, list[T]]:
-    """Measures each contender once per round; each round starts with the next contender.
+    """Measures each variant once per round; each round starts with the next variant.
 
     Args:
         contenders: Functions that measure once; they have been warmed up.
-        num_rounds: Measurements of each contender.
+        num_rounds: Measurements of each variant.
 
     Returns:
-        The measurements of each contender, in the order of the rounds.
+        The measurements of each variant, in the order of the rounds.
     """
     names = list(contenders)
     taken: dict[K, list[T]] = {name: [] for name in names}
@@ -53,7 +53,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
-    """Returns the spread of the ratios of two contenders' measurements, round by round."""
+    """Returns the spread of the ratios of two variants' measurements, round by round."""
     return spread([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 

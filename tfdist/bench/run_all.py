@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from tfdist.console import command, tables
 from tfdist.errors import ConfigurationError, LaunchError
 
-DESCRIPTION = "every benchmark, one after the other, each in a process of its own"
+DESCRIPTION = "every benchmark, one after the other, each in a new process"
 
 #: Commands that are no benchmarks of this tree alone.
 _NOT_RUN = ("all", "compare")

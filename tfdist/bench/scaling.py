@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "two processes of one core each, compared with one process, by engine"
 
 OURS, BY_HAND = "tfdist", "by hand"
-#: The most that tfdist's step may take, as a ratio to that of a loop by hand over the same engine.
+#: Goal: tfdist's step time relative to that of a hand-written loop with the same engine.
 HAND_GOAL = 1.05
 #: The engine whose efficiency is the goal of the others.
 RIVAL = "PyTorch, Gloo"
@@ -43,7 +43,7 @@ _NOTE = (
     f"{rounds.NOTE} Each process has one core and its own part of the batch. 'efficiency': images "
     "per second of a process, as a part of those of a single process. 'exchange': the part of a "
     "step's time beyond that of two processes that exchange nothing. 'relative': the ratio of "
-    "tfdist's time to that of a loop by hand over the same engine."
+    "tfdist's time to that of a hand-written loop with the same engine."
 )
 
 #: In a worker: takes a model, a way to train and a number of steps; returns milliseconds per step.
@@ -69,7 +69,7 @@ class Engine(NamedTuple):
 
 
 def by_tfdist(strategy: str, tiny: bool) -> Measure:
-    """In a worker: returns what trains with tfdist, and by hand with the engine underneath."""
+    """In a worker: returns the trainer of tfdist, and a hand-written loop with the same engine."""
     use_own_core()
     import tensorflow as tf
 

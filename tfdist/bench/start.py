@@ -26,7 +26,7 @@ BATCH_SIZE = 16
 _CLASSES, _LENGTH = 10, 32
 _TIMEOUT_SECONDS = 3600
 _NOTE = (
-    "Medians. 'to first row': time to that of the contender's first row. 'ratio': tfdist's time to "
+    "Medians. 'to first row': time to that of the variant's first row. 'ratio': tfdist's time to "
     "this row's."
 )
 
@@ -93,16 +93,16 @@ def run(
 
 
 def compare(model: str, replicas: Sequence[int], num_rounds: int) -> dict[str, Any]:
-    """Measures each contender and number of replicas in a process of its own, in turns.
+    """Measures each variant and number of replicas in a new process, in turns.
 
     Args:
         model: A name out of `MODELS`.
         replicas: Numbers of replicas.
-        num_rounds: Processes of each contender and number.
+        num_rounds: Processes of each variant and number.
 
     Returns:
         Results as they go into JSON. `one_ratio` is the ratio to the time with the first number of
-        replicas, `tfdist_ratio` that of tfdist's time to the contender's.
+        replicas, `tfdist_ratio` that of tfdist's time to the variant's.
     """
     taken: dict[tuple[int, str], list[dict[str, float]]] = {}
     for _ in range(num_rounds):

@@ -16,10 +16,10 @@ from tfdist.console import tables
 if TYPE_CHECKING:
     from tfdist.bench.contenders import Case, Measure, Sample
 
-DESCRIPTION = "time and examples per second of a step, compared with plain Keras and by hand"
+DESCRIPTION = "time of a step, compared with plain Keras and a hand-written loop"
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
-#: The most that tfdist's time may be, as a ratio to another contender's.
+#: Goals: tfdist's time relative to another variant's.
 _GOALS = {"by hand": 1.05, "Keras": 1.0, "Keras, in graph": 1.0}
 #: For the smallest model, where plain Keras mostly runs Python.
 _MLP_GOALS = {"by hand": 1.05, "Keras": 1 / 3}
@@ -56,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--profile", action="store_true",
-        help="print where the time of a step goes, in tfdist and by hand, instead of comparing",
+        help="profile a step of tfdist and of a hand-written loop instead of comparing",
     )  # fmt: skip
     harness.add_arguments(parser, rounds=7)
 
@@ -98,16 +98,16 @@ def run(
 
 
 def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
-    """Measures all contenders on one case, in turns.
+    """Measures all variants on one case, in turns.
 
     Args:
         case: What is trained.
-        num_rounds: Measurements of each contender.
+        num_rounds: Measurements of each variant.
         what: "fit", "evaluate" or "predict".
 
     Returns:
-        Model, replicas and, for each contender, its times and tfdist's ratios to them, as they go
-        into JSON. A contender that fails has only an `error`.
+        Model, replicas and, for each variant, its times and tfdist's ratios to them, as they go
+        into JSON. A variant that fails has only an `error`.
     """
     from tfdist.bench import contenders
 
@@ -116,7 +116,7 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     for name, prepare in contenders.available(case, what).items():
         try:
             measure = prepare(case)
-            # This compiles. All contenders start with the same weights: their losses must agree.
+            # This compiles. All variants start with the same weights, so their losses must agree.
             results[name] = {"first_loss": measure().loss}
             ready[name] = measure
         except Exception as error:  # the others are measured, whatever this one fails with
@@ -176,7 +176,7 @@ def _times(samples: Sequence[Sample], batch_size: int) -> dict[str, Any]:
 
 
 def _ratios(ours: Sequence[Sample], theirs: Sequence[Sample], goal: float | None) -> dict[str, Any]:
-    """Returns the ratios of tfdist's time to another contender's, within each round."""
+    """Returns the ratios of tfdist's time to another variant's, within each round."""
     wall = rounds.ratio([s.ms for s in ours], [s.ms for s in theirs])
     return {
         "ms": wall._asdict(),
@@ -205,7 +205,7 @@ def _show(result: dict[str, Any], output: harness.Output) -> None:
         and losses
         and max(losses) - min(losses) > _SAME_LOSS * max(map(abs, losses))
     ):
-        tables.text(f"The contenders do not compute the same: losses {losses}.")
+        tables.text(f"The variants compute different losses: {losses}.")
 
 
 def _cells(own: dict[str, Any]) -> list[str]:

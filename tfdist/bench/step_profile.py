@@ -1,4 +1,4 @@
-"""Where the time of a step goes, in tfdist and in the loop by hand: `bench step --profile`.
+"""Profile of a step in tfdist and in a hand-written loop: `bench step --profile`.
 
 Two views of the same steps. The optimized graph has each operation once. The profiler's trace has
 durations: of operations that TensorFlow considers expensive, and of the stages of `tf.data`, which
@@ -24,7 +24,7 @@ _MOST_ROWS = 16
 
 
 class Trace(NamedTuple):
-    """The step of one contender.
+    """The step of one variant.
 
     Attributes:
         operations: Number of operations of each type in the loop's optimized graph.
@@ -36,7 +36,7 @@ class Trace(NamedTuple):
 
 
 def show(case: Case) -> None:
-    """Traces both contenders and prints their largest differences."""
+    """Traces both variants and prints their largest differences."""
     ours, theirs = _trace(case, fit_by_tfdist), _trace(case, fit_by_hand)
     tables.text(
         f"{case.model}, {case.strategy.num_replicas} replicas: the loop's graph has "

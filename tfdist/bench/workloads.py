@@ -1,4 +1,4 @@
-"""The models and data that contenders train. Importing it imports no TensorFlow."""
+"""The models and data of the training benchmarks. Importing it imports no TensorFlow."""
 
 from __future__ import annotations
 

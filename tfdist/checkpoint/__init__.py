@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved of a training, where it is stored, and how a training resumes."""
+"""Checkpoints: what is saved, where it is stored, and how a run resumes."""

@@ -1,4 +1,4 @@
-"""The state of callbacks, which a training that resumes restores.
+"""The state of callbacks, which a resumed run restores.
 
 A custom callback takes part by defining two methods:
 
@@ -33,7 +33,7 @@ def states(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
 
 
 def before_training(callbacks: Sequence[keras.callbacks.Callback], saved: dict[str, Any]) -> None:
-    """Makes callbacks that open files at the begin of a training append to them."""
+    """Makes callbacks that open files at the beginning of training append to them."""
     for name, callback in _named(callbacks):
         if isinstance(callback, keras.callbacks.CSVLogger) and name in saved:
             truncate(Path(callback.filename), saved[name].get(_BYTES))

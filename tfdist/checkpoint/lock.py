@@ -65,7 +65,7 @@ class FolderLock:
         except Timeout:
             raise ConfigurationError(_in_use(self._folder, lease, path)) from None
         except OSError:
-            return  # whoever writes to the folder reports why that is impossible
+            return  # writing to the folder will raise an error that explains why
         self._lease = lease
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoint a training resumes from. The chief chooses, and sends it to all workers."""
+"""Chooses the checkpoint to resume from. The chief chooses it and sends it to all workers."""
 
 from __future__ import annotations
 

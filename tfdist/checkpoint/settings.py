@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from tfdist.console import durations
 from tfdist.errors import ConfigurationError
 
-#: What happens to a training whose checkpoint cannot be written.
+#: What happens if a checkpoint cannot be written.
 OnError = Literal["go_on", "stop"]
 
 

@@ -61,7 +61,7 @@ def create_callback_list(
 
 
 class _Shared(keras.callbacks.CallbackList):
-    """Callbacks of a worker, if the chief has some of its own that may change the model."""
+    """Callbacks of a worker, if callbacks that run only on the chief may change the model."""
 
     def __init__(
         self, callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, **options: Any

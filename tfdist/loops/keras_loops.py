@@ -22,7 +22,7 @@ from tfdist.upstream import keras_data, keras_optimizers
 
 
 class CheckpointHooks(Observer):
-    """The points of a training at which checkpoints matter; this class saves nothing.
+    """The points at which a training run can save or restore; this class does nothing.
 
     Attributes:
         progress: Progress of the training.

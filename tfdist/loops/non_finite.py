@@ -1,4 +1,4 @@
-"""What happens when the loss of a training becomes NaN or infinite."""
+"""What happens when the training loss becomes NaN or infinite."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`python -m tfdist.plan`: predicts the memory and the scaling of a training before it starts."""
+"""`python -m tfdist.plan`: predicts the memory and the scaling of a training run."""

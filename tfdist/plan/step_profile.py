@@ -127,7 +127,7 @@ def _sample(
 
 
 def measure(network: Network, batch: int) -> Profile:
-    """Returns the profile of a worker that exchanges nothing, measured in a process of its own.
+    """Returns the profile of a worker without communication, measured in a new process.
 
     Args:
         network: What is trained.
