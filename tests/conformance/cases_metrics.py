@@ -104,3 +104,22 @@ class Counting(keras.Sequential):
 def metric_in_call() -> keras.Model:
     """A metric that the model itself updates."""
     return compiled(Counting([keras.Input((4,)), *mlp().layers]))
+
+
+class _TiesAtRandom(metrics.Mean):
+    """Adds noise to the outputs, as ranking metrics do to break ties."""
+
+    def __init__(self) -> None:
+        super().__init__(name="ties")
+        self.seed_generator = keras.random.SeedGenerator(3)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds the mean of [rows, 1]."""
+        noise = keras.random.uniform(ops.shape(y_pred), seed=self.seed_generator)
+        super().update_state(ops.abs(y_true - y_pred - noise), sample_weight)
+
+
+@case(points(), is_random=True)
+def metric_with_noise() -> keras.Model:
+    """A metric that draws random numbers by a seed of its own."""
+    return compiled(mlp(), metrics=[_TiesAtRandom()])

@@ -136,6 +136,44 @@ def loss_scale_overflow() -> keras.Model:
     return compiled(model, optimizer, "mae")
 
 
+class _Seen(layers.Layer):
+    """Counts rows and batches, and keeps a moving mean."""
+
+    def build(self, shape: Any) -> None:
+        """Makes the states."""
+        zeros = {"initializer": "zeros", "trainable": False}
+        self.rows = self.add_weight(name="rows", shape=(), **zeros)
+        self.batches = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False
+        )
+        self.mean = self.add_weight(name="mean", shape=(), **zeros)
+
+    def call(self, inputs: Any) -> Any:
+        """Passes [rows, ...] on unchanged."""
+        self.rows.assign(self.rows + keras.ops.cast(keras.ops.shape(inputs)[0], "float32"))
+        self.batches.assign(self.batches + 1)
+        self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(inputs))
+        return inputs
+
+
+def _one_label_overflows() -> Data:
+    """The fifth row's gradient is beyond float32 once it is scaled; the forward pass is not."""
+    data = points()
+    y = np.array(data.y)
+    y[4] = 1e5
+    return Data(data.x, y)
+
+
+@case(_one_label_overflows(), sync_batch_norm=True)
+def loss_scale_overflow_state() -> keras.Model:
+    """A skipped step changes the state of layers and metrics, but not the optimizer's."""
+    hidden = [layers.Dense(3, "tanh"), layers.BatchNormalization(), _Seen()]
+    model = keras.Sequential([keras.Input((4,)), *hidden, layers.Dense(1)])
+    inner = optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.8)
+    scaled = optimizers.LossScaleOptimizer(inner, initial_scale=2.0**115)
+    return compiled(model, scaled, metrics=["mae"])
+
+
 @case(tokens(weighted=True, empty=()), epochs=3, sync_batch_norm=True)
 def all_together() -> keras.Model:
     """Most of the above at once."""

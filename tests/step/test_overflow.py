@@ -1,4 +1,7 @@
-"""Mixed precision: an overflow on one replica skips the step on all replicas."""
+"""Mixed precision: an overflow on one replica skips the step on all replicas.
+
+As in Keras, the moving statistics of BatchNormalization are updated all the same.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,18 @@ def first_copy(variable: keras.Variable) -> np.ndarray:
 
 
 def state(trainer: tfdist.Trainer) -> dict[str, np.ndarray]:
-    """All that a step may change, but the loss scale and the metrics."""
+    """All that a skipped step leaves as it is."""
     optimizer = trainer.model.optimizer.inner_optimizer
-    state = {f"weight {i}": w for i, w in enumerate(trainer.model.weights)}
+    state = {f"weight {i}": w for i, w in enumerate(trainer.model.trainable_weights)}
     state |= {f"optimizer {v.path}": v for v in optimizer.variables}
     state["iterations"] = optimizer.iterations
     return {name: first_copy(v) for name, v in state.items()}
+
+
+def moving_statistics(trainer: tfdist.Trainer) -> np.ndarray:
+    """The moving means and variances of BatchNormalization."""
+    layer = trainer.model.layers[1]
+    return np.stack([first_copy(v) for v in (layer.moving_mean, layer.moving_variance)])
 
 
 @pytest.mark.parametrize("row", [0, NUM_ROWS - 1])
@@ -58,13 +67,15 @@ def test_an_overflow_anywhere_skips_the_step_everywhere(strategy: str, row: int)
     trainer = tfdist.Trainer(build, strategy=strategy, devices=devices, precision="mixed_float16")
     fit = {"batch_size": NUM_ROWS, "shuffle": False, "verbose": 0}
     trainer.fit(*rows(None), **fit)  # makes all state, and momentum to go wrong with
-    before = state(trainer)
+    before, statistics = state(trainer), moving_statistics(trainer)
 
     logs = trainer.fit(*rows(row), **fit).history
     assert logs["loss_scale"] == [2.0**14]
     assert logs["skipped_steps"] == [1]
     for name, value in state(trainer).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert np.isfinite(moving_statistics(trainer)).all()
+    assert not np.array_equal(moving_statistics(trainer), statistics)
 
     logs = trainer.fit(*rows(None), **fit).history
     assert logs["loss_scale"] == [2.0**14]

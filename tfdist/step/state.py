@@ -21,7 +21,12 @@ from tfdist.step.options import StepOptions
 from tfdist.step.reductions import Reduction, ReductionProbe
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
-from tfdist.upstream.keras_model import global_generator, seeds_of, use_global_generator
+from tfdist.upstream.keras_model import (
+    global_generator,
+    is_seed,
+    seeds_of,
+    use_global_generator,
+)
 
 #: Keeps the random numbers of replicas and rounds apart: a seed is increased by this times the
 #: number of the microbatch. The first microbatch draws what one device draws.
@@ -128,6 +133,8 @@ class ForwardState:
                 # It does not move by a fixed number: the first microbatch decides.
                 first = tf.cast(replica.microbatch == 0, tf.int64)
                 state.averaged[place] = tf.cast(new, tf.int64) * first
+            elif is_seed(variable):  # of a metric or a loss: it moves alike on every replica
+                state.same[place] = new
             elif self._reduction(variable, replica) is Reduction.SUM:
                 state.added[place] = replica.if_counted(new - variable)
             elif keras.backend.is_float_dtype(variable.dtype):
@@ -139,9 +146,15 @@ class ForwardState:
             (metrics.same if id(variable) in continued else metrics.added)[place] = new
         return state, metrics
 
-    def commit(self, changes: Changes) -> None:
-        """Writes seeds, counters, and statistics to one copy of the variables."""
-        _write(self._state, changes)
+    def commit(self, changes: Changes, only_finite: bool = False) -> None:
+        """Writes seeds, counters, and statistics to one copy of the variables.
+
+        Args:
+            changes: Summed over the replicas.
+            only_finite: Whether to leave out numbers that are not finite. With loss scaling, the
+                forward pass may overflow in a step that is skipped.
+        """
+        _write(self._state, changes, only_finite)
 
     def commit_metrics(self, changes: Changes) -> tf.Tensor:
         """Updates one copy of the metrics; returns a tensor that is ready once that is done."""
@@ -206,8 +219,13 @@ def _weighted(new: tf.Tensor, replica: Replica) -> tf.Tensor:
     return replica.if_counted(new * tf.cast(replica.fraction, new.dtype))
 
 
-def _write(variables: list[keras.Variable], changes: Changes) -> None:
+def _write(variables: list[keras.Variable], changes: Changes, only_finite: bool = False) -> None:
     for place, change in changes.added.items():
+        if only_finite and change.dtype.is_floating:
+            change = tf.where(tf.math.is_finite(change), change, tf.zeros_like(change))
         variables[place].assign_add(change)
     for place, new in (changes.averaged | changes.same).items():
+        if only_finite and new.dtype.is_floating:
+            old = tf.cast(tf.convert_to_tensor(variables[place]), new.dtype)
+            new = tf.where(tf.math.is_finite(new), new, old)
         variables[place].assign(new)

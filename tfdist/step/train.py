@@ -91,17 +91,18 @@ class TrainStep:
             gradients = [by_place.get(i) for i in range(len(self._trainable))]
 
             def clip_and_apply(unscaled: list) -> None:
-                # The state first: a layer may have assigned to a weight in its forward pass
-                # (SpectralNormalization), and the gradients are those of the new value.
-                self._state.commit(sums.state)
                 if self._trainable:
                     with optimizers_of_one_device():
                         in_order = tf.nest.pack_sequence_as(gradients, unscaled)
                         self._scaling.optimizer.apply(in_order, self._trainable)
-                self._strategy.after_update(self._model.variables)
 
+            # The state first: a layer may have assigned to a weight in its forward pass
+            # (SpectralNormalization), and the gradients are those of the new value. As in Keras,
+            # a step that is skipped because gradients overflow still changes the state.
+            self._state.commit(sums.state, only_finite=self._scaling.active)
             found_overflow = self._strategy.any_of_parts
             self._scaling.apply(tf.nest.flatten(gradients), clip_and_apply, found_overflow)
+            self._strategy.after_update(self._model.variables)
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
             return tf.identity(self._scaling.optimizer.iterations)
 

@@ -27,6 +27,11 @@ def seeds_of(model: keras.Model) -> list[keras.Variable]:
     return [generator.state for own in generators for generator in own]
 
 
+def is_seed(variable: keras.Variable) -> bool:
+    """Tells whether a variable is the state of a `SeedGenerator`, by its name and shape."""
+    return variable.name == "seed_generator_state" and tuple(variable.shape) == (2,)
+
+
 def global_generator() -> keras.random.SeedGenerator | None:
     """Returns what decides random numbers that are drawn without a seed, if there were any.
 
