@@ -71,7 +71,6 @@ def test_growing_batches_of_a_dataset() -> None:
     [
         ({"batch_size": {1: 4}}, "with a size for epoch 0"),
         ({"batch_size": {0: 0}}, "sizes of at least 1"),
-        ({"batch_size": {0: 1}}, "fewer rows than 2 replicas"),
         ({"batch_size": {0: 4}, "steps_per_epoch": 2}, "omit steps_per_epoch"),
         ({"batch_size": {0: 4}, "x": iter([(X, Y)]), "y": None}, "with initial_epoch"),
     ],

@@ -159,11 +159,6 @@ FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         r"keras\.ops\.one_hot and a matrix product",
         lambda: looked_up(mixed=False),
     ),
-    "batch of fewer rows than replicas": (
-        lambda: mirrored().fit(X, Y[:12], batch_size=1, verbose=0),
-        "use batch_size=2 or more",
-        lambda: mirrored().fit(X, Y[:12], batch_size=2, verbose=0),
-    ),
     "loss scale as a number": (
         lambda: fit(loss_scale=128),
         r"LossScale\.fixed\(128\.0\)",

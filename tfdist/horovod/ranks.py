@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from packaging.version import Version
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
@@ -47,6 +48,11 @@ def init(*args: Any, **options: Any) -> None:
     """
     _hvd.init(*args, **options)
     strategy()
+
+
+def is_version_greater_equal_than(version: str, target: str) -> bool:
+    """Returns whether a version of a package is another one or a later one."""
+    return Version(version) >= Version(target)
 
 
 def forwarded(name: str) -> Any:

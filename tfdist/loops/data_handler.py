@@ -29,7 +29,7 @@ class DataHandler:
 
     Args:
         strategy: Splits the batches.
-        training: Whether batches with fewer rows than replicas are an error.
+        training: Whether to warn of batches with fewer rows than replicas.
         x: What `keras.Model.fit` takes, or a function of a `tf.distribute.InputContext` that
             returns this worker's `tf.data.Dataset`.
         **options: As in `keras.Model.fit`: `y`, `sample_weight`, `batch_size` (global),
@@ -47,8 +47,8 @@ class DataHandler:
         are_arrays: Whether the data are arrays in memory.
 
     Raises:
-        DataError: There are no data, training batches have fewer rows than replicas, or workers
-            have different numbers of batches and `uneven_data` is `"refuse"`.
+        DataError: There are no data, or workers have different numbers of batches and
+            `uneven_data` is `"refuse"`.
     """
 
     def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
@@ -248,16 +248,14 @@ def uneven_message(counts: Sequence[int]) -> str:
 
 
 def check_batch_size(batch_size: int, strategy: Strategy) -> None:
-    """Checks that a global batch has at least one row per replica.
-
-    Raises:
-        DataError: It has fewer.
-    """
+    """Warns of a global batch with fewer rows than replicas, some of which get none."""
     if batch_size < strategy.num_replicas:
         units, cure = strategy.shares_are
-        raise DataError(
+        warnings.warn(
             f"A global batch of {batch_size} rows has fewer rows than {strategy.num_replicas} "
-            f"{units}: use batch_size={strategy.num_replicas} or more, or fewer {cure}."
+            f"{units}: the others are idle. The results match one device, but for speed use "
+            f"batch_size={strategy.num_replicas} or more, or fewer {cure}.",
+            stacklevel=3,
         )
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.base import ReplicaFn
+from tfdist.upstream.tensorflow import summaries_of_this_thread
 
 
 class ReplicaThreads:
@@ -70,18 +72,18 @@ class _Thread:
         self._closing = False
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        # The writer of summaries belongs to the caller's thread. As in TensorFlow's strategies, the
+        # first replica alone writes to it.
+        summaries = summaries_of_this_thread() if index == 0 else nullcontext
 
         def build() -> None:
             self._go.acquire()
             try:
                 if self._closing:
                     return
-                if graph is None:
-                    with tf.device(device):
-                        self.result = fn(index)
-                else:
-                    with graph.as_default(), tf.device(device):
-                        self.result = fn(index)
+                in_graph = nullcontext() if graph is None else graph.as_default()
+                with summaries(), in_graph, tf.device(device):
+                    self.result = fn(index)
             except BaseException as error:  # raised again in the caller's thread
                 self._error = error
             finally:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from tensorflow.python.distribute import values
 from tensorflow.python.eager.context import context, global_seed
 from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import random_seed
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops, summary_ops_v2
 
 from tfdist.upstream.patching import replaced
 
@@ -29,6 +29,27 @@ def computes_in_one_order() -> bool:
     `tf.config.experimental.enable_op_determinism` has no getter.
     """
     return bool(framework_config.is_op_determinism_enabled())
+
+
+def summaries_of_this_thread() -> Callable[[], AbstractContextManager[None]]:
+    """Returns what lets another thread write the summaries of this one: `_summary_state`.
+
+    The default writer, the step, and whether to record are kept by thread.
+    """
+    state = summary_ops_v2._summary_state
+    names = ("writer", "step", "is_recording")
+    kept = {name: getattr(state, name) for name in names}
+
+    @contextmanager
+    def as_in_that_thread() -> Iterator[None]:
+        before = {name: getattr(state, name) for name in names}
+        vars(state).update(kept)
+        try:
+            yield
+        finally:
+            vars(state).update(before)
+
+    return as_in_that_thread
 
 
 def has_started() -> bool:
