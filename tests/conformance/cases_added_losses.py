@@ -113,3 +113,42 @@ def several_losses_dict() -> keras.Model:
         metrics={"value": ["mae"], "kind": ["accuracy"]},
         weighted_metrics={"kind": ["accuracy"]},
     )
+
+
+class Router(layers.Layer):
+    """Chooses among experts; its weights are nearly zero at first, as is usual."""
+
+    def build(self, shape: Any) -> None:
+        """Makes the weights."""
+        nearly_zero = keras.initializers.RandomNormal(stddev=1e-4)
+        self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 3), initializer=nearly_zero)
+
+    def call(self, inputs: Any) -> Any:
+        """Maps [rows, features] to [rows, 3]."""
+        chosen = ops.softmax(5.0 * inputs @ self.kernel)
+        self.add_loss(1.0 + 3.0 * ops.sum(ops.square(ops.mean(chosen, axis=0))))
+        return chosen
+
+
+@case(points(), epochs=6)
+def add_loss_of_router() -> keras.Model:
+    """`add_loss` of a square of means, which looks like a mean at the first weights."""
+    inputs = keras.Input((4,))
+    experts = layers.Dense(3, "tanh")(inputs)
+    outputs = layers.Dense(1)(experts * Router()(inputs))
+    return compiled(keras.Model(inputs, outputs))
+
+
+def _of_both(y_true: Any, y_pred: Any) -> Any:
+    """One number for each row of two outputs [rows, 1] each."""
+    difference = (y_true["a"] - y_pred["a"]) ** 2 + ops.abs(y_true["b"] - y_pred["b"])
+    return ops.mean(difference * (1.0 + y_pred["b"] ** 2), axis=-1)
+
+
+@case(Data(points().x, {"a": points().y, "b": points(outputs=2).y[:, 1:]}))
+def loss_of_structure() -> keras.Model:
+    """One loss function that receives a dictionary of outputs."""
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(3, "tanh")(inputs)
+    outputs = {"a": layers.Dense(1)(hidden), "b": layers.Dense(1)(hidden)}
+    return compiled(keras.Model(inputs, outputs), loss=[_of_both])

@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import layers, losses, optimizers
+from keras import layers, losses, ops, optimizers
 
 from tests import start_tensorflow
 from tests.conformance.results import compare
@@ -63,6 +63,62 @@ LAYERS: dict[int, dict[str, Make]] = {
 
 #: Whose loops take five times as long to trace as all the rest: drawn as seldom as that.
 RECURRENT = ("lstm", "gru", "both ways")
+
+#: What `Extra` computes, in this order.
+INNER: dict[str, Make] = {
+    "rows": lambda x: x,
+    "squares": ops.square,
+    "tanh": ops.tanh,
+    "softmax": ops.softmax,
+    "mask": lambda x: x * ops.cast(x > -0.5, x.dtype),
+}
+REDUCED: dict[str, Make] = {
+    "mean over rows": lambda x: ops.mean(x, axis=0, keepdims=True),
+    "sum over rows": lambda x: ops.sum(x, axis=0, keepdims=True),
+    "largest of rows": lambda x: ops.max(x, axis=0, keepdims=True),
+    "mean over features": lambda x: ops.mean(x, axis=-1, keepdims=True),
+    "masked mean": lambda x: ops.sum(x) / (1.0 + ops.sum(ops.cast(x > 0, x.dtype))),
+    "all": lambda x: x,
+}
+OUTER: dict[str, Make] = {
+    "as it is": lambda x: x,
+    "square": ops.square,
+    "exponential": lambda x: ops.exp(-ops.abs(x)),
+    "branch": lambda x: ops.where(ops.mean(x) > 2.0, -x, x),
+}
+TARGETS = ("mean loss", "sum loss", "outputs", "state")
+
+
+class Extra(layers.Layer):
+    """Adds a loss, changes what passes through, or keeps a state; at first perhaps not at all.
+
+    Args:
+        names: keys of `INNER`, `REDUCED` and `OUTER`, and one of `TARGETS`.
+        gated: whether a weight of zero is in front of it.
+    """
+
+    def __init__(self, names: tuple[str, ...], gated: bool) -> None:
+        super().__init__()
+        self.names, self.gated = names, gated
+
+    def build(self, shape: Any) -> None:
+        """Makes the weight and the state."""
+        first = "zeros" if self.gated else keras.initializers.Constant(0.1)
+        self.gate = self.add_weight(name="gate", shape=(), initializer=first)
+        self.state = self.add_weight(name="state", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        """Passes [rows, features] on."""
+        inner, reduced, outer, target = self.names
+        found = self.gate * OUTER[outer](REDUCED[reduced](INNER[inner](inputs)))
+        if target == "outputs":
+            return inputs + found
+        if target == "state":
+            self.state.assign(0.9 * self.state + ops.sum(found))
+        else:
+            self.add_loss(ops.mean(found) if target == "mean loss" else 0.1 * ops.sum(found))
+        return inputs
+
 
 #: What leaves a vector of a row.
 ENDS: dict[int, dict[str, Make]] = {
@@ -131,6 +187,8 @@ class Recipe:
         accumulate: rounds of a batch.
         strategy: and so many replicas.
         only_fit: whether it is trained alone, which is traced in half the time.
+        extra: the names of an `Extra` before the last layer; none for none.
+        gated: whether that is gated.
     """
 
     inputs: str
@@ -145,6 +203,8 @@ class Recipe:
     accumulate: int
     strategy: tuple[str, int]
     only_fit: bool
+    extra: tuple[str, ...] = ()
+    gated: bool = False
 
     def program(self) -> Program:
         """Returns what trains it in both ways."""
@@ -176,6 +236,8 @@ class Recipe:
             x = ENDS[self.rank][self.end]()(x)
             ends.append(x if self.merge == "concatenate" else layers.Dense(3)(x))
         x = MERGES[self.merge]()(ends) if len(ends) > 1 else ends[0]
+        if self.extra:
+            x = Extra(self.extra, self.gated)(x)
         kind, reduction = self.loss
         loss, activation, _ = LOSSES[kind]
         model = keras.Model(inputs, layers.Dense(3, activation=activation)(x))
@@ -205,7 +267,7 @@ def drawn(seed: int, number: int) -> Recipe:
     accumulate = draw.choice([1, 1, 1, 1, 2, 3])
     known = [name for name in LAYERS[rank] if accumulate == 1 or name != "batch normalised"]
     branches = [_seldom(draw, known, draw.randint(1, 2)) for _ in range(draw.randint(1, 2))]
-    return Recipe(
+    recipe = Recipe(
         inputs=inputs,
         branches=tuple(map(tuple, branches)),
         end=_seldom(draw, list(ENDS[rank]), 1)[0],
@@ -219,6 +281,10 @@ def drawn(seed: int, number: int) -> Recipe:
         strategy=draw.choice([("mirrored", 2)] * 3 + [("towers", 2)] * 2 + [("mirrored", 3)]),
         only_fit=draw.random() < 0.8,
     )
+    if accumulate > 1 or draw.random() < 0.5:  # rounds refuse what needs the full batch
+        return recipe
+    extra = tuple(draw.choice(list(names)) for names in (INNER, REDUCED, OUTER, TARGETS))
+    return dataclasses.replace(recipe, extra=extra, gated=draw.random() < 0.5)
 
 
 def _seldom(draw: random.Random, names: list[str], number: int) -> list[str]:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.step.replica import current
-from tfdist.upstream.keras_model import flatten_layers, moments, reduction_axes
+from tfdist.upstream.keras_model import flatten_layers, moments, moments_taken_by, reduction_axes
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """Returns the BatchNormalization layers of a model, nested ones too."""
     batch_norm = keras.layers.BatchNormalization
     return [layer for layer in flatten_layers(model) if isinstance(layer, batch_norm)]
+
+
+@contextmanager
+def fixed_moments(model: keras.Model) -> Iterator[None]:
+    """Lets BatchNormalization use its moving moments, which do not depend on the rows."""
+    with ExitStack() as stack:
+        for layer in layers_of(model):
+
+            def moving(inputs: Any, mask: Any, layer: Any = layer) -> tuple[Any, Any]:
+                statistics = layer.moving_mean, layer.moving_variance
+                return tuple(tf.cast(moment, inputs.dtype) for moment in statistics)
+
+            stack.enter_context(moments_taken_by(layer, moving))
+        yield
 
 
 def local_moments(

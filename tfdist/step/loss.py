@@ -126,7 +126,10 @@ class _ReplicaLoss:
     """A compiled loss on one replica: the replica's rows over divisors of the global batch."""
 
     def __init__(
-        self, loss: keras.losses.Loss, replica: Replica, has_independent_rows: Callable[[], bool]
+        self,
+        loss: keras.losses.Loss,
+        replica: Replica,
+        has_independent_rows: Callable[[Any, Any], bool],
     ) -> None:
         self._loss, self._replica = loss, replica
         self._has_independent_rows = has_independent_rows
@@ -141,10 +144,11 @@ class _ReplicaLoss:
 
         in_mask = keras_model.mask_of(y_pred)
         predicted = keras.tree.map_structure(as_tensor, y_pred)
-        values = loss.call(keras.tree.map_structure(as_tensor, y_true), predicted)
+        expected = keras.tree.map_structure(as_tensor, y_true)
+        values = loss.call(expected, predicted)
         if not hasattr(values, "shape"):
             values = as_tensor(values)  # a Python number
-        if not (_has_rows(values, predicted) and self._has_independent_rows()):
+        if not (_has_rows(values, predicted) and self._has_independent_rows(expected, predicted)):
             return self._of_full_batch(y_true, y_pred, sample_weight)
         masks = [m for m in (in_mask, keras_model.mask_of(values)) if m is not None]
         mask = (masks[0] & masks[1] if len(masks) == 2 else masks[0]) if masks else None

@@ -2,17 +2,18 @@
 
 A layer may subtract the batch's mean, an output may hold the distances between all pairs of rows,
 and a number of rows may be hard-coded in the model. Such a model cannot be computed on parts of a
-batch. Models that are made of Keras's own layers are known to be row by row. Others are probed on
-the first batch: the outputs of a few rows must not change with the other rows in the batch.
+batch. Models that are made of Keras's own layers are known to be row by row. Others are analyzed:
+their forward pass is traced, and the axis of the rows is followed through the graph. Where the
+analysis meets an operation that it does not know, the model is probed: the outputs of a few rows
+must not change with the other rows in the batch, at several perturbations of weights and rows.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import keras
@@ -21,9 +22,12 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.model_setup.build import root_cause
-from tfdist.step import batch_norm
-from tfdist.step.reductions import ReductionProbe
+from tfdist.step import batch_norm, perturbation
+from tfdist.step.reductions import DECISIONS, ReductionProbe
+from tfdist.step.row_by_row import has_only_row_by_row_layers
+from tfdist.step.row_dependence import FREE, MIXED, UNKNOWN
 from tfdist.step.scope import Scope
+from tfdist.step.traced_forward import TracedForward, change_is_sum
 from tfdist.strategies import batches
 from tfdist.strategies.batches import has_rows, num_rows, uneven
 from tfdist.upstream import keras_model
@@ -34,11 +38,6 @@ logger = logging.getLogger(__name__)
 
 #: Rows that a probe keeps, while it replaces as many others.
 _NUM_ROWS = 2
-
-#: Modules whose layers treat each row by itself. Some preprocessing layers do not (MelSpectrogram,
-#: MixUp, TextVectorization).
-_ROW_BY_ROW = ("keras.src.layers.", "keras.src.models.", "keras.src.applications.")
-_UNKNOWN = ("keras.src.layers.preprocessing.", "keras.src.layers.core.lambda_layer")
 
 
 def full_batch_reason(
@@ -58,48 +57,31 @@ def full_batch_reason(
         return None
     with tf.init_scope(), ExitStack() as stack:
         batch = first_batch()
-        for layer in batch_norm.layers_of(model):  # moments of each replica are documented
-            moving = functools.partial(_moving_moments, layer)
-            stack.enter_context(keras_model.moments_taken_by(layer, moving))
+        stack.enter_context(batch_norm.fixed_moments(model))  # each replica's are documented
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-        return (
-            uneven(batch)
-            or _probe_outputs(model, x, training)
-            or _probe_reductions(model, x, training)
+        if (found := uneven(batch)) is not None:
+            return found
+        probe = ReductionProbe(model, lambda: (x,))
+        traced = probe.traced(training)
+        return _outputs_reason(model, traced, x, training) or _reductions_reason(
+            probe, traced, model, x, training
         )
 
 
-def has_only_row_by_row_layers(model: keras.Model) -> bool:
-    """Tells whether all layers of a model are Keras's own, used in a way that mixes no rows.
-
-    BatchNormalization is one of them, because it is documented to use each replica's moments.
-    """
-    return all(_is_row_by_row(layer) for layer in flatten_layers(model))
-
-
-def _is_row_by_row(layer: keras.layers.Layer) -> bool:
-    if not _is_of_keras(type(layer)) or getattr(layer, "stateful", False):
-        return False
-    # A functional model may hold bare operations.
-    nodes = getattr(layer, "operations", [])
-    if not all(isinstance(node, keras.layers.Layer) for node in nodes):
-        return False
-    axes = [getattr(layer, name, None) for name in ("axis", "axes")]
-    if any(0 in (axis if isinstance(axis, (list, tuple)) else [axis]) for axis in axes):
-        return False
-    functions = [value for value in vars(layer).values() if _is_function(value)]
-    # Functions of tfdist are its patches of Keras's.
-    return all(_is_of_keras(function, "keras.src.", "tfdist.") for function in functions)
+def _outputs_reason(
+    model: keras.Model, traced: TracedForward | None, x: Any, training: bool
+) -> str | None:
+    """Returns which layer mixes rows, by the static analysis, or else by probes."""
+    decision, layer = (UNKNOWN, None) if traced is None else traced.mixing_layer()
+    DECISIONS["probe" if decision is UNKNOWN else "analysis"] += 1
+    if decision is UNKNOWN:
+        return _probe_outputs(model, x, training)
+    return None if decision is FREE else mixes_rows(layer)
 
 
-def _is_of_keras(source: Any, *modules: str) -> bool:
-    module = getattr(source, "__module__", None) or ""
-    return module.startswith(modules or _ROW_BY_ROW) and not module.startswith(_UNKNOWN)
-
-
-def _is_function(value: Any) -> bool:
-    """Tells whether an attribute of a layer is an activation or another function."""
-    return inspect.isroutine(value) or isinstance(value, functools.partial)
+def mixes_rows(layer: keras.layers.Layer) -> str:
+    """Returns the reason for full-batch mode that a layer gives."""
+    return f"{type(layer).__name__} {layer.name!r} mixes the rows of a batch"
 
 
 def _overwritten_weight(model: keras.Model) -> str | None:
@@ -108,25 +90,14 @@ def _overwritten_weight(model: keras.Model) -> str | None:
     return next(found, None)
 
 
-def _moving_moments(
-    layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
-) -> tuple[tf.Tensor, tf.Tensor]:
-    del mask
-    mean, variance = layer.moving_mean, layer.moving_variance
-    return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
-
-
 def _probe_outputs(model: keras.Model, x: Any, training: bool) -> str | None:
     """Compares the outputs of rows beside other rows with their outputs in another batch."""
     kept = min(_NUM_ROWS, int(num_rows(x)) // 2)
     if kept == 0:
-        return None
-    first, second = batches.take(x, 0, kept), batches.take(x, kept, 2 * kept)
+        return "the first batch has only one row, from which nothing can be inferred"
     try:
-        # Both ways: the largest value of a batch affects only the rows that do not hold it.
-        return _probe_beside(model, first, second, training) or _probe_beside(
-            model, second, first, training
-        )
+        if (found := _probe_perturbed(model, x, training, kept, 0)) is not None:
+            return found
     except Exception as error:
         try:
             layer_calls(model, x, training)
@@ -135,45 +106,86 @@ def _probe_outputs(model: keras.Model, x: Any, training: bool) -> str | None:
             logger.debug("The model cannot be probed: %s", broken)
             return None
         return f"the model takes no other number of rows ({root_cause(error)})"
+    for number in range(1, perturbation.COUNT):
+        with suppress(Exception):  # other rows may be invalid to the model
+            if (found := _probe_perturbed(model, x, training, kept, number)) is not None:
+                return found
+    return None
 
 
-def _probe_beside(model: keras.Model, some: Any, others: Any, training: bool) -> str | None:
-    kept = int(num_rows(some))
-    both, twice = _concatenated(some, others), _concatenated(some, some)
-    # With as many rows, random layers draw the same numbers. Fewer rows are probed without them.
-    return _mixing_layer(model, both, twice, kept, training) or _mixing_layer(
-        model, both, some, kept, training=False, shift=1
+def _probe_perturbed(
+    model: keras.Model, x: Any, training: bool, kept: int, number: int
+) -> str | None:
+    rows = perturbation.batch(batches.take(x, 0, 2 * kept), number)
+    first, second = batches.take(rows, 0, kept), batches.take(rows, kept, 2 * kept)
+    # Both ways: the largest value of a batch affects only the rows that do not hold it.
+    return _probe_beside(model, first, second, training, number) or _probe_beside(
+        model, second, first, training, number
     )
 
 
-def _probe_reductions(model: keras.Model, x: Any, training: bool) -> str | None:
+def _probe_beside(
+    model: keras.Model, some: Any, others: Any, training: bool, number: int
+) -> str | None:
+    kept = int(num_rows(some))
+    both, twice = _concatenated(some, others), _concatenated(some, some)
+    # With as many rows, random layers draw the same numbers. Fewer rows are probed without them.
+    return _mixing_layer(model, both, twice, kept, training, number) or _mixing_layer(
+        model, both, some, kept, False, number, shift=1
+    )
+
+
+def _reductions_reason(
+    probe: ReductionProbe, traced: TracedForward | None, model: keras.Model, x: Any, training: bool
+) -> str | None:
     """Returns which added loss or updated state is neither a mean nor a sum over rows."""
-    options = {"training": training} if keras_model.takes_training(model) else {}
-    try:
-        with Scope(collect_losses=True) as scope:
-            model(batches.take(x, 0, min(_NUM_ROWS, int(num_rows(x)))), **options)
-    except Exception as error:
-        # The first step raises the same error, with a message about model and data.
-        logger.debug("Added losses and states cannot be probed: %s", error)
-        return None
     generator = keras_model.global_generator()
-    known = [*keras_model.seeds_of(model), *model.metrics_variables]
-    known += [v for layer in batch_norm.layers_of(model) for v in layer.variables]
-    known += [] if generator is None else [generator.state]
-    states = [v for v in scope.updated.values() if all(v is not other for other in known)]
-    probe = ReductionProbe(model, lambda: (x,))
+    metrics = {id(v) for v in model.metrics_variables}
+    known = {id(v) for v in keras_model.seeds_of(model)} | metrics
+    known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+    known |= set() if generator is None else {id(generator.state)}
+    if traced is not None:
+        for variable, start, new in traced.changed:
+            is_metric = id(variable) in metrics
+            if is_metric and change_is_sum(traced.analysis, start, new) is MIXED:
+                return f"the update of {variable.path!r} is not a sum over rows"
+        num_losses, updated = len(traced.losses), [variable for variable, *_ in traced.changed]
+    else:
+        try:
+            num_losses, updated = _losses_and_updates(model, x, training)
+        except Exception as error:
+            # The first step raises the same error, with a message about model and data.
+            logger.debug("Added losses and states cannot be probed: %s", error)
+            return None
     try:
-        if scope.losses:
-            probe.loss_reductions(len(scope.losses), training)
-        for state in states:
-            probe.state_reduction(state)
+        if num_losses:
+            probe.loss_reductions(num_losses, training)
+        for state in updated:
+            if id(state) not in known and not keras_model.is_seed(state):
+                probe.state_reduction(state)
     except UnsupportedModelError as error:
         return str(error).split(",")[0]
     return None
 
 
+def _losses_and_updates(
+    model: keras.Model, x: Any, training: bool
+) -> tuple[int, list[keras.Variable]]:
+    """Returns the number of added losses, and the variables that a call updates."""
+    options = {"training": training} if keras_model.takes_training(model) else {}
+    with Scope(collect_losses=True) as scope:
+        model(batches.take(x, 0, min(_NUM_ROWS, int(num_rows(x)))), **options)
+    return len(scope.losses), list(scope.updated.values())
+
+
 def _mixing_layer(
-    model: keras.Model, batch: Any, other: Any, kept: int, training: bool, shift: int = 0
+    model: keras.Model,
+    batch: Any,
+    other: Any,
+    kept: int,
+    training: bool,
+    number: int = 0,
+    shift: int = 0,
 ) -> str | None:
     """Names the layer whose outputs for a batch's first rows change with the rows beside them.
 
@@ -183,16 +195,17 @@ def _mixing_layer(
         other: Inputs that begin with the same rows.
         kept: Number of these rows.
         training: As in `Model.call`.
+        number: Of the perturbation of the weights.
         shift: Added to the seeds, to see whether the outputs are random.
     """
-    calls = layer_calls(model, batch, training)
-    found = first_difference(calls, layer_calls(model, other, training), kept)
+    calls = layer_calls(model, batch, training, number=number)
+    found = first_difference(calls, layer_calls(model, other, training, number=number), kept)
     if found is None:
         return None
-    again = layer_calls(model, batch, training, shift)
+    again = layer_calls(model, batch, training, shift, number)
     if differ(again[-1].outputs, calls[-1].outputs, kept):  # drawn anew in each call
         return None
-    return f"{type(found).__name__} {found.name!r} mixes the rows of a batch"
+    return mixes_rows(found)
 
 
 def _concatenated(first: Any, second: Any) -> Any:
@@ -216,7 +229,9 @@ class LayerCall(NamedTuple):
     outputs: list[np.ndarray]
 
 
-def layer_calls(model: keras.Model, x: Any, training: bool, shift: int = 0) -> list[LayerCall]:
+def layer_calls(
+    model: keras.Model, x: Any, training: bool, shift: int = 0, number: int = 0
+) -> list[LayerCall]:
     """Calls a model and returns the calls of all layers in the order in which they returned.
 
     The last one is the model's own.
@@ -226,6 +241,7 @@ def layer_calls(model: keras.Model, x: Any, training: bool, shift: int = 0) -> l
         x: Inputs.
         training: As in `Model.call`.
         shift: Added to the seeds of random layers.
+        number: Of the perturbation of the weights.
     """
     calls: list[LayerCall] = []
 
@@ -238,9 +254,14 @@ def layer_calls(model: keras.Model, x: Any, training: bool, shift: int = 0) -> l
 
         return record
 
-    seeds = [(v, v + tf.cast(shift, v.dtype)) for v in keras_model.seeds_of(model)]
+    seeds = keras_model.seeds_of(model)
+    values = [(v, v + tf.cast(shift, v.dtype)) for v in seeds]
+    if number:
+        fixed = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+        others = [v for v in model.trainable_variables if id(v) not in fixed]
+        values += perturbation.values(others, number)
     with ExitStack() as stack:
-        stack.enter_context(keras.StatelessScope(seeds))
+        stack.enter_context(keras.StatelessScope(values))
         for layer in flatten_layers(model):
             stack.enter_context(replaced(layer, "call", recorded(layer, layer.call)))
         model(x, training=training) if keras_model.takes_training(model) else model(x)

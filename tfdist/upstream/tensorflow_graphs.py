@@ -79,6 +79,38 @@ def outermost_graph() -> tf.Graph:
     return graph
 
 
+def function_graph(operation: tf.Operation, attribute: str) -> Any:
+    """Returns the graph of a function that an operation calls: `Graph._get_function`.
+
+    Args:
+        operation: Of any graph.
+        attribute: The operation's attribute that names the function.
+
+    Returns:
+        A list of graphs for an attribute with several functions; None if a graph is not known.
+    """
+    value = operation.get_attr(attribute)
+
+    def graph_of(name: str) -> Any:
+        graph = operation.graph
+        while isinstance(graph, FuncGraph):
+            if (found := graph._get_function(name)) is not None:
+                return getattr(found, "graph", None)
+            graph = graph.outer_graph
+        return None
+
+    if isinstance(value, list):
+        return [graph_of(each.name) for each in value]
+    return graph_of(value.name)
+
+
+def has_custom_gradient(operation: tf.Operation) -> bool:
+    """Tells whether an `IdentityN` is the end of a function with a `tf.custom_gradient`."""
+    with suppress(ValueError):
+        return bool(operation.get_attr("_gradient_op_type"))
+    return False
+
+
 def run_after(operations: Sequence[tf.Operation], tensors: Sequence[tf.Tensor]) -> None:
     """Has operations run when tensors are there: `Operation._add_control_input`.
 

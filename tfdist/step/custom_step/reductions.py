@@ -1,9 +1,10 @@
 """Reduction inference for custom steps.
 
-Whether the values that a custom step computes are a mean or a sum over rows is inferred once, on
-the first batch: the step is run on both halves of some rows, and on all of them. To compare like
-with like, the runs on the halves continue with the gradients and metrics' results of the run on all
-rows. So all runs have the same weights when they compute a second loss, and a second update.
+Whether the values that a custom step computes are a mean or a sum over rows is inferred once: the
+step is run on both halves of some rows, and on all of them, at several perturbations of the weights
+and of the first batch. To compare like with like, the runs on the halves continue with the
+gradients and metrics' results of the run on all rows. So all runs have the same weights when they
+compute a second loss, and a second update.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -20,14 +21,17 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 from tfdist.precision import Scaling
-from tfdist.step import batch_norm
+from tfdist.step import batch_norm, perturbation
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun
-from tfdist.step.custom_step.trial import StepFn, flat_logs, perturbed, try_step
+from tfdist.step.custom_step.trial import StepFn, flat_logs, try_step
 from tfdist.step.reductions import Reduction, closest, rounding, rounding_of_change
 from tfdist.strategies import batches
 from tfdist.upstream import keras_model
 
 logger = logging.getLogger(__name__)
+
+#: Perturbations, besides the first, at which the reductions have to be the same.
+_FURTHER = (2,)
 
 #: Relative tolerance for values that are computed in less than float32.
 _16_BIT_TOLERANCE = 5e-2
@@ -61,7 +65,7 @@ class ReductionPlan:
 
 
 def infer_reductions(parts: BatchParts, num_replicas: int) -> ReductionPlan:
-    """Infers the reductions of a step.
+    """Infers the reductions of a step, at several perturbations of its weights and first batch.
 
     Args:
         parts: The step and its first batch.
@@ -75,10 +79,35 @@ def infer_reductions(parts: BatchParts, num_replicas: int) -> ReductionPlan:
     if num_replicas == 1:
         return full_batch
     try:
-        return _Comparison(parts.model, [*parts.of(whole), whole]).plan()
+        plan = _Comparison(parts.model, [*parts.of(whole), whole]).plan()
+        for number in _FURTHER:
+            _confirm(plan, parts, number)
+        return plan
     except NotReducibleError as reason:
         full_batch.full_batch_reason = str(reason)
         return full_batch
+
+
+def _confirm(plan: ReductionPlan, parts: BatchParts, number: int) -> None:
+    """Compares a plan with that for a perturbation of weights and batch.
+
+    Raises:
+        NotReducibleError: The reductions are others.
+    """
+    perturbed = replace(
+        parts, batch=perturbation.batch(batches.take(parts.batch, 0, MAX_ROWS), number),
+        number=number,
+    )  # fmt: skip
+    try:
+        whole = perturbed.whole()
+        runs = [*perturbed.of(whole), whole]
+    except Exception as error:
+        logger.info("The step takes no perturbed batch: %s", error)
+        return
+    if all(run.is_finite for run in runs):
+        other = _Comparison(parts.model, runs).plan()
+        if other.digest() != plan.digest():
+            raise NotReducibleError("its reductions depend on the weights or the rows")
 
 
 class _Comparison:
@@ -221,6 +250,12 @@ class BatchPart:
     logs: dict[str, Any]
     scope: CustomStepScope
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all gradients and changes are finite."""
+        found = [g for each in self.gradients for g in each if g is not None]
+        return all(np.isfinite(value).all() for value in [*found, *self.changes.values()])
+
 
 @dataclass(frozen=True)
 class BatchParts:
@@ -232,6 +267,7 @@ class BatchParts:
         step: Its `train_step` or `test_step`.
         scalings: The scaling of each optimizer that scales its loss, by id.
         batch: The first global batch.
+        number: Of the perturbation of the weights.
     """
 
     model: keras.Model
@@ -239,6 +275,7 @@ class BatchParts:
     step: StepFn
     scalings: dict[int, Scaling]
     batch: Any
+    number: int = 1
 
     def whole(self) -> BatchPart:
         """Returns the results for as many rows as the step accepts."""
@@ -283,8 +320,7 @@ class BatchParts:
 
     def _part(self, begin: int, end: int, run: RecordingRun, start: float) -> BatchPart:
         """Runs the step on some rows, with all metrics set to `start`."""
-        metrics = {id(v) for m in keras_model.metrics_of(self.model) for v in m.variables}
-        values = perturbed(self.model, self.known, metrics, start)
+        values = self._values(start)
         rows = batches.take(self.batch, begin, end)
         scope, logs = try_step(self.model, self.step, rows, run, self.scalings, values)
         before = {id(v): array(value) for v, value in values}
@@ -299,6 +335,25 @@ class BatchParts:
             for each in run.taken
         ]
         return BatchPart(end - begin, run, gradients, indices, changes, flat_logs(logs), scope)
+
+    def _values(self, start: float) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns values for a trial: close to those of the variables, but not zero.
+
+        From a value of zero, no reduction can be inferred. BatchNorm's statistics are not changed.
+
+        Args:
+            start: The value of the metrics' variables.
+        """
+        model = self.model
+        metrics = {id(v) for m in keras_model.metrics_of(model) for v in m.variables}
+        layers = batch_norm.layers_of(model)
+        statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
+        weights = {id(v) for v in model.variables} - statistics
+        fixed = {id(v) for v in self.known} - weights
+        return [
+            (v, tf.cast(tf.fill(value.shape, start), value.dtype) if id(v) in metrics else value)
+            for v, value in perturbation.values(self.known, self.number, fixed)
+        ]
 
 
 def array(tensor: Any) -> np.ndarray:

@@ -1,15 +1,12 @@
 """A trial run of a custom step, outside of any graph, that changes no variable.
 
-During a trial, random numbers do not distinguish rows: every draw is one row, repeated, and the
-same for half of the rows as for all of them. So the reductions of a step can be inferred even
-though it draws random numbers.
+During a trial, random numbers do not distinguish rows (`equal_draws`), so the reductions of a step
+can be inferred even though it draws random numbers.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,10 +22,10 @@ from tfdist.step.custom_step.scope import (
     StepRun,
     patched_for_custom_step,
 )
+from tfdist.step.equal_draws import draws_alike_for_all_rows
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_losses import losses_of_one_device
-from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow import variables_assigned_by
 
 #: A `train_step` or `test_step` of a model.
@@ -89,8 +86,8 @@ def try_step(
         scope,  # exited last: only then new variables get their initial values
         patched_for_custom_step(model),
         losses_of_one_device(),
-        _fixed_moments(model),
-        _draws_alike_for_all_rows(),
+        batch_norm.fixed_moments(model),
+        draws_alike_for_all_rows(),
         variables_assigned_by(_refused),
     ):
         return scope, step(rows)
@@ -104,116 +101,11 @@ def _refused(variable: Any, *_: Any, **__: Any) -> None:
     )
 
 
-@contextmanager
-def _fixed_moments(model: keras.Model) -> Iterator[None]:
-    """Lets BatchNorm use its moving moments, which do not depend on the rows."""
-    with ExitStack() as stack:
-        for layer in batch_norm.layers_of(model):
-
-            def moving(inputs: Any, mask: Any, layer: Any = layer) -> tuple[Any, Any]:
-                moments = layer.moving_mean, layer.moving_variance
-                return tuple(tf.cast(moment, inputs.dtype) for moment in moments)
-
-            stack.enter_context(keras_model.moments_taken_by(layer, moving))
-        yield
-
-
 def _variables_of(model: keras.Model) -> list[keras.Variable]:
     found = [*model.variables, keras_model.ensured_global_generator().state]
     for part in (*keras_model.metrics_of(model), *keras_optimizers.optimizers_of(model)):
         found += part.variables
     return found
-
-
-def perturbed(
-    model: keras.Model, known: Sequence[keras.Variable], metrics: set[int], start: float
-) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Returns values for a trial: close to those of the variables, but not zero.
-
-    From a value of zero, no reduction can be inferred. BatchNorm's statistics are not changed.
-
-    Args:
-        model: The model.
-        known: All variables that its step may change.
-        metrics: Ids of its metrics' variables.
-        start: The value for those.
-    """
-    numbers = np.random.default_rng(0)
-    layers = batch_norm.layers_of(model)
-    statistics = {id(v) for layer in layers for v in layer.non_trainable_variables}
-    weights = {id(v) for v in model.variables} - statistics
-    values = []
-    for variable in known:
-        value = tf.convert_to_tensor(variable)
-        if id(variable) in metrics:
-            value = tf.cast(tf.fill(value.shape, start), value.dtype)
-        elif id(variable) in weights and value.dtype.is_floating:
-            size = 0.05 * tf.math.reduce_std(tf.cast(value, tf.float32)) + 0.01
-            noise = tf.cast(numbers.normal(size=value.shape), tf.float32) * size
-            value += tf.cast(noise, value.dtype)
-        values.append((variable, value))
-    return values
-
-
-_STATELESS = ("stateless_normal", "stateless_uniform", "stateless_truncated_normal")
-
-
-@contextmanager
-def _draws_alike_for_all_rows() -> Iterator[None]:
-    """Patches random functions to draw equal rows; the n-th draw is always the same."""
-    drawn = 0
-
-    def stateful(function: Callable[..., Any]) -> Callable[..., Any]:
-        def draw(shape: Any, *args: Any, seed: Any = None, **options: Any) -> tf.Tensor:
-            nonlocal drawn
-            drawn += 1
-            names = ("minval", "maxval") if function is uniform else ("mean", "stddev")
-            return function(shape, (17, drawn), **_by_name(names, args), **options)
-
-        return draw
-
-    normal, uniform, truncated = (_one_row(getattr(tf.random, name)) for name in _STATELESS)
-    instead: list[tuple[Any, str, Any]] = [
-        *zip([tf.random] * 3, _STATELESS, (normal, uniform, truncated), strict=True),
-        (tf.random, "normal", stateful(normal)),
-        (tf.random, "uniform", stateful(uniform)),
-        (tf.random, "truncated_normal", stateful(truncated)),
-        (tf.random, "shuffle", lambda value, *args, **options: value),
-        (tf.random.experimental, "stateless_shuffle", lambda value, *args, **options: value),
-        (tf.random, "stateless_categorical", _most_likely),
-        (tf.random, "categorical", _most_likely),
-        (tf.nn.experimental, "stateless_dropout", functools.partial(_dropout, uniform)),
-        (tf.nn, "dropout", lambda x, rate, *_, **__: _dropout(uniform, x, rate, (17, 0))),
-    ]
-    with ExitStack() as stack:
-        for owner, name, function in instead:
-            stack.enter_context(replaced(owner, name, function))
-        yield
-
-
-def _by_name(names: tuple[str, ...], given: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip((*names, "dtype"), given, strict=False))
-
-
-def _one_row(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Returns a function that draws one row and repeats it."""
-
-    def draw(shape: Any, seed: Any, *args: Any, **options: Any) -> tf.Tensor:
-        shape = tf.cast(tf.convert_to_tensor(shape), tf.int32)
-        one = tf.concat([tf.minimum(shape[:1], 1), shape[1:]], 0)
-        return tf.broadcast_to(function(one, seed, *args, **options), shape)
-
-    return draw
-
-
-def _most_likely(logits: tf.Tensor, num_samples: int, *args: Any, **options: Any) -> tf.Tensor:
-    dtype = options.get("dtype", tf.int64)
-    return tf.repeat(tf.argmax(logits, -1, dtype)[:, None], num_samples, 1)
-
-
-def _dropout(uniform: Any, x: tf.Tensor, rate: Any, seed: Any, *_: Any, **__: Any) -> tf.Tensor:
-    kept = uniform(tf.shape(x), seed, dtype=tf.float32) >= tf.cast(rate, tf.float32)
-    return tf.where(kept, x / tf.cast(1 - rate, x.dtype), tf.zeros_like(x))
 
 
 def flat_logs(logs: Any) -> dict[str, Any]:

@@ -1,0 +1,334 @@
+"""No reduction is inferred by accident of the first weights or of the first batch.
+
+Each case looks like a mean, a sum, or a row-by-row function as the training starts. The fast form
+compares what is inferred with what is known; the long one trains under mirrored and on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import tfdist
+from tests import start_tensorflow
+from tfdist.step import reductions
+from tfdist.step.reductions import Reduction, ReductionProbe
+from tfdist.step.row_independence import full_batch_reason
+
+NUM_ROWS = 6
+X = np.random.default_rng(0).normal(size=(NUM_ROWS, 4))
+Y = np.random.default_rng(1).normal(size=(NUM_ROWS, 1))
+
+
+class Adversary(layers.Layer):
+    """Calls a function of one's own, with weights that are zero or nearly zero at first."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(name="adversary")
+        self.function = function
+
+    def build(self, shape: Any) -> None:
+        nearly_zero = keras.initializers.RandomNormal(stddev=1e-4, seed=1)
+        normal = keras.initializers.RandomNormal(seed=2)
+        self.gate = self.add_weight(shape=(), initializer="zeros", name="gate")
+        self.router = self.add_weight(shape=(4, 3), initializer=nearly_zero, name="router")
+        self.a = self.add_weight(shape=(4, 2), initializer=normal, name="a")
+        self.b = self.add_weight(shape=(2, 4), initializer="zeros", name="b")
+        self.state = self.add_weight(shape=(), initializer="ones", trainable=False, name="state")
+
+    def probabilities(self, x: Any) -> Any:
+        return ops.softmax(x @ self.router)
+
+    def call(self, inputs: Any) -> Any:
+        return self.function(self, inputs)
+
+
+def number_of(x: Any) -> Any:
+    return ops.cast(ops.shape(x)[0], x.dtype)
+
+
+def pairs(x: Any) -> Any:
+    return ops.mean(ops.square(x[:, None] - x[None]), axis=-1)
+
+
+@tf.custom_gradient
+def with_clipped_gradient(x: Any) -> Any:
+    return tf.identity(x), lambda upstream: tf.clip_by_norm(upstream, 0.1)
+
+
+@tf.custom_gradient
+def with_reversed_gradient(x: Any) -> Any:
+    return tf.identity(x), lambda upstream: -0.5 * upstream
+
+
+FULL, MEAN, SUM, ROWS = "full batch", Reduction.MEAN, Reduction.SUM, "row by row"
+
+#: What a layer adds as a loss, and what that is over the rows.
+LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
+    "router's load": (
+        lambda s, x: 1 + 3 * ops.sum(ops.square(ops.mean(s.probabilities(x), axis=0))),
+        FULL,
+    ),
+    "router's load and choice": (
+        lambda s, x: (
+            3
+            * ops.sum(
+                ops.mean(ops.one_hot(ops.argmax(s.probabilities(x), -1), 3, dtype=x.dtype), 0)
+                * ops.mean(s.probabilities(x), 0)
+            )
+        ),
+        FULL,
+    ),
+    "gated deviation": (lambda s, x: s.gate * ops.std(x), FULL),
+    "gated square of a mean": (lambda s, x: ops.mean(x**2) + s.gate * ops.mean(x) ** 2, FULL),
+    "tiny second order": (lambda s, x: ops.mean(x**2) + 1e-9 * ops.mean(x) ** 2, FULL),
+    "mask of all ones": (
+        lambda s, x: ops.sum(x**2 * ops.cast(x > -9, x.dtype)) / ops.sum(ops.cast(x > -9, x.dtype)),
+        FULL,
+    ),
+    "selected rows": (lambda s, x: ops.mean(tf.boolean_mask(x, x[:, 0] > -9) ** 2), FULL),
+    "floor that is not reached": (lambda s, x: ops.maximum(ops.mean(x**2), -9.0), FULL),
+    "hinge that is zero": (lambda s, x: ops.relu(ops.mean(x) - 9), FULL),
+    "clipped mean": (lambda s, x: ops.clip(ops.mean(x), -9, 9), FULL),
+    "branch of the batch": (
+        lambda s, x: tf.cond(ops.mean(x) > 9, lambda: ops.mean(x) ** 2, lambda: ops.mean(x**2)),
+        FULL,
+    ),
+    "branch of a weight": (
+        lambda s, x: tf.cond(
+            tf.convert_to_tensor(s.gate) > 0, lambda: ops.mean(x) ** 2, lambda: ops.mean(x**2)
+        ),
+        FULL,
+    ),
+    "all pairs": (lambda s, x: s.gate * ops.mean(pairs(x)), FULL),
+    "entropy of the mean": (
+        lambda s, x: ops.sum(
+            ops.mean(s.probabilities(x), 0) * ops.log(ops.mean(s.probabilities(x), 0))
+        ),
+        FULL,
+    ),
+    "entropy of each row": (
+        lambda s, x: ops.mean(ops.sum(s.probabilities(x) * ops.log(s.probabilities(x)), -1)),
+        MEAN,
+    ),
+    "log of a mean": (lambda s, x: ops.log(ops.mean(ops.exp(s.gate * x))), FULL),
+    "decorrelation": (
+        lambda s, x: ops.sum(ops.square(ops.transpose(x @ s.router) @ x / number_of(x))),
+        FULL,
+    ),
+    "linear in a covariance": (
+        lambda s, x: ops.sum(s.a @ s.b * (ops.transpose(x) @ x)) / number_of(x),
+        MEAN,
+    ),
+    "variance by moments": (lambda s, x: s.gate * (ops.mean(x**2) - ops.mean(x) ** 2), FULL),
+    "sum over a square of rows": (
+        lambda s, x: ops.sum(x**2) / number_of(x) / number_of(x),
+        FULL,
+    ),
+    "sum over the rows": (lambda s, x: ops.sum(x**2) / number_of(x), MEAN),
+    "sum that is zero": (lambda s, x: s.gate * ops.sum(x**2), SUM),
+    "mean that is zero": (lambda s, x: s.gate * ops.mean(x**2), MEAN),
+    "of weights": (lambda s, x: ops.sum(s.router**2), MEAN),
+    "sum and mean": (lambda s, x: ops.mean(x**2) + s.gate * ops.sum(x), FULL),
+    "loop over steps": (
+        lambda s, x: ops.mean(
+            ops.fori_loop(0, 3, lambda i, y: ops.tanh(y) + ops.cast(x, y.dtype), x)
+        ),
+        MEAN,
+    ),
+    "row by row, unknown": (lambda s, x: ops.mean(tf.map_fn(lambda row: row**2, x)), MEAN),
+    "unknown and gated": (
+        lambda s, x: ops.mean(tf.map_fn(lambda row: row**2 * (1 + s.gate * ops.mean(x)), x)),
+        FULL,
+    ),
+}
+
+#: What a layer makes of its inputs.
+OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "ReZero of a centred batch": (lambda s, x: x + s.gate * (x - ops.mean(x, 0)), FULL),
+    "LoRA of a mean": (lambda s, x: x + ops.mean(x, 0, keepdims=True) @ s.a @ s.b, FULL),
+    "LoRA of rows": (lambda s, x: x + x @ s.a @ s.b, ROWS),
+    "adaLN-Zero of a batch": (lambda s, x: x * (1 + s.gate * ops.max(x)), FULL),
+    "adaLN-Zero of rows": (lambda s, x: x * (1 + s.gate * ops.max(x, -1, True)), ROWS),
+    "gated neighbours": (lambda s, x: x + s.gate * ops.roll(x, 1, axis=0), FULL),
+    "attention over rows": (
+        lambda s, x: x + s.gate * (ops.softmax(x @ ops.transpose(x)) @ x),
+        FULL,
+    ),
+    "branch that is not taken": (
+        lambda s, x: tf.cond(ops.any(x > 99), lambda: ops.flip(x, 0), lambda: x),
+        FULL,
+    ),
+    "choice that is not taken": (lambda s, x: ops.where(x > 99, ops.mean(x, 0), x), FULL),
+    "clipped gradients": (lambda s, x: with_clipped_gradient(x), FULL),
+    "reversed gradients": (lambda s, x: with_reversed_gradient(x) * 1.0, ROWS),
+    "number of rows": (lambda s, x: x * (1 + s.gate / number_of(x)), FULL),
+    "unknown, gated": (
+        lambda s, x: x + s.gate * tf.map_fn(lambda row: row - ops.mean(x, 0), x),
+        FULL,
+    ),
+    "unknown rows": (lambda s, x: tf.map_fn(lambda row: row * 2, x), ROWS),
+    "steps of rows": (
+        lambda s, x: ops.reshape(ops.reshape(x, (-1, 1)) * (1 + s.gate), (-1, 4)),
+        ROWS,
+    ),
+}
+
+#: The next state of a layer.
+STATES: dict[str, tuple[Callable[..., Any], Any]] = {
+    "moving mean": (lambda s, x: 0.9 * s.state + 0.1 * ops.mean(x), MEAN),
+    "moving variance": (lambda s, x: 0.9 * s.state + 0.1 * s.gate * ops.var(x), FULL),
+    "largest mean": (lambda s, x: ops.maximum(s.state, ops.mean(x)), FULL),
+    "rows seen": (lambda s, x: s.state + number_of(x), SUM),
+    "gated sum": (lambda s, x: s.state + s.gate * ops.sum(x), SUM),
+    "large entries": (lambda s, x: s.state + ops.sum(ops.cast(x > 99, x.dtype)), SUM),
+    "batches with large entries": (
+        lambda s, x: s.state + ops.cast(ops.any(x > 99), x.dtype),
+        FULL,
+    ),
+    "decay of a sum": (lambda s, x: 0.9 * s.state + ops.sum(ops.relu(x - 9)), FULL),
+}
+
+
+def _model(function: Callable[..., Any]) -> keras.Model:
+    with_keras_loss = {"optimizer": keras.optimizers.SGD(0.1), "loss": "mse"}
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,), dtype="float64")
+    hidden = layers.Dense(4, "tanh", dtype="float64")(inputs)
+    outputs = layers.Dense(1, dtype="float64")(Adversary(function)(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(**with_keras_loss)
+    return model
+
+
+def _adding(value: Callable[..., Any]) -> Callable[..., Any]:
+    def call(layer: Adversary, x: Any) -> Any:
+        layer.add_loss(value(layer, x))
+        return x
+
+    return call
+
+
+def _updating(value: Callable[..., Any]) -> Callable[..., Any]:
+    def call(layer: Adversary, x: Any) -> Any:
+        layer.state.assign(value(layer, x))
+        return x
+
+    return call
+
+
+CASES = {
+    **{f"loss: {name}": (_adding(f), right) for name, (f, right) in LOSSES.items()},
+    **{f"output: {name}": case for name, case in OUTPUTS.items()},
+    **{f"state: {name}": (_updating(f), right) for name, (f, right) in STATES.items()},
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_float64() -> Any:
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(policy)
+
+
+def _inferred(name: str) -> Any:
+    """Returns what is inferred about a case."""
+    model = _model(CASES[name][0])
+    batch = (tf.constant(X), tf.constant(Y))
+    if full_batch_reason(model, lambda: batch, True) is not None:
+        return FULL
+    probe = ReductionProbe(model, lambda: batch)
+    if name.startswith("loss"):
+        return probe.loss_reductions(1, training=True)[0]
+    if name.startswith("state"):
+        return probe.state_reduction(model.layers[2].state)
+    return ROWS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_inferred_by_accident(name: str) -> None:
+    assert _inferred(name) == CASES[name][1]
+
+
+#: Metrics of labels and outputs that only look like sums over the rows.
+METRICS: dict[str, tuple[Callable[..., Any], bool]] = {
+    "mean of each row": (lambda y, p: ops.mean(ops.abs(y - p), -1), False),
+    "mean of a batch": (lambda y, p: ops.mean(ops.abs(y - p)), True),
+    "constant on the first batch": (lambda y, p: ops.cast(ops.max(y) > 99, y.dtype), True),
+    "rows beyond a bound": (lambda y, p: ops.cast(ops.any(y > 99, -1), y.dtype), False),
+    "relative to the largest": (lambda y, p: (y - p) / ops.maximum(ops.max(y), 99.0), True),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_no_metric_is_a_sum_by_accident(name: str) -> None:
+    function, whole = METRICS[name]
+    model = _model(lambda layer, x: x)
+    model.compile(loss="mse", metrics=[function])
+    model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))
+    probe = ReductionProbe(model, lambda: (tf.constant(X), tf.constant(Y)))
+    assert bool(probe.full_batch_metrics()) == whole
+
+
+#: Compiled losses that only look as if each row were computed alone.
+COMPILED: dict[str, tuple[Callable[..., Any], bool]] = {
+    "squares": (lambda y, p: ops.mean((y - p) ** 2, -1), True),
+    "pairs beyond a bound": (
+        lambda y, p: ops.mean((y - p) ** 2 + ops.relu(p - ops.min(p) - 99), -1),
+        False,
+    ),
+    "weights of classes": (lambda y, p: (y - p) ** 2 / (1 + ops.mean(ops.relu(y - 99))), False),
+    "unknown": (lambda y, p: tf.map_fn(lambda row: ops.mean(row), (y - p) ** 2), True),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_no_loss_is_row_by_row_by_accident(name: str) -> None:
+    function, alone = COMPILED[name]
+    model = _model(lambda layer, x: x)
+    model.compile(loss=function)
+    model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))
+    probe = ReductionProbe(model, lambda: (tf.constant(X), tf.constant(Y)))
+    taken = tf.constant(Y), tf.constant(Y)
+    assert probe.has_independent_rows(0, *taken) == alone
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_on_one_device(name: str) -> None:
+    def build() -> keras.Model:
+        return _model(CASES[name][0])
+
+    trained = []
+    for runner in (build(), tfdist.Trainer(build, strategy="mirrored", devices=2)):
+        runner.fit(
+            np.tile(X, (3, 1)) * [[1, 2, -1, 3]], np.tile(Y, (3, 1)), batch_size=5, epochs=2,
+            shuffle=False, verbose=0,
+        )  # fmt: skip
+        model = getattr(runner, "model", runner)
+        trained.append([keras.ops.convert_to_numpy(v) for v in model.variables])
+    for right, found in zip(*trained, strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
+
+
+def main() -> None:
+    """Prints what decides each case: the analysis, a probe, or full-batch mode."""
+    start_tensorflow()
+    keras.config.set_floatx("float64")
+    for name, (_, right) in CASES.items():
+        reductions.DECISIONS.clear()
+        found = _inferred(name)
+        by = "probe" if reductions.DECISIONS["probe"] else "analysis"
+        print(f"{name}: {found} by {by}{'' if found == right else '  WRONG'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

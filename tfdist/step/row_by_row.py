@@ -1,0 +1,53 @@
+"""Models that are known to treat each row of a batch by itself, because of their layers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import keras
+
+from tfdist.upstream.keras_model import flatten_layers
+
+#: Modules whose layers treat each row by itself. Some preprocessing layers do not (MelSpectrogram,
+#: MixUp, TextVectorization).
+_ROW_BY_ROW = ("keras.src.layers.", "keras.src.models.", "keras.src.applications.")
+_UNKNOWN = ("keras.src.layers.preprocessing.", "keras.src.layers.core.lambda_layer")
+
+
+def has_only_row_by_row_layers(model: keras.Model) -> bool:
+    """Tells whether all layers of a model are Keras's own, used in a way that mixes no rows.
+
+    BatchNormalization is one of them, because it is documented to use each replica's moments.
+    """
+    return all(is_row_by_row(layer) for layer in flatten_layers(model))
+
+
+def is_row_by_row(layer: keras.layers.Layer) -> bool:
+    """Tells whether a layer is Keras's own, used in a way that mixes no rows."""
+    if not _is_of_keras(type(layer)) or getattr(layer, "stateful", False):
+        return False
+    # A functional model may hold bare operations.
+    nodes = getattr(layer, "operations", [])
+    if not all(isinstance(node, keras.layers.Layer) for node in nodes):
+        return False
+    axes = [getattr(layer, name, None) for name in ("axis", "axes")]
+    if any(0 in (axis if isinstance(axis, (list, tuple)) else [axis]) for axis in axes):
+        return False
+    functions = [value for value in vars(layer).values() if _is_function(value)]
+    regularizer = getattr(layer, "activity_regularizer", None)
+    if regularizer is not None and not inspect.isroutine(regularizer):
+        functions.append(type(regularizer))
+    # Functions of tfdist are its patches of Keras's.
+    return all(_is_of_keras(function, "keras.src.", "tfdist.") for function in functions)
+
+
+def _is_of_keras(source: Any, *modules: str) -> bool:
+    module = getattr(source, "__module__", None) or ""
+    return module.startswith(modules or _ROW_BY_ROW) and not module.startswith(_UNKNOWN)
+
+
+def _is_function(value: Any) -> bool:
+    """Tells whether an attribute of a layer is an activation or another function."""
+    return inspect.isroutine(value) or isinstance(value, functools.partial)

@@ -1,0 +1,248 @@
+"""How a tensor depends on the rows of a batch: the classes of the static analysis.
+
+Every class describes what a replica computes from its rows in comparison with what one device
+computes from all rows:
+
+- FREE: a value that no row changes, times a power of the number of rows B.
+- ROWS: one entry, or one block of entries, for each row along an axis, each computed from that row
+  alone, times a power of B. A replica computes its rows' entries.
+- SUMMED: a sum of such entries over the rows, times a power of B. With the power 0 it is a sum over
+  rows, and with the power -1 a mean.
+- SHAPE: a vector of sizes, some of which are multiples of powers of B.
+- LIST: a TensorFlow list, with the class that all of its elements have.
+- SELECTED: entries of some rows, which the rows themselves select, along the first axis.
+- MIXED: a value that is known to combine rows in another way.
+- UNKNOWN: a value that the analysis cannot classify.
+
+The rules below are exact: they say ROWS or SUMMED only where that holds for all weights and rows.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+
+class Kind(enum.Enum):
+    """The kind of dependence; see the module."""
+
+    FREE = "free"
+    ROWS = "rows"
+    SUMMED = "summed"
+    SHAPE = "shape"
+    LIST = "list"
+    SELECTED = "selected"
+    MIXED = "mixed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """How a tensor depends on the rows.
+
+    Attributes:
+        kind: The kind.
+        power: The power of the number of rows by which a value is multiplied.
+        axis: Of ROWS: the axis along which the rows are.
+        factor: Of ROWS: the number of entries in the block of a row. Of FREE: the integer by which
+            the power of B is multiplied. None if that is unknown. A FREE tensor with the factor 0
+        parts: Of SHAPE: the class of each entry. Of LIST: that of the elements, if there are any.
+    """
+
+    kind: Kind
+    power: int = 0
+    axis: int = 0
+    factor: int | None = None
+    parts: tuple[Dependence, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is a value that neither rows nor their number change."""
+        return self.kind is Kind.FREE and (self.power == 0 or self.factor == 0)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether this is known to be all zeros."""
+        return self.kind is Kind.FREE and self.factor == 0
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether this has values for each row along its first axis, or no row changes it."""
+        return self.is_plain or (self.kind is Kind.ROWS and not (self.power or self.axis))
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the mean over replicas, weighted by their rows, is one device's value."""
+        return self.is_plain or (self.kind is Kind.SUMMED and self.power == -1)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the sum over replicas is one device's value."""
+        is_size = self.kind is Kind.FREE and self.power == 1
+        return is_size or self.is_zero or (self.kind is Kind.SUMMED and self.power == 0)
+
+
+FREE = Dependence(Kind.FREE)
+ZERO = Dependence(Kind.FREE, factor=0)
+MIXED = Dependence(Kind.MIXED)
+UNKNOWN = Dependence(Kind.UNKNOWN)
+
+
+def rows(axis: int = 0, factor: int | None = 1, power: int = 0) -> Dependence:
+    """Returns the class of a tensor with one block of `factor` entries per row along an axis."""
+    return Dependence(Kind.ROWS, power, axis, factor)
+
+
+def summed(power: int) -> Dependence:
+    """Returns the class of a sum over rows times a power of their number."""
+    return Dependence(Kind.SUMMED, power)
+
+
+def size(factor: int | None, power: int = 0) -> Dependence:
+    """Returns the class of an integer: a factor times a power of the number of rows."""
+    return Dependence(Kind.FREE, power, factor=factor)
+
+
+def worst(values: Sequence[Dependence]) -> Dependence | None:
+    """Returns MIXED or UNKNOWN if one of several classes is, or is not that of plain numbers."""
+    kinds = {value.kind for value in values}
+    if Kind.MIXED in kinds:
+        return MIXED
+    return None if kinds <= {Kind.FREE, Kind.ROWS, Kind.SUMMED} else UNKNOWN
+
+
+def unusual(values: Sequence[Dependence]) -> Dependence | None:
+    """Returns the class of a function of single elements unless all operands are plain numbers."""
+    selected = {value for value in values if value.kind is Kind.SELECTED}
+    if len(selected) == 1 and all(v.is_plain for v in values if v.kind is not Kind.SELECTED):
+        return selected.pop()
+    return worst(values)
+
+
+def with_power(value: Dependence, change: int) -> Dependence:
+    """Returns the class of a value times a power of the number of rows."""
+    return replace(value, power=value.power + change) if change else value
+
+
+def elementwise(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
+    """Returns the class of a function of the elements of tensors, after broadcasting.
+
+    Args:
+        tensors: The operands.
+        values: Their classes.
+        out: The result.
+    """
+    if (bad := unusual(values)) is not None:
+        return bad
+    if all(value.is_plain for value in values):
+        return FREE
+    kinds = {value.kind for value in values}
+    if Kind.SUMMED in kinds:
+        return MIXED
+    if Kind.ROWS not in kinds:
+        return UNKNOWN  # a function of the number of rows alone
+    if any(value.power and not value.is_zero for value in values):
+        return MIXED
+    return aligned(tensors, values, out)
+
+
+def aligned(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
+    """Returns ROWS if all operands with rows have them along the same axis of the result."""
+    axes, factors = set(), set()
+    for tensor, value in zip(tensors, values, strict=True):
+        if value.kind is Kind.ROWS:
+            if tensor.shape.rank is None or out.shape.rank is None:
+                return UNKNOWN
+            axes.add(value.axis - tensor.shape.rank)
+            factors.add(value.factor)
+    if len(axes) > 1:
+        return MIXED  # all pairs of rows
+    axis = axes.pop()
+    for tensor, value in zip(tensors, values, strict=True):
+        if value.kind is not Kind.ROWS and tensor.shape.rank is None:
+            return UNKNOWN
+        is_free = value.kind is not Kind.ROWS and -axis <= tensor.shape.rank
+        if is_free and tensor.shape[axis] != 1:
+            return UNKNOWN  # perhaps a fixed number of rows
+    known = factors - {None}
+    if len(known) > 1:
+        return UNKNOWN
+    return rows(axis + out.shape.rank, known.pop() if known else None)
+
+
+def added(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
+    """Returns the class of a sum, a difference, or a choice that does not depend on the rows."""
+    if (bad := unusual(values)) is not None:
+        return bad
+    pairs = [(t, v) for t, v in zip(tensors, values, strict=True) if not v.is_zero]
+    if not pairs:
+        return ZERO
+    kinds = {value.kind for _, value in pairs}
+    if Kind.ROWS in kinds:
+        if Kind.SUMMED in kinds or len({value.power for _, value in pairs}) > 1:
+            return MIXED
+        found = aligned(tensors, values, out)
+        return with_power(found, pairs[0][1].power) if found.kind is Kind.ROWS else found
+    # What no row changes is the mean of itself: c B^p is the sum over rows of c B^(p - 1).
+    powers = {v.power - (v.kind is Kind.FREE) for _, v in pairs}
+    if len(powers) > 1:
+        return MIXED if Kind.SUMMED in kinds else UNKNOWN
+    if Kind.SUMMED in kinds:
+        return summed(powers.pop())
+    return size(pairs[0][1].factor if len(pairs) == 1 else None, powers.pop() + 1)
+
+
+def multiplied(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
+    """Returns the class of a product of two tensors, element by element."""
+    if (bad := unusual(values)) is not None:
+        return bad
+    if any(value.is_zero for value in values) and not any(v.kind is Kind.ROWS for v in values):
+        return ZERO
+    kinds = [value.kind for value in values]
+    power = sum(value.power for value in values)
+    if Kind.SUMMED in kinds:
+        return summed(power) if Kind.FREE in kinds else MIXED
+    if Kind.ROWS in kinds:
+        found = aligned(tensors, values, out)
+        return with_power(found, power) if found.kind is Kind.ROWS else found
+    a, b = (value.factor for value in values)
+    return size(None if a is None or b is None else a * b, power)
+
+
+def divided(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
+    """Returns the class of a quotient, element by element."""
+    if (bad := unusual(values)) is not None:
+        return bad
+    numerator, denominator = values
+    if denominator.kind is Kind.SUMMED:
+        return MIXED
+    if denominator.kind is Kind.ROWS and numerator.kind is Kind.SUMMED:
+        return MIXED
+    inverse = replace(denominator, power=-denominator.power)
+    if denominator.kind is Kind.FREE:
+        inverse = size(1 if denominator.factor == 1 else None, -denominator.power)
+    return multiplied(tensors, [numerator, inverse], out)
+
+
+def joined(one: Dependence, other: Dependence) -> Dependence:
+    """Returns the class of a tensor that is the one or the other, whatever the rows are."""
+    if one == other:
+        return one
+    if (bad := worst([one, other])) is not None and {one.kind, other.kind} != {Kind.LIST}:
+        return bad
+    if one.kind is Kind.LIST and other.kind is Kind.LIST:
+        parts = one.parts + other.parts
+        return replace(one, parts=(joined(parts[0], parts[-1]),)) if parts else one
+    if one.kind is Kind.FREE and other.kind is Kind.FREE:
+        return size(None, one.power) if one.power == other.power else UNKNOWN
+    if one.kind is Kind.ROWS and other.kind is Kind.ROWS:
+        is_alike = (one.axis, one.power) == (other.axis, other.power)
+        return replace(one, factor=None) if is_alike else UNKNOWN
+    if Kind.ROWS not in (one.kind, other.kind):
+        scalar = tf.TensorSpec([])
+        return added([scalar, scalar], [one, other], scalar)
+    return UNKNOWN

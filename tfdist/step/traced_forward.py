@@ -1,0 +1,194 @@
+"""A forward pass that is traced for the static analysis, and never run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.step import batch_norm
+from tfdist.step.row_analysis import RowAnalysis
+from tfdist.step.row_by_row import is_row_by_row
+from tfdist.step.row_dependence import FREE, MIXED, UNKNOWN, Dependence, Kind, rows, worst
+from tfdist.step.scope import Scope
+from tfdist.strategies.batches import has_rows
+from tfdist.upstream.keras_model import flatten_layers, takes_training
+from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow_graphs import free_with
+
+
+class TracedCall(NamedTuple):
+    """One call of a layer, or of the model itself."""
+
+    layer: keras.layers.Layer
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+
+
+class TracedForward:
+    """The forward pass of a model on a batch with any number of rows, with its analysis.
+
+    BatchNormalization uses its moving moments, since those of each replica are documented.
+
+    Args:
+        model: Built.
+        batch: Inputs and whatever else `compute` takes; gives shapes and dtypes.
+        training: As in `Model.call`.
+        compute: Called with the batch's tensors in place of the model's call.
+
+    Attributes:
+        outputs: Of the model, or of `compute`.
+        losses: Added losses, in the order in which layers add them.
+        changed: Variables that were assigned to, with their values before and after.
+        calls: The calls of all layers in the order in which they returned.
+
+    Raises:
+        ValueError: The batch has other than dense tensors, or the model cannot be traced.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batch: Any,
+        training: bool,
+        compute: Callable[[Any], Any] | None = None,
+    ) -> None:
+        flat = tf.nest.flatten(batch)
+        leaves = [leaf for leaf in flat if leaf is not None]
+        if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
+            raise ValueError("The batch has sparse or ragged tensors.")
+        self._has_rows = [bool(has_rows(leaf)) for leaf in leaves]
+        self.calls: list[TracedCall] = []
+        self.changed: list[tuple[keras.Variable, tf.Tensor | None, tf.Tensor]] = []
+        self._call = compute or functools.partial(_called, model, training)
+        specs = [
+            tf.TensorSpec([None, *leaf.shape[1:]] if has else leaf.shape, leaf.dtype)
+            for leaf, has in zip(leaves, self._has_rows, strict=True)
+        ]
+
+        def forward(*tensors: tf.Tensor) -> None:
+            self._inputs, given = list(tensors), iter(tensors)
+            filled = [None if leaf is None else next(given) for leaf in flat]
+            self._trace(model, tf.nest.pack_sequence_as(batch, filled))
+
+        self._function = tf.function(forward, autograph=False)
+        try:
+            with tf.init_scope():
+                graph = self._function.get_concrete_function(*specs).graph
+        except Exception as error:
+            raise ValueError(f"The model cannot be traced: {error}") from error
+        free_with(self._function, [graph])
+        kinds = [rows() if has else FREE for has in self._has_rows]
+        self.analysis = RowAnalysis(zip(self._inputs, kinds, strict=True))
+        for call in self.calls:
+            self._know_outputs(call)
+
+    def _trace(self, model: keras.Model, batch: Any) -> None:
+        variables = [v for v in model.variables if not v.trainable]
+        starts = [(v, tf.identity(tf.convert_to_tensor(v))) for v in variables]
+        with ExitStack() as stack:
+            scope = stack.enter_context(Scope(starts, collect_losses=True))
+            stack.enter_context(batch_norm.fixed_moments(model))
+            for layer in flatten_layers(model):
+                stack.enter_context(replaced(layer, "call", self._recorded(layer, layer.call)))
+            outputs = self._call(batch)
+            self.outputs = [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
+            self.losses = list(scope.losses)
+            before = {id(v): start for v, start in starts}
+            for variable in scope.updated.values():
+                new = scope.get_current_value(variable)
+                self.changed.append((variable, before.get(id(variable)), new))
+
+    def _recorded(self, layer: keras.layers.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def record(*args: Any, **options: Any) -> Any:
+            outputs = call(*args, **options)
+            self.calls.append(TracedCall(layer, _tensors((args, options)), _tensors(outputs)))
+            return outputs
+
+        return record
+
+    def _know_outputs(self, call: TracedCall) -> None:
+        """Gives the outputs of Keras's own layers their class, as their inputs have rows."""
+        if not all(is_row_by_row(layer) for layer in flatten_layers(call.layer)):
+            return
+        values = [self.analysis.of(tensor) for tensor in call.inputs]
+        for tensor, value in zip(call.inputs, values, strict=True):
+            if not value.is_row_wise:
+                return
+            if value.is_plain and tensor.shape.rank and tensor.shape[0] != 1:
+                return
+        factors = {value.factor for value in values if value.kind is Kind.ROWS}
+        if not factors:
+            return
+        found = rows(0, factors.pop() if len(factors) == 1 else None)
+        for tensor in call.outputs:
+            self.analysis.set(tensor, found)
+
+    def mixing_layer(self) -> tuple[Dependence, keras.layers.Layer]:
+        """Returns the worst class of the outputs, and the layer that first causes it.
+
+        Returns:
+            FREE if the outputs have values for each row, MIXED if rows depend on each other, and
+            UNKNOWN if neither is known.
+        """
+        last = self.calls[-1].layer if self.calls else None
+        if (found := self._class_of(self.outputs)) is not MIXED:
+            return found, last
+        for call in self.calls:
+            if self._class_of(call.outputs) is MIXED and self._class_of(call.inputs) is FREE:
+                return MIXED, call.layer
+        return MIXED, last
+
+    def _class_of(self, tensors: list[tf.Tensor]) -> Dependence:
+        values = [self.analysis.of(tensor) for tensor in tensors]
+        if all(value.is_row_wise for value in values):
+            return FREE
+        has_unknown = worst([v for v in values if v.kind is not Kind.MIXED]) is UNKNOWN
+        return UNKNOWN if has_unknown else MIXED
+
+
+def change_is_sum(analysis: RowAnalysis, start: tf.Tensor | None, new: tf.Tensor) -> Dependence:
+    """Returns FREE if a variable's change is a sum over rows, MIXED if not, or UNKNOWN.
+
+    Args:
+        analysis: Of the graph.
+        start: The variable's value before the change; None if that is not known.
+        new: Its value after it.
+    """
+    if (changes := _added_to(start, new)) is None:
+        return UNKNOWN if worst([analysis.of(new)]) is UNKNOWN else MIXED
+    values = [analysis.of(change) for change in changes]
+    if all(value.is_sum for value in values):
+        return FREE
+    return UNKNOWN if worst(values) is UNKNOWN else MIXED
+
+
+def _added_to(start: tf.Tensor | None, new: tf.Tensor) -> list[tf.Tensor] | None:
+    """Returns what is added to a tensor, or subtracted from it; None if it is used otherwise."""
+    if new is start:
+        return []
+    op = new.op
+    if op.type in ("Identity", "StopGradient") or (
+        op.type == "Cast" and op.inputs[0].dtype == new.dtype
+    ):
+        return _added_to(start, op.inputs[0])
+    if op.type in ("Add", "AddV2", "Sub"):
+        one, other = op.inputs
+        if (before := _added_to(start, one)) is not None:
+            return [*before, other]
+        if op.type != "Sub" and (before := _added_to(start, other)) is not None:
+            return [*before, one]
+    return None
+
+
+def _called(model: keras.Model, training: bool, x: Any) -> Any:
+    return model(x, training=training) if takes_training(model) else model(x)
+
+
+def _tensors(structure: Any) -> list[tf.Tensor]:
+    return [t for t in keras.tree.flatten(structure) if tf.is_tensor(t)]
