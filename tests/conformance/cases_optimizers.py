@@ -144,7 +144,7 @@ class _Seen(layers.Layer):
         zeros = {"initializer": "zeros", "trainable": False}
         self.rows = self.add_weight(name="rows", shape=(), **zeros)
         self.batches = self.add_weight(
-            shape=(), dtype="int32", initializer="zeros", trainable=False
+            name="batches", shape=(), dtype="int32", initializer="zeros", trainable=False
         )
         self.mean = self.add_weight(name="mean", shape=(), **zeros)
 

@@ -96,7 +96,7 @@ class TracedForward:
             for layer in flatten_layers(model):
                 stack.enter_context(replaced(layer, "call", self._recorded(layer, layer.call)))
             outputs = self._call(batch)
-            self.outputs = [t for t in keras.tree.flatten(outputs) if tf.is_tensor(t)]
+            self.outputs = _tensors(outputs)
             self.losses = list(scope.losses)
             before = {id(v): start for v, start in starts}
             for variable in scope.updated.values():
@@ -191,4 +191,5 @@ def _called(model: keras.Model, training: bool, x: Any) -> Any:
 
 
 def _tensors(structure: Any) -> list[tf.Tensor]:
-    return [t for t in keras.tree.flatten(structure) if tf.is_tensor(t)]
+    leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
+    return [tf.convert_to_tensor(leaf) for leaf in leaves]  # some are variables
