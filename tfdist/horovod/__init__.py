@@ -3,7 +3,7 @@
     import tfdist.horovod as hvd
 
 in place of `import horovod.tensorflow.keras as hvd`; the script stays as it is. Each rank feeds
-its own batches to `model.fit` or to a loop of its own, and its losses are means over its rows: so
+its own batches to `model.fit` or to a custom loop, and its losses are means over its rows. So
 give every rank as many batches, and of one size. A `tfdist.Trainer` splits global batches itself
 and needs nothing of this module.
 """

@@ -1,4 +1,4 @@
-"""The ranks, and what crosses them: Horovod's own functions, for what Keras 3 hands over."""
+"""Ranks and communication between them: Horovod's functions, for tensors of Keras 3."""
 
 from __future__ import annotations
 

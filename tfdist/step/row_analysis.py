@@ -65,7 +65,7 @@ class RowAnalysis:
         return self._known[tensor.ref()]
 
     def set(self, tensor: Any, value: Dependence) -> None:
-        """Sets the class of a tensor, before any that depends on it is asked for."""
+        """Sets the class of a tensor, before the classes of tensors that depend on it."""
         self._known[tensor.ref()] = value
 
     def _of_op(self, op: Any, values: Sequence[Dependence]) -> list[Dependence]:

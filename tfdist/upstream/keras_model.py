@@ -122,7 +122,7 @@ def rows_of(variable: keras.Variable, rows: tf.Tensor) -> tf.Tensor:
 
 
 def move(variable: keras.Variable, device: str) -> None:
-    """Puts a variable onto another device, with its value; who knows it goes on knowing it.
+    """Puts a variable onto another device, with its value. References to it stay valid.
 
     Keras has one `tf.Variable` in `Variable._value` for good, and optimizers find what they keep
     about a weight by the `_unique_id` of that.
