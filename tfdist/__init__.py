@@ -7,6 +7,7 @@ that commands can answer `--help` at once.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from tfdist.version import __version__ as __version__
@@ -70,6 +71,10 @@ __all__ = [
     "size",
     "strategies",
 ]
+
+
+if os.environ.get("TF_CONFIG"):  # a launcher started this process
+    importlib.import_module("tfdist.groups.join_at_start").prepare()
 
 
 def __getattr__(name: str) -> Any:

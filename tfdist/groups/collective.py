@@ -17,7 +17,7 @@ from tfdist.groups import traffic
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import fused, in_pieces, wire_dtype
 from tfdist.groups.varying_sizes import VaryingSizes
-from tfdist.upstream.tensorflow import has_started
+from tfdist.upstream.tensorflow import has_started, start_as_usual
 from tfdist.upstream.tensorflow_workers import bound_waiting, ordering_tokens, workers_on
 from tfdist.watchdog import start_up
 
@@ -64,6 +64,7 @@ class CollectiveGroup(ProcessGroup):
         default_cpus: int = 1,
     ) -> None:
         super().__init__()
+        start_as_usual()
         workers = cluster.current()
         self._cluster, self.devices = _meet(workers, devices, communication, default_cpus)
         self.communication = resolve_communication(communication, self.devices)

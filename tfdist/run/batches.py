@@ -1,4 +1,4 @@
-"""What a recipe's data have to be: batches, of the size that the configuration says."""
+"""Checks that a recipe's data are batches of the configured size."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tfdist.upstream.tensorflow_data import is_reshuffled
 
 
 def check(data: Any, function: str, batch_size: int | None) -> None:
-    """Checks what a recipe's function returned.
+    """Checks the data that a function of a recipe returned.
 
     Args:
-        data: That is.
-        function: The name of it.
-        batch_size: Rows of a batch; None: any number.
+        data: The returned value.
+        function: Name of the function.
+        batch_size: Expected rows per batch; None: any number.
 
     Raises:
-        DataError: It is no `tf.data.Dataset`, or one that is not batched, or in other batches.
+        DataError: The value is no `tf.data.Dataset`, is not batched, or has other batches.
     """
     if not isinstance(data, tf.data.Dataset):
         raise DataError(
@@ -42,7 +42,7 @@ def check(data: Any, function: str, batch_size: int | None) -> None:
 
 
 def num_rows(data: tf.data.Dataset) -> int | None:
-    """The rows of a full batch; None where the data do not tell: a map after `batch` hides it."""
+    """Returns the rows of a full batch, or None if unknown, as after a `map` behind `batch`."""
     if len(rows := _static_rows(data)) == 1:
         return next(iter(rows))
     variant = tf.data.experimental.to_variant(data)
@@ -51,10 +51,10 @@ def num_rows(data: tf.data.Dataset) -> int | None:
 
 
 def num_rows_of_first(data: tf.data.Dataset) -> int | None:
-    """The rows of the first batch, which is read for that.
+    """Reads the first batch and returns its number of rows.
 
     Returns:
-        None where there is no batch, or where a look would change the order of the training.
+        None if there is no batch, or if reading it would change the order of the training.
     """
     if is_reshuffled(data):
         return None
@@ -73,6 +73,6 @@ def _shapes(data: tf.data.Dataset) -> list[tf.TensorShape]:
 
 
 def _static_rows(data: tf.data.Dataset) -> set[int]:
-    """The first dims that are known, with 0 for a scalar, which has none."""
+    """Returns the known sizes of the first dimension, with 0 for a scalar."""
     known = (shape for shape in _shapes(data) if shape.rank is not None)
     return {shape[0] if shape.rank else 0 for shape in known} - {None}

@@ -1,7 +1,4 @@
-"""`--list-recipes` and `--new-recipe`: what there is to train, and the beginning of one's own.
-
-Reads recipes as text: neither imports TensorFlow.
-"""
+"""`--list-recipes` and `--new-recipe`. Recipes are read as text, without importing TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,28 +14,28 @@ _TEMPLATE = f"{recipe.PACKAGE}._template"
 
 
 def show() -> None:
-    """Prints a table of the recipes that came with tfdist, each with its docstring's first line."""
+    """Prints a table of the recipes that come with tfdist, with a line on each."""
     tables.facts((name, first_line(name)) for name in recipe.names())
 
 
 def first_line(name: str) -> str:
-    """What a recipe says of itself in one line.
+    """Returns the first line of a recipe's docstring.
 
     Args:
-        name: Of a module of the package `recipes`.
+        name: Name of a module of the package `recipes`.
     """
     text = ast.get_docstring(ast.parse(_source(f"{recipe.PACKAGE}.{name}")))
     return (text or "").partition("\n")[0]
 
 
 def write_new(file: str) -> None:
-    """Writes a recipe that works, for the user to change.
+    """Writes a working recipe as a starting point.
 
     Args:
-        file: Its path, which has to end in `.py`; no file may be there.
+        file: Path of the new file; ends in `.py`.
 
     Raises:
-        ConfigurationError: The path is another's, or cannot be written.
+        ConfigurationError: The file exists, or cannot be written.
     """
     path = Path(file)
     if path.suffix != ".py":

@@ -1,4 +1,4 @@
-"""`--deterministic`: two runs of one command are equal to the bit on one machine."""
+"""`--deterministic`: two runs of one command on one machine are bitwise identical."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tfdist.strategies import Strategy
 
 
-#: Operations whose next number depends on how many were drawn before, in whatever thread.
+#: Operations with state: a number depends on how many were drawn before, in any thread.
 _STATEFUL = frozenset(
     {
         "Multinomial",
@@ -30,10 +30,10 @@ _STATEFUL = frozenset(
 
 
 def enable() -> None:
-    """Has TensorFlow compute in one order; before its first operation, and after seeds are set.
+    """Makes operations deterministic; call it before the first operation, after seeds are set.
 
-    An operation that has no such form is an error where it is used. In `tf.data` what runs in
-    parallel hands on its results in order.
+    An operation without a deterministic version raises an error. In `tf.data`, parallel calls
+    return their results in order.
     """
     tf.config.experimental.enable_op_determinism()
 
@@ -42,7 +42,7 @@ def check(strategy: Strategy) -> None:
     """Checks that a strategy makes the same steps in every run.
 
     Raises:
-        ConfigurationError: Its workers make them as they come.
+        ConfigurationError: Its workers are asynchronous.
     """
     if not strategy.repeatable:
         raise ConfigurationError(
@@ -52,17 +52,17 @@ def check(strategy: Strategy) -> None:
 
 
 def check_data(data: tf.data.Dataset, function: str) -> None:
-    """Checks that a data set draws no numbers of which several threads share the state.
+    """Checks that a data set draws no random numbers from state that threads share.
 
-    Within a parallel `interleave` each takes the next number as it comes, also where operations
-    have to be deterministic: three runs had three orders.
+    In a parallel `interleave`, the order in which threads draw differs between runs, even with
+    deterministic operations.
 
     Args:
-        data: A recipe's.
-        function: The name of the function that returned it.
+        data: A data set of a recipe.
+        function: Name of the function that returned it.
 
     Raises:
-        DataError: It does.
+        DataError: The data set does so.
     """
     variant = tf.data.experimental.to_variant(data)
     graph = tf.compat.v1.GraphDef()

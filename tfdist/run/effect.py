@@ -12,13 +12,13 @@ from tfdist.run.recipe import Recipe
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
 
-#: What `build_model` and `callbacks` make of them is all that comes of them.
+#: Fields that have an effect only if `build_model` or `callbacks` reads them.
 OF_RECIPES = (
     "learning_rate", "lr_scaling", "lr_rule", "warmup_epochs", "jit_compile", "run_eagerly"
 )  # fmt: skip
 
-#: The same, of which nothing is said unless they are set: many recipes have their own, or none.
-#: Some need another field's value beside them: which that is.
+#: Further such fields, reported only if the user sets them. The value names the value of another
+#: field that they need, if any.
 ONLY_WITH = {
     "lr_reference_batch": "lr_scaling: linear or sqrt",
     "lr_decay_epochs": "lr_rule: step",
@@ -36,7 +36,7 @@ ONLY_WITH = {
 
 
 class Watched:
-    """A configuration that notes what is read of it."""
+    """A configuration that records which fields are read."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config, self._read = config, set[str]()
@@ -49,7 +49,7 @@ class Watched:
         return getattr(self._config, name)
 
     def as_config(self) -> TrainConfig:
-        """The same for functions that take a configuration."""
+        """Returns this object for functions that take a configuration."""
         return cast(TrainConfig, self)
 
     def has_read(self, name: str) -> bool:
@@ -57,13 +57,13 @@ class Watched:
         return name in self._read
 
     def unread(self, recipe: Recipe) -> list[str]:
-        """The fields that the recipe leaves aside.
+        """Returns the fields of `OF_RECIPES` that the recipe did not read.
 
         Args:
-            recipe: Has made its model and its callbacks.
+            recipe: The recipe, after it made its model and callbacks.
 
         Raises:
-            ConfigurationError: One of them was set by a flag or a file, and would do nothing.
+            ConfigurationError: A flag or a file set a field that was not read.
         """
         unread = [name for name in (*OF_RECIPES, *ONLY_WITH) if name not in self._read]
         for name in _asked_for(unread, self._config, recipe):
@@ -78,12 +78,12 @@ class Watched:
 
 
 def check_spread(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> None:
-    """Checks the fields of what replicas and processes do together.
+    """Checks fields that need several replicas or processes.
 
-    A script's Trainer takes the same options wherever it runs; a command line is for one run.
+    A Trainer in a script accepts them anywhere, but a command line is for one run.
 
     Raises:
-        ConfigurationError: One of them was set by a flag or a file, and there is nobody else.
+        ConfigurationError: A flag or a file set one, but there is one replica or process.
     """
     idle = {
         "sync_batch_norm": (strategy.num_replicas == 1, "with one replica"),
@@ -97,6 +97,6 @@ def check_spread(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> Non
 
 
 def _asked_for(names: Iterable[str], config: TrainConfig, recipe: Recipe) -> list[str]:
-    """Those fields that are not as the recipe has them by itself."""
+    """Returns the fields whose values differ from the recipe's defaults."""
     usual = TrainConfig(**recipe.DEFAULTS)
     return [name for name in names if getattr(config, name) != getattr(usual, name)]

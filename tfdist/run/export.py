@@ -1,4 +1,4 @@
-"""`--export`: the trained model in forms that other programs run, through Keras's own exporters."""
+"""`--export`: writes the trained model in other formats, with Keras's exporters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Form(NamedTuple):
-    """How Keras calls a form, what it is called in the run folder, and what it needs."""
+    """An export format: Keras's name for it, its file in the run folder, and required modules."""
 
     name: str
     file: str
@@ -29,10 +29,10 @@ FORMS = {
 
 
 def check(names: Sequence[str]) -> None:
-    """Checks that what writes these forms is installed: said before a training, not after it.
+    """Checks before a training that the exporters are installed.
 
     Raises:
-        MissingError: It is not.
+        MissingError: A module is not installed.
     """
     for name in names:
         missing = [m for m in FORMS[name].modules if importlib.util.find_spec(m) is None]
@@ -43,17 +43,17 @@ def check(names: Sequence[str]) -> None:
 
 
 def write(names: Sequence[str], model: Path) -> dict[str, str]:
-    """Writes a saved model in other forms beside it, for inference.
+    """Exports a saved model for inference, beside its file.
 
     Args:
-        names: Out of `FORMS`.
-        model: The `.keras` file, which is read: what is written is what was saved.
+        names: Names of `FORMS`.
+        model: The `.keras` file to read.
 
     Returns:
-        What was written, by the form's name.
+        The written files by the name of the format.
 
     Raises:
-        TfdistError: A layer has no counterpart in one of the forms, or the disk is full.
+        TfdistError: A format cannot represent a layer, or the disk is full.
     """
     import keras
 

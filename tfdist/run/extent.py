@@ -1,4 +1,4 @@
-"""How many of a recipe's batches a run takes: some of them, or always the same."""
+"""Limits the batches of a run: the first N, or the same N in every epoch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _NUM_REPEATED = 4  # batches, of `repeated`
 
 
 def limited(config: TrainConfig, data: tf.data.Dataset, validation: Any) -> tuple[Any, Any]:
-    """Returns the data of training and validation that the configuration wants of them.
+    """Returns the data of training and validation, limited as the configuration says.
 
     Args:
-        config: `limit_steps`: the first batches of each pass over the data, which a shuffle
-            chooses anew; `overfit_batches`: the same ones in every epoch, and for validation.
-        data: Of training.
-        validation: Of validation, or None.
+        config: `limit_steps` takes the first batches of each epoch, which shuffling changes;
+            `overfit_batches` takes the same batches in every epoch and for validation.
+        data: The training data.
+        validation: The validation data, or None.
 
     Raises:
-        DataError: The data have fewer batches than they are to be overfitted on.
+        DataError: The data have fewer batches than `overfit_batches`.
     """
     if config.overfit_batches:
         same = _kept(data, config.overfit_batches)
@@ -43,7 +43,7 @@ def repeated(data: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def description(config: TrainConfig) -> dict[str, str]:
-    """Returns what the start-up table says of it: nothing, where all batches are taken."""
+    """Returns the row of the start-up table on the limit; empty if there is none."""
     if config.overfit_batches:
         return {"data": f"the same {config.overfit_batches} batches for training and validation"}
     if config.limit_steps:
@@ -52,7 +52,7 @@ def description(config: TrainConfig) -> dict[str, str]:
 
 
 def _kept(data: tf.data.Dataset, number: int) -> tf.data.Dataset:
-    """The first batches, in memory: a cache would draw others until somebody reads to its end."""
+    """Returns the first batches from memory; `cache` would change them until its first end."""
     batches = list(itertools.islice(data, number))
     if len(batches) < number:
         raise DataError(

@@ -1,4 +1,4 @@
-"""From a command line to a configuration.
+"""Parses a command line into a configuration.
 
 Each layer overrides the one before it: the defaults of tfdist, those of the recipe, the files given
 with `--config` in their order, the flags. This module imports no TensorFlow; the recipe may.
@@ -22,7 +22,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.run import catalogue, evaluating, settings
 from tfdist.run import recipe as recipes
 
-#: Flags that are no fields: what they do is done at once.
+#: Flags that are not fields; their action runs at once.
 _ACTIONS: dict[str, dict[str, Any]] = {
     "--print-config": {
         "action": "store_true",
@@ -80,7 +80,7 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
 
 
 def _parser(program: str, description: str) -> ArgumentParser:
-    """The flags: one for each field of `TrainConfig`, in the groups of its bases."""
+    """Returns a parser with a flag for each field of `TrainConfig`, in groups."""
     parser = command.parser(program, description)
     parser.add_argument(
         "--config",
@@ -99,7 +99,7 @@ def _parser(program: str, description: str) -> ArgumentParser:
 
 
 def add_flag(group: Any, name: str, field: FieldInfo) -> None:
-    """Adds the flag of one field. Values stay as they come: TrainConfig is what checks them."""
+    """Adds the flag of one field. `TrainConfig` checks the value."""
     default = field.get_default(call_default_factory=True, validated_data={})
     extra: dict[str, Any] = {"default": argparse.SUPPRESS if default is None else default}
     if field.annotation is bool:
@@ -120,7 +120,7 @@ def flag(name: str) -> str:
 
 
 def _words(annotation: Any) -> list[str]:
-    """The words that a type takes, for a shell to complete."""
+    """Returns the literal values of a type, for shell completion."""
     return [word for word in _metavar(annotation).split("|") if not word.isupper()]
 
 

@@ -1,4 +1,4 @@
-"""What a configuration describes, made: strategy, data, trainer, and the arguments of `fit`."""
+"""Creates what a configuration describes: strategy, data, trainer, and the arguments of `fit`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SMOKE_STEPS = 3
 
 
 def make_strategy(config: TrainConfig) -> Strategy:
-    """Returns the strategy; it makes the devices, so no TensorFlow operation may run before.
+    """Returns the strategy. Call it before the first TensorFlow operation: it creates devices.
 
     Raises:
-        TfdistError: The strategy, its devices or options, or the batch cannot be had.
+        TfdistError: The strategy, its devices, its options or the batch size are invalid.
     """
     if config.workers or config.rank is not None:
         cluster.use(cluster.discover(workers=config.workers or (), rank=config.rank))
@@ -49,10 +49,10 @@ def make_strategy(config: TrainConfig) -> Strategy:
 
 
 def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[Any, Any]:
-    """Returns the recipe's data sets, of training and of validation, as far as they are wanted.
+    """Returns the recipe's data sets for training and validation, limited as configured.
 
     Raises:
-        DataError: They cannot be written or read, or are no global batches.
+        DataError: The data cannot be written or read, or are not global batches.
     """
     watched = Watched(config)
     try:
@@ -85,7 +85,7 @@ def make_trainer(
     """Returns a trainer for the recipe's model.
 
     Raises:
-        TfdistError: The model, or the precision, cannot be had.
+        TfdistError: The model or the precision is invalid.
     """
     return Trainer(
         lambda: recipe.build_model(config, steps_per_epoch),
@@ -106,14 +106,14 @@ def make_trainer(
 
 
 def make_checkpoints(config: TrainConfig, folder: Path) -> Checkpoints | None:
-    """Returns how the run is saved; None: it is not.
+    """Returns how the run is saved, or None if it is not.
 
     Args:
-        config: Of the run.
-        folder: For its checkpoints.
+        config: Configuration of the run.
+        folder: Folder for its checkpoints.
 
     Raises:
-        ConfigurationError: It is to go on, but not to be saved.
+        ConfigurationError: The run should resume, but keeps no checkpoints.
     """
     if config.checkpoint_every == "never":
         if config.resume != "never":
@@ -134,7 +134,7 @@ def make_checkpoints(config: TrainConfig, folder: Path) -> Checkpoints | None:
 
 
 def make_callbacks(config: TrainConfig, recipe: Recipe) -> list[Any]:
-    """Returns what the recipe and the configuration want to listen to the training."""
+    """Returns the callbacks of the recipe and of the configuration."""
     made = callbacks(recipe, config)
     if config.early_stopping:
         monitor, _, epochs = config.early_stopping.rpartition(":")
@@ -143,16 +143,16 @@ def make_callbacks(config: TrainConfig, recipe: Recipe) -> list[Any]:
 
 
 def averages(config: TrainConfig) -> list[Any]:
-    """Returns what evaluates with the averages of the weights, where there are any.
+    """Returns the callback that evaluates with averaged weights, if there are any.
 
-    Not for a configuration that is watched: whether there are any is the recipe's optimizer's.
+    Pass the plain configuration, not a `Watched` one: reading `ema` here would count as an effect.
     """
     # After each evaluation the weights are back; Keras makes them the averages at the end.
     return [] if config.ema is None else [keras.callbacks.SwapEMAWeights()]
 
 
 def fit_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Returns how long, in which batches and how loud to train."""
+    """Returns the keyword arguments of `fit`."""
     steps = _SMOKE_STEPS if config.smoke else None
     sizes = schedules.batch_sizes(config)  # one size is the data set's own
     return {
@@ -172,7 +172,7 @@ def first_batch_size(config: TrainConfig) -> int:
 
 
 def _loss_scale(config: TrainConfig) -> LossScale | None:
-    """The loss scale asked for; float16 underflows without one, the other formats need none."""
+    """Returns the configured loss scale; float16 underflows without one."""
     if isinstance(config.loss_scale, float):
         return LossScale.fixed(config.loss_scale)
     if scales_dynamically(config.precision, config.loss_scale):

@@ -1,6 +1,6 @@
-"""`--logger`: who is told the metrics, through the callbacks that Keras and trackers bring.
+"""`--logger`: callbacks of Keras, MLflow and Weights & Biases that record the metrics.
 
-Where a tracker sends or keeps them is its own affair: `WANDB_MODE`, `MLFLOW_TRACKING_URI`.
+Environment variables of the tracker set the destination: `WANDB_MODE`, `MLFLOW_TRACKING_URI`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tfdist.errors import MissingError
 if TYPE_CHECKING:
     from tfdist.run.folder import RunFolder
 
-#: What has to be installed besides tfdist's own dependencies, which is an extra of the same name.
+#: Loggers that need a package; the extra in setup.cfg has the same name.
 TRACKERS = ("mlflow", "wandb")
 
 
 def check(names: Sequence[str]) -> None:
-    """Checks that these loggers are installed: said before a training begins.
+    """Checks before a training that the loggers are installed.
 
     Raises:
-        MissingError: One is not.
+        MissingError: One is not installed.
     """
     for name in names:
         if name in TRACKERS and importlib.util.find_spec(name) is None:
@@ -33,7 +33,7 @@ def check(names: Sequence[str]) -> None:
 
 @contextmanager
 def opened(config: TrainConfig, folder: RunFolder, is_chief: bool) -> Iterator[list[Any]]:
-    """Gives the callbacks of the loggers, on the chief alone; closes their runs after the block."""
+    """Yields the callbacks of the loggers, on the chief only; ends their runs after the block."""
     with ExitStack() as ending:
         made = [_MAKE[name](config, folder, ending) for name in config.logger if is_chief]
         for callback in made:

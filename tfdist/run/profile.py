@@ -1,4 +1,4 @@
-"""`--profile`: where the time of a step goes, as one table."""
+"""`--profile`: a table of how the time of a step divides into compute, communication and input."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def exchange(strategy: Strategy, model: Any) -> tuple[float, float] | None:
-    """Measures a sum over the replicas of as many bytes as the gradients have, by itself.
+    """Measures an all-reduce of as many bytes as the gradients have, on its own.
 
     All workers call it together.
 
     Args:
-        strategy: That of the run.
-        model: The `keras.Model` that was trained.
+        strategy: Strategy of the run.
+        model: The trained `keras.Model`.
 
     Returns:
-        The seconds, and the bytes; None where no replica waits for the others' gradients.
+        Seconds and bytes; None if there is no synchronous all-reduce.
     """
     from tfdist.groups.traffic import measure_all_reduce
 
@@ -38,8 +38,8 @@ def show(profile: Profile, exchanged: tuple[float, float] | None) -> None:
     """Prints the table.
 
     Args:
-        profile: Has listened to the training.
-        exchanged: As `exchange` returned it.
+        profile: The callback of the training.
+        exchanged: The result of `exchange`.
     """
     rows = table(profile, exchanged)
     if not rows:
@@ -59,7 +59,7 @@ def show(profile: Profile, exchanged: tuple[float, float] | None) -> None:
 
 
 def table(profile: Profile, exchanged: tuple[float, float] | None) -> list[tuple[str, str, str]]:
-    """Returns the rows: what the time goes to, milliseconds a step, and the share of all."""
+    """Returns rows of a name, milliseconds per step, and the fraction of the step."""
     taken = profile.seconds
     if not taken.steps:
         return []

@@ -1,4 +1,4 @@
-"""Where a run comes from: software, machine, seeds, devices and the state of the sources."""
+"""Provenance of a run: software, machine, seeds, devices and the state of the sources."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def software() -> dict[str, Any]:
 
 
 def of_run(config: TrainConfig, strategy: Strategy, recipe: Any) -> dict[str, Any]:
-    """Returns what else a run has to be made the same again.
+    """Returns what else is needed to reproduce a run.
 
     Args:
-        config: Of the run.
-        strategy: At work.
+        config: Configuration of the run.
+        strategy: Strategy of the run.
         recipe: The module of the recipe.
     """
     sources = {"tfdist": sys.modules["tfdist"], "recipe": recipe}
@@ -50,9 +50,9 @@ def of_run(config: TrainConfig, strategy: Strategy, recipe: Any) -> dict[str, An
 
 
 def git_state(folder: Path | None) -> dict[str, Any] | None:
-    """Returns commit and branch of a folder's sources, and whether they have changed since.
+    """Returns commit and branch of a folder's sources, and whether files have changed since.
 
-    None where the folder is in no repository, or there is no git.
+    Returns None if the folder is in no repository, or git is not installed.
     """
     if folder is None:
         return None

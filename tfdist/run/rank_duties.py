@@ -1,4 +1,4 @@
-"""What the workers of a command do one after the other, and who of them talks."""
+"""Work that the workers of a host do one after the other, and redirection of their output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def in_turns(strategy: Strategy) -> Iterator[None]:
-    """Lets the workers of a host in one after the other: the first writes what the next find."""
+    """Runs the block on one worker of a host at a time: the first writes, the others find."""
     mine = strategy.local_rank
     turns = int(strategy.gather([mine]).max()) + 1
     for _ in range(mine):
@@ -27,7 +27,7 @@ def in_turns(strategy: Strategy) -> Iterator[None]:
 
 @contextmanager
 def printing_to(path: Path | None) -> Iterator[None]:
-    """Sends what this process prints, libraries included, to a file; None: leaves it alone."""
+    """Redirects the output of this process and its libraries to a file; None changes nothing."""
     if path is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Finding a recipe by its name; what a recipe is.
+"""Finds a recipe by its name, and defines what a recipe is.
 
 A recipe is a module with the four members of `Recipe`: its own defaults for the configuration, and
-three functions that are handed the resolved configuration. It may have more:
+three functions that take the resolved configuration. It may have more:
 
 - `Hyperparameters`, a `pydantic.BaseModel` of what only this recipe knows. `--set depth=34` is
   checked by it, and `Hyperparameters.model_validate(config.set)` is what came of that.
@@ -38,10 +38,9 @@ _SMOKE_BATCH = 32  # rows, of a recipe that has no SMOKE
 
 
 class Recipe(Protocol):
-    """What the training command asks of a recipe module.
+    """The members of a recipe module.
 
-    The data come first, so that the model can be told how long an epoch is; the arguments are
-    handed over by their place.
+    The data come first, so that the model knows the length of an epoch. Arguments are positional.
     """
 
     DEFAULTS: Mapping[str, Any]  #: fields of TrainConfig that this workload sets otherwise
@@ -70,7 +69,7 @@ _FUNCTIONS = ("train_data", "validation_data", "build_model")
 
 
 def names() -> list[str]:
-    """The names of the recipes that came with tfdist, without importing any."""
+    """Returns the names of the recipes that come with tfdist, without importing them."""
     package = importlib.import_module(PACKAGE)
     found = (module.name for module in pkgutil.iter_modules(package.__path__))
     return sorted(name for name in found if not name.startswith("_"))
@@ -123,11 +122,11 @@ def _from_file(path: Path) -> ModuleType:
 
 
 class NoHyperparameters(BaseModel):
-    """Those of a recipe that has none."""
+    """Hyperparameters of a recipe that defines none."""
 
 
 def hyperparameters(recipe: Recipe, model: str | None) -> type[BaseModel]:
-    """The recipe's own hyperparameters, and the arguments of the model that was chosen."""
+    """Returns a class with the recipe's hyperparameters and the arguments of the chosen model."""
     own = getattr(recipe, "Hyperparameters", NoHyperparameters)
     if model is None:
         return own
@@ -137,7 +136,7 @@ def hyperparameters(recipe: Recipe, model: str | None) -> type[BaseModel]:
 
 
 def callbacks(recipe: Recipe, config: TrainConfig) -> list[Any]:
-    """The recipe's own `keras.callbacks.Callback`s."""
+    """Returns the recipe's `keras.callbacks.Callback`s."""
     make = getattr(recipe, "callbacks", None)
     return list(make(config) or ()) if make else []
 
@@ -213,7 +212,7 @@ def _smoke_fields(recipe: Recipe) -> Mapping[str, Any]:
 
 
 def num_steps(data: Any) -> int | None:
-    """The batches of a `tf.data.Dataset`; None where it does not tell, or never ends."""
+    """Returns the number of batches of a `tf.data.Dataset`; None if unknown or infinite."""
     steps = int(data.cardinality())
     return steps if steps >= 0 else None
 

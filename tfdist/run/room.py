@@ -1,4 +1,4 @@
-"""Room on the disk for a model: asked for before the training, found elsewhere after it."""
+"""Disk space for a model: checked before the training, with a fallback location after it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def probe(path: Path, model: Any) -> None:
-    """Asks a folder's disk for the room that a run takes, and gives it back.
+    """Checks that a folder's disk has the space that a run needs, by allocating it briefly.
 
     Args:
         path: The folder.
         model: The compiled `keras.Model` that will be saved there with its optimizer.
 
     Raises:
-        OSError: There is none, or no permission.
+        OSError: There is not enough space, or no permission.
     """
     import tensorflow as tf
 
@@ -35,22 +35,22 @@ def probe(path: Path, model: Any) -> None:
 
 
 def lacking(error: Exception) -> str:
-    """What an error of Python or TensorFlow says of a full disk or a used-up quota, if it does."""
+    """Returns the part of an error that reports a full disk or an exceeded quota, or nothing."""
     return next((os.strerror(number) for number in _FULL if os.strerror(number) in str(error)), "")
 
 
 def save(model: Any, path: Path) -> tuple[Path, Exception | None]:
-    """Saves a Keras model whole, or elsewhere where that fails.
+    """Saves a Keras model, in another folder if the disk is full.
 
     Args:
         model: A `keras.Model`.
-        path: Where to.
+        path: The file to write.
 
     Returns:
-        Where it is, and why it is not at `path`.
+        The file that was written, and the error if it is not `path`.
 
     Raises:
-        Exception: Of saving at `path`, where it cannot be saved anywhere.
+        Exception: The error of saving to `path`, if the model cannot be saved anywhere.
     """
     try:
         with replacing(path) as file:

@@ -1,4 +1,4 @@
-"""The configuration that values of fields make, and what is wrong with one of them."""
+"""Builds the configuration from values of fields, and reports the first invalid value."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def resolve(layers: Sequence[Layer]) -> TrainConfig:
-    """Returns the configuration of fields by name; a later layer overrides an earlier one.
+    """Returns the configuration from layers of fields; later layers override earlier ones.
 
     Raises:
-        ConfigurationError: There is no such field, or a value does not fit; names its place.
+        ConfigurationError: There is no such field, or a value is invalid; the message names its
+            flag or line.
     """
     settings = {name: setting for layer in layers for name, setting in layer.items()}
     own = {name: settings.pop(name) for name in list(settings) if name.startswith(OWN)}
@@ -35,12 +36,12 @@ def with_hyperparameters(
     """Returns a configuration whose `set` is checked and complete.
 
     Args:
-        config: Of these layers.
-        layers: As of `resolve`.
-        model: Has the recipe's hyperparameters.
+        config: The configuration from these layers.
+        layers: As for `resolve`.
+        model: The class of the recipe's hyperparameters.
 
     Raises:
-        ConfigurationError: There is no such hyperparameter, or a value does not fit.
+        ConfigurationError: There is no such hyperparameter, or a value is invalid.
     """
     places = {name: setting.place for layer in layers for name, setting in layer.items()}
     own = {
@@ -52,15 +53,16 @@ def with_hyperparameters(
 
 
 def checked(model: type[Model], settings: Layer, what: str) -> Model:
-    """Returns the record that values of fields make.
+    """Returns an instance of a model from values of its fields.
 
     Args:
-        model: Of that record.
-        settings: By field.
-        what: A field is, for a message.
+        model: The class.
+        settings: Values by field.
+        what: What a field is called in messages.
 
     Raises:
-        ConfigurationError: There is no such field, or a value does not fit; names its place.
+        ConfigurationError: There is no such field, or a value is invalid; the message names its
+            flag or line.
     """
     for name, setting in settings.items():
         if name not in model.model_fields:
@@ -75,7 +77,7 @@ def checked(model: type[Model], settings: Layer, what: str) -> Model:
 
 
 def mistake(error: ValidationError) -> str:
-    """The first field that does not fit: what it takes and what came, on one line."""
+    """Returns the problem of the first invalid field: expected and actual value, on one line."""
     first, *_ = details = error.errors()
     of_field = [detail["msg"] for detail in details if detail["loc"][0] == first["loc"][0]]
     if first["type"] == "value_error":
@@ -87,10 +89,10 @@ def mistake(error: ValidationError) -> str:
 
 
 def own_from_flags(words: Sequence[str]) -> dict[str, Setting]:
-    """The hyperparameters of flags like `--set depth=34`; lists as in YAML.
+    """Returns the hyperparameters of flags such as `--set depth=34`; lists are YAML.
 
     Raises:
-        ConfigurationError: One is of another form.
+        ConfigurationError: A flag has another form.
     """
     found: dict[str, Setting] = {}
     for word in words:
@@ -106,7 +108,7 @@ def _yaml(text: str, place: str) -> Any:
     """Returns the list or mapping that a text describes.
 
     Raises:
-        ConfigurationError: It is not YAML, or asks for an object of Python.
+        ConfigurationError: The text is not YAML, or describes a Python object.
     """
     try:
         return yaml.safe_load(text)

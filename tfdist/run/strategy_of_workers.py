@@ -1,4 +1,4 @@
-"""The strategy of the workers: the one that their command line names, or the one that fits them."""
+"""Finds the strategy of launched workers: from their command line, or the one that fits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfdist.strategies import STRATEGIES, current_name
 
 
 def with_strategy(options: Options) -> Options:
-    """Returns options whose strategy is known, as far as the launcher can know it.
+    """Returns the options with the strategy, as far as the launcher can know it.
 
-    Where neither a flag nor a file of the training command names one, a flag is added. A program
-    of the user's own chooses for itself.
+    If neither a flag nor a file of the training command names a strategy, a flag is added. Other
+    programs choose for themselves.
 
     Raises:
-        ConfigurationError: Each worker would train by itself; or a file cannot be read.
+        ConfigurationError: Each worker would train alone, or a file cannot be read.
     """
     found = _named(options)
     declared = STRATEGIES.get(current_name(found.strategy))
@@ -45,7 +45,7 @@ def _named(options: Options) -> Options:
 
 
 def _in_files(command: Sequence[str]) -> Setting | None:
-    """What the files of a command line say of the strategy; the last of them counts."""
+    """Returns the strategy from the files of a command line; the last file has precedence."""
     # One that is not here may be where the workers are: they miss it otherwise.
     files = [path for path in map(Path, _values(command, "--config")) if path.exists()]
     found = [layer["strategy"] for layer in map(settings_file.read, files) if "strategy" in layer]
@@ -71,7 +71,7 @@ def _fitting(options: Options) -> str:
 
 
 def _check(options: Options, named: Setting) -> None:
-    """Refuses workers of which each would train by itself."""
+    """Refuses several workers with a strategy that trains in one process."""
     declared = STRATEGIES.get(current_name(str(named.value)))
     if declared is None or declared.joins_processes or options.num_workers + options.num_ps == 1:
         return

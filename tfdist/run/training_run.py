@@ -1,4 +1,4 @@
-"""One run of `python -m tfdist.train`: what it is made of, its training, and what it leaves."""
+"""One run of `python -m tfdist.train`: set-up, training, and results."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ending:
-    """How a training came to its end.
+    """How a training ended.
 
     Attributes:
-        stopped: By what, where it was before its last epoch.
-        raised: The interrupt that did so.
-        full: What the system says of a disk without room, where that ended it.
-        seconds: That it took.
+        stopped: What stopped it before its last epoch; empty otherwise.
+        raised: The interrupt that stopped it.
+        full: The system's message on a full disk, if that stopped it.
+        seconds: Duration of the training.
     """
 
     stopped: str = ""
@@ -51,10 +51,10 @@ class TrainingRun:
     """Data, trainer and run folder of a configuration.
 
     Args:
-        config: What to run.
+        config: The configuration.
 
     Attributes:
-        history: Of the training, as `keras.Model.fit` returns it.
+        history: History of the training, as `keras.Model.fit` returns it.
 
     Raises:
         TfdistError: Something that the configuration asks for cannot be honoured.
@@ -101,10 +101,10 @@ class TrainingRun:
         self._folder.close()
 
     def fit(self) -> Ending:
-        """Trains, until the last epoch or until something stops it.
+        """Trains until the last epoch, or until something stops the training.
 
         Raises:
-            Exception: What stopped it, but for a full disk, an interrupt or the time that is up.
+            Exception: An error other than a full disk, an interrupt, or the time limit.
         """
         config, strategy, ending = self._config, self._strategy, Ending()
         batches = BatchSize(self._trainer.stats, from_config.first_batch_size(config))
@@ -138,11 +138,11 @@ class TrainingRun:
         return ending
 
     def finish(self, ending: Ending) -> None:
-        """Saves the model, tells how it went, and exports.
+        """Saves the model, prints the summary, and exports.
 
         Raises:
-            ConfigurationError: Not all could be written.
-            KeyboardInterrupt: It was stopped by one.
+            ConfigurationError: Some files could not be written.
+            KeyboardInterrupt: An interrupt stopped the training.
         """
         self._save_and_tell(ending)
         if ending.raised:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -189,6 +190,8 @@ def create(
         raise ConfigurationError(
             f"strategy {name!r} takes no option {option!r} ({others} does): leave it out."
         )
+    if "TF_CONFIG" in os.environ:  # the strategy joins the workers itself
+        importlib.import_module("tfdist.upstream.tensorflow").start_as_usual()
     return strategy(devices, **given)
 
 

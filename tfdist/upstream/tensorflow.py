@@ -60,6 +60,26 @@ def has_started() -> bool:
     return bool(context()._initialized)
 
 
+def before_start(function: Callable[[], object]) -> None:
+    """Calls a function when TensorFlow is about to start, unless `start_as_usual` is called first.
+
+    `context().ensure_initialized`, which all operations call: there is no public hook.
+    """
+
+    def ensure_initialized() -> None:
+        start_as_usual()
+        function()
+        context().ensure_initialized()
+
+    if not has_started():
+        vars(context())["ensure_initialized"] = ensure_initialized
+
+
+def start_as_usual() -> None:
+    """Removes the function of `before_start`."""
+    vars(context()).pop("ensure_initialized", None)
+
+
 @contextmanager
 def op_seeds_by(function: Callable[[int], int]) -> Iterator[None]:
     """Lets operations of `tf.random` that are made within have the seed `function(seed)`.
