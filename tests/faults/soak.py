@@ -31,7 +31,7 @@ def run(seconds: float, folder: Path, strategy: str = "mirrored") -> dict[str, A
         second half of the rounds.
     """
     process, rows = psutil.Process(), []
-    trainer = Trainer(lambda: training.build(True), strategy, devices=training.DEVICES[strategy])
+    trainer = Trainer(lambda: training.build(True), strategy, **training.OPTIONS[strategy])
     end = time.monotonic() + seconds
     data = {"x": training.ROWS, "y": training.NUMBERS, "batch_size": 2, "verbose": 0}
     steps = 0

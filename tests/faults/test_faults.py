@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults import kills
 from tests.support import ROOT
 
 
@@ -38,7 +39,7 @@ def test_killed_training_matches_uninterrupted_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server", "multi_worker", "horovod"])
+@pytest.mark.parametrize("strategy", list(kills.STRATEGIES)[1:])
 def test_killed_training_under_every_strategy(strategy: str, tmp_path: Path) -> None:
     flags = ["kills", "--strategy", strategy, "--runs", "1", "--kills-of-a-run", "3"]
     (killed,) = faults(tmp_path, *flags)

@@ -19,8 +19,21 @@ from tfdist.checkpoint.store import Store
 from tfdist.trainer import Trainer
 
 NUM_ROWS, BATCH_SIZE, EPOCHS, EVERY = 32, 4, 3, 2
-#: Number of devices, by strategy.
-DEVICES = {"mirrored": 2, "parameter_server": 1}
+#: Options of the trainer, by variant: a strategy, and possibly what else is special.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "one_device": {},
+    "mirrored": {"devices": 2},
+    "mirrored accumulate": {"devices": 2, "accumulate": 2},
+    "mirrored mixed_float16": {"devices": 2, "precision": "mixed_float16"},
+    "central_storage": {"devices": 2},
+    "sharded": {"devices": 2},
+    "pipeline": {"devices": 2},
+    "tensor_parallel": {"devices": 2},
+    "parameter_server": {"devices": 1},
+    "multi_worker": {},
+    "horovod": {},
+    "horovod elastic": {},
+}
 #: Random layers are reproducible from run to run, but draw other numbers on each replica.
 RANDOM = ("one_device", "mirrored")
 
@@ -78,13 +91,19 @@ def build(random: bool) -> keras.Model:
     return model
 
 
-def train(strategy: str, folder: Path, report: Report) -> None:
-    """Trains from the newest checkpoint; writes `weights.npz` and `history.json` at the end."""
+def train(variant: str, folder: Path, report: Report) -> None:
+    """Trains from the newest checkpoint; writes `weights.npz` and `history.json` at the end.
+
+    Args:
+        variant: A key of `OPTIONS`.
+        folder: Folder of checkpoints and results.
+        report: Is called with each step, save and evaluation.
+    """
     keras.utils.set_random_seed(5)
     trainer = Trainer(
-        lambda: build(strategy in RANDOM),
-        strategy,
-        devices=DEVICES.get(strategy),
+        lambda: build(variant in RANDOM),
+        variant.partition(" ")[0],
+        **OPTIONS[variant],
         checkpoints=Checkpoints(folder / "checkpoints", every=EVERY, keep=2),
     )
     with reporting_saves(report):
