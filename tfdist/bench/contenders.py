@@ -75,10 +75,10 @@ class Case:
         finally:
             keras.config.set_dtype_policy(policy)
 
-    def trainer(self) -> Trainer:
+    def trainer(self, **options: Any) -> Trainer:
         """Returns tfdist's trainer."""
-        workload = self.workload
-        return Trainer(workload.build_model, strategy=self.strategy, precision=workload.precision)
+        options |= {"strategy": self.strategy, "precision": self.workload.precision}
+        return Trainer(self.workload.build_model, **options)
 
     def keras_model(self, in_graph: bool) -> keras.Model:
         """Returns Keras's model; `in_graph` sets `steps_per_execution`."""
@@ -129,7 +129,8 @@ def available(case: Case, method: str) -> dict[str, Callable[[Case], Measure]]:
 
     Args:
         case: What they compute.
-        method: "fit", "evaluate" or "predict".
+        method: "fit", "evaluate", "predict", or "checks": `fit` with and without the checks
+            between workers.
     """
     if method == "fit":
         return {
@@ -139,6 +140,12 @@ def available(case: Case, method: str) -> dict[str, Callable[[Case], Measure]]:
             # Keras comes last, so that the others are measured even if it fails.
             "Keras": lambda case: _of_fit(case.keras_model(False).fit, case),
             "Keras, in graph": lambda case: _of_fit(case.keras_model(True).fit, case),
+        }
+    if method == "checks":
+        off = {"check_data": "off", "check_ranks": "off"}
+        return {
+            "tfdist": fit_by_tfdist,
+            "checks off": lambda case: _of_fit(case.trainer(**off).fit, case),
         }
     call = functools.partial(_of_call, method)
     found: dict[str, Callable[[Case], Measure]] = {

@@ -15,6 +15,7 @@ from tfdist.console import tables
 
 if TYPE_CHECKING:
     from tfdist.bench.contenders import Case, Measure, Sample
+    from tfdist.strategies.base import Strategy
 
 DESCRIPTION = "time of a step, compared with plain Keras and a hand-written loop"
 
@@ -25,6 +26,9 @@ _GOALS = {"by hand": 1.05, "Keras": 1.0, "Keras, in graph": 1.0}
 _MLP_GOALS = {"by hand": 1.05, "Keras": 1 / 3}
 #: For whole calls of `evaluate` and `predict`.
 _CALL_GOALS = {"by hand": 1.1, "Keras": 1.0, "Keras, in graph": 1.0}
+#: For the checks between workers, of the smallest model and of all others.
+_CHECKS_GOALS = {"checks off": 1.05}, {"checks off": 1.02}
+_GOALS_BY_METHOD = {"fit": (_MLP_GOALS, _GOALS), "checks": _CHECKS_GOALS}
 #: Relative difference of the losses that rounding does not explain, in float32.
 _SAME_LOSS = 1e-3
 _SMOKE_ROUNDS = 2
@@ -37,8 +41,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="networks to train; resnet50 is for GPUs",
     )  # fmt: skip
     parser.add_argument(
-        "--what", nargs="+", choices=["fit", "evaluate", "predict"], default=["fit"],
-        help="methods of the trainer",
+        "--what", nargs="+", choices=["fit", "evaluate", "predict", "checks"], default=["fit"],
+        help="methods of the trainer, or the cost of the checks between two workers",
     )  # fmt: skip
     parser.add_argument(
         "--replicas", nargs="+", type=PositiveInt, default=[1, 2], metavar="N",
@@ -78,10 +82,19 @@ def run(
     Raises:
         DeviceError: There are fewer devices than replicas.
     """
+    import tfdist
     from tfdist import devices
 
     output = harness.Output("step", json)
     devices.configure(max(replicas))  # before the first strategy starts TensorFlow
+    results = []
+    num_rounds = _SMOKE_ROUNDS if smoke else rounds
+    if "checks" in what:
+        what = [method for method in what if method != "checks"]
+        options = (precision, batch, steps, smoke, num_rounds)
+        for model in models:
+            results.append(tfdist.notebook_launch(_compare_checks, args=(model, *options)))
+            _show(results[-1], output)
     cases = _cases(models, replicas, precision, batch, steps, smoke)
     if profile:
         from tfdist.bench import step_profile
@@ -89,10 +102,9 @@ def run(
         for case in cases:
             step_profile.show(case)
         return
-    results = []
     for case in cases:
         for method in what:
-            results.append(compare(case, _SMOKE_ROUNDS if smoke else rounds, method))
+            results.append(compare(case, num_rounds, method))
             _show(results[-1], output)
     output.conclude(results, _note())
 
@@ -103,7 +115,7 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     Args:
         case: What is trained.
         num_rounds: Measurements of each variant.
-        what: "fit", "evaluate" or "predict".
+        what: As for `contenders.available`.
 
     Returns:
         Model, replicas and, for each variant, its times and tfdist's ratios to them, as they go
@@ -122,7 +134,8 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
         except Exception as error:  # the others are measured, whatever this one fails with
             results[name] = {"error": _one_line(error)}
     samples = rounds.take_turns(ready, num_rounds)
-    goals = _CALL_GOALS if what != "fit" else _MLP_GOALS if case.model == "mlp" else _GOALS
+    of_mlp, of_others = _GOALS_BY_METHOD.get(what, (_CALL_GOALS, _CALL_GOALS))
+    goals = of_mlp if case.model == "mlp" else of_others
     for name, own in samples.items():
         results[name] |= _times(own, case.workload.batch_size)
         if name != "tfdist" and "tfdist" in samples:
@@ -150,17 +163,44 @@ def _cases(
 ) -> Iterator[Case]:
     """Yields each workload on each number of replicas."""
     from tfdist import strategies
-    from tfdist.bench.contenders import Case
 
     for model in models:
         for number in replicas:
-            workload = WORKLOADS[model].tiny() if smoke else WORKLOADS[model]
-            workload = dataclasses.replace(
-                workload, precision=precision, batch_size=batch or workload.batch_size
-            )
             name = "one_device" if number == 1 else "mirrored"
-            strategy = strategies.create(name, number)
-            yield Case(model, workload, strategy, steps or workload.num_steps)
+            yield _case(model, strategies.create(name, number), precision, batch, steps, smoke)
+
+
+def _case(
+    model: str,
+    strategy: Strategy,
+    precision: str,
+    batch: int | None,
+    steps: int | None,
+    smoke: bool,
+) -> Case:
+    """Returns a workload under a strategy."""
+    from tfdist.bench.contenders import Case
+
+    workload = WORKLOADS[model].tiny() if smoke else WORKLOADS[model]
+    workload = dataclasses.replace(
+        workload, precision=precision, batch_size=batch or workload.batch_size
+    )
+    return Case(model, workload, strategy, steps or workload.num_steps)
+
+
+def _compare_checks(
+    model: str,
+    precision: str,
+    batch: int | None,
+    steps: int | None,
+    smoke: bool,
+    num_rounds: int,
+) -> dict[str, Any]:
+    """Compares training with and without checks; called on each of two workers."""
+    from tfdist import strategies
+
+    strategy = strategies.create("multi_worker")
+    return compare(_case(model, strategy, precision, batch, steps, smoke), num_rounds, "checks")
 
 
 def _times(samples: Sequence[Sample], batch_size: int) -> dict[str, Any]:
@@ -193,7 +233,7 @@ def _show(result: dict[str, Any], output: harness.Output) -> None:
         ("", "ms/step", "CPU ms/step", "examples/s", "ratio", "goal"),
         [(name, *_cells(own)) for name, own in result["contenders"].items()],
         f"{result['what']} of {result['model']} in {result['precision']}, "
-        + ("one device" if number == 1 else f"{number} mirrored replicas")
+        + _replicas(result["what"], number)
         + f", batch {result['batch_size']}, {result['steps']} steps, {result['rounds']} rounds",
     )
     for name, own in result["contenders"].items():
@@ -206,6 +246,12 @@ def _show(result: dict[str, Any], output: harness.Output) -> None:
         and max(losses) - min(losses) > _SAME_LOSS * max(map(abs, losses))
     ):
         tables.text(f"The variants compute different losses: {losses}.")
+
+
+def _replicas(what: str, number: int) -> str:
+    if what == "checks":
+        return f"{number} workers"
+    return "one device" if number == 1 else f"{number} mirrored replicas"
 
 
 def _cells(own: dict[str, Any]) -> list[str]:
