@@ -93,6 +93,19 @@ def test_smoke_measures_evaluations_and_predictions(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_smoke_measures_the_checks_between_workers(tmp_path: Path) -> None:
+    line = ["step", "--smoke", "--models", "mlp", "--what", "checks", "--json", "step.json"]
+    done = run(tmp_path, *line)
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads((tmp_path / "step.json").read_text())["results"]
+    assert (result["what"], result["replicas"]) == ("checks", 2)
+    contenders = result["contenders"]
+    assert list(contenders) == ["tfdist", "checks off"]
+    assert contenders["checks off"]["tfdist_ratio"]["goal"] == 1.05
+    assert contenders["checks off"]["first_loss"] == contenders["tfdist"]["first_loss"]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
 def test_smoke_measures_mixed_precision(precision: str, tmp_path: Path) -> None:
     line = ["step", "--smoke", "--models", "mlp", "--replicas", "1", "--batch", "16"]

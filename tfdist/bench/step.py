@@ -92,7 +92,7 @@ def run(
     if "checks" in what:
         what = [method for method in what if method != "checks"]
         options = (precision, batch, steps, smoke, num_rounds)
-        for model in models:
+        for model in models:  # in other processes: workers of one host share its cores
             results.append(tfdist.notebook_launch(_compare_checks, args=(model, *options)))
             _show(results[-1], output)
     cases = _cases(models, replicas, precision, batch, steps, smoke)
