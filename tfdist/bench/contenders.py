@@ -49,7 +49,7 @@ class Case:
         strategy: One object for all contenders: a second `tf.distribute.MirroredStrategy` in a
             process makes plain Keras fail (tensorflow#62790).
         num_steps: Steps of a measurement.
-        exchange: Averages the gradients of the loop by hand over processes, or None.
+        exchange: Averages the gradients of the manual loop over processes, or None.
     """
 
     model: str
