@@ -16,12 +16,12 @@ def fit(batch_size: int, expected: int) -> None:
     trainer.fit(data, epochs=2, verbose=0, callbacks=[callback])
 
 
-def test_batches_of_another_size_are_told_once() -> None:
+def test_warns_once_about_another_batch_size() -> None:
     with pytest.warns(UserWarning, match="where batch_size is 4") as told:
         fit(2, 4)
     assert len(told) == 1
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_short_last_batch_is_none_of_another_size() -> None:
+def test_partial_batch_does_not_warn() -> None:
     fit(7, 7)

@@ -19,7 +19,7 @@ def test_picture_is_drawn_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "curves.png"
     callback = Curves(path)
     run(callback, [{"loss": 1.0, "val_loss": 1.1, "accuracy": 0.5}] * 3)
-    assert not path.exists()  # epochs of no length: not worth a picture each
+    assert not path.exists()  # epochs are too short to draw a picture for each
     callback.on_train_end()
     height, width = matplotlib.image.imread(path).shape[:2]
     assert width > height  # two panels side by side
@@ -32,14 +32,14 @@ def test_picture_is_drawn_while_it_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "curves.png").exists()
 
 
-def test_metrics_that_come_and_go(tmp_path: Path) -> None:
+def test_metrics_missing_in_some_epochs(tmp_path: Path) -> None:
     callback = Curves(tmp_path / "curves.png")
     run(callback, [{"loss": 1.0}, {"loss": 0.5, "val_loss": 0.6}, {"loss": float("nan")}])
     callback.on_train_end()
     assert (tmp_path / "curves.png").exists()
 
 
-def test_many_metrics_stand_in_rows() -> None:
+def test_many_metrics_use_several_rows() -> None:
     names = [f"metric_{i}" for i in range(7)]
     drawn = curves.figure([1, 2], {name: [1.0, 2.0] for name in names}, "smoke run")
     assert [axes.get_title() for axes in drawn.axes] == names

@@ -50,7 +50,7 @@ def test_numbers_that_json_lacks_and_speed(tmp_path: Path) -> None:
     }
 
 
-def test_goes_on_behind_the_lines_of_a_state(tmp_path: Path) -> None:
+def test_restored_state_truncates_later_lines(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_text("1\n22\n")
     state = MetricsLog(path).get_state()

@@ -25,10 +25,10 @@ def fit(verbose: str | int, epochs: int = 2) -> keras.Model:
     return model
 
 
-def test_plain_lines_where_output_is_no_terminal(
+def test_plain_lines_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # another test may run notebooks
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # imported by notebook tests
     fit("auto")
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
@@ -38,7 +38,7 @@ def test_plain_lines_where_output_is_no_terminal(
         assert part in lines[3]
 
 
-def test_one_line_is_redrawn_on_a_terminal(
+def test_redraws_one_line_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_can_redraw", lambda: True)
@@ -48,7 +48,7 @@ def test_one_line_is_redrawn_on_a_terminal(
     (line,) = capsys.readouterr().out.rstrip("\n").split("\n")
     *drawn, last = line.split("\r")[1:]
     assert [one.split()[0] for one in drawn] == ["1/4", "2/4", "3/4", "4/4"]
-    assert {len(one) for one in drawn} == {49}  # cut: one that wraps would not be drawn over
+    assert {len(one) for one in drawn} == {49}  # truncated to fit the terminal
     assert last.startswith(f"4/4 {'━' * 20} ")
     assert "8ms/step - 7.8k rows/s - waiting for data 12 % - loss: " in last
 
@@ -57,7 +57,7 @@ def test_one_line_is_redrawn_on_a_terminal(
     ("number", "text"),
     [(0.123, "0.12"), (9.99, "10"), (999, "999"), (7843.2, "7.8k"), (2.5e6, "2.5M")],
 )
-def test_numbers_as_people_say_them(number: float, text: str) -> None:
+def test_formats_numbers(number: float, text: str) -> None:
     assert progress_line.short(number) == text
 
 

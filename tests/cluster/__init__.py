@@ -1,1 +1,1 @@
-"""The tests of tfdist.cluster."""
+"""Tests of tfdist.cluster."""

@@ -16,7 +16,7 @@ from tfdist.cluster import record
         (8, 1, {}),
     ],
 )
-def test_says_so_where_cores_stay_idle(
+def test_reports_idle_cores(
     own: int, local_size: int, rows: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores = {0: range(own), os.getppid(): range(8)}
@@ -24,7 +24,7 @@ def test_says_so_where_cores_stay_idle(
     assert record.describe_binding(local_size) == rows
 
 
-def test_a_launcher_that_may_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inaccessible_launcher_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(process_id: int) -> set[int]:
         if process_id:
             raise PermissionError

@@ -1,4 +1,4 @@
-"""Thousands of workers that meet: rank 0's cost grows with their number, not with its square."""
+"""Rendezvous of thousands of workers: the cost on rank 0 is linear in their number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clusters(size: int, ranks: range, master: str, addresses: tuple[str, ...]) -
 
 
 def run_workers(members: list[Cluster], parent: Connection) -> None:
-    """Lets many workers of this process meet, and sends how many lists of addresses they got."""
+    """Runs the rendezvous of many workers, and sends how many addresses each one got."""
     raise_limit_of_files()
     parent.send(asyncio.run(meet_all(members)))
 
@@ -41,7 +41,7 @@ def raise_limit_of_files() -> None:
 
 
 def sent_by_rank_0(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Collects the lengths of the lines that this process, which is rank 0, sends."""
+    """Collects the lengths of the lines that this process sends as rank 0."""
     lengths: list[int] = []
     send_last = rendezvous._send_last
 
@@ -55,7 +55,7 @@ def sent_by_rank_0(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("known", [True, False], ids=["addresses", "master"])
-def test_1024_workers_meet(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendezvous_of_1024_workers(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     raise_limit_of_files()
     size = 1024
     ports = free_ports(size if known else 1)

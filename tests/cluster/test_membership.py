@@ -1,4 +1,4 @@
-"""Which cluster each launcher's variables describe, and which contradictions are refused."""
+"""The cluster described by each launcher's environment variables, and contradictions in them."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_variables_of_a_launcher(environ: dict[str, str], expected: tuple) -> No
     ) == expected
 
 
-def test_flags_override_all() -> None:
+def test_flags_override_environment_variables() -> None:
     found = discover(tf_config() | SLURM, workers=["a:1", "b:1", "b:2"], rank=2)
     assert (found.source, found.rank, found.size, found.local_rank) == ("flags", 2, 3, 1)
     assert found.address == "b:2"
 
 
-def test_parameter_servers_and_evaluator_are_no_workers() -> None:
+def test_parameter_servers_and_evaluator_are_not_workers() -> None:
     tasks = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1", "e:1"]}
     seen = [
         discover(tf_config(task, index, **tasks))
@@ -172,7 +172,7 @@ def test_start_up_table() -> None:
     }
 
 
-def test_public_functions_answer_for_the_cluster_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_functions_use_the_current_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
     assert (cluster.rank(), cluster.size(), cluster.is_chief()) == (1, 4, False)
@@ -180,7 +180,7 @@ def test_public_functions_answer_for_the_cluster_in_use(monkeypatch: pytest.Monk
     assert (cluster.rank(), cluster.size(), cluster.is_chief()) == (0, 2, True)
 
 
-def test_barrier_is_the_strategy_s() -> None:
+def test_barrier_uses_the_strategy() -> None:
     calls = []
     cluster.barrier()  # alone
     cluster.use(Cluster("flags", rank=0, size=2))

@@ -21,14 +21,14 @@ def program(folder: Path, name: str, says: str = "", code: int = 0) -> None:
         ("something else", "MPI", ""),
     ],
 )
-def test_mpirun_tells_what_it_is(says: str, kind: str, version: str, tmp_path: Path) -> None:
+def test_detects_the_mpi_library(says: str, kind: str, version: str, tmp_path: Path) -> None:
     program(tmp_path, "mpirun", says)
     found = mpi_library.find(str(tmp_path))
     assert found == mpi_library.Mpi(kind, version, str(tmp_path / "mpirun"), compiler=None)
     assert str(found) == f"{kind} {version}".strip()
 
 
-def test_compiler_is_that_of_the_same_path(tmp_path: Path) -> None:
+def test_compiler_is_on_the_same_path(tmp_path: Path) -> None:
     program(tmp_path, "mpirun", "mpirun (Open MPI) 5.0.11")
     program(tmp_path, "mpicxx")
     found = mpi_library.find(str(tmp_path))
@@ -36,7 +36,7 @@ def test_compiler_is_that_of_the_same_path(tmp_path: Path) -> None:
     assert found.compiler == str(tmp_path / "mpicxx")
 
 
-def test_none_without_an_mpirun_that_runs(tmp_path: Path) -> None:
+def test_broken_mpirun_is_ignored(tmp_path: Path) -> None:
     assert mpi_library.find(str(tmp_path)) is None
     program(tmp_path, "mpirun", "mpirun (Open MPI) 4.1.4", code=1)
     assert mpi_library.find(str(tmp_path)) is None

@@ -1,4 +1,4 @@
-"""Addresses that all hosts reach."""
+"""Selection of addresses that all hosts can reach."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_workers_of_one_host_use_the_loopback() -> None:
     assert reachable([host("10.0.0.1")] * 3) == ["127.0.0.1"] * 3
 
 
-def test_the_network_that_all_share_and_not_a_bridge_that_each_has() -> None:
+def test_chooses_the_shared_network_over_local_bridges() -> None:
     hosts = [host("10.1.0.1", "10.0.0.1"), host("10.0.0.2"), host("10.2.0.3", "10.0.0.3")]
     assert reachable([*hosts, hosts[1]]) == ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.2"]
 
 
-def test_without_a_shared_network_the_routers_know() -> None:
+def test_without_a_shared_network_uses_the_route() -> None:
     hosts = [host("10.1.0.1", default="10.1.0.1"), host("10.2.0.1", default="10.2.0.1")]
     assert reachable(hosts) == ["10.1.0.1", "10.2.0.1"]
 

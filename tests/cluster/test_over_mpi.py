@@ -1,4 +1,4 @@
-"""Addresses over MPI: real ones under mpirun where it is installed, and errors without it."""
+"""Addresses exchanged over MPI: under mpirun if it is installed, and errors without it."""
 
 from __future__ import annotations
 

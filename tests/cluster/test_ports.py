@@ -1,4 +1,4 @@
-"""Ports that are chosen now and listened on later."""
+"""Ports that are reserved first and used later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from tfdist.cluster.networks import free_ports, held_ports
 
 
-def test_held_ports_are_nobody_elses_until_then() -> None:
+def test_reserved_ports_are_not_reused() -> None:
     with held_ports(50) as held:
         assert len(set(held)) == 50
         assert not set(held) & set(free_ports(50))
@@ -16,7 +16,7 @@ def test_held_ports_are_nobody_elses_until_then() -> None:
         pass
 
 
-def test_workers_that_are_seeded_alike_choose_for_themselves() -> None:
+def test_equal_seeds_choose_different_ports() -> None:
     random.seed(1)
     first = free_ports(5)
     random.seed(1)

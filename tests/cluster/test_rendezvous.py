@@ -1,4 +1,4 @@
-"""Workers that come together, and every way in which they do not. Workers are threads here."""
+"""Rendezvous of workers, and its failures. Workers are threads here."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tfdist.cluster.networks import free_ports
 from tfdist.errors import ClusterError
 
 LONG = 30.0
-SHORT = 0.3  # for what never comes, whoever asks
-#: Of which one comes and another does not: the one has to have come by then, on a busy machine too.
+SHORT = 0.3  # Time-out in seconds where a worker is missing.
+#: Time-out where one worker joins and another is missing: long enough for a busy machine.
 IN_BETWEEN = 2.0
 
 
@@ -41,7 +41,7 @@ def with_addresses(size: int) -> list[Cluster]:
 
 
 def exchange(clusters: Sequence[Cluster], seconds: float = LONG) -> list[Cluster | ClusterError]:
-    """What each worker gets or raises."""
+    """Returns what each worker gets or raises."""
 
     def worker(cluster: Cluster) -> Cluster | ClusterError:
         try:
@@ -79,14 +79,14 @@ def test_addresses_reach_the_leaves_of_a_tree(monkeypatch: pytest.MonkeyPatch) -
     assert len(set(addresses)) == 9
 
 
-def test_worker_whose_parent_in_the_tree_has_ended() -> None:
+def test_worker_whose_parent_in_the_tree_failed() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ClusterError, match=r"Rank 20 did not receive .* addresses from rank 1 at"):
         asyncio.run(relay.fetch(address, 20))
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_known_addresses_stay_and_are_free_again(size: int) -> None:
+def test_known_addresses_are_kept_and_ports_released(size: int) -> None:
     clusters = with_addresses(size)
     outcomes = exchange(clusters)
     assert not errors(outcomes)
@@ -98,20 +98,20 @@ def test_known_addresses_stay_and_are_free_again(size: int) -> None:
             pass
 
 
-def test_one_process_needs_nobody() -> None:
+def test_single_process_needs_no_rendezvous() -> None:
     (address,) = exchange_addresses(Cluster("one process", 0, 1)).addresses
     assert address.startswith("localhost:")
 
 
 @pytest.mark.parametrize("make", [with_master, with_addresses])
-def test_workers_that_never_come_are_named_to_all(make: type) -> None:
+def test_all_workers_report_missing_ranks(make: type) -> None:
     clusters = make(4)
     said = errors(exchange([clusters[0], clusters[2]], IN_BETWEEN))
     assert len(said) == 2
     assert all("Rank 1, 3 of 4 did not come to rank 0" in text for text in said)
 
 
-def test_rank_0_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rank_0_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_MESSAGE_SECONDS", 0.1)
     (said,) = errors(exchange([with_master(2)[1]], SHORT))
     assert "Rank 1 waited 0 s for rank 0 at 127.0.0.1:" in said
@@ -119,14 +119,14 @@ def test_rank_0_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("make", [with_master, with_addresses])
 @pytest.mark.parametrize("twice", [0, 1])
-def test_two_workers_of_one_rank_both_hear_of_it(make: type, twice: int) -> None:
+def test_duplicate_rank_raises_on_both_workers(make: type, twice: int) -> None:
     clusters = make(3)
     said = errors(exchange([clusters[0], clusters[twice], clusters[twice]][: 2 + twice]))
     assert len(said) == 2 + twice
     assert all(f"Two workers are rank {twice}" in text for text in said)
 
 
-def test_workers_that_disagree_about_the_cluster() -> None:
+def test_different_address_lists_raise() -> None:
     first, second = with_addresses(2)
     elsewhere = f"127.0.0.1:{free_ports(1)[0]}"
     second = dataclasses.replace(second, addresses=(first.addresses[0], elsewhere))
@@ -147,7 +147,7 @@ def test_port_in_use(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Address already in use" in said[rank]
 
 
-def test_strangers_are_sent_away() -> None:
+def test_unrelated_connections_are_closed() -> None:
     clusters = with_master(2)
     host, _, port = clusters[0].master.partition(":")
 
@@ -177,7 +177,7 @@ def test_strangers_are_sent_away() -> None:
     assert not errors(outcomes)
 
 
-def test_workers_of_another_job_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_another_job_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     clusters = with_master(2)
     monkeypatch.setattr(rendezvous, "_MESSAGE_SECONDS", 2.0)
     keys = iter([b"one job", b"another job"])
@@ -188,7 +188,7 @@ def test_workers_of_another_job_are_not_heard(monkeypatch: pytest.MonkeyPatch) -
     assert any("is TFDIST_JOB_SECRET the same on all workers?" in text for text in said)
 
 
-def test_an_unsigned_message_completes_no_cluster() -> None:
+def test_unsigned_message_is_ignored() -> None:
     clusters = with_master(2)
     host, _, port = clusters[0].master.partition(":")
     message = b'{"rank":1,"size":2,"cluster":"","address":"h:1","problem":"","gpus":[]}\n'
@@ -249,7 +249,7 @@ def test_escape_sequences_of_a_worker_are_not_printed() -> None:
         (["10.1.2.3", "10.1.2.4"], "10.1.2.3"),
     ],
 )
-def test_listens_where_the_others_are(
+def test_listens_on_the_network_of_the_workers(
     hosts: list[str], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = {"eth0": [SimpleNamespace(address="10.1.2.3")], "lo": [SimpleNamespace(address="::1")]}
@@ -257,19 +257,19 @@ def test_listens_where_the_others_are(
     assert networks.listen_address(hosts) == address
 
 
-def test_meeting_again_is_not_needed() -> None:
+def test_second_rendezvous_is_not_needed() -> None:
     (one,) = exchange(with_master(1))
     assert isinstance(one, Cluster)
     with socket.create_server(("", int(one.address.rpartition(":")[2]))):  # as TensorFlow's does
         assert exchange_addresses(one) is one
 
 
-def test_parameter_servers_do_not_come() -> None:
+def test_parameter_servers_in_a_rendezvous_raise() -> None:
     with pytest.raises(ClusterError, match="use --strategy parameter_server"):
         exchange_addresses(Cluster("TF_CONFIG", 0, 1, addresses=("a:1",), ps=("b:1",)))
 
 
-def test_within_a_notebook_s_loop() -> None:
+def test_rendezvous_inside_a_running_event_loop() -> None:
     async def cell() -> list[Cluster]:
         return [exchange_addresses(one, LONG) for one in with_master(1)]
 

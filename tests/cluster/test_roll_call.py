@@ -1,4 +1,4 @@
-"""The ranks of Horovod's Gloo know who is missing before Gloo waits for them."""
+"""The ranks of Horovod's Gloo detect missing ranks before Gloo waits for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not horovod.installed(), reason="no Horovod: mak
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """That of a launcher, as its workers' variables name it."""
+    """The rendezvous server of a launcher, as in its workers' environment variables."""
     with held_ports(1) as (port,):
         pass
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
@@ -30,21 +30,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("server")
-def test_all_go_on_when_all_have_come() -> None:
+def test_continues_when_all_ranks_are_present() -> None:
     with ThreadPoolExecutor(3) as pool:
         places = list(pool.map(lambda rank: roll_call(rank, 3, 60.0), range(3)))
     assert [sorted(of_others) for of_others in places] == [[1, 2], [0, 2], [0, 1]]
-    with socket.create_server(("127.0.0.1", 0)) as stopped:  # takes connections, and no bytes
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # accepts, but sends nothing
         assert silent(places[0]) == []
         assert silent({2: f"127.0.0.1:{stopped.getsockname()[1]}"}, seconds=0.5) == [2]
 
 
 @pytest.mark.usefixtures("server")
-def test_missing_ranks_are_named_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_report_missing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "_EXTRA_SECONDS", 0.0)
     with pytest.raises(ClusterError, match="Rank 1 of 3 waited 0 s in start-up for rank 0:"):
         roll_call(1, 3, 0.0)
-    for rank in (0, 1):  # which knows it from rank 0
+    for rank in (0, 1):  # learns it from rank 0
         with pytest.raises(ClusterError, match=f"Rank {rank} of 3 waited 0 s .* for rank 2:"):
             roll_call(rank, 3, 0.0)
 
@@ -71,7 +71,7 @@ def test_number_of_requests_is_proportional_to_the_number_of_ranks(
     assert len(requests) == 2 * size - 1
 
 
-def test_a_launcher_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_that_exited(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_ports(1) as (port,):
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(port))
@@ -79,6 +79,6 @@ def test_a_launcher_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
             roll_call(0, 2)
 
 
-def test_without_such_a_server_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_no_rank_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
     assert not roll_call(0, 2, 0.0)

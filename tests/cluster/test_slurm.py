@@ -1,4 +1,4 @@
-"""Slurm's shorthands for hosts and tasks, and the addresses that follow from them."""
+"""Slurm's compact lists of hosts and tasks, and the addresses derived from them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_hosts(text: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n]", "n[]", "a,,b"])
-def test_hosts_that_are_none(text: str) -> None:
+def test_invalid_host_list_raises(text: str) -> None:
     with pytest.raises(ClusterError, match="expected the form"):
         slurm.expand_hosts(text)
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=20), st.integers(1, 4))
-def test_every_number_of_a_bracket_is_a_host(numbers: list[int], width: int) -> None:
+def test_expands_ranges_in_brackets(numbers: list[int], width: int) -> None:
     written = [f"{number:0{width}d}" for number in numbers]
     assert slurm.expand_hosts(f"n[{','.join(written)}]") == [f"n{number}" for number in written]
 
@@ -49,7 +49,7 @@ def test_counts(text: str, counts: list[int]) -> None:
     assert slurm.expand_counts(text) == counts
 
 
-def test_counts_that_are_none() -> None:
+def test_invalid_task_counts_raise() -> None:
     with pytest.raises(ClusterError, match="2x3"):
         slurm.expand_counts("2x3")
 
@@ -80,7 +80,7 @@ def test_all_ranks_compute_the_same_addresses() -> None:
     assert [cluster.local_size for cluster in seen if cluster] == [2, 2, 1]
 
 
-def test_batch_script_is_no_task_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_script_is_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
         "SLURM_PROCID": "0",
         "SLURM_NTASKS": "2",
@@ -103,7 +103,7 @@ def test_steps_of_a_job_do_not_share_ports() -> None:
     assert one.addresses != two.addresses
 
 
-def test_tasks_dealt_out_in_turn() -> None:
+def test_cyclic_distribution_of_tasks() -> None:
     cluster = slurm.read_slurm(environ(1, 4, "n[1-2]", "2(x2)", SLURM_DISTRIBUTION="cyclic"))
     assert cluster is not None
     assert [address[:2] for address in cluster.addresses] == ["n1", "n2", "n1", "n2"]

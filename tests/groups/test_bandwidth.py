@@ -4,7 +4,7 @@ from tfdist import strategies
 from tfdist.groups import traffic
 
 
-def test_ones_add_up_to_the_number_of_replicas() -> None:
+def test_sum_of_ones_is_the_number_of_replicas() -> None:
     seconds, total = traffic.measure_all_reduce(strategies.create("mirrored", devices=3), 4000)
     assert total == 3
     assert seconds > 0

@@ -1,4 +1,4 @@
-"""Buckets of gradients: their order and their size."""
+"""Gradient buckets: their order and size."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _gradients(*kilobytes: int) -> dict[int, Any]:
     return {i: tf.zeros([size * _KB // 4]) for i, size in enumerate(kilobytes)}
 
 
-def test_what_the_tape_makes_first_crosses_first() -> None:
+def test_buckets_follow_the_order_of_the_backward_pass() -> None:
     weights = [tf.Variable([float(i)]) for i in range(4)]
     found: list[Any] = []
 
     @tf.function(autograph=False)
     def backward(x: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            for i in (2, 0, 3, 1):  # not the order in which the model has them
+            for i in (2, 0, 3, 1):  # not the order of the model's variables
                 x = x * weights[i]
         found.extend(buckets.in_order(dict(enumerate(tape.gradient(x, weights))), 4))
 
@@ -40,17 +40,17 @@ def test_what_the_tape_makes_first_crosses_first() -> None:
         ("auto", [[4, 3, 2, 1, 0]]),
     ],
 )
-def test_a_bucket_holds_as_much_as_it_may_or_one(num_bytes: Any, expected: list) -> None:
+def test_bucket_size_limit(num_bytes: Any, expected: list) -> None:
     assert buckets.in_order(_gradients(1, 1, 9, 1, 2), num_bytes) == expected
 
 
-def test_by_itself_it_sends_an_eighth_at_a_time() -> None:
+def test_default_bucket_size_is_an_eighth_of_the_gradients() -> None:
     assert buckets.in_order(_gradients(*[4096] * 4), "auto") == [[3], [2], [1], [0]]
     assert buckets.in_order({}, "auto") == [[]]
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_bucket_waits_for_the_one_before_where_it_has_to(wait: bool) -> None:
+def test_bucket_waits_for_the_previous_one_on_request(wait: bool) -> None:
     @tf.function(autograph=False)
     def sums() -> list:
         return buckets.each(

@@ -1,4 +1,4 @@
-"""Cutting tensors up and packing them changes how they cross, never what comes out."""
+"""Splitting and packing of tensors for communication, which must not change results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TENSORS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64", "int
 
 @settings(max_examples=40, deadline=None)
 @given(TENSORS, st.integers(8, 100))
-def test_pieces_are_small_and_come_back_together(
+def test_splits_and_reassembles_tensors(
     wanted: list[tuple[tuple[int, ...], str]], num_bytes: int
 ) -> None:
     tensors = [
@@ -31,7 +31,7 @@ def test_pieces_are_small_and_come_back_together(
         np.testing.assert_array_equal(result, 2 * tensor)
 
 
-def test_small_tensors_stay_whole() -> None:
+def test_small_tensors_are_not_split() -> None:
     seen: list[int] = []
 
     def counted(pieces: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -57,7 +57,7 @@ def test_fusion_keeps_order_values_and_kinds() -> None:
         return [t if isinstance(t, tf.IndexedSlices) else t * 2 for t in packed]
 
     results = fused(double, tensors)
-    assert calls == [4]  # floats, int64, the large one and the slices
+    assert calls == [4]  # floats, int64, the large tensor, and the slices
     for result, tensor in zip(results, tensors, strict=True):
         if isinstance(tensor, tf.IndexedSlices):
             assert result is tensor

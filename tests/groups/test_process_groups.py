@@ -1,4 +1,4 @@
-"""Process groups exchange the same values, whichever library carries them."""
+"""Process groups over different libraries exchange the same values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEEDS_HOROVOD = pytest.mark.skipif(
 
 
 def exchanges(kind: str) -> Callable[[], dict[str, Any]]:
-    """Joins the group in a worker; what it returns makes every kind of exchange."""
+    """Runs in a worker: joins the group, and returns a function that runs every collective."""
     if kind == "horovod":
         from tfdist.groups.horovod import HorovodGroup
 
@@ -33,7 +33,7 @@ def exchanges(kind: str) -> Callable[[], dict[str, Any]]:
 
         group = CollectiveGroup(2)
 
-    # An argument: TensorFlow evaluates a Horovod operation on constants ahead of time.
+    # As an argument, because TensorFlow evaluates a Horovod op on constants ahead of time.
     def vector(rank: tf.Tensor, size: int, dtype: Any = tf.float32) -> tf.Tensor:
         return tf.cast(tf.range(size), dtype) + tf.cast(rank, dtype)
 
@@ -124,7 +124,7 @@ def test_two_processes_exchange_every_kind_of_value(kind: str) -> None:
     assert second == EXPECTED
 
 
-def test_a_process_alone_gets_back_what_it_sends() -> None:
+def test_single_process_receives_its_own_values() -> None:
     group, tensors = LocalGroup(), [tf.constant([1.0, 2.0])]
     assert group.all_reduce(tensors) is tensors
     assert group.reduce_scatter(tensors) is tensors
@@ -134,7 +134,7 @@ def test_a_process_alone_gets_back_what_it_sends() -> None:
     assert _raised(group) == "DataError: no data"
 
 
-def test_the_type_of_an_error_of_rank_0_reaches_the_other_ranks() -> None:
+def test_errors_of_rank_0_keep_their_type_on_other_ranks() -> None:
     class SecondRank(LocalGroup):
         rank = 1
 
@@ -145,7 +145,7 @@ def test_the_type_of_an_error_of_rank_0_reaches_the_other_ranks() -> None:
         from_rank0(SecondRank(), lambda: "not called")
 
 
-def test_an_incomplete_group_cannot_be_created() -> None:
+def test_abstract_group_cannot_be_instantiated() -> None:
     class Incomplete(ProcessGroup):
         size, rank, local_rank = 2, 0, 0
 
@@ -162,7 +162,7 @@ def test_shards_differ_by_one_element_at_most(size: int, owners: int, expected: 
 
 
 class _Pair(LocalGroup):
-    """A group of this process and another, whose numbers are this one's, or differ by 1."""
+    """A group of two processes, in which the other has equal values or values that differ by 1."""
 
     def __init__(self, is_same: bool) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class _Pair(LocalGroup):
 
 
 @pytest.mark.parametrize(("is_same", "lengths"), [(True, [1]), (False, [1, 3])])
-def test_variables_that_are_the_same_cost_a_number(is_same: bool, lengths: list[int]) -> None:
+def test_equal_variables_exchange_one_number(is_same: bool, lengths: list[int]) -> None:
     variables = [keras.Variable(np.ones(number)) for number in (1, 2, 3)]
     group = _Pair(is_same)
     with contextlib.nullcontext() if is_same else pytest.raises(ClusterError, match="3 of 3"):

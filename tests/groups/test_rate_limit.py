@@ -1,4 +1,4 @@
-"""What of a backward pass waits for sums, and that nothing waits for itself."""
+"""The rate limit of gradient buckets delays them, without cyclic dependencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _chain(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
 
 
 def _with_a_skip(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
-    """Of which the first weight's gradient needs all others' way back and none of it."""
+    """A model whose first weight's gradient depends on all other gradients."""
     return _chain(x, weights) + x * weights[-1]
 
 
@@ -32,7 +32,7 @@ def _all_used_twice(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
 
 
 def _step(model: Callable, num_bytes: int) -> Any:
-    """Returns a `tf.function` of gradients and of what stands for their sums, a bucket each."""
+    """Returns a `tf.function` that computes gradients and simulated sums, one bucket each."""
     weights = [tf.Variable(tf.fill([_SIZE], 1.0 + i)) for i in range(_BUCKETS)]
 
     @tf.function(autograph=False)
@@ -48,7 +48,7 @@ def _step(model: Callable, num_bytes: int) -> Any:
 
 
 def _waited_for(step: Any) -> list[list[int]]:
-    """Returns, by bucket, of which others the sums have to be there before its gradient is."""
+    """Returns, by bucket, the other buckets whose sums its gradient waits for."""
     graph = step.get_concrete_function(tf.TensorSpec([_SIZE])).graph
     flat = graph.structured_outputs
     gradients, sums = ([_source(own.op) for (own,) in each] for each in flat)
@@ -75,26 +75,26 @@ def _all_before(operation: tf.Operation) -> set[tf.Operation]:
 @pytest.mark.parametrize(
     ("num_bytes", "unsent"), [(1, 2), (2 * 16, 2), (3 * 16, 3), (5 * 16, 5), (1 << 20, 5)]
 )
-def test_as_many_buckets_as_the_bytes_allow_are_on_their_way(num_bytes: int, unsent: int) -> None:
+def test_byte_limit_bounds_buckets_in_flight(num_bytes: int, unsent: int) -> None:
     expected = [list(range(max(0, number + 1 - unsent))) for number in range(_BUCKETS)]
     assert _waited_for(_step(_chain, num_bytes)) == expected
 
 
 @pytest.mark.parametrize("model", [_chain, _with_a_skip, _all_used_twice])
-def test_it_ends_with_the_same_gradients(model: Callable) -> None:
+def test_rate_limit_does_not_change_gradients(model: Callable) -> None:
     x = tf.linspace(-1.0, 1.0, _SIZE)
     held, free = (_step(model, num_bytes)(x) for num_bytes in (1, 1 << 20))
     for one, other in zip(tf.nest.flatten(held), tf.nest.flatten(free), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_a_sum_needs_waits_for_no_later_one() -> None:
+def test_sums_wait_only_for_earlier_buckets() -> None:
     for number, waited_for in enumerate(_waited_for(_step(_with_a_skip, 1))):
         assert all(other <= number - 2 for other in waited_for)
 
 
-def test_effects_stay_in_the_order_in_which_they_were_traced() -> None:
-    """Of BatchNorm's sums on the way back: TensorFlow has later collectives wait for them."""
+def test_side_effects_keep_their_traced_order() -> None:
+    """As BatchNorm's backward all-reduce: TensorFlow orders later collectives after it."""
     weights = [tf.Variable(tf.fill([_SIZE], 1.0 + i)) for i in range(_BUCKETS)]
     token = tf.Variable(0)
 
@@ -122,10 +122,8 @@ def test_effects_stay_in_the_order_in_which_they_were_traced() -> None:
 
 
 @pytest.mark.parametrize(("num_bytes", "is_held"), [(16, True), (None, False), ("auto", False)])
-def test_two_buckets_of_the_size_that_was_chosen_cross_at_a_time(
-    num_bytes: Any, is_held: bool
-) -> None:
-    """By themselves those of 25 MB, which these gradients do not fill."""
+def test_two_buckets_of_the_chosen_size_are_in_flight(num_bytes: Any, is_held: bool) -> None:
+    """The default bucket size of 25 MB is larger than these gradients."""
 
     @tf.function(autograph=False)
     def sums(x: tf.Tensor) -> list:
@@ -138,5 +136,5 @@ def test_two_buckets_of_the_size_that_was_chosen_cross_at_a_time(
     assert bool(waiting) == is_held
 
 
-def test_outside_of_a_graph_all_is_done_already() -> None:
+def test_eager_mode_adds_no_dependencies() -> None:
     buckets.limit_rate([[tf.ones([4])]] * 4, [[tf.ones([4])]] * 4, 1)

@@ -1,4 +1,4 @@
-"""Keys of sums of varying size are each used for one operation and one size."""
+"""Each collective key of sums of varying size belongs to one op and one size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist.groups.varying_sizes import MOST_OPERATIONS, VaryingSizes, keys
 
 MOST_ELEMENTS = tf.int32.max
 
-#: Near the places where the keys of a group end, where two might come out as one.
+#: Near the ends of the key ranges of groups, where collisions would occur.
 _NUMBERS = st.one_of(st.integers(0, 2000), st.integers(MOST_OPERATIONS - 2000, MOST_OPERATIONS - 1))
 _SIZES = st.one_of(
     st.integers(0, 5),
@@ -26,7 +26,7 @@ _SIZES = st.one_of(
 
 
 def tokens(places: list[str]) -> list[tf.Variable]:
-    """Returns an ordering token on each of some devices."""
+    """Returns an ordering token on each of several devices."""
     made = []
     for place in places:
         with tf.device(place):
@@ -41,7 +41,7 @@ def key(operation: int, size: int) -> tuple[int, int]:
 
 @settings(deadline=None, max_examples=50)
 @given(a=st.tuples(_NUMBERS, _SIZES), b=st.tuples(_NUMBERS, _SIZES))
-def test_no_two_have_the_same_keys(a: tuple[int, int], b: tuple[int, int]) -> None:
+def test_keys_are_unique(a: tuple[int, int], b: tuple[int, int]) -> None:
     assert (key(*a) == key(*b)) == (a == b)
     assert all(0 < part < 1 << 31 for part in (key(*a)[0], key(*a)[1] + 1))
 
@@ -51,12 +51,12 @@ def test_most_sums_have_one_group() -> None:
     assert len({key(number, size)[0] for number in (0, 100, 511) for size in (0, 1 << 21)}) == 1
 
 
-def test_beyond_the_range_is_refused() -> None:
+def test_key_out_of_range_raises() -> None:
     with pytest.raises(ConfigurationError, match=f"has built {MOST_OPERATIONS} sums"):
         key(MOST_OPERATIONS, 1)
 
 
-def test_strategy_objects_and_their_replicas_count_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_strategy_objects_use_new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varying_sizes, "_OPERATIONS_A_GROUP", 2)
     one, other = (VaryingSizes(tokens(["CPU:0", "CPU:0"]), 0, 2, "ring") for _ in range(2))
     first = [one._next_operation(0) for _ in range(3)]
@@ -70,7 +70,7 @@ def test_strategy_objects_and_their_replicas_count_on(monkeypatch: pytest.Monkey
 def test_sums_of_changing_sizes_over_several_groups(
     num_replicas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One beyond 2^22 elements, and more than have one group; the second time by another object."""
+    """More than 2^22 elements, and more sums than in one group; repeated by a new object."""
     monkeypatch.setattr(varying_sizes, "_OPERATIONS_A_GROUP", 2)
     places = [f"/device:{name}" for name in devices.resolve(3, 3)][:num_replicas]
     sums = VaryingSizes(tokens(places), 0, num_replicas, "ring")

@@ -1,4 +1,4 @@
-"""One pool of two ranks, started once, that runs the programs of all tests here."""
+"""A pool of two ranks, started once, that runs the programs of all tests in this folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Run = Callable[[str], list[Any]]
 
 
 def _programs() -> Callable[[str], Any]:
-    """In a rank: returns what runs a program."""
-    import tests  # noqa: F401 - quietens TensorFlow
+    """Runs in a rank: returns a function that runs a program."""
+    import tests  # noqa: F401 - silences TensorFlow
     import tfdist.horovod as hvd
 
     hvd.init()
@@ -24,9 +24,9 @@ def _programs() -> Callable[[str], Any]:
     return lambda program: PROGRAMS[program]()
 
 
-@pytest.fixture(scope="module")  # ranks that wait for work are busy asking for it
+@pytest.fixture(scope="module")  # idle ranks use CPU time
 def run() -> Iterator[Run]:
-    """Runs a program of `tests.horovod.programs`; returns what it returned, by rank."""
+    """Returns a function that runs a program of `tests.horovod.programs` on each rank."""
     pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     with AnsweringPool(Layout("horovod", 2, via="mpirun"), _programs) as pool:
 
@@ -39,7 +39,7 @@ def run() -> Iterator[Run]:
         yield on_all_ranks
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist collects groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent:

@@ -1,4 +1,4 @@
-"""What the ranks of the group run; each returns what the test in the parent compares."""
+"""Programs that the ranks run; the tests in the parent process compare their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfdist.horovod.exchange import exchanges_of
 
 
 def train(name: str) -> list[np.ndarray]:
-    """The weights of a case."""
+    """Returns the weights of a case."""
     case = CASES[name]
     options = case.options | {}
     if "op" in options:
@@ -36,7 +36,7 @@ def train(name: str) -> list[np.ndarray]:
 
 
 def overflow(wrap: Callable[[], keras.optimizers.Optimizer]) -> dict[str, Any]:
-    """Rank 1's third batch of six overflows."""
+    """Returns the results if rank 1's third batch of six overflows."""
     model, optimizer = dense(), wrap()
     x, y = (share(part, hvd.rank(), hvd.size()).copy() for part in (X, Y))
     if hvd.rank() == 1:
@@ -58,7 +58,7 @@ def scaled_inside() -> keras.optimizers.Optimizer:
 
 
 def start_from_rank_1() -> dict[str, Any]:
-    """Ranks that start apart; nothing is learnt."""
+    """Ranks with different initial weights; the learning rate is 0."""
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dropout(0.5, seed=hvd.rank()), keras.layers.Dense(1)]
     )
@@ -80,7 +80,7 @@ def start_from_rank_1() -> dict[str, Any]:
 
 
 def raised(make: Callable[[], Any]) -> str:
-    """The message of an error that is one of tfdist's."""
+    """Returns the message of a tfdist error."""
     try:
         make()
     except TfdistError as error:
@@ -113,7 +113,7 @@ def on_other_numbers_of_batches() -> None:
 
 
 def without_input() -> list[np.ndarray]:
-    """A model that has no weights before its first batch; those of the ranks would differ."""
+    """A model without weights before its first batch; initial weights would differ by rank."""
     keras.utils.set_random_seed(1 + hvd.rank())
     model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
     rows = tuple(share(part, hvd.rank(), hvd.size()) for part in (X, Y))
@@ -123,7 +123,7 @@ def without_input() -> list[np.ndarray]:
 
 
 def loaded() -> int:
-    """How often the optimizer of a model that was saved and loaded exchanges its gradients."""
+    """Returns how often the optimizer of a saved and loaded model reduces its gradients."""
     model = dense()
     model.compile(hvd.DistributedOptimizer(sgd()), "mse")
     with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +168,7 @@ def scheduled_twice() -> None:
 
 
 def metrics_of_uneven_shards() -> dict[str, list[float]]:
-    """Three quarters of the rows on rank 0; nothing is learnt."""
+    """Three quarters of the rows are on rank 0; the learning rate is 0."""
     rows = slice(0, 36) if hvd.rank() == 0 else slice(36, 48)
     model = dense()
     auc = keras.metrics.AUC(num_thresholds=20, from_logits=True)
@@ -183,7 +183,7 @@ def metrics_of_uneven_shards() -> dict[str, list[float]]:
 
 
 def learning_rates() -> dict[str, Any]:
-    """A warmup of two epochs, then steps; four batches an epoch."""
+    """A warm-up of two epochs, then steps, with four batches per epoch."""
     seen: list[float] = []
 
     class Watch(keras.callbacks.Callback):
@@ -203,7 +203,7 @@ def learning_rates() -> dict[str, Any]:
 
 
 def velocity() -> list[np.ndarray]:
-    """Two steps on one batch with gradients of 1; the second at twice the rate."""
+    """Two steps on one batch with gradients of 1, the second at twice the learning rate."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(hvd.DistributedOptimizer(sgd()), "mae")
     schedule = hvd.LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch)
@@ -213,7 +213,7 @@ def velocity() -> list[np.ndarray]:
 
 
 def saved() -> str:
-    """Where rank 0 saved its model; its file is the parent's to remove."""
+    """Returns the path to which rank 0 saved its model. The parent process removes the file."""
     model = dense()
     fit(model, hvd.DistributedOptimizer(sgd(clipnorm=0.1)), (X, Y), 1)
     if hvd.rank():
@@ -248,7 +248,7 @@ def operations() -> dict[str, Any]:
     mine = float(hvd.rank())
     seed = keras.Variable([hvd.rank(), 2**32 - 1 - hvd.rank()], dtype="uint32")
     plain = tf.Variable([mine])
-    large = tf.Variable(tf.fill([FUSION_LIMIT], mine))  # crosses by itself
+    large = tf.Variable(tf.fill([FUSION_LIMIT], mine))  # is reduced without fusion
     hvd.broadcast_variables([large, seed, plain], root_rank=1)
     return {
         "average": float(hvd.allreduce(mine)),

@@ -1,4 +1,4 @@
-"""The callbacks in plain `fit` over two ranks."""
+"""Horovod callbacks in plain `fit` on two ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_all_ranks_start_from_the_root_rank(run: Run) -> None:
     assert first["seeds"] != [1], "both ranks would draw the same masks"
 
 
-def test_a_model_without_an_input_starts_from_the_root_rank(run: Run) -> None:
+def test_unbuilt_model_starts_from_the_root_rank(run: Run) -> None:
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
     fit(model, sgd(), (X, Y), 1)
@@ -42,7 +42,7 @@ def test_refuses(program: str, says: str, run: Run) -> None:
         assert says in message
 
 
-def test_metrics_are_those_of_all_rows(run: Run) -> None:
+def test_metrics_cover_all_rows(run: Run) -> None:
     first, second = run("metrics_of_uneven_shards")
     assert first == second
     model = dense()
@@ -66,6 +66,6 @@ def test_learning_rate_rises_and_falls(run: Run) -> None:
 
 
 def test_velocity_follows_the_learning_rate(run: Run) -> None:
-    # Steps: 0.1, and then 0.9 of that at twice the rate, and 0.2.
+    # Steps: 0.1, then 0.9 of that at twice the rate, and 0.2.
     for (weights,) in run("velocity"):
         np.testing.assert_allclose(weights, 50.0 - 0.1 - (0.9 * 0.2 + 0.2), 1e-6)

@@ -1,4 +1,4 @@
-"""Models and rows of the tests, for one device and for the ranks that share them."""
+"""Models and data for one device and for ranks that split each batch."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def fit(
     size: int,
     callbacks: Any = None,
 ) -> None:
-    """Trains for two epochs on batches of `BATCH_SIZE` over all ranks."""
+    """Trains for two epochs with a global batch of `BATCH_SIZE`."""
     model.compile(optimizer, "mse")
     options = {"epochs": 2, "shuffle": False, "verbose": 0, "callbacks": callbacks}
     model.fit(*rows, batch_size=BATCH_SIZE // size, **options)
 
 
 def loop(model: keras.Model, optimizer: keras.optimizers.Optimizer, rows: Any, size: int) -> None:
-    """The same, without Keras's loop."""
+    """The same in a custom training loop."""
 
     @tf.function
     def step(x: tf.Tensor, y: tf.Tensor) -> None:
@@ -121,6 +121,6 @@ CASES = {
 
 
 def share(rows: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """The rows of one rank: its part of each global batch."""
+    """Returns a rank's part of each global batch."""
     by_batch = rows.reshape(BATCHES, size, BATCH_SIZE // size, *rows.shape[1:])
     return by_batch[:, rank].reshape(-1, *rows.shape[1:])

@@ -10,7 +10,7 @@ import pytest
 from tfdist.errors import InstallError
 from tfdist.install_horovod import build
 
-#: What Horovod 0.28.1 includes, and TensorFlow's wheel cannot provide as it is wanted.
+#: Headers that Horovod 0.28.1 includes, and that TensorFlow's wheel lacks or has in another form.
 INCLUDED = [
     "tf2xla/xla_op_kernel.h",
     "tf2xla/xla_op_registry.h",
@@ -23,13 +23,13 @@ INCLUDED = [
 ]
 
 
-def test_headers_stand_in_for_all_that_is_included() -> None:
+def test_provides_all_included_headers() -> None:
     folder = Path(build.__file__).parent / "include" / "tensorflow" / "compiler"
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.h"))
     assert found == sorted(INCLUDED)
 
 
-def test_headers_come_before_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provided_headers_precede_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPATH", "/opt/include")
     first, second = build._environment(Path("tools"), True)["CPATH"].split(os.pathsep)
     assert (Path(first, "tensorflow/compiler") / INCLUDED[0]).exists()
@@ -48,13 +48,13 @@ def test_controllers(with_mpi: bool) -> None:
 
 def test_build_variables_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
-    monkeypatch.setenv("MAKEFLAGS", "-n")  # of a make that runs this
+    monkeypatch.setenv("MAKEFLAGS", "-n")  # of a `make` that runs this test
     environ = build._environment(Path("tools"), True)
     assert environ["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert environ["MAKEFLAGS"].startswith("-j")
 
 
-def test_library_finds_the_environments_from_where_it_is() -> None:
+def test_library_has_a_relative_rpath() -> None:
     way = build._to_libraries().removeprefix(r"\$ORIGIN/")
     home = Path(sysconfig.get_path("platlib"), "horovod", "tensorflow")
     assert os.path.normpath(home / way) == str(Path(sys.prefix, "lib"))

@@ -1,4 +1,4 @@
-"""A Horovod for GPUs needs nvcc and NCCL's development files, which CUDA's wheels do not have."""
+"""Horovod for GPUs needs nvcc and NCCL's development files, which CUDA's wheels lack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.install_horovod import build, cuda, install, tools, versions
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A host whose only programs and libraries are those in the folder, in a build for NCCL."""
+    """A simulated host with only the programs and libraries in a folder, and a build for NCCL."""
     for variable in (
         *("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB"),
         *("HOROVOD_NCCL_LINK", "HOROVOD_GPU", "CUDACXX", "CUDAToolkit_ROOT", "CUDA_PATH"),
@@ -42,9 +42,7 @@ def nccl(folder: Path, library: str = "libnccl.so") -> None:
         (folder / path).touch()
 
 
-def test_wheels_of_cuda_are_not_enough_and_the_message_names_the_packages(
-    host: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_wheels_are_insufficient(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nccl(host / "site-packages" / "nvidia" / "nccl", "libnccl.so.2")
     monkeypatch.setenv("HOROVOD_NCCL_HOME", str(host / "site-packages" / "nvidia" / "nccl"))
     with pytest.raises(InstallError) as raised:
@@ -56,7 +54,7 @@ def test_wheels_of_cuda_are_not_enough_and_the_message_names_the_packages(
     assert "apt-get install cuda-nvcc-12-5 cuda-cudart-dev-12-5 libnccl-dev" in said
 
 
-def test_packages_are_those_of_the_cuda_that_tensorflow_was_built_with() -> None:
+def test_suggests_packages_for_the_cuda_version_of_tensorflow() -> None:
     version = tf.sysconfig.get_build_info().get("cuda_version", "12.5")
     assert "-".join(version.split(".")[:2]) == cuda.CUDA
 
@@ -105,7 +103,7 @@ def test_development_packages_of_the_system(library: str, host: Path) -> None:
 @pytest.mark.parametrize(
     ("link", "library"), [("SHARED", "libnccl_static.a"), ("STATIC", "libnccl.so")]
 )
-def test_library_of_the_other_kind_does_not_count(
+def test_library_of_another_kind_is_ignored(
     link: str, library: str, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toolkit(host / "usr")
@@ -115,24 +113,26 @@ def test_library_of_the_other_kind_does_not_count(
 
 
 @pytest.mark.parametrize("variable", ["HOROVOD_CUDA_HOME", "CUDAToolkit_ROOT", "CUDA_PATH"])
-def test_toolkit_may_be_named(variable: str, host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_toolkit_from_environment_variable(
+    variable: str, host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toolkit(host / "opt")
-    nccl(host / "opt")  # NVIDIA's HPC SDK and conda install both into one folder
+    nccl(host / "opt")  # as NVIDIA's HPC SDK and conda do
     assert cuda.missing()
     monkeypatch.setenv(variable, str(host / "opt"))
     cuda.check()
     assert cuda.nvcc() == host / "opt" / "bin" / "nvcc"
 
 
-def test_named_toolkit_without_a_compiler_is_not_replaced_by_another(
+def test_named_toolkit_without_a_compiler_raises(
     host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toolkit(host / "usr")
     monkeypatch.setenv("HOROVOD_CUDA_HOME", str(host / "empty"))
-    assert cuda.nvcc() is None  # Horovod's CMakeLists.txt takes nvcc from there and nowhere else
+    assert cuda.nvcc() is None  # Horovod's CMakeLists.txt uses no other nvcc
 
 
-def test_toolkit_beside_the_path_is_handed_to_the_build(
+def test_toolkit_off_the_path_is_passed_to_the_build(
     host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toolkit(host / "cuda")
@@ -160,13 +160,11 @@ def test_another_compiler_on_the_path_has_its_own_wheel(host: Path) -> None:
     assert install._cache_folder("2.21.0", None) != before
 
 
-def test_nothing_is_built_where_the_check_fails(
-    host: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_check_prevents_the_build(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(host))
     monkeypatch.setattr(build, "wheel", lambda *_, **__: pytest.fail("started to build"))
     monkeypatch.setattr(tools, "check_compiler", lambda: None)
-    # A Horovod for CPUs is installed, which does not answer a request for NCCL.
+    # A Horovod for CPUs is installed, which does not satisfy a request for NCCL.
     monkeypatch.setattr(versions, "horovod_fits", lambda: True)
     with pytest.raises(InstallError, match="needs nvcc"):
         install.install(mpi="none")

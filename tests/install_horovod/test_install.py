@@ -13,7 +13,7 @@ OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 
 @pytest.fixture
 def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that wheels are built into; nothing is compiled or installed."""
+    """The folders into which wheels are built; nothing is compiled or installed."""
     folders = []
 
     def wheel(folder: Path, with_mpi: bool) -> None:
@@ -32,7 +32,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-def test_second_environment_takes_the_wheel_that_was_kept(builds: list[Path]) -> None:
+def test_second_environment_reuses_the_cached_wheel(builds: list[Path]) -> None:
     install.install()
     install.install()
     assert len(builds) == 1
@@ -76,7 +76,7 @@ def test_build_variables_have_their_own_wheel(
     assert len(set(builds)) == 2
 
 
-def test_what_fits_stays(
+def test_compatible_installation_is_kept(
     builds: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(versions, "horovod_fits", lambda: True)

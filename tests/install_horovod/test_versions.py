@@ -21,15 +21,15 @@ def horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "horovod", raising=False)  # another test may have used it
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)  # another test may have imported it
     return record
 
 
-def test_tensorflow_is_known_without_an_import() -> None:
+def test_reads_the_tensorflow_version_without_import() -> None:
     assert versions.tensorflow() == tf.__version__
 
 
-def test_horovod_of_another_tensorflow_does_not_fit(
+def test_horovod_for_another_tensorflow_is_incompatible(
     horovod: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert versions.horovod() == "0.28.1"
@@ -39,7 +39,7 @@ def test_horovod_of_another_tensorflow_does_not_fit(
     assert versions.horovod_fits()
 
 
-def test_horovod_without_tensorflow_does_not_fit(horovod: Path) -> None:
+def test_horovod_without_tensorflow_is_incompatible(horovod: Path) -> None:
     horovod.write_text("{}")
     assert versions.horovod_was_built_for() is None
     assert not versions.horovod_fits()

@@ -1,4 +1,4 @@
-"""Models and their compilation are created in a strategy's scope, with all their state."""
+"""Models and their compilation are created in a strategy's scope with all their state."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def strategy() -> Mirrored:
 
 
 def squared(y_true: Any, y_pred: Any) -> Any:
-    """A loss, and a metric, that nobody has registered."""
+    """A loss, and a metric, that are not registered."""
     return ops.mean((y_true - y_pred) ** 2, -1)
 
 
 class Gate(layers.Layer):
-    """A layer that nobody has registered."""
+    """A layer that is not registered."""
 
     def call(self, inputs: Any) -> Any:
         return inputs * 2.0
 
 
 class Network(keras.Model):
-    """A subclassed model that says how it was made."""
+    """A subclassed model with `get_config`."""
 
     def __init__(self, units: int = 3) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Network(keras.Model):
 
 
 class Secretive(keras.Model):
-    """A subclassed model that does not say how it was made."""
+    """A subclassed model without `get_config`."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Secretive(keras.Model):
 
 
 def functional() -> keras.Model:
-    """Two inputs, a layer used twice, a nested model, and layers of one's own."""
+    """Two inputs, a layer used twice, a nested model, and custom layers."""
     inputs = [keras.Input((4,)), keras.Input((4,))]
     shared = keras.Sequential([layers.Dense(3), layers.BatchNormalization()])
     joined = layers.Concatenate()([Gate()(shared(i)) for i in inputs])
@@ -95,9 +95,7 @@ def subclassed() -> keras.Model:
 
 
 @pytest.mark.parametrize("make", [mlp, functional, partly_frozen, subclassed])
-def test_a_model_is_rebuilt_with_what_it_is(
-    make: Callable[[], keras.Model], strategy: Mirrored
-) -> None:
+def test_rebuilds_a_model(make: Callable[[], keras.Model], strategy: Mirrored) -> None:
     model = compiled(make(), loss=squared, metrics=[squared, keras.metrics.MeanSquaredError()])
     x = [X, X + 1] if make is functional else X
     model.fit(x, Y, batch_size=5, verbose=0)
@@ -109,7 +107,7 @@ def test_a_model_is_rebuilt_with_what_it_is(
     assert_close(rebuilt(x).numpy(), model(x).numpy())
 
 
-def test_options_of_compile_come_along(strategy: Mirrored) -> None:
+def test_keeps_compile_options(strategy: Mirrored) -> None:
     options = {"loss_weights": [0.5], "steps_per_execution": 3, "run_eagerly": True}
     rebuilt = create.create(build(weighted_metrics=["mae"], **options), strategy)
     assert rebuilt.steps_per_execution == 3
@@ -118,7 +116,7 @@ def test_options_of_compile_come_along(strategy: Mirrored) -> None:
     assert rebuilt._compile_config.config["weighted_metrics"] == ["mae"]
 
 
-def test_schedule_and_momentum_come_along(strategy: Mirrored) -> None:
+def test_keeps_schedule_and_momentum(strategy: Mirrored) -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     model = build(keras.optimizers.SGD(schedule, momentum=0.9))
     model.fit(**FIT)
@@ -130,7 +128,7 @@ def test_schedule_and_momentum_come_along(strategy: Mirrored) -> None:
     assert_close(rebuilt.optimizer.learning_rate.numpy(), model.optimizer.learning_rate.numpy())
 
 
-def test_loss_scale_comes_along(strategy: Mirrored) -> None:
+def test_keeps_the_loss_scale(strategy: Mirrored) -> None:
     inner = keras.optimizers.SGD(0.1)
     scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0, dynamic_growth_steps=2)
     model = build(scaled)
@@ -143,7 +141,7 @@ def test_loss_scale_comes_along(strategy: Mirrored) -> None:
 
 
 def adamw() -> keras.Model:
-    """Trained, with biases that do not decay."""
+    """Returns a trained model whose biases have no weight decay."""
     optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.5, epsilon=1e-2)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     model = build(optimizer)
@@ -157,7 +155,7 @@ def frozen_since() -> keras.Model:
     return compiled(model, model.optimizer)
 
 
-def test_training_goes_on_where_plain_keras_was(strategy: Mirrored, tmp_path: Path) -> None:
+def test_continues_training_of_plain_keras(strategy: Mirrored, tmp_path: Path) -> None:
     adamw().save(tmp_path / "model.keras")
 
     def loaded() -> keras.Model:
@@ -188,7 +186,7 @@ def adapted_words() -> keras.layers.Layer:
 @pytest.mark.parametrize(
     ("make", "x"), [(adapted_numbers, X), (adapted_words, tf.constant([["b", "a"], ["d", "c"]]))]
 )
-def test_what_a_layer_was_adapted_to_comes_along(
+def test_keeps_adapted_state_of_layers(
     make: Callable[[], keras.layers.Layer], x: Any, strategy: Mirrored
 ) -> None:
     """Also in a model that is not built yet."""
@@ -197,7 +195,7 @@ def test_what_a_layer_was_adapted_to_comes_along(
     assert_close(rebuilt(x).numpy(), layer(x).numpy())
 
 
-def test_layers_that_are_built_in_a_model_that_is_not(strategy: Mirrored) -> None:
+def test_built_layers_in_an_unbuilt_model(strategy: Mirrored) -> None:
     built = layers.Dense(3)
     built.build((None, 4))
     model = create.create(compiled(keras.Sequential([built, layers.Dense(1)])), strategy)
@@ -205,14 +203,14 @@ def test_layers_that_are_built_in_a_model_that_is_not(strategy: Mirrored) -> Non
     assert_same_weights(model.layers[0], built)
 
 
-def test_an_optimizer_of_another_models_weights(strategy: Mirrored) -> None:
+def test_optimizer_of_another_model_raises(strategy: Mirrored) -> None:
     trained, other = build(), mlp()
     trained.fit(**FIT)
     with pytest.raises(ConfigurationError, match="built for weights that the model does not have"):
         create.create(compiled(other, trained.optimizer), strategy)
 
 
-def test_a_model_that_does_not_say_how_it_was_made(strategy: Mirrored) -> None:
+def test_model_without_config_raises(strategy: Mirrored) -> None:
     model = compiled(Secretive(1))
     model(X)
     with pytest.raises(UnsupportedModelError, match=r"Secretive cannot .* pass a function that"):
@@ -220,17 +218,17 @@ def test_a_model_that_does_not_say_how_it_was_made(strategy: Mirrored) -> None:
     assert model.compiled
 
 
-def test_no_model_at_all(strategy: Mirrored) -> None:
+def test_build_function_without_a_model_raises(strategy: Mirrored) -> None:
     with pytest.raises(ConfigurationError, match="returned NoneType, expected a compiled keras"):
         create.create(lambda: None, strategy)
 
 
-def test_a_model_made_outside_is_taken_as_it_is(strategy: Mirrored) -> None:
+def test_model_created_outside_the_scope_is_used_directly(strategy: Mirrored) -> None:
     model = build()
     assert create.create(lambda: model, strategy) is model
 
 
-def test_what_tensorflow_distributes_is_made_again(strategy: Mirrored) -> None:
+def test_rebuilds_models_with_distributed_variables(strategy: Mirrored) -> None:
     with strategy.tf_strategy.scope():
         theirs, optimizer = build(), keras.optimizers.SGD(0.1, momentum=0.9)
     with pytest.warns(UserWarning, match="compiled outside the strategy's scope"):
@@ -243,9 +241,7 @@ def test_what_tensorflow_distributes_is_made_again(strategy: Mirrored) -> None:
     assert all(strategy.owns(v.value) for v in rebuilt.variables + model.optimizer.variables)
 
 
-def test_xla_is_for_replicas_that_ask_for_it(
-    strategy: Mirrored, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_xla_is_used_only_on_request(strategy: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda _: True)  # as on GPUs
     model = create.create(build, strategy)
     assert not model.jit_compile
@@ -256,7 +252,7 @@ def test_xla_is_for_replicas_that_ask_for_it(
     assert build().jit_compile
 
 
-def test_an_optimizer_that_knows_other_weights(strategy: Mirrored) -> None:
+def test_optimizer_built_for_other_weights_raises(strategy: Mirrored) -> None:
     optimizer = keras.optimizers.SGD(0.1)
     build(optimizer).fit(**FIT)
     with pytest.raises(ConfigurationError, match="create the optimizer inside build_model"):
@@ -272,7 +268,7 @@ def test_an_optimizer_inside_a_loss_scale_is_claimed_too() -> None:
 
 
 class MadeLate(layers.Layer):
-    """A layer that makes another where it is built, as the global policy says."""
+    """A layer that creates another one in `build`, with the global dtype policy."""
 
     def build(self, shape: Any) -> None:
         self.inner = layers.Dense(1)
@@ -287,7 +283,7 @@ class MadeLate(layers.Layer):
 
 
 @pytest.mark.parametrize("first", ["fit", "predict"])
-def test_layers_made_late_have_the_precision_asked_for(first: str) -> None:
+def test_layers_created_in_build_have_the_requested_precision(first: str) -> None:
     def build_model() -> keras.Model:
         return compiled(keras.Sequential([MadeLate()]))
 

@@ -1,4 +1,4 @@
-"""A script's random state after a training is that of plain Keras."""
+"""A script's random state after training equals that of plain Keras."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_model_without_an_input_starts_as_in_plain_keras() -> None:
 
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored", "sharded"])
 @pytest.mark.parametrize("handed", ["function", "model"])
-def test_a_second_model_starts_as_in_plain_keras(handed: str, strategy: str) -> None:
+def test_second_model_is_initialized_as_in_plain_keras(handed: str, strategy: str) -> None:
     devices = 1 if strategy == "one_device" else 2
     plain = two_models(build_with_input)
     made = two_models(

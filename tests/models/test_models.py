@@ -16,7 +16,7 @@ from tfdist import models
 from tfdist.errors import ConfigurationError
 from tfdist.trainer import Trainer
 
-#: What makes each classifier of images small, and the least size of a picture that it takes.
+#: Options that make each image classifier small, and its minimum image size.
 SMALL: dict[str, tuple[dict[str, Any], int]] = {
     "cnn": ({"batch_norm": True, "dropout": 0.1}, 8),
     "mlp": ({"dropout": 0.1}, 8),
@@ -33,10 +33,10 @@ SMALL: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.fixture
 def unmade() -> Iterator[None]:
-    """Weights have shapes inside, and take no memory."""
+    """Weights have shapes inside this context, but use no memory."""
     with keras.StatelessScope(initialize_variables=False):
         yield
-    global_state.set_global_attribute("uninitialized_variables", [])  # nobody is to make them
+    global_state.set_global_attribute("uninitialized_variables", [])  # leaves them uninitialized
 
 
 @pytest.mark.usefixtures("unmade")
@@ -54,7 +54,7 @@ def test_classifiers_of_images(name: str) -> None:
 
 @pytest.mark.usefixtures("unmade")
 @pytest.mark.parametrize("name", models.IMAGE_CLASSIFIERS)
-def test_precisions_beside_each_other(name: str) -> None:
+def test_models_of_different_precision(name: str) -> None:
     before = keras.config.dtype_policy()
     options, size = SMALL[name]
     builder, formats = getattr(models, name), {}
@@ -147,14 +147,14 @@ def test_rounded_sizes() -> None:
         assert round((number - 2560 - 192) / 1e6, 2) == min(millions, 0.85)
 
 
-def test_the_convolutions_of_resnet18() -> None:
+def test_resnet18_convolutions() -> None:
     model = models.resnet18((8, 8, 3), 10, width=4)
     kernels = [layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D)]
     # 17 convolutions in a row and three projections; with the logits 18 layers deep.
     assert len(kernels) == 20
 
 
-def test_blocks_that_begin_as_the_identity() -> None:
+def test_zero_initialized_blocks_are_the_identity() -> None:
     for zero_gamma in (False, True):
         model = models.resnet18((8, 8, 3), 10, width=4, num_blocks=(2, 2), zero_gamma=zero_gamma)
         norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
@@ -169,7 +169,7 @@ def test_blocks_that_begin_as_the_identity() -> None:
     }
 
 
-def test_columns_of_alexnet_meet_in_the_third_convolution() -> None:
+def test_alexnet_columns_merge_in_the_third_convolution() -> None:
     keras.utils.set_random_seed(0)
     model = models.alexnet((67, 67, 3), 10, columns=2, width=0.05)
     convolutions = [x for x in model.layers if isinstance(x, keras.layers.Conv2D)]
@@ -191,7 +191,7 @@ def test_normalisation_of_alexnet() -> None:
     np.testing.assert_allclose(model(x), wanted, rtol=1e-5)
 
 
-def test_gpt_sees_no_token_to_come() -> None:
+def test_gpt_is_causal() -> None:
     model = models.gpt(11, 8, size="tiny")
     tokens = np.random.default_rng(0).integers(0, 11, (2, 8))
     later = np.concatenate([tokens[:, :5], tokens[:, 5:] + 1], 1) % 11
@@ -201,7 +201,7 @@ def test_gpt_sees_no_token_to_come() -> None:
     np.testing.assert_allclose(model(tokens[:, :5]), plain[:, :5], atol=1e-6)
 
 
-def test_gpt_computed_again_drops_the_same_values() -> None:
+def test_gpt_with_remat_drops_the_same_values() -> None:
     tokens = np.random.default_rng(0).integers(0, 11, (4, 8))
     weights = []
     for remat in (False, True):
@@ -228,7 +228,7 @@ def gpt_that_drops(remat: bool) -> keras.Model:
         ("vit", ((8, 8, 1), 2), {"size": "micro", "patch": 4}),
     ],
 )
-def test_saved_models_are_keras_own(
+def test_saved_models_load_in_plain_keras(
     name: str, arguments: Sequence[Any], options: dict[str, Any], tmp_path: Path
 ) -> None:
     model = getattr(models, name)(*arguments, **options)
@@ -239,7 +239,7 @@ def test_saved_models_are_keras_own(
     np.testing.assert_allclose(again(x), model(x), atol=1e-6)
 
 
-def test_what_is_no_classifier_of_images() -> None:
+def test_other_builders_are_not_image_classifiers() -> None:
     with pytest.raises(ConfigurationError, match="--model gpt: expected one that classifies im"):
         models.image_classifier("gpt", (8, 8, 1), 10)
     assert set(models.options("mlp")) == {"units", "dropout"}

@@ -1,4 +1,4 @@
-"""Our optimizers against their papers' formulas, computed by hand in NumPy."""
+"""Our optimizers, compared with the formulas of their papers in NumPy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOMENTUM, DECAY, TRUST = 0.9, 0.1, 0.05
 
 
 def applied(optimizer: keras.optimizers.Optimizer) -> list[np.ndarray]:
-    """The kernel and the bias after four steps with given gradients."""
+    """Returns the kernel and the bias after four steps with given gradients."""
     weights = [
         keras.Variable(start, dtype="float64", name=name)
         for start, name in ((KERNEL, "kernel"), (BIAS, "bias"))
@@ -37,8 +37,8 @@ def falling() -> Any:
     return keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.2, 0.02])
 
 
-def test_momentum_sgd_is_equation_9() -> None:
-    """Goyal et al. 2017: u <- m u + g + d w; w <- w - r u, of which the bias has no decay."""
+def test_momentum_sgd_matches_equation_9() -> None:
+    """Goyal et al. 2017: u <- m u + g + d w; w <- w - r u. Biases have no weight decay."""
     expected = []
     for which, (start, decay) in enumerate(((KERNEL, DECAY), (BIAS, 0.0))):
         w, u = start.copy(), np.zeros_like(start)
@@ -51,8 +51,8 @@ def test_momentum_sgd_is_equation_9() -> None:
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
 
 
-def test_momentum_correction_is_equation_10_with_its_factor() -> None:
-    """Remark 2: v <- m (r_t / r_t-1) v + r_t g; w <- w - v. Keras's SGD leaves the factor out."""
+def test_momentum_correction_matches_equation_10() -> None:
+    """Remark 2: v <- m (r_t / r_t-1) v + r_t g; w <- w - v. Keras's SGD omits the factor."""
     w, v, before = KERNEL.copy(), np.zeros_like(KERNEL), RATES[0]
     for (gradient, _), rate in zip(GRADIENTS, RATES, strict=True):
         v, before = MOMENTUM * (rate / before) * v + rate * gradient, rate
@@ -63,14 +63,14 @@ def test_momentum_correction_is_equation_10_with_its_factor() -> None:
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_sgd_at_one_rate_is_keras_sgd(nesterov: bool) -> None:
+def test_momentum_sgd_at_constant_rate_matches_keras_sgd(nesterov: bool) -> None:
     ours = applied(optimizers.MomentumSGD(0.1, MOMENTUM, nesterov))
     theirs = applied(keras.optimizers.SGD(0.1, MOMENTUM, nesterov))
     for own, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-6)
 
 
-def test_lars_is_algorithm_1() -> None:
+def test_lars_matches_algorithm_1() -> None:
     """You et al. 2017: q = t |w| / (|g| + d |w|); v <- m v + r q (g + d w); w <- w - v."""
     w, v = KERNEL.copy(), np.zeros_like(KERNEL)
     b, u = BIAS.copy(), np.zeros_like(BIAS)
@@ -79,7 +79,7 @@ def test_lars_is_algorithm_1() -> None:
         q = TRUST * norm / (np.linalg.norm(gradient) + DECAY * norm)
         v = MOMENTUM * v + rate * q * (gradient + DECAY * w)
         w -= v
-        u = MOMENTUM * u + rate * of_bias  # neither rule nor decay
+        u = MOMENTUM * u + rate * of_bias  # neither layer-wise rate nor weight decay
         b -= u
     found = applied(optimizers.LARS(falling(), MOMENTUM, DECAY, TRUST))
     np.testing.assert_allclose(found[0], w, rtol=1e-6)
@@ -95,8 +95,8 @@ def test_lars_of_norm_zero_moves_by_the_global_rate() -> None:
     assert np.isfinite(np.asarray(weight)).all()
 
 
-def test_slices_are_added_up() -> None:
-    """A row that was looked up twice has the sum of both gradients, in the norm too."""
+def test_duplicate_slices_are_summed() -> None:
+    """A row that was looked up twice has the sum of both gradients, also in the norm."""
     slices = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([1, 1]), tf.constant([3, 1]))
     dense = tf.constant([[0.0], [3.0], [0.0]])
     for make in (optimizers.LARS, optimizers.MomentumSGD):
@@ -115,7 +115,7 @@ def test_slices_are_added_up() -> None:
         optimizers.MomentumSGD(0.1, 0.8, True, 0.1, clipnorm=1.0, use_ema=True),
     ],
 )
-def test_saved_model_comes_back(optimizer: keras.optimizers.Optimizer, tmp_path: Path) -> None:
+def test_save_and_load_round_trip(optimizer: keras.optimizers.Optimizer, tmp_path: Path) -> None:
     model = mlp()
     model.compile(optimizer, "mse")
     model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)

@@ -95,7 +95,7 @@ def _profile(num_workers: int, free: Any) -> Profile:
 
 
 class _Plan(NamedTuple):
-    """The prediction for a number of workers and a rate."""
+    """Returns the prediction for a number of workers and a rate."""
 
     num_workers: int
     profile: Profile
@@ -124,7 +124,7 @@ def _rows(rate: str, plan: _Plan, adds: float, slow: Any) -> list[list[str]]:
 
 
 def _ask(workers: Sequence[subprocess.Popen[str]]) -> Any:
-    """Asks all workers, and returns the times of the slowest."""
+    """Sends a request to all workers, and returns the slowest worker's times."""
     for worker in workers:
         assert worker.stdin is not None
         worker.stdin.write("go\n")

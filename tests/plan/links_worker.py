@@ -51,7 +51,7 @@ class Steps:
 
 
 def main(rank: int, addresses: list[str]) -> None:
-    """Joins the other workers and answers questions."""
+    """Joins the other workers, and answers requests."""
     me = cluster.discover(workers=addresses, rank=rank)
     cluster.use(me)
     joined = Steps(strategies.create("multi_worker", 1), ROWS * len(addresses))

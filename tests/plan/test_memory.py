@@ -1,4 +1,4 @@
-"""The memory plan: small graphs counted by hand, and the command."""
+"""The memory plan: small graphs computed by hand, and the command."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tfdist.plan.network import Network
 KB = 1 << 10
 
 
-def test_allocator_hands_out_chunks_that_are_not_worth_splitting() -> None:
+def test_allocator_does_not_split_slightly_larger_chunks() -> None:
     allocator = Allocator()
     first = allocator.allocate(1000 * KB)
     allocator.allocate(1)
     assert allocator.in_use == 1000 * KB + 256
     allocator.free(first)
     again = allocator.allocate(600 * KB)
-    assert again == first  # less than twice as large: whole
+    assert again == first  # less than twice as large: not split
     allocator.free(again)
     assert allocator.allocate(400 * KB).size == 400 * KB
     assert allocator.peak == 1000 * KB + 256
 
 
-def test_allocator_joins_free_chunks() -> None:
+def test_allocator_merges_free_chunks() -> None:
     allocator = Allocator()
     chunks = [allocator.allocate(512 * KB) for _ in range(3)]
     for chunk in (chunks[0], chunks[2], chunks[1]):
@@ -56,7 +56,7 @@ def test_tensors_live_until_their_last_reader() -> None:
     assert held.num_bytes == 4 * size + 256
 
 
-def test_devices_hold_copies_of_tensors_that_they_read_from_others() -> None:
+def test_devices_hold_copies_of_remote_tensors() -> None:
     size = 256 * KB
     operations = {
         "weight": Operation("ReadVariableOp", [], [], [size], uncounted=True, device="a"),
@@ -131,7 +131,7 @@ def test_command_plans_split_models(strategy: str, devices: list[str], tmp_path:
     assert int(rows[0]["largest batch"]) > 30
 
 
-def test_grappler_estimates_about_as_much(capsys: pytest.CaptureFixture[str]) -> None:
+def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> None:
     network = Network("cnn", (16, 16, 3), 10)
     (planned,) = ReplicaPlanner(ReplicatedStep(network), "one_device", 1).devices(64)
     assert 0.67 < step_graph.grappler_estimate(network, 64) / planned.total < 1.5

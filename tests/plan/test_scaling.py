@@ -1,4 +1,4 @@
-"""The scaling plan: formulas checked by hand, and the command."""
+"""The scaling plan: formulas computed by hand, and the command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROFILE = Profile(seconds=0.1, gradient_bytes=1e8)
         ("ring", 4, 4, 1, 0.015 + 6e-5),  # all on one host
         ("parameter_server", 4, 1, 1, 2 * (0.4 + 1e-4)),
         ("parameter_server", 4, 1, 2, 2 * (0.2 + 1e-4)),
-        ("parameter_server", 2, 1, 8, 2 * (0.1 + 1e-4)),  # the worker's own link limits
+        ("parameter_server", 2, 1, 8, 2 * (0.1 + 1e-4)),  # limited by the worker's link
         ("hierarchical", 8, 4, 1, 2 * (0.03 + 1e-5) + 0.1 + 2e-4),
         ("hierarchical", 4, 4, 1, 2 * (0.03 + 1e-5)),
         ("central_storage", 4, 4, 1, 2 * (0.04 + 1e-5)),

@@ -1,4 +1,4 @@
-"""BatchNorm by default: moments of each replica's batch, moving statistics of all replicas."""
+"""BatchNorm by default: per-replica moments, and moving statistics averaged over all replicas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def moving(x: np.ndarray, mean: np.ndarray, variance: np.ndarray, num_replicas: int) -> tuple:
-    """Moving statistics after a batch: those of the shares, averaged by their rows."""
+    """Returns moving statistics after a batch: replicas' moments averaged with weights by rows."""
     cuts = [len(x) * i // num_replicas for i in range(1, num_replicas)]
     shares = [share for share in np.split(x, cuts) if len(share)]
     new_mean = sum(len(s) * s.mean(axis=0) for s in shares) / len(x)
@@ -44,7 +44,7 @@ def moving(x: np.ndarray, mean: np.ndarray, variance: np.ndarray, num_replicas: 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_moving_statistics_are_those_of_all_replicas(strategy: str, num_replicas: int) -> None:
+def test_moving_statistics_average_all_replicas(strategy: str, num_replicas: int) -> None:
     x, y = rows(15)
     trainer = tfdist.Trainer(build, strategy=strategy, devices=num_replicas)
     trainer.fit(x, y, batch_size=7, shuffle=False, verbose=0)
@@ -57,7 +57,7 @@ def test_moving_statistics_are_those_of_all_replicas(strategy: str, num_replicas
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_replica_without_rows(strategy: str) -> None:
-    """It has no moments, and must not spread that."""
+    """A replica without rows has no moments, and must not contribute NaN."""
     x, y = rows(15)
     trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
     trainer.fit(x, y, batch_size=7, epochs=2, verbose=0)
@@ -82,7 +82,7 @@ def test_training_evaluation_and_files_agree(strategy: str, tmp_path: Path) -> N
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_all_copies_are_equal() -> None:
+def test_all_replicas_are_equal() -> None:
     x, y = rows(15)
     trainer = tfdist.Trainer(build, strategy="mirrored", devices=3)
     trainer.fit(x, y, batch_size=7, epochs=2, verbose=0)

@@ -1,4 +1,4 @@
-"""The number of control edges in a step, which the graph optimizer walks at every first step."""
+"""The number of control edges in a step, which the graph optimizer traverses at the first step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def traced_step(
     layer: Callable[[], layers.Layer] = lambda: layers.Dense(2),
     **options: Any,
 ) -> tf.Graph:
-    """Returns the graph of a step of a network of so many layers, of two variables each."""
+    """Returns the graph of a step of a network with `depth` layers of two variables each."""
     strategy = strategies.create(name, num_replicas, **options)
     with strategy.scope():
         hidden = [layer() for _ in range(depth)]
@@ -57,7 +57,7 @@ def traced_step(
 
 
 def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
-    """Traces a step; returns the control edges per variable and replica, functions' too."""
+    """Traces a step, and returns the control edges per variable and replica."""
     definition = traced_step(name, num_replicas, depth).as_graph_def()
     functions = (node for function in definition.library.function for node in function.node_def)
     nodes = [*definition.node, *functions]
@@ -66,6 +66,6 @@ def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
 
 
 @pytest.mark.parametrize(("name", "num_replicas"), [("one_device", 1), ("mirrored", 2)])
-def test_a_deeper_network_has_no_more_of_them_per_variable(name: str, num_replicas: int) -> None:
+def test_control_edges_per_variable_are_independent_of_depth(name: str, num_replicas: int) -> None:
     shallow, deep = (edges_per_variable(name, num_replicas, depth) for depth in (4, 16))
     assert deep < 1.2 * shallow

@@ -1,4 +1,4 @@
-"""All-reduce of gradients in buckets: the same sums, and no bucket waits for other gradients."""
+"""All-reduce of gradients in buckets: same sums, and no bucket waits for unrelated gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdist.launcher.worker_pool import WorkerPool
 from tfdist.step.forward_backward import all_reduce_gradients
 from tfdist.strategies.one_device import OneDevice
 
-DEPTH = 3  # layers, of a kernel and a bias each
+DEPTH = 3  # layers with a kernel and a bias each
 
 
 def test_slices_and_dense_gradients_are_reduced_once() -> None:
@@ -105,7 +105,7 @@ def _all_before(operation: tf.Operation) -> set[tf.Operation]:
 
 
 def _is_gradient_of_variable(operation: tf.Operation) -> bool:
-    """Of a dense layer: of its kernel, x^T dy, or of its bias."""
+    """Of a dense layer: the kernel's gradient x^T dy, or the bias's."""
     return operation.type == "BiasAddGrad" or (
         operation.type == "MatMul" and operation.get_attr("transpose_a")
     )
@@ -129,13 +129,13 @@ def _of_horovod() -> Any:
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
 def test_horovod_buckets_wait_only_for_their_gradients() -> None:
     with WorkerPool(_of_horovod) as pool:
-        # Its own, and those that the rate limit lets cross before it: never the one just before.
+        # Its own gradients, and earlier buckets of the rate limit: never the one just before.
         assert pool.ask(1e-6) == [[[1, 2, 3, 5]]] * 2
         assert pool.ask("all") == [[[6]]] * 2
 
 
 def _sums_of_buckets() -> Any:
-    """In a worker: sums the same gradients again and again; how many results there were."""
+    """Runs in a worker: sums the same gradients repeatedly, and counts distinct results."""
     strategy = strategies.create("horovod", bucket_mb=1e-6)
     assert not strategy.buckets_wait
     random = np.random.default_rng(strategy.rank)
@@ -145,7 +145,7 @@ def _sums_of_buckets() -> Any:
 
     @tf.function(autograph=False)
     def sums() -> Any:
-        # They are there at other times in every call.
+        # gradients become available at different times in every call
         late = {i: tf.reduce_mean(tf.random.uniform([1 + i * 9999])) for i in gradients}
         sent = {i: g + tf.math.maximum(0.0, -late[i]) for i, g in gradients.items()}
         return all_reduce_gradients(strategy, sent, {})[0]
@@ -160,7 +160,7 @@ def _sums_of_buckets() -> Any:
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
 def test_buckets_in_any_order_are_bitwise_identical() -> None:
-    # Of two ranks they would be whatever is laid together.
+    # With two ranks, the order of summation could not change the result.
     with WorkerPool(_sums_of_buckets, num_workers=3) as pool:
         assert pool.ask(40) == [1, 1, 1]
     told = {"HOROVOD_DISABLE_GROUP_FUSION": "0"}

@@ -17,12 +17,12 @@ from tfdist.step.lookups import Lookups
 
 DATA = tokens()
 
-#: Maps tokens [rows, 5] to the entries of a table with 8 that are looked up.
+#: Maps tokens [rows, 5] to the entries that are looked up in a table of 8.
 Indices = Callable[[Any], Any]
 
 
 class Table(layers.Layer):
-    """The mean of what is looked up, for each row."""
+    """Returns the mean of the looked-up entries of each row."""
 
     def __init__(self, *indices: Indices) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def places(tokens: Any) -> Any:
 
 
 def pairs(tokens: Any) -> Any:
-    """Entries for how far two places are from each other: each many times."""
+    """Returns entries by the distance of two positions, with repetitions."""
     return ops.reshape(ops.abs(places(tokens)[:, None] - places(tokens)), [-1])
 
 
@@ -56,7 +56,7 @@ def itself(tokens: Any) -> Any:
 
 
 def number(tokens: Any) -> Any:
-    """Another entry for each row, in an order that begins again in every share."""
+    """Returns another entry for each row, restarting on every replica."""
     return ops.cumsum(ops.ones_like(tokens[:, :1]), axis=0) - 1
 
 
@@ -71,12 +71,12 @@ def number(tokens: Any) -> Any:
         ([number], False),
     ],
 )
-def test_alike_and_per_row_lookups(indices: list[Indices], alike: bool) -> None:
+def test_classifies_lookups(indices: list[Indices], alike: bool) -> None:
     assert lookups(*indices).are_alike(0) == alike
 
 
 @pytest.mark.parametrize("indices", [[itself, places], [lambda tokens: ops.max(tokens, axis=0)]])
-def test_mixed_lookups_are_refused(indices: list[Indices]) -> None:
+def test_mixed_lookups_raise(indices: list[Indices]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"lookups .*embeddings' depend on the rows"):
         lookups(*indices).are_alike(0)
 

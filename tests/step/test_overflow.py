@@ -32,7 +32,7 @@ def build() -> keras.Model:
 
 
 def rows(overflowing: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Labels near 0 but for one of 1e4: its gradient of 2e4 / 8 times a scale of 2^15 overflows."""
+    """Labels near 0 except one of 1e4: its gradient of 2e4 / 8 times a scale of 2^15 overflows."""
     random = np.random.default_rng(0)
     x = random.normal(size=(NUM_ROWS, 3)).astype("float32")
     y = 0.1 * random.normal(size=(NUM_ROWS, 1)).astype("float32")
@@ -46,7 +46,7 @@ def first_copy(variable: keras.Variable) -> np.ndarray:
 
 
 def state(trainer: tfdist.Trainer) -> dict[str, np.ndarray]:
-    """All that a skipped step leaves as it is."""
+    """Returns all state that a skipped step does not change."""
     optimizer = trainer.model.optimizer.inner_optimizer
     state = {f"weight {i}": w for i, w in enumerate(trainer.model.trainable_weights)}
     state |= {f"optimizer {v.path}": v for v in optimizer.variables}
@@ -55,18 +55,18 @@ def state(trainer: tfdist.Trainer) -> dict[str, np.ndarray]:
 
 
 def moving_statistics(trainer: tfdist.Trainer) -> np.ndarray:
-    """The moving means and variances of BatchNormalization."""
+    """Returns the moving means and variances of BatchNormalization."""
     layer = trainer.model.layers[1]
     return np.stack([first_copy(v) for v in (layer.moving_mean, layer.moving_variance)])
 
 
 @pytest.mark.parametrize("row", [0, NUM_ROWS - 1])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_overflow_anywhere_skips_the_step_everywhere(strategy: str, row: int) -> None:
+def test_overflow_on_one_replica_skips_the_step_on_all(strategy: str, row: int) -> None:
     devices = 1 if strategy == "one_device" else 2
     trainer = tfdist.Trainer(build, strategy=strategy, devices=devices, precision="mixed_float16")
     fit = {"batch_size": NUM_ROWS, "shuffle": False, "verbose": 0}
-    trainer.fit(*rows(None), **fit)  # makes all state, and momentum to go wrong with
+    trainer.fit(*rows(None), **fit)  # creates all state, including momentum
     before, statistics = state(trainer), moving_statistics(trainer)
 
     logs = trainer.fit(*rows(row), **fit).history

@@ -1,4 +1,4 @@
-"""Layers that draw random numbers: each replica draws its rows of what one device draws."""
+"""Random layers: each replica draws its rows of the numbers that one device draws."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def draws(
 
 
 def drawn_by_keras(kind: str, seed: int) -> Any:
-    """Returns the noise that the layer by itself draws for a whole batch."""
+    """Returns the noise that the layer draws for a full batch on its own."""
     layer = LAYERS[kind](seed)
     ones = np.ones((NUM_ROWS, WIDTH), "float32")
     return ops.convert_to_numpy(layer(ones, training=True))
@@ -88,13 +88,13 @@ def test_a_seed_repeats_its_draws(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_steps_draw_differently(strategy: str) -> None:
+def test_each_step_draws_new_numbers(strategy: str) -> None:
     first = draws("dropout", 3, strategy)
     second = draws("dropout", 3, strategy, epochs=2) - first
     assert not np.array_equal(first, second)
 
 
-def test_strategies_draw_alike() -> None:
+def test_strategies_draw_the_same_numbers() -> None:
     mirrored, *others = (draws("dropout", 3, strategy) for strategy in STRATEGIES)
     for other in others:
         np.testing.assert_array_equal(mirrored, other)
@@ -123,13 +123,13 @@ def test_dropout_in_xla_draws_the_rows_of_one_device() -> None:
 
 
 class OddSize(layers.Layer):
-    """Draws numbers whose count does not come from the batch in a way that can be followed."""
+    """Draws random numbers whose count cannot be traced back to the batch."""
 
     def call(self, inputs: Any) -> Any:
         return inputs + keras.random.normal((ops.shape(inputs)[0] + 0, 4), seed=1)
 
 
-def test_a_size_of_unknown_origin_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_size_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def build() -> keras.Model:
         model = keras.Sequential([keras.Input((4,)), OddSize()])
         model.compile("sgd", "mse")
@@ -141,8 +141,8 @@ def test_a_size_of_unknown_origin_is_reported(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_seeds_move_as_on_one_device(strategy: str) -> None:
-    """The state that is saved and resumed counts the steps, whatever the replicas."""
+def test_seed_state_matches_one_device(strategy: str) -> None:
+    """The saved seed state counts steps, independently of the number of replicas."""
 
     def build() -> keras.Model:
         model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5, seed=3), layers.Dense(1)])
@@ -160,7 +160,7 @@ def test_seeds_move_as_on_one_device(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nothing_is_drawn_in_evaluation(strategy: str) -> None:
+def test_evaluation_draws_nothing(strategy: str) -> None:
     def build() -> keras.Model:
         model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5, seed=3)])
         model.compile("sgd", "mse")
@@ -173,7 +173,7 @@ def test_nothing_is_drawn_in_evaluation(strategy: str) -> None:
 
 
 class Sampled(layers.Layer):
-    """Draws in inference, too, and adds a loss, as variational autoencoders do; notes its draws."""
+    """Draws in inference, too, and adds a loss, as variational autoencoders do."""
 
     def __init__(self, seed: keras.random.SeedGenerator | None, note: Any) -> None:
         super().__init__()
@@ -181,14 +181,14 @@ class Sampled(layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         noise = keras.random.normal(ops.shape(inputs), seed=self.seed)
-        if not tf.executing_eagerly():  # no probe
+        if not tf.executing_eagerly():  # not during a probe
             tf.py_function(lambda value: self.note(float(value)), [noise[0, 0]], [])
         self.add_loss(ops.mean(inputs**2))
         return inputs + noise
 
 
 @pytest.mark.parametrize("has_seed", [False, True])
-def test_each_step_and_replica_draws_anew_in_inference_too(has_seed: bool) -> None:
+def test_inference_draws_new_numbers_per_step_and_replica(has_seed: bool) -> None:
     drawn: list[float] = []
 
     def build() -> keras.Model:

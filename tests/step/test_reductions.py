@@ -1,4 +1,4 @@
-"""Reductions of user code's values are inferred from two halves of the first batch."""
+"""Reductions of values in user code are inferred from two halves of the first batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Adds(layers.Layer):
 
 
 class Counts(layers.Layer):
-    """Keeps a state that is computed from the inputs and the state before."""
+    """Updates state from the inputs and the previous state."""
 
     def __init__(self, value: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ class Counts(layers.Layer):
 
 
 def reductions(*made: layers.Layer, rows: int = len(X), **options: Any) -> ReductionProbe:
-    """Returns the reductions for a network of some layers, and then a dense one."""
+    """Returns the inferred reductions for a network of some layers and a dense one."""
     build_model = building(lambda: [keras.Input((4,)), *made, layers.Dense(1)], **options)
     model = build_model()
-    model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))  # losses and metrics
+    model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))  # losses, metrics
     return ReductionProbe(model, lambda: (tf.constant(X[:rows]), tf.constant(Y[:rows])))
 
 
@@ -56,7 +56,7 @@ def reductions(*made: layers.Layer, rows: int = len(X), **options: Any) -> Reduc
     [
         (lambda x: ops.mean(x**2), Reduction.MEAN),
         (lambda x: ops.sum(x**2), Reduction.SUM),
-        (lambda x: ops.max(ops.ones((2, 3))), Reduction.MEAN),  # not of the rows
+        (lambda x: ops.max(ops.ones((2, 3))), Reduction.MEAN),  # independent of the rows
         (lambda x: 3.0 * ops.mean(ops.sum(x, -1)), Reduction.MEAN),
         (lambda x: ops.sum(ops.abs(x)) / 7.0, Reduction.SUM),
         (lambda x: ops.sum(ops.abs(x)) / ops.cast(ops.shape(x)[0], "float32"), Reduction.MEAN),
@@ -75,13 +75,13 @@ def test_each_added_loss_has_its_own_reduction() -> None:
     ]
 
 
-def test_a_loss_that_only_training_adds() -> None:
+def test_loss_added_only_in_training() -> None:
     assert reductions(Adds(lambda x: ops.mean(x**2), in_training=True)).loss_reductions(
         1, True
     ) == [Reduction.MEAN]
 
 
-def test_noise_is_tolerated() -> None:
+def test_reduction_inference_tolerates_noise() -> None:
     noisy = layers.GaussianNoise(0.05), Adds(lambda x: ops.sum(x**2), in_training=True)
     assert reductions(*noisy).loss_reductions(1, training=True) == [Reduction.SUM]
 
@@ -94,12 +94,12 @@ def test_noise_is_tolerated() -> None:
         (lambda x: ops.mean(1 + x[:, 0] / 10) * ops.mean(1 + x[:, 1] / 10), "neither a mean nor"),
     ],
 )
-def test_added_losses_without_a_reduction_are_refused(value: Value, says: str) -> None:
+def test_added_loss_without_a_reduction_raises(value: Value, says: str) -> None:
     with pytest.raises(UnsupportedModelError, match=says):
         reductions(Adds(value)).loss_reductions(1, training=True)
 
 
-def test_losses_of_some_calls_only_are_refused() -> None:
+def test_conditionally_added_loss_raises() -> None:
     with pytest.raises(UnsupportedModelError, match="add 2 losses in training, but 1"):
         reductions(Adds(lambda x: ops.mean(x**2))).loss_reductions(2, training=True)
 
@@ -125,7 +125,7 @@ def test_states_that_layers_update(value: Value, expected: Reduction) -> None:
         lambda state, x: state + ops.mean(1 + x[:, 0] / 10) * ops.mean(1 + x[:, 1] / 10),
     ],
 )
-def test_a_state_without_a_reduction_is_refused(value: Callable[[Any, Any], Any]) -> None:
+def test_state_without_a_reduction_raises(value: Callable[[Any, Any], Any]) -> None:
     layer = Counts(value)
     with pytest.raises(UnsupportedModelError, match=r"The update of .* neither a mean nor a sum"):
         reductions(layer).state_reduction(layer.state)
@@ -165,7 +165,7 @@ def test_losses_with_dependent_rows(loss: Any, independent: bool) -> None:
 
 
 class OfMaximum(keras.metrics.Metric):
-    """A metric whose state is no sum over rows."""
+    """A metric whose state is not a sum over rows."""
 
     def __init__(self) -> None:
         super().__init__(name="of_maximum")

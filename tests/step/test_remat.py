@@ -1,4 +1,4 @@
-"""Rematerialized layers give the numbers of layers that keep their activations."""
+"""Rematerialized layers give the same results as layers that keep their activations."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tfdist.strategies import create
 from tfdist.trainer import Trainer
 
 LONG = pytest.mark.long
-#: With all else that computes a batch in another way.
+#: Combined with all other options that change how a batch is computed.
 WITH_MORE: dict[str, Any] = {
     "precision": "mixed_float16", "loss_scale": LossScale.fixed(64.0), "accumulate": 2
 }  # fmt: skip
-#: So that two processes have a row for each of their micro-batches, and all layers are cut.
+#: Two processes have a row for each of their micro-batches, and all layers are split.
 OPTIONS: dict[str, dict[str, int]] = {
     "pipeline": {"micro_batches": 3},
     "tensor_parallel": {"smallest": 1},
@@ -36,11 +36,11 @@ IDS[::3, 2:] = 0
 
 
 class Block(layers.Layer):
-    """Two dense layers, numbers that are dropped, a penalty, and statistics."""
+    """Two dense layers, dropout, a penalty, and moving statistics."""
 
     def __init__(self, units: int, **options: Any) -> None:
         super().__init__(**options)
-        # Keras adds no penalty of float16 to a loss of float32.
+        # Keras cannot add a float16 penalty to a float32 loss.
         penalty = "l2" if self.compute_dtype == "float32" else None
         self.up = layers.Dense(2 * units, "gelu", activity_regularizer=penalty)
         self.drop = layers.Dropout(0.3, seed=5)
@@ -57,7 +57,7 @@ class Block(layers.Layer):
 
 
 def blocks(mode: str | None = None) -> keras.Model:
-    """A model of layers of one's own, and random ones."""
+    """A model of custom and random layers."""
     keras.utils.set_random_seed(1)
     with keras.RematScope(mode=mode):
         stack = [Block(4, name="first"), layers.Dropout(0.2, seed=2), Block(4, name="second")]
@@ -69,7 +69,7 @@ def blocks(mode: str | None = None) -> keras.Model:
 
 
 def text() -> keras.Model:
-    """Masks, a recurrent layer, heads whose numbers are dropped, and probabilities."""
+    """Masks, a recurrent layer, attention heads with dropout, and probabilities."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6,), dtype="int32")
     hidden = layers.Embedding(9, 8, mask_zero=True)(inputs)
@@ -131,7 +131,7 @@ def test_equals_training_without_remat(strategy: str, make: Any) -> None:
         *(pytest.param(strategy, text, marks=LONG) for strategy in OPTIONS),
     ],
 )
-def test_with_rounds_half_precision_and_a_scaled_loss(strategy: str, make: Any) -> None:
+def test_remat_with_accumulation_and_mixed_precision(strategy: str, make: Any) -> None:
     again, whole = (trained(make, strategy, which, **WITH_MORE) for which in ("all", "none"))
     assert_close(again, whole)
     losses = again[1]["loss"]
@@ -163,7 +163,7 @@ def test_over_processes(layout: Layout) -> None:
 
 
 def in_a_worker(strategy: str, devices: int) -> Callable[..., Any]:
-    """Returns what trains a model of this module, by its name."""
+    """Returns a function that trains a model of this module, given its name."""
 
     def answer(make: str, recompute: str, options: dict[str, Any]) -> Any:
         return trained(globals()[make], strategy, recompute, devices, **options)
@@ -176,7 +176,7 @@ def test_a_remat_scope_in_build_model_is_honored() -> None:
     assert_close(found, kept(blocks, "one_device"))
 
 
-def test_functions_that_cannot_be_rematerialized_are_refused() -> None:
+def test_unsupported_remat_raises() -> None:
     with pytest.raises(ConfigurationError, match="matches none of the layers "):
         Trainer(build, recompute="nothing").fit(**FIT)
     with pytest.raises(ConfigurationError, match="a regular expression that finds"):

@@ -1,4 +1,4 @@
-"""Rows that depend on each other are detected from a few rows, and the layer is named."""
+"""Rows that depend on each other are detected from a few rows, and the layer is reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 
 
 class Applied(layers.Layer):
-    """A layer of one's own that calls a function."""
+    """A custom layer that calls a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(name="applied")

@@ -1,4 +1,4 @@
-"""One trace for all replicas: what is in the graph, and what cannot be shared."""
+"""Shared traces: what the graph contains, and what cannot be shared."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tfdist.step.shared_trace import NotShareableError, SharedTrace
 from tfdist.strategies import mirrored_variables
 
 
-def test_a_model_and_its_update_are_in_the_graph_once_for_all_replicas() -> None:
+def test_graph_contains_model_and_update_once() -> None:
     definition = traced_step("mirrored", 4, depth=3, one_trace_from=0).as_graph_def()
     functions = [[node.op for node in f.node_def] for f in definition.library.function]
     assert sum("MatMul" in function for function in functions) == 1
     assert sum("AssignSubVariableOp" in f or "AssignVariableOp" in f for f in functions) == 1
     outside = [node.op for node in definition.node]
     assert sum(op.endswith("PartitionedCall") for op in outside) == 2 * 4
-    assert len(outside) < 4 * 30, outside  # what packs and takes apart is inside, too
+    assert len(outside) < 4 * 30, outside  # packing and unpacking happen inside the shared function
 
 
 def test_a_small_model_is_traced_for_each_replica() -> None:
@@ -28,7 +28,7 @@ def test_a_small_model_is_traced_for_each_replica() -> None:
     assert not any(op.endswith("PartitionedCall") for op in outside)
 
 
-def test_each_device_has_its_own_copies() -> None:
+def test_each_device_has_separate_variables() -> None:
     plain = tf.Variable(1.0)
     device = tf.config.list_logical_devices("CPU")[-1].name
     with tf.device(device):
@@ -60,7 +60,7 @@ def _refuses(x: tf.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("fn", [_draws, _draws_in_a_loop, _refuses])
-def test_state_and_exchanges_are_not_shared(fn: Callable[..., Any]) -> None:
+def test_state_and_collectives_are_not_shared(fn: Callable[..., Any]) -> None:
     found: list[Any] = []
 
     @tf.function(autograph=False)

@@ -12,7 +12,7 @@ from tests.step.test_control_edges import traced_step
 
 
 def operations_walked(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
-    """Traces a step; returns how many operations TensorFlow walks in search of variables."""
+    """Traces a step, and returns how many ops TensorFlow visits while it searches variables."""
     plain, walked = op_selector.get_backward_walk_ops, []
 
     def counting(*args: Any, **options: Any) -> Any:
