@@ -1,4 +1,4 @@
-"""All benchmarks and studies by one command: that each runs and what it writes, not how fast."""
+"""The command that runs all benchmarks: that each runs and writes results, not its speed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = [
 ]
 
 
-def test_unknown_benchmark_is_found_at_once(tmp_path: Path) -> None:
+def test_unknown_benchmark_raises_immediately(tmp_path: Path) -> None:
     done = run(tmp_path, "all", "--only", "step", "stap")
     assert done.returncode == 1
     assert "--only stap: expected some of allreduce, " in done.stderr

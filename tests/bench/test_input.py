@@ -1,4 +1,4 @@
-"""The input benchmark as a user runs it: that it runs and what it writes, not how fast."""
+"""The input benchmark as a user runs it: that it runs and writes results, not its speed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_photographs_are_made_once(data_dir: Path) -> None:
+def test_photographs_are_created_once(data_dir: Path) -> None:
     created = photographs.create(data_dir / "bench", 96)
     sizes = [len(image) for image in photographs.encoded(created)]
     assert len(sizes) == created.num_images
     assert min(sizes) >= 30_000
     assert max(sizes) <= 100_000
-    assert len(set(sizes)) > 90  # no two alike
+    assert len(set(sizes)) > 90  # all different
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("PyTorch DataLoader", "grain")])

@@ -1,4 +1,4 @@
-"""The step benchmark as a user runs it: that it runs and what it writes, not how fast."""
+"""The step benchmark as a user runs it: that it runs and writes results, not its speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks over several processes: that they run and what they write, not how fast."""
+"""Benchmarks over several processes: that they run and write results, not their speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.bench import scaling
 
 
 class Fixed:
-    """A pool whose workers take a known time."""
+    """A pool whose workers report given times."""
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
@@ -37,7 +37,7 @@ def test_scaling_numbers_follow_from_the_times() -> None:
     assert ours["exchange"]["median"] == pytest.approx(1 - 110 / 125)
     assert ours["to_by_hand"]["median"] == pytest.approx(125 / 120)
     assert ours["to_by_hand"]["met"] is True
-    assert ours["efficiency"]["met"] is True  # PyTorch's is 0.8 too
+    assert ours["efficiency"]["met"] is True  # PyTorch's is 0.8, too
     assert "efficiency" not in rows["one process", "tfdist"]
 
 

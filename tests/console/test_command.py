@@ -20,7 +20,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(interrupted) == 130
 
 
-def test_wrong_flag_is_an_error_that_names_the_help() -> None:
+def test_wrong_flag_mentions_help() -> None:
     parser = command.parser("python -m tfdist.thing", "Does a thing.")
     with pytest.raises(ConfigurationError, match=r"--wrong\npython -m tfdist\.thing --help lists"):
         command.parse(parser, ["--wrong"])

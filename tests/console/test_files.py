@@ -7,7 +7,7 @@ import pytest
 from tfdist.console.files import replacing
 
 
-def test_new_text_takes_the_place_of_the_old(tmp_path: Path) -> None:
+def test_replaces_the_text_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     for text in ("old", "new"):
         with replacing(path) as temporary:
@@ -17,7 +17,7 @@ def test_new_text_takes_the_place_of_the_old(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_failure_leaves_the_old(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
 

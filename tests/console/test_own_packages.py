@@ -1,4 +1,4 @@
-"""Commands find tfdist's own packages where the user's come first on the path."""
+"""Commands find tfdist's packages even if user files on the path have the same names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_files_of_these_names_where_the_user_works(names: tuple[str, ...], tmp_p
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("raise SystemExit('the wrong one')")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],  # as -m does, it searches the working folder first
+        [sys.executable, "-c", PROGRAM],  # like -m, it searches the working folder first
         cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == [
@@ -37,7 +37,7 @@ def test_files_of_these_names_where_the_user_works(names: tuple[str, ...], tmp_p
     ], done.stderr
 
 
-def test_another_that_is_in_use_is_named(tmp_path: Path) -> None:
+def test_reports_a_conflicting_imported_package(tmp_path: Path) -> None:
     (tmp_path / "pipelines.py").write_text("")
     done = subprocess.run(
         [sys.executable, "-c", "import pipelines\n" + PROGRAM],

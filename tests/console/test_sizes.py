@@ -1,4 +1,4 @@
-"""Sizes and rates as people write them."""
+"""Parsing and formatting of sizes and rates."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_rates_say_bits_or_bytes() -> None:
 
 
 @pytest.mark.parametrize("text", ["24Gb", "much", "-1GB"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_size_raises(text: str) -> None:
     with pytest.raises(ConfigurationError, match="expected a size like"):
         sizes.num_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["25G", "0Gb", "fast"])
-def test_what_is_no_rate(text: str) -> None:
+def test_invalid_rate_raises(text: str) -> None:
     with pytest.raises(ConfigurationError, match="expected the rate of a link"):
         sizes.bytes_per_second(text)

@@ -1,4 +1,4 @@
-"""The shell commands that the pages show, taken out of their blocks."""
+"""Extracts shell commands from the code blocks of pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tests.support import ROOT
 
-#: What starts a command several times over.
+#: Launchers that start a command several times.
 _STARTERS = re.compile(r"^(mpirun -np \d+|horovodrun --gloo -np \d+|srun --ntasks \d+) ")
 _BLOCK = re.compile(r"^```(?:bash|sh|)\n(.*?)^```|((?:^ {4,}\S.*\n)+)", flags=re.M | re.S)
 
@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 
 def commands() -> list[Command]:
-    """Returns every command of every page, once a page."""
+    """Returns every command of every page, without repetitions within a page."""
     return list(dict.fromkeys(one for page in _pages() for one in _of_page(page)))
 
 

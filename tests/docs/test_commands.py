@@ -1,4 +1,4 @@
-"""Every command that a page shows is one that can be given."""
+"""Every command on a page is valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.docs.commands import Command, commands
 from tests.support import ROOT
 
 ALL = commands()
-#: Pages whose commands need nothing but this machine, and how each command is made small.
+#: Pages whose commands need only this machine, and flags that make each command short.
 PAGES = (
     "README.md", "docs/getting_started.md", "docs/clusters.md", "docs/images.md",
     "docs/kubernetes.md",
@@ -24,7 +24,7 @@ PAGES = (
     "tfdist/checkpoint/README.md",
 )  # fmt: skip
 SMALL = {"tfdist.train": ["--smoke"], "tfdist.launch": ["--smoke"], "tfdist.bench": ["--smoke"]}
-#: Flags by which a command is short as it stands.
+#: Flags that make a command short already.
 WHOLE = {
     "--help", "--list-recipes", "--print-config", "--print-slurm", "--print-k8s", "--limit-steps",
     "--overfit-batches",
@@ -61,11 +61,11 @@ def refused(lines: list[tuple[str, tuple[str, ...]]]) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_flags_are_those_of_the_commands() -> None:
+def test_flags_exist() -> None:
     assert not refused([(one.module, one.arguments) for one in ALL if one.module != "tfdist"])
 
 
-def test_flag_that_is_none_is_found() -> None:
+def test_unknown_flag_is_detected() -> None:
     wrong = [("--stratgey", "mirrored"), ("--epochs", "-1"), ("--strategy", "miror")]
     assert len(refused([("tfdist.train", words) for words in wrong])) == len(wrong)
 
@@ -90,6 +90,6 @@ def test_command_runs(shown: Command, tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
-    # The doctor's is 1 where it has found something, as it may here.
+    # The doctor exits with 1 if a check fails, as it may here.
     allowed = (0, 1) if shown.module == "tfdist.doctor" else (0,)
     assert done.returncode in allowed, done.stdout[-2000:] + done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""The site is built without a warning, links lead somewhere, no public name is left out."""
+"""The site builds without warnings, links are valid, and the API page is complete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def broken(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_are_valid(page: Path) -> None:
     assert not list(broken(page))
 
 
@@ -45,7 +45,7 @@ def test_api_page_has_every_public_module_and_name() -> None:
     described = set(re.findall(r":: (\S+)$", page, flags=re.M))
     wanted = {f"tfdist.{name}" for name in tfdist.__all__ if not name.startswith("_")}
     assert not wanted - described
-    # All of __all__ come with the module.
+    # `__all__` is documented with the module.
     assert pipelines.__name__ in described
 
 
@@ -59,14 +59,14 @@ def test_api_page_has_every_strategy() -> None:
 def test_api_page_has_every_callback_and_map(folder: str) -> None:
     page = (ROOT / "docs/api.md").read_text()
     modules = [path.stem for path in (ROOT / folder).glob("[a-z]*.py")]
-    # What only draws, for another module.
+    # Helpers that only draw.
     wanted = {f"{folder.replace('/', '.')}.{name}" for name in modules} - {
         "tfdist.callbacks.progress_line"
     }
     assert not {name for name in wanted if f":: {name}\n" not in page}
 
 
-def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def test_site_builds_without_warnings(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "doctrees",
          "-c", "docs", ".", tmp_path / "html"],

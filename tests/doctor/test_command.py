@@ -17,20 +17,20 @@ ILL = Check("port", "in [use]", "wrong", "end the other")
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the host is looked at, which is well."""
+    """Runs only the host's checks, which pass."""
     monkeypatch.setattr(doctor, "GROUPS", {"host": "host"})
     monkeypatch.setattr(host, "checks", lambda: [Check("cores", "2")])
 
 
 @pytest.mark.usefixtures("groups")
-def test_well_host(capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_without_problems(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["--json"]) == 0
     line = {"name": "cores", "value": "2", "state": "ok", "cure": ""}
     assert json.loads(capsys.readouterr().out) == {"healthy": True, "groups": {"host": [line]}}
 
 
 @pytest.mark.usefixtures("groups")
-def test_red_line_shows_its_cure(
+def test_failed_check_shows_its_fix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(host, "checks", lambda: [Check("cores", "2"), ILL])
@@ -43,7 +43,7 @@ def test_red_line_shows_its_cure(
 
 
 @pytest.mark.usefixtures("groups")
-def test_what_can_be_done_without_is_no_illness(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_state_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "checks", lambda: [ILL._replace(state="missing")])
     assert doctor.main(["--json"]) == 0
 
@@ -60,7 +60,7 @@ def test_group_that_fails_is_a_red_line(
     assert "KeyError: 'surprise'" in capsys.readouterr().out
 
 
-def test_this_host_is_looked_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checks_this_host(capsys: pytest.CaptureFixture[str]) -> None:
     doctor.main(["--json", "--no-all-reduce"])
     found = json.loads(capsys.readouterr().out)["groups"]
     assert list(found) == ["versions", "devices", "processes", "host"]

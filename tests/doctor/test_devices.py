@@ -10,7 +10,7 @@ from tfdist.doctor.check import Check
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A TensorFlow that was built for CUDA."""
+    """Simulates a TensorFlow that was built for CUDA."""
     build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -20,7 +20,7 @@ def lines() -> dict[str, Check]:
     return {check.name: check for check in devices.checks()}
 
 
-def test_host_without_gpus_is_well() -> None:
+def test_host_without_gpus_passes() -> None:
     assert lines()["GPUs"].state == "ok"
 
 
@@ -31,7 +31,7 @@ def test_libraries_are_not_needed_without_a_gpu(monkeypatch: pytest.MonkeyPatch)
     found = lines()
     assert found["CUDA of TensorFlow"].value == "12.5.1 with cuDNN 9"
     assert {name for name, check in found.items() if check.state != "ok"} == {"CUDA libraries"}
-    assert found["CUDA libraries"].state == "missing"  # neither green nor a failure
+    assert found["CUDA libraries"].state == "missing"  # neither passed nor failed
     assert "not found: CUDA driver (no.so.1); without a GPU" in found["CUDA libraries"].value
 
 
@@ -61,7 +61,7 @@ def test_library_of_the_system_is_found() -> None:
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("number", [1, 2, 4, 8])
 @pytest.mark.parametrize("visible", [None, "0", "3,1", "1,-1,0", "", "GPU-6f1a,GPU-77c2"])
-def test_gpus_that_the_caller_hides_are_not_missed(
+def test_hidden_gpus_are_not_reported(
     number: int, visible: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = gpus.install(monkeypatch, number, visible)

@@ -1,4 +1,4 @@
-"""Machine code for the GPUs of the host, or PTX that the driver compiles at the first start."""
+"""Machine code for the host's GPUs, or PTX that the driver compiles at the first start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_ptx_alone_is_yellow_with_the_cache_to_set(capability: tuple[int, int]) 
     assert "CUDA_CACHE_PATH" in found.cure
 
 
-def test_large_cache_is_what_there_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_size_determines_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_CACHE_MAXSIZE", "4294967296")
     assert line((9, 0)).state == "ok"
     monkeypatch.setenv("CUDA_CACHE_MAXSIZE", "268435456")
@@ -51,7 +51,7 @@ def test_disabled_cache_compiles_at_each_start(monkeypatch: pytest.MonkeyPatch) 
     assert line((9, 0)).cure.startswith("unset CUDA_CACHE_DISABLE")
 
 
-def test_gpu_that_no_kernel_is_for_is_red() -> None:
+def test_gpu_without_kernels_fails() -> None:
     assert line((5, 2)).state == "wrong"
     assert "built for sm_60, sm_70" in line((5, 2)).value
 
@@ -64,7 +64,7 @@ def test_machine_code_of_a_later_build() -> None:
 def test_equal_gpus_share_a_line() -> None:
     gpus = [{"compute_capability": (8, 0)}] * 8 + [{"compute_capability": (9, 0)}]
     assert len(gpu_kernels.checks(gpus, BUILT_FOR)) == 2
-    assert gpu_kernels.checks([{}], BUILT_FOR) == []  # TensorFlow knows no details
+    assert gpu_kernels.checks([{}], BUILT_FOR) == []  # TensorFlow does not know the capability
     assert gpu_kernels.checks(gpus, []) == []
 
 

@@ -10,7 +10,7 @@ def test_loopback_listens() -> None:
 
 
 def test_address_of_another_host_is_red() -> None:
-    check = host._port("own address", "192.0.2.77")  # kept for documentation: nobody has it
+    check = host._port("own address", "192.0.2.77")  # reserved for documentation
     assert check.state == "wrong"
     assert check.value.startswith("192.0.2.77: ")
     assert check.cure
@@ -22,7 +22,7 @@ def test_little_memory_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host._memory().state == "wrong"
 
 
-def test_container_without_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = host.shutil.disk_usage("/")._replace(free=64 * 1024**2)
     monkeypatch.setattr(host.shutil, "disk_usage", lambda _: usage)
     (check,) = host._shared_memory()

@@ -29,7 +29,7 @@ def horovod(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_missing_mpi_is_no_illness() -> None:
+def test_missing_mpi_is_no_failure() -> None:
     assert processes._mpi(None).state == "missing"
     assert processes._mpi(OPEN_MPI) == Check("MPI", "Open MPI 4.1.4: /usr/bin/mpirun")
 
@@ -70,7 +70,7 @@ def test_horovod_that_does_not_load_is_red(
 
 
 @pytest.mark.usefixtures("horovod")
-def test_horovod_tells_its_controllers() -> None:
+def test_reports_the_controllers_of_horovod() -> None:
     found = {check.name: check.value for check in processes._horovod(OPEN_MPI)}
     assert found["Horovod's controllers"] == "MPI, Gloo"
     assert found["Horovod's operations"] == "MPI, Gloo"

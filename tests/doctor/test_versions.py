@@ -26,18 +26,18 @@ def lines() -> dict[str, Check]:
     return {check.name: check for check in versions.checks()}
 
 
-def test_what_fits_is_green() -> None:
+def test_compatible_versions_pass() -> None:
     assert lines()["numpy"] == Check("numpy", "2.4.6")
 
 
-def test_what_does_not_fit_names_what_does() -> None:
+def test_incompatible_version_reports_the_requirement() -> None:
     check = lines()["keras"]
     assert check.state == "wrong"
     assert check.value.startswith("3.14.0, tested with ")
     assert check.cure == "pip install 'keras<3.16,>=3.15'"
 
 
-def test_what_is_missing_is_red_unless_an_extra_needs_it() -> None:
+def test_missing_package_fails_unless_it_is_optional() -> None:
     assert lines()["somelib"] == Check(
         "somelib", "not installed", "wrong", "pip install 'somelib>=1'"
     )

@@ -1,4 +1,4 @@
-"""Images of the size of MNIST, without a download: scikit-learn's digits, enlarged."""
+"""Images of the size of MNIST without a download: scikit-learn's digits, enlarged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples, started as their first lines say, train over two processes."""
+"""The examples train over two processes, started as their docstrings say."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def start(command: list[str], **variables: str) -> subprocess.Popen[str]:
 
 
 def finish(processes: list[subprocess.Popen[str]]) -> str:
-    """Waits for processes and returns what they printed; none is left behind."""
+    """Waits for processes, kills those that remain, and returns their output."""
     try:
         said = [process.communicate(timeout=SECONDS)[0] for process in processes]
     finally:
@@ -46,7 +46,7 @@ def finish(processes: list[subprocess.Popen[str]]) -> str:
 
 
 def check(said: str, path: Path) -> None:
-    """Both ranks tell the same accuracy, and plain Keras loads a model that has it."""
+    """Both ranks print the same accuracy, and plain Keras loads a model that has it."""
     told = re.findall(r"rank (\d) of 2: accuracy ([\d.]+)", said)
     assert sorted(rank for rank, _ in told) == ["0", "1"], said
     assert told[0][1] == told[1][1], "the ranks' metrics differ"
@@ -55,18 +55,18 @@ def check(said: str, path: Path) -> None:
 
 
 def program(name: str) -> str:
-    """A program beside the interpreter, whose environment need not be activated, or on the path."""
+    """Returns the path of a program next to the interpreter, or on the search path."""
     return shutil.which(name, path=Path(sys.executable).parent) or shutil.which(name) or name
 
 
 @pytest.fixture
 def horovod() -> list[str]:
-    """The end of the command that runs Horovod's example."""
+    """Returns the last arguments of the command that runs Horovod's example."""
     pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     return [sys.executable, "tests/examples/horovod_mnist.py"]
 
 
-@pytest.mark.long  # workers with TF_CONFIG train in tests/processes
+@pytest.mark.long  # tests/processes covers workers with TF_CONFIG
 def test_multi_worker_with_tf_config(tmp_path: Path) -> None:
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     command = [sys.executable, "tests/examples/multi_worker.py", str(tmp_path / "m.keras")]

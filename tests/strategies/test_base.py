@@ -1,4 +1,4 @@
-"""What a strategy has from its process group, and what a subclass has to add."""
+"""What a strategy gets from its process group, and what a subclass must define."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.one_device import OneDevice
 
 
-def test_alone_there_is_nobody_to_ask() -> None:
+def test_single_process_communicates_with_itself() -> None:
     alone = OneDevice()
     np.testing.assert_array_equal(alone.gather([3.0, 4.0]), [[3.0, 4.0]])
     assert alone.broadcast_text("a folder") == "a folder"
@@ -24,7 +24,7 @@ def test_alone_there_is_nobody_to_ask() -> None:
     alone.barrier()
 
 
-def test_a_strategy_that_forgets_all_reduce_cannot_be_created() -> None:
+def test_strategy_without_all_reduce_cannot_be_created() -> None:
     class Forgetful(Strategy):
         def run(self, fn: ReplicaFn) -> Any:
             return fn(0)

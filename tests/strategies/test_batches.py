@@ -14,7 +14,7 @@ from tfdist.strategies.batches import drop_padding, num_rows, pad_to_one_row
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 9])
 @pytest.mark.parametrize("num_shares", [1, 2, 3])
-def test_shares_hold_each_row_once_in_order(rows: int, num_shares: int) -> None:
+def test_per_replica_batches_contain_each_row_once_in_order(rows: int, num_shares: int) -> None:
     batch = ({"a": tf.range(rows), "b": None}, tf.reshape(tf.range(2 * rows), [rows, 2]))
     parts = batches.split(batch, num_shares, range(num_shares))
     assert len(parts) == num_shares
@@ -25,7 +25,7 @@ def test_shares_hold_each_row_once_in_order(rows: int, num_shares: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_share_without_rows_has_one_of_another_that_stands_in() -> None:
+def test_empty_per_replica_batch_is_padded() -> None:
     first, second = batches.split(tf.constant([[7.0]]), 2, range(2))
     assert (int(first.num_rows), int(second.num_rows)) == (0, 1)
     np.testing.assert_array_equal(first.rows, [[7.0]])
@@ -45,7 +45,7 @@ RAGGED = tf.ragged.constant([[[1, 2]], [[3], []]], ragged_rank=2)
     ],
     ids=["dense", "strings", "ragged", "sparse", "nested"],
 )
-def test_only_a_batch_without_rows_is_given_one(batch: Any) -> None:
+def test_only_empty_batches_are_padded(batch: Any) -> None:
     assert int(num_rows(pad_to_one_row(batch))) == 2
     nothing = batches.take(batch, tf.constant(0), tf.constant(0))
     filled = pad_to_one_row(nothing)

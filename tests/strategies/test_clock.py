@@ -1,4 +1,4 @@
-"""When a step is done: that the host reads a result of a device which runs ahead of the graph."""
+"""The end of a step: the host reads a result of a device that runs ahead of the graph."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from tfdist.upstream.tensorflow_functions import graphs_run_by
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_the_end_of_a_step_waits_for_a_number_of_a_device_that_runs_ahead(
-    ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another CPU stands in for a GPU; counted in the graph as TensorFlow optimized it."""
+def test_end_of_a_step_waits_for_the_device(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second CPU device simulates a GPU. Counts ops in the graph optimized by TensorFlow."""
     monkeypatch.setattr(clock, "_runs_ahead", lambda device: ahead and device.endswith("CPU:1"))
 
     @tf.function(autograph=False)
@@ -25,11 +23,11 @@ def test_the_end_of_a_step_waits_for_a_number_of_a_device_that_runs_ahead(
 
     run = graphs_run_by(lambda: timed(tf.ones([3, 3])))
     nodes = {node.name: node for one in run for part in one.partition_graphs for node in part.node}
-    # Graphs of other threads of the process, such as a data set's, run at the same time.
+    # Other threads of the process, such as those of datasets, run graphs at the same time.
     own = [node for node in nodes.values() if node.name.startswith("timed/")]
     (timestamp,) = (node for node in own if node.op == "Timestamp")
     assertions = [node for node in own if node.op == "Assert"]
     assert len(assertions) == ahead
     for assertion in assertions:
         assert f"^{assertion.name}" in timestamp.input
-        assert nodes[assertion.input[1]].op.endswith("Recv")  # over from the other device, as data
+        assert nodes[assertion.input[1]].op.endswith("Recv")  # data sent by the other device

@@ -1,4 +1,4 @@
-"""A new strategy is a file and a line: the flags of its options come from its declaration."""
+"""A new strategy needs a file and a line: its declaration defines the flags of its options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist import strategies
 from tfdist.config import TrainConfig
 from tfdist.run import flags
 
-#: Stands for an editor: the table is read when the command starts.
+#: Simulates an edit of the table, which is read when the command starts.
 _NEW = """
 import sys
 from types import ModuleType
@@ -65,7 +65,7 @@ except SystemExit:
 """
 
 
-def test_a_declared_option_is_a_flag() -> None:
+def test_declared_option_becomes_a_flag() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _NEW], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
@@ -77,7 +77,7 @@ def test_a_declared_option_is_a_flag() -> None:
 
 
 @pytest.mark.parametrize("change", ["other type", "name of a field"])
-def test_a_name_that_is_taken(change: str) -> None:
+def test_duplicate_name_raises(change: str) -> None:
     name, kind = {"other type": ("merge_on", "str"), "name of a field": ("epochs", "int")}[change]
     script = (
         "from tfdist.strategies import STRATEGIES, Declaration, Option\n"
@@ -91,11 +91,11 @@ def test_a_name_that_is_taken(change: str) -> None:
 
 
 @pytest.mark.parametrize("name", strategies.STRATEGIES)
-def test_what_is_declared_is_what_the_class_takes(name: str) -> None:
+def test_declaration_matches_the_class(name: str) -> None:
     declared = strategies.STRATEGIES[name]
     parameters = inspect.signature(declared.load()).parameters
     for option, about in declared.options.items():
-        # None: the class finds the default itself, where nothing else says it.
+        # None: the class computes the default.
         assert parameters[option].default in (about.default, None)
 
 

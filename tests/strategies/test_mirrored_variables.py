@@ -1,4 +1,4 @@
-"""Copies of variables: found by replicas alone, equal when they begin."""
+"""Mirrored variables: visible only to replicas, and initially equal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def variable() -> keras.Variable:
     return made
 
 
-def test_a_variable_is_itself_but_to_a_replica(variable: keras.Variable) -> None:
+def test_replicas_get_their_own_variable(variable: keras.Variable) -> None:
     plain, copy = variable.value, mirrored_variables.copies_of(variable.value)[PLACE]
     assert copy.device == PLACE
     with mirrored_variables.read_local():
@@ -38,7 +38,7 @@ def test_a_variable_is_itself_but_to_a_replica(variable: keras.Variable) -> None
     np.testing.assert_array_equal(copy, [1.0, 1.0])
 
 
-def test_an_error_leaves_no_copy_in_its_place(variable: keras.Variable) -> None:
+def test_error_restores_the_variable(variable: keras.Variable) -> None:
     plain = variable.value
     with (
         pytest.raises(KeyboardInterrupt),
@@ -60,7 +60,7 @@ def test_an_optimizer_takes_a_copy_for_its_weight() -> None:
         assert model.optimizer._get_variable_index(copy) == number
 
 
-def test_another_strategy_does_not_find_them() -> None:
+def test_another_strategy_does_not_use_them() -> None:
     model = build()
     Trainer(lambda: model, "mirrored", devices=2).fit(X, Y, verbose=0)
     model.set_weights([2 * weight for weight in model.get_weights()])

@@ -1,4 +1,4 @@
-"""A share without rows never reaches user code, and what stands in for it counts for nothing."""
+"""User code never gets an empty per-replica batch, and padding has no effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.training import assert_close, assert_same_weights
 
 
 class NeedsRows(layers.Layer):
-    """Fails on none, as TensorFlow does in convolutions; adds to a loss, a metric and a state."""
+    """Fails on an empty batch, as convolutions do; adds a loss, a metric and a state."""
 
     def build(self, shape: Any) -> None:
         self.total = self.add_weight(shape=(), initializer="zeros", trainable=False)
@@ -33,7 +33,7 @@ class NeedsRows(layers.Layer):
 
 
 def needs_rows(y_true: Any, y_pred: Any) -> Any:
-    """A loss or metric of one's own that fails on no rows."""
+    """A custom loss or metric that fails on an empty batch."""
     with tf.control_dependencies([tf.debugging.assert_positive(tf.shape(y_true)[0])]):
         return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
 
@@ -46,14 +46,14 @@ def build(batch_norm: bool) -> keras.Model:
     if batch_norm:
         hidden = layers.BatchNormalization()(hidden)
     model = keras.Model(row, layers.Dense(1)(hidden))
-    # Rounds make the table's gradient dense, which Adam tells from slices on one device, too.
+    # Accumulation makes the table's gradient dense, which changes Adam on one device, too.
     adam, sgd = keras.optimizers.Adam(0.01, epsilon=1e-2), keras.optimizers.SGD(0.01, momentum=0.9)
     model.compile(adam if batch_norm else sgd, needs_rows, metrics=["mae", needs_rows])
     return model
 
 
 @pytest.mark.parametrize(("devices", "accumulate"), [(3, 1), (2, 2)])
-def test_one_row_over_several_shares(devices: int, accumulate: int) -> None:
+def test_one_row_on_several_replicas(devices: int, accumulate: int) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(5, 3)).astype("float32")
     y = random.normal(size=(5, 1)).astype("float32")

@@ -1,4 +1,4 @@
-"""What variables and sums of gradients may keep: no views of something larger."""
+"""Variables and gradient sums must not be views of larger tensors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def over_processes(rank: int) -> Division:
         (AlongAxis(1, [8, 8]), (16, 8)),
     ],
 )
-def test_a_part_does_not_keep_the_whole_in_memory(
+def test_slice_does_not_keep_the_tensor_in_memory(
     division: Division, shape: tuple[int, ...]
 ) -> None:
-    """A view does: in a variable that it is assigned to, and in a sum that is made in it."""
-    whole = tf.reshape(tf.range(256.0), [16, 16])  # in halves that are aligned
+    """A view would keep it: in an assigned variable, and in a sum that reuses its buffer."""
+    whole = tf.reshape(tf.range(256.0), [16, 16])  # with halves that are aligned in memory
     parts = division.cut(whole)
     assert {tuple(part.shape) for part in parts} == {shape}
     assert not any(np.shares_memory(*map(np.from_dlpack, (whole, part))) for part in parts)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_slices_are_those_of_tensorflow(axis: int) -> None:
+def test_slices_match_tensorflow(axis: int) -> None:
     whole = tf.reshape(tf.range(64.0), [4, 4, 4])
     expected = tf.split(whole, [1, 3], axis)
     for part, own in zip(AlongAxis(axis, [1, 3]).cut(whole), expected, strict=True):

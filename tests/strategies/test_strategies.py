@@ -1,4 +1,4 @@
-"""What the strategies promise besides the numbers."""
+"""Properties of strategies besides their results."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def assert_same(one: keras.Model, other: keras.Model) -> None:
         lambda: Mirrored(["CPU:3", "CPU:1"]),
     ],
 )
-def test_every_way_gives_the_same_numbers(make: Any) -> None:
+def test_all_strategies_give_the_same_results(make: Any) -> None:
     assert_same(trained(make()), reference())
 
 
-def test_a_second_strategy_and_a_cell_run_again() -> None:
+def test_second_strategy_in_a_process() -> None:
     for _ in range(2):
         assert_same(trained("mirrored", devices=2), reference())
 
@@ -74,13 +74,13 @@ def test_a_second_strategy_and_a_cell_run_again() -> None:
 def test_several_models_under_one_strategy_object() -> None:
     strategy = Mirrored(2)
     first, second = (tfdist.Trainer(build, strategy=strategy) for _ in range(2))
-    for _ in range(2):  # in turns
+    for _ in range(2):  # alternately
         for trainer in (first, second):
             trainer.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
     assert_same(first.model, second.model)
 
 
-def test_parameters_of_central_storage_are_in_one_place() -> None:
+def test_central_storage_keeps_parameters_on_one_device() -> None:
     model = trained(CentralStorage(2, parameter_device="CPU:2"))
     assert {v.value.device[-5:] for v in model.trainable_variables} == {"CPU:2"}
 
@@ -92,7 +92,7 @@ def test_towers_leave_no_thread_behind() -> None:
     assert not left
 
 
-def test_a_tower_that_fails_ends_all() -> None:
+def test_failing_tower_stops_all() -> None:
     towers = tfdist.strategies.create("towers", 3)
 
     def fails(index: int) -> Any:
@@ -107,7 +107,7 @@ def test_a_tower_that_fails_ends_all() -> None:
     assert threading.active_count() == before
 
 
-def test_one_device_takes_one() -> None:
+def test_one_device_accepts_one_device() -> None:
     with pytest.raises(ConfigurationError, match="'one_device' computes on one device per process"):
         tfdist.strategies.create("one_device", 2)
     with pytest.raises(
@@ -117,7 +117,7 @@ def test_one_device_takes_one() -> None:
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_one_of_several_processes_does_not_train_by_itself(
+def test_single_process_strategy_in_a_cluster_raises(
     made: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategy = Mirrored(2) if made else "mirrored"
@@ -125,7 +125,7 @@ def test_one_of_several_processes_does_not_train_by_itself(
     with pytest.raises(ConfigurationError, match="Open MPI started 2 processes") as refused:
         tfdist.Trainer(build, strategy)
     assert "tfdist.cluster.leave()" in str(refused.value)
-    tfdist.cluster.leave()  # the cure
+    tfdist.cluster.leave()  # the suggested fix
     assert tfdist.Trainer(build, strategy).strategy.num_replicas == 2
     assert (tfdist.rank(), tfdist.size()) == (0, 1)
 
@@ -139,7 +139,7 @@ def test_one_of_several_processes_does_not_train_by_itself(
         ({"merge_on": "cpu", "all_reduce": "hierarchical_copy"}, "use all_reduce='one_device'"),
     ],
 )
-def test_reductions_that_do_not_fit(options: dict[str, str], says: str) -> None:
+def test_invalid_all_reduce_options_raise(options: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         Mirrored(2, **options)
 

@@ -1,4 +1,4 @@
-"""The batch-size search, its trials as processes, and the range test on the digits."""
+"""The batch-size search, its trials in subprocesses, and the range test on the digits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.tune.batch_size import Outcome
 
 
 @pytest.mark.parametrize(("room", "most"), [(0, 64), (8, 64), (9, 64), (1000, 4096), (5000, 4096)])
-def test_largest_is_found_in_few_tries(room: int, most: int) -> None:
+def test_finds_the_largest_batch_in_few_trials(room: int, most: int) -> None:
     tried = []
 
     def fits(number: int) -> bool:

@@ -1,4 +1,4 @@
-"""The verify command passes right strategies, and reports how far off wrong ones are."""
+"""The verify command passes correct strategies, and reports the differences of wrong ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SECONDS = 240
 
 
 class ByCount(Mirrored):
-    """Averages the replicas' sums as if all had the same number of rows: the usual mistake."""
+    """Averages the replicas' sums as if all had the same number of rows: a common mistake."""
 
     def all_reduce(self, tensors: list, op: str = "SUM") -> list:
         return super().all_reduce(tensors, "MEAN")
 
 
 class Drifting(Mirrored):
-    """Changes the weights of one replica by too little to exceed the tolerance."""
+    """Changes the weights of one replica by less than the tolerance."""
 
     weight: Any = None
 
@@ -61,7 +61,7 @@ def run(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
-def test_right_strategy_passes(num_replicas: int) -> None:
+def test_correct_strategy_passes(num_replicas: int) -> None:
     verdict = judge(strategies.create("mirrored", num_replicas))
     assert verdict.passed
     assert verdict.num_replicas == num_replicas
@@ -84,7 +84,7 @@ def test_wrong_strategy_fails_and_reports_where(
     assert "times the tolerance" in told
 
 
-def test_diverging_copies_fail() -> None:
+def test_diverging_replicas_fail() -> None:
     verdict = judge(Drifting(2))
     assert verdict.apart == [0]
     assert not verdict.off
@@ -106,7 +106,7 @@ def test_json_has_all_values_and_no_infinity(
     assert told["strategies"]["s"]["differences"][0]["size"] is None
 
 
-def test_inexact_strategy_is_refused() -> None:
+def test_inexact_strategy_raises() -> None:
     strategy = strategies.create("one_device")
     strategy.inexact = {"rounding": "it is coarse"}
     with pytest.raises(ConfigurationError, match=r"rounding: it is coarse.*--devices 1"):

@@ -41,7 +41,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def in_cluster() -> Iterator[Run]:
-    """Calls a function of this module in the process that has the cluster."""
+    """Runs a function of this module in the process that contains the cluster."""
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     try:
         yield lambda fn, *arguments: pool.submit(fn, *arguments).result(SECONDS)
@@ -56,7 +56,7 @@ def trainer(build_model: Any, **options: Any) -> tfdist.Trainer:
 
 
 def classifier() -> keras.Model:
-    """A network whose learning rate falls to zero with the first step of the second epoch."""
+    """Returns a network whose learning rate drops to zero in the second epoch."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [keras.Input((4,)), layers.Dense(8, "relu"), layers.Dense(1, "sigmoid")]
@@ -103,7 +103,7 @@ def test_two_workers_learn(result: dict[str, Any]) -> None:
     assert result["history"]["loss"][-1] < result["history"]["loss"][0]
 
 
-def test_schedules_go_by_the_updates_of_all(result: dict[str, Any]) -> None:
+def test_schedules_count_the_updates_of_all_workers(result: dict[str, Any]) -> None:
     first, *later = result["weights"]
     assert not np.array_equal(first[0], classifier().get_weights()[0])
     for weights in later:
@@ -119,12 +119,12 @@ def test_evaluates_and_predicts_each_row_once(result: dict[str, Any]) -> None:
     assert_close(result["predicted"], model.predict(ROWS, batch_size=33, verbose=0))
 
 
-def test_variables_go_round_the_servers(result: dict[str, Any]) -> None:
+def test_variables_are_distributed_over_servers(result: dict[str, Any]) -> None:
     assert len(result["servers"]) == 2
     assert all("/job:ps/" in device for device in result["servers"])
 
 
-def test_says_what_is_not_exact_and_how_stale(result: dict[str, Any]) -> None:
+def test_reports_inexactness_and_staleness(result: dict[str, Any]) -> None:
     assert "asynchronous" in result["described"]["not exact"]
     assert "updates on average" in result["summary"]["staleness"]
 
@@ -135,11 +135,11 @@ def stepwise() -> list[np.ndarray]:
     return one.model.get_weights()
 
 
-def test_steps_one_by_one_are_those_of_one_device(in_cluster: Run) -> None:
+def test_sequential_steps_match_one_device(in_cluster: Run) -> None:
     assert_close(in_cluster(stepwise), reference().get_weights())
 
 
-def test_the_model_is_a_plain_one(in_cluster: Run, tmp_path: Path) -> None:
+def test_model_behaves_like_keras(in_cluster: Run, tmp_path: Path) -> None:
     in_cluster(in_other_hands, tmp_path)
 
 
@@ -148,7 +148,7 @@ def in_other_hands(folder: Path) -> None:
 
 
 def from_generator() -> tuple[int, list[int]]:
-    """Batches that only the chief's Python can make, and of which nobody knows how many come."""
+    """Batches that only Python on the chief can produce; their number is unknown."""
     one = trainer(build)
     taken = []
 
@@ -166,7 +166,7 @@ def test_each_batch_of_a_generator_goes_to_one_worker(in_cluster: Run) -> None:
 
 
 def of_a_lost_server() -> list[str]:
-    """What a fit and an evaluation come to in which the chief misses a server's variables."""
+    """Returns the errors of `fit` and `evaluate` if the chief misses a server's variables."""
     one = trainer(build)
 
     def lose(*_: Any) -> None:
@@ -187,7 +187,7 @@ def of_a_lost_server() -> list[str]:
 
 
 def in_the_loop() -> str:
-    """What a fit comes to in which the workers miss a server's variables."""
+    """Returns the error of `fit` if the workers miss a server's variables."""
     one = trainer(build)
 
     def lose() -> None:
@@ -201,7 +201,7 @@ def in_the_loop() -> str:
     return str(caught.value)
 
 
-def test_says_that_a_server_is_gone_in_the_loop(in_cluster: Run) -> None:
+def test_lost_server_in_the_loop_raises(in_cluster: Run) -> None:
     assert "A parameter server and its variables are gone" in in_cluster(in_the_loop)
 
 
@@ -211,11 +211,11 @@ def told_by_tensorflow() -> bool:
     return tf.get_logger().isEnabledFor(logging.INFO)
 
 
-def test_tensorflow_tells_nothing_of_its_coordinator(in_cluster: Run) -> None:
+def test_tensorflow_coordinator_logs_nothing(in_cluster: Run) -> None:
     assert not in_cluster(told_by_tensorflow)
 
 
-def test_says_that_a_server_is_gone_wherever_it_is_missed(in_cluster: Run) -> None:
+def test_lost_server_raises_everywhere(in_cluster: Run) -> None:
     for said in in_cluster(of_a_lost_server):
         assert "A parameter server and its variables are gone (Connection reset by peer)" in said
 
@@ -236,7 +236,7 @@ def refusals() -> list[str]:
     return said
 
 
-def test_refuses_what_workers_would_mix_up(in_cluster: Run) -> None:
+def test_second_cluster_and_accumulation_raise(in_cluster: Run) -> None:
     another_cluster, accumulation = in_cluster(refusals)
     assert "connects one once" in another_cluster
     assert "use accumulate in the Trainer" in accumulation
@@ -248,7 +248,7 @@ def test_devices_are_a_number_of_workers(devices: Any) -> None:
         ParameterServer(devices)
 
 
-def test_no_variable_is_cut() -> None:
+def test_partitioner_raises() -> None:
     with pytest.raises(ConfigurationError, match="several Embedding layers"):
         ParameterServer(partitioner=lambda shape, dtype: [2])
 
@@ -276,12 +276,12 @@ def test_a_cluster_that_lacks_a_task(
 
 
 def operations(function: Any, *arguments: Any) -> set[str]:
-    """Types of the operations that a function is traced to."""
+    """Returns the op types of a traced function."""
     graph = function.get_concrete_function(*arguments).graph
     return {operation.type for operation in graph.get_operations()}
 
 
-def test_only_rows_of_a_table_are_read() -> None:
+def test_reads_only_the_needed_rows_of_a_table() -> None:
     table = layers.Embedding(6, 2)
     table.build(None)
 
@@ -301,7 +301,7 @@ def test_only_rows_of_a_table_are_read() -> None:
     np.testing.assert_array_equal(gradient.indices, [1, 5, 4, 1])
 
 
-def test_additions_are_one_operation() -> None:
+def test_assign_add_is_a_single_op() -> None:
     variable = keras.Variable(1.0)
 
     @tf.function

@@ -1,4 +1,4 @@
-"""The arithmetic of the bubble, against a schedule that is counted out."""
+"""The formula of the pipeline bubble, compared with a simulated schedule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_share_of_the_time_in_use(num_stages: int, num_micro_batches: int) -> No
     assert bubble.speed_up(shares, num_micro_batches) == pytest.approx(at_most)
 
 
-def test_the_dearest_stage_sets_the_pace() -> None:
+def test_slowest_stage_determines_the_time() -> None:
     assert bubble.speed_up([0.75, 0.25], 1000) == pytest.approx(1 / 0.75, rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Where a chain is cut, against every other way to cut it."""
+"""The partition of a chain into stages, compared with every other partition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def dearest(costs: list[list[int]], where: tuple[int, ...] | list[int]) -> int:
 
 
 @given(first=st.lists(st.integers(0, 20), min_size=1, max_size=7), data=st.data())
-def test_no_other_cut_is_better(first: list[int], data: st.DataObject) -> None:
+def test_cut_is_optimal(first: list[int], data: st.DataObject) -> None:
     allowed = sorted(data.draw(st.sets(st.integers(1, max(1, len(first) - 1)))))
     allowed = [place for place in allowed if place < len(first)]
     num_runs = data.draw(st.integers(1, len(allowed) + 1))
@@ -30,7 +30,7 @@ def test_no_other_cut_is_better(first: list[int], data: st.DataObject) -> None:
     assert dearest(costs, found) == min(dearest(costs, way) for way in ways)
 
 
-def test_what_stays_together_is_not_cut() -> None:
+def test_groups_are_not_cut() -> None:
     assert cut_places(6, [(1, 3), (3, 4)]) == [1, 5]
     assert cut_places(1, []) == []
     with pytest.raises(ValueError, match="3 runs need 2 cuts, of 1 places"):

@@ -1,4 +1,4 @@
-"""The share of their time for which stages wait, as it is told of a training."""
+"""The measured share of time for which stages wait."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_where_operations_are_deterministic_the_clock_is_one_that_is_allowed(
 ) -> None:
     for module in (clock, bubble):
         monkeypatch.setattr(module, "computes_in_one_order", lambda: True)
-    monkeypatch.delattr(tf, "timestamp")  # refused there
+    monkeypatch.delattr(tf, "timestamp")  # not allowed with deterministic ops
     read = create_autospec(time.monotonic, side_effect=itertools.count(1.0))
     monkeypatch.setattr(clock.time, "monotonic", read)
     traced: Any = create_autospec(Order, instance=True)
@@ -76,4 +76,4 @@ def test_where_operations_are_deterministic_the_clock_is_one_that_is_allowed(
     measured = MeasuredBubble(1, 1)
     measured.prepare()
     tf.function(lambda: measured.note([tf.constant(0.0)], traced))()
-    assert read.call_count == 2  # the begin, and the end of the turn
+    assert read.call_count == 2  # at the beginning and at the end

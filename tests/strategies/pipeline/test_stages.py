@@ -1,4 +1,4 @@
-"""What of a model comes to be in which stage, and what cannot be cut."""
+"""The assignment of a model's layers to stages, and models that cannot be split."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_stages_are_balanced_by_parameters() -> None:
     assert stages.num_parameters() == [4 * 8 + 8 + 8 * 8 + 8, 2 * (8 * 8 + 8) + 9]
 
 
-def test_cuts_at_layers_inside_nested_models() -> None:
+def test_splits_at_layers_inside_nested_models() -> None:
     inputs = keras.Input((4,))
     inner = chain(3, 5)
     outputs = layers.Dense(2, name="last")(inner(inputs) + 1.0)
@@ -31,7 +31,7 @@ def test_cuts_at_layers_inside_nested_models() -> None:
     assert stages.ends()[1] == ("part_1", "last")
 
 
-def test_names_that_fit_no_layer() -> None:
+def test_unknown_layer_names_raise() -> None:
     with pytest.raises(ConfigurationError, match=r"called 'part_9'\. Did you mean part_0\?"):
         into_stages(chain(2, 2), 2, ["part_9"])
     with pytest.raises(ConfigurationError, match="no layer before the last is called 'part_1'"):
@@ -40,7 +40,7 @@ def test_names_that_fit_no_layer() -> None:
         into_stages(chain(2, 2, 2), 3, ["part_1", "part_0"])
 
 
-def test_what_shares_weights_stays_in_one_stage() -> None:
+def test_shared_weights_stay_in_one_stage() -> None:
     inputs, shared = keras.Input((4,)), layers.Dense(4, name="shared")
     hidden = layers.Dense(4, name="between")(shared(inputs))
     hidden = layers.Dense(4, name="behind")(shared(hidden))
@@ -53,22 +53,22 @@ def test_what_shares_weights_stays_in_one_stage() -> None:
 
 
 class Subclassed(keras.Model):
-    """Calls its layers itself."""
+    """A model with a custom `call`."""
 
     def call(self, inputs: object) -> object:
-        """Returns what it was given."""
+        """Returns its inputs."""
         return inputs
 
 
 class Stepping(keras.Model):
-    """Has a step of its own."""
+    """A model with a custom `train_step`."""
 
     def train_step(self, data: object) -> dict:
         """Does nothing."""
         return {}
 
 
-def test_models_that_cannot_be_cut() -> None:
+def test_models_that_cannot_be_split_raise() -> None:
     with pytest.raises(UnsupportedModelError, match="Subclassed is called by code of its own"):
         into_stages(compiled(Subclassed()), 2)
     inputs = keras.Input((4,))

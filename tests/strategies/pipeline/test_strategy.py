@@ -1,4 +1,4 @@
-"""A model in stages: what is where, in which order, and to whose numbers."""
+"""Pipeline parallelism: placement, order of execution and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.strategies.pipeline.strategy import Pipeline
 
 
 def build() -> keras.Model:
-    """A nested model, and a skip past it."""
+    """Returns a nested model and a skip connection around it."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((4,))
     first = layers.Dense(6, activation="tanh", name="first")(inputs)
@@ -32,7 +32,7 @@ def build() -> keras.Model:
 
 
 @pytest.mark.parametrize("order", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b"])
-def test_numbers_and_places(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_and_placement(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gone_back, note = set(), Order.has_gone_back
 
     def noting(self: Order, stage: int, micro_batch: int, gradients: list) -> None:
@@ -45,7 +45,7 @@ def test_numbers_and_places(order: str, monkeypatch: pytest.MonkeyPatch) -> None
     losses = plain.fit(**fit).history["loss"]
     pipeline = Pipeline(2, order=order, cut_at="first")
     trainer = tfdist.Trainer(build, strategy=pipeline)
-    before = trainer.predict(X, batch_size=7, verbose=0)  # before anything was trained
+    before = trainer.predict(X, batch_size=7, verbose=0)  # before any training
     np.testing.assert_allclose(before, build().predict(X, verbose=0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(trainer.fit(**fit).history["loss"], losses, rtol=1e-5)
     assert_same_weights(trainer.model, plain)
@@ -55,11 +55,11 @@ def test_numbers_and_places(order: str, monkeypatch: pytest.MonkeyPatch) -> None
         in_first = any(v.path.replace("/", "_") in variable.path for v in first)
         assert variable.value.device[-5:] == ("CPU:0" if in_first else "CPU:1"), variable.path
     assert {v.value.device[-5:] for v in first} == {"CPU:0"}
-    # Each micro-batch is traced by itself, so that there is an order among them.
+    # Each micro-batch is traced separately, so that their order is defined.
     assert gone_back == {(stage, number) for stage in range(2) for number in range(4)}
 
 
-def test_the_table_says_what_runs() -> None:
+def test_describe_lists_stages_and_bubble() -> None:
     said = Pipeline(2, micro_batches=6, order="1f1b").describe()
     assert said["stages"] == "2, split when the shapes of the data are known"
     assert said["micro-batches"] == "6, 1f1b; a stage keeps 2, 1"
@@ -70,7 +70,7 @@ def test_the_table_says_what_runs() -> None:
     assert trainer.describe()["stage 0"] == "first .. first: 30 parameters (24%), on CPU:0"
 
 
-def test_stages_by_the_time_that_is_measured(tmp_path: Path) -> None:
+def test_stages_by_measured_time(tmp_path: Path) -> None:
     trainer = tfdist.Trainer(
         build, strategy=Pipeline(2, balance="time", plot_stages=str(tmp_path / "stages.png"))
     )
@@ -79,16 +79,16 @@ def test_stages_by_the_time_that_is_measured(tmp_path: Path) -> None:
     assert "of the time, on CPU:0" in said["stage 0"]
     assert said["bubble"].startswith(tuple("123456789"))
     for one, other in zip(trainer.model.variables, build().variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())  # nothing is trained by it
+        np.testing.assert_array_equal(one.numpy(), other.numpy())  # measuring does not train
 
 
 @pytest.mark.parametrize(
     ("order", "num_rows", "last"),
     [("gpipe", 1000, "kept_2"), ("1f1b", 1, "kept_2"), ("1f1b", 1000, "kept_1")],
 )
-def test_stages_by_the_memory_that_they_hold(order: str, num_rows: int, last: str) -> None:
+def test_stages_by_memory(order: str, num_rows: int, last: str) -> None:
     def wide() -> keras.Model:
-        """Weights as large as what 64 rows make of them."""
+        """Returns a layer whose weights are as large as its activations for 64 rows."""
         hidden = inputs = keras.Input((64,))
         for number in range(6):
             hidden = layers.Dense(64, "tanh", name=f"kept_{number}")(hidden)
@@ -96,7 +96,8 @@ def test_stages_by_the_memory_that_they_hold(order: str, num_rows: int, last: st
 
     strategy = Pipeline(2, order=order, balance="memory", balance_rows=num_rows)
     said = tfdist.Trainer(wide, strategy=strategy).describe()
-    # Of 4 micro-batches the first of two stages keeps all, or with 1f1b two, and the last one.
+    # With 4 micro-batches, the first of two stages stores all (1f1b: two), the last one stores
+    # one.
     assert said["stage 0"].startswith(f"kept_0 .. {last}: ")
     num = 3 if last == "kept_2" else 2
     weights, kept = 3 * 4 * (64 * 64 + 64), 4 * 64 * num_rows * (4 if order == "gpipe" else 2)
@@ -108,7 +109,7 @@ def test_a_batch_of_fewer_rows_than_micro_batches() -> None:
         tfdist.Trainer(build, strategy=Pipeline(2)).fit(X, Y, batch_size=3)
 
 
-def test_numbers_that_do_not_go_together() -> None:
+def test_incompatible_options_raise() -> None:
     for wrong in ({"stages": 1}, {"micro_batches": 0}, {"stages": 3, "cut_at": "a"}):
         with pytest.raises(ConfigurationError, match=r"expected a number|leave stages out"):
             create("pipeline", **wrong)
@@ -118,7 +119,7 @@ def test_numbers_that_do_not_go_together() -> None:
         create("pipeline", 2, order="none")
 
 
-def test_gpipe_goes_back_when_all_have_gone_forward() -> None:
+def test_gpipe_runs_all_forward_passes_first() -> None:
     order = Order("gpipe", 2, 3)
     for micro_batch in range(3):
         assert order.before_forward(0, micro_batch) == ([f"F{micro_batch - 1}"] * bool(micro_batch))
@@ -128,7 +129,7 @@ def test_gpipe_goes_back_when_all_have_gone_forward() -> None:
     assert order.before_backward(0, 1) == ["B0"]
 
 
-def test_1f1b_keeps_as_many_as_there_are_stages_behind() -> None:
+def test_1f1b_bounds_stored_micro_batches() -> None:
     order = Order("1f1b", 2, 4)
     for micro_batch in range(4):
         for stage in range(2):

@@ -1,4 +1,4 @@
-"""The timeline against the arithmetic of the bubble."""
+"""The timeline, compared with the formula of the bubble."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist.strategies.pipeline.stages import Costs, into_stages
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(2, 1), (2, 8), (4, 3), (4, 16)])
-def test_it_is_as_long_as_the_formula_says(
+def test_timeline_length_matches_the_formula(
     order: str, num_stages: int, num_micro_batches: int
 ) -> None:
     shares = [1 / num_stages] * num_stages

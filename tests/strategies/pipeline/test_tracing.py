@@ -1,4 +1,4 @@
-"""Which calls of a layer are those of a micro-batch."""
+"""Which calls of a layer belong to a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tfdist.strategies.pipeline.schedule import Order
 from tfdist.strategies.pipeline.tracing import Tracing
 
 
-def test_a_probe_beside_the_step_is_no_micro_batch() -> None:
-    """What a model adds is one tensor to both: let into a stage in one graph, it is not there."""
+def test_probe_is_not_a_micro_batch() -> None:
+    """Both share an input tensor, which a stage must not capture from the probe's graph."""
     layer, added = keras.layers.Add(), tf.ones([2])
     places: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A pipeline together with the rest: checkpoints, files, number formats, more stages."""
+"""Pipeline parallelism combined with checkpoints, files, number formats and more stages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIT: dict[str, Any] = {"x": X, "y": Y, "batch_size": 7, "shuffle": False, "verbo
 
 
 def with_skips(policy: str | None = None) -> keras.Model:
-    """Two skips over several layers, and normalisation."""
+    """Returns a model with two skip connections over several layers, and normalization."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((4,))
     skips, hidden = [], inputs
@@ -38,7 +38,7 @@ def with_skips(policy: str | None = None) -> keras.Model:
 
 
 @pytest.mark.parametrize(("order", "micro_batches"), [("gpipe", 3), ("1f1b", 5), ("1f1b", 1)])
-def test_four_stages_and_skips(order: str, micro_batches: int) -> None:
+def test_four_stages_with_skip_connections(order: str, micro_batches: int) -> None:
     plain = with_skips()
     plain.fit(**FIT, epochs=2)
     pipeline = Pipeline(4, order=order, micro_batches=micro_batches)
@@ -48,7 +48,7 @@ def test_four_stages_and_skips(order: str, micro_batches: int) -> None:
     assert len({v.value.device for v in trainer.model.trainable_variables}) == 4
 
 
-def test_a_training_goes_on_under_another_strategy_and_back(tmp_path: Path) -> None:
+def test_resumes_under_another_strategy_and_back(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     stops = [("pipeline", "train 3"), ("mirrored", "train 3"), ("pipeline", "train 3")]
     for strategy, stop in stops:
@@ -67,7 +67,7 @@ def test_a_saved_model_loads_in_plain_keras(tmp_path: Path) -> None:
     assert_same_weights(loaded, trainer.model)
     outputs = trainer.predict(X, batch_size=7, verbose=0)
     np.testing.assert_allclose(loaded.predict(X, verbose=0), outputs, rtol=1e-5, atol=1e-6)
-    for model in (loaded, trainer.model):  # both go on in plain Keras
+    for model in (loaded, trainer.model):  # both continue in plain Keras
         model.fit(**FIT)
     assert_same_weights(trainer.model, loaded)
 
@@ -90,7 +90,7 @@ def test_mixed_precision(policy: str) -> None:
         assert np.abs(one.numpy() - other.numpy()).max() < 0.1 * moved + 1e-3
 
 
-def test_compiled_anew_frozen_and_in_turns() -> None:
+def test_recompiled_and_frozen_models() -> None:
     strategy, trainers, plain = Pipeline(2), [], with_skips()
     trainers = [tfdist.Trainer(with_skips, strategy=strategy) for _ in range(2)]
     for change in ("nothing", "compile", "freeze"):

@@ -1,4 +1,4 @@
-"""What two processes do that have a part of a model each; run on each of them."""
+"""Scenarios for two processes with a shard of a model each; run on each one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tfdist.trainer import Trainer
 #: Rows for `wide`.
 WIDE = np.ones((4, 64), "float32")
 
-#: Of `Trainer.fit`, resumed: an epoch by somebody else, one here, one elsewhere.
+#: `Trainer.fit` options: one epoch before, one here, and one after.
 EPOCHS = (1, 2, 3)
 
 
 def run(folder: str) -> dict[str, Any]:
-    """Runs all scenarios; returns what came of them."""
+    """Runs all scenarios, and returns their results."""
     strategy = Sharded(smallest=2)
     resumed = goes_on(strategy, Path(folder, "checkpoints"))
     found = {
@@ -37,18 +37,18 @@ def run(folder: str) -> dict[str, Any]:
         "sent": [sent(strategy, precision) for precision in ("float32", "mixed_float16")],
         "held": strategy.gather([sum(bytes_by_device(resumed.model.optimizer.variables).values())]),
     }
-    if tfdist.is_chief():  # the others have nothing left to do
+    if tfdist.is_chief():  # the other rank is done
         resumed.model.save(Path(folder, "resumed.keras"))
     return found
 
 
 def momentum() -> keras.Model:
-    """A network whose optimizer keeps a state."""
+    """Returns a network whose optimizer has state."""
     return build(keras.optimizers.SGD(0.1, momentum=0.9))
 
 
 def goes_on(strategy: Strategy, folder: Path) -> Trainer:
-    """Goes on from a checkpoint that somebody else has made."""
+    """Resumes from a checkpoint of another strategy."""
     trainer = Trainer(momentum, strategy, checkpoints=tfdist.Checkpoints(folder))
     begun: list[int] = []
     noting = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
@@ -58,7 +58,7 @@ def goes_on(strategy: Strategy, folder: Path) -> Trainer:
 
 
 def rank_0_works_alone(strategy: Strategy, path: Path) -> np.ndarray:
-    """Rank 0 reads, saves, predicts and assigns; rank 1 has what it assigned."""
+    """Rank 0 reads, saves, predicts and assigns; rank 1 gets the assigned values."""
     trainer = Trainer(momentum, strategy)
     trainer.fit(**FIT)
     if strategy.is_chief:
@@ -74,7 +74,7 @@ def rank_0_works_alone(strategy: Strategy, path: Path) -> np.ndarray:
 
 
 def sent(strategy: Strategy, precision: str) -> float:
-    """Trains a step; returns the bytes that this process sent."""
+    """Trains a step, and returns the bytes that this process sent."""
     trainer = Trainer(wide, strategy, precision=precision)
     with traffic.counted(strategy.num_workers) as counted:
         trainer.fit(WIDE, WIDE, batch_size=len(WIDE), verbose=0)
@@ -82,14 +82,14 @@ def sent(strategy: Strategy, precision: str) -> float:
 
 
 def wide() -> keras.Model:
-    """A network of three layers of 4,096 weights each."""
+    """Returns a network of three layers of 4,096 weights each."""
     keras.utils.set_random_seed(1)
     dense = [keras.layers.Dense(64, "tanh", use_bias=False) for _ in range(3)]
     return compiled(keras.Sequential([keras.Input((64,)), *dense]), keras.optimizers.SGD(0.1))
 
 
 def rank_1_reads_alone(strategy: Strategy) -> str:
-    """What rank 1 is told."""
+    """Returns the error of rank 1."""
     trainer, said = Trainer(momentum, strategy), ""
     trainer.fit(**FIT)
     if strategy.rank == 1:

@@ -1,4 +1,4 @@
-"""The optimizers whose state is cut compute each element by itself; others are not cut."""
+"""Optimizers with sharded state compute element by element; others are not sharded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, di
 RANDOM = np.random.default_rng(0)
 WEIGHT = RANDOM.normal(size=(3, 5)).astype("float32")
 GRADIENTS = [RANDOM.normal(size=(3, 5)).astype("float32") for _ in range(2)]
-#: Options that bring slots of their own.
+#: Options that add optimizer variables.
 OPTIONS: dict[type, dict[str, Any]] = {
     keras.optimizers.SGD: {"momentum": 0.9, "nesterov": True},
     keras.optimizers.RMSprop: {"momentum": 0.9, "centered": True},
@@ -28,7 +28,7 @@ OPTIONS: dict[type, dict[str, Any]] = {
 
 
 def updated(make: Callable[[], keras.optimizers.Optimizer], is_cut: bool) -> list[np.ndarray]:
-    """Returns a weight and all that its optimizer keeps after two updates."""
+    """Returns a weight and all optimizer variables after two updates."""
     weight, optimizer = keras.Variable(WEIGHT), make()
     optimizer.build([weight])
     if is_cut:
@@ -47,7 +47,7 @@ def updated(make: Callable[[], keras.optimizers.Optimizer], is_cut: bool) -> lis
 
 
 @pytest.mark.parametrize("kind", plan.ELEMENTWISE)
-def test_parts_come_to_what_the_whole_does(kind: Any) -> None:
+def test_shards_match_the_full_update(kind: Any) -> None:
     def make() -> keras.optimizers.Optimizer:
         common = {"learning_rate": 0.1, "weight_decay": 0.01, "use_ema": True}
         return kind(**common, global_clipnorm=2.0, **OPTIONS.get(kind, {}))
@@ -57,14 +57,14 @@ def test_parts_come_to_what_the_whole_does(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("clipping", [{"clipnorm": 0.5}, {"clipvalue": 0.3}])
-def test_gradients_are_clipped_as_wholes(clipping: dict[str, float]) -> None:
+def test_clipping_uses_full_gradients(clipping: dict[str, float]) -> None:
     def make() -> keras.optimizers.Optimizer:
         return keras.optimizers.SGD(0.1, **clipping)
 
     np.testing.assert_allclose(updated(make, True)[0], updated(make, False)[0], rtol=2e-6)
 
 
-def test_optimizers_of_whole_matrices_cut_nothing() -> None:
+def test_matrix_optimizers_are_not_sharded() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     for kind in (keras.optimizers.Lamb, keras.optimizers.Muon, keras.optimizers.Adafactor):
         assert "each element" in str(plan.reason_whole(model, [kind()]))

@@ -1,4 +1,4 @@
-"""Processes of which each has a part: what rank 0 does alone holds for all, and nobody hangs."""
+"""Sharding over processes: what rank 0 does alone applies to all, and no process hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfdist.trainer import Trainer
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.long,  # the conformance of two processes shows the step itself
+    pytest.mark.long,  # conformance with two processes tests the step itself
     pytest.mark.xdist_group("sharded-over-processes"),
 ]
 
@@ -38,7 +38,7 @@ def fit(folder: Path, epochs: int) -> Trainer:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    """What both processes came to, from one start of them."""
+    """The results of both processes, from one start."""
     pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     fit(folder, scenarios.EPOCHS[0])
     return tfdist.notebook_launch(functools.partial(scenarios.run, str(folder)), num_workers=2)
@@ -50,12 +50,12 @@ def test_goes_on_from_another_strategy_and_back(found: dict[str, Any], folder: P
     assert_close(resumed.get_weights(), plain.get_weights())
 
 
-def test_each_has_half_of_the_state(found: dict[str, Any]) -> None:
+def test_each_process_has_half_of_the_state(found: dict[str, Any]) -> None:
     whole = sum(4 * v.shape.num_elements() for v in scenarios.momentum().trainable_variables)
     assert (found["held"] < 0.75 * whole + 12).all()
 
 
-def test_rank_0_may_work_alone(found: dict[str, Any], folder: Path) -> None:
+def test_rank_0_can_use_the_model_alone(found: dict[str, Any], folder: Path) -> None:
     plain = scenarios.momentum()
     plain.fit(**FIT)
     kernel, *others = plain.get_weights()
@@ -65,16 +65,16 @@ def test_rank_0_may_work_alone(found: dict[str, Any], folder: Path) -> None:
     assert keras.models.load_model(folder / "resumed.keras").optimizer.built
 
 
-def test_another_rank_may_not(found: dict[str, Any]) -> None:
+def test_other_ranks_using_the_model_alone_raise(found: dict[str, Any]) -> None:
     assert "Rank 1 reads or assigns to" in found["told"]
     assert "do it on all ranks, or on rank 0 alone" in found["told"]
 
 
-def test_weights_cross_layer_by_layer_and_in_the_format_of_the_layers(found: Any) -> None:
-    half = 4096 / 2  # what a process sends of a layer's elements to join them, or to sum them
+def test_weights_are_gathered_by_layer_in_the_compute_dtype(found: Any) -> None:
+    half = 4096 / 2  # a process sends half of a layer's elements in an all-gather or reduce-scatter
     whole, mixed = found["sent"]
     summed = 3 * 4 * half
-    joined = 3 + 1  # the way back needs not the first layer's weights, and still has the last's
+    joined = 3 + 1  # the backward pass gathers one layer's weights again
     metrics_at_most = 200
     assert 0 <= whole - (summed + joined * 4 * half) < metrics_at_most
     assert 0 <= mixed - (summed + joined * 2 * half) < metrics_at_most

@@ -1,4 +1,4 @@
-"""What is divided lies where the table says, and leaves the model whole to everybody else."""
+"""Sharded state is placed as planned, while the model appears complete to users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDS, LABELS = np.arange(30, dtype="int32").reshape(10, 3), np.ones((10, 3), "flo
 
 
 def wide() -> keras.Model:
-    """A model that divides well but for its table and the bias of three."""
+    """Returns a model that shards evenly except for its table and a bias of three elements."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((3,), dtype="int32")
     hidden = layers.Flatten()(layers.Embedding(40, 8)(inputs))
@@ -43,7 +43,7 @@ def wide() -> keras.Model:
         "parameters",
     ],
 )
-def test_each_device_holds_what_the_plan_says(stage: str) -> None:
+def test_each_device_holds_the_planned_shards(stage: str) -> None:
     strategy = Sharded(2, shard=stage, smallest=64)
     trainer = Trainer(wide, strategy)
     model, described = trainer.model, trainer.describe()
@@ -51,7 +51,7 @@ def test_each_device_holds_what_the_plan_says(stage: str) -> None:
     wanted = planned.bytes_by_owner(strategy.devices, 3.0, stage != "parameters", False)
     trainer.fit(IDS, LABELS, batch_size=5, verbose=0)
     held = bytes_by_device(model.trainable_variables + model.optimizer.variables)
-    scalars = 8 + 4  # the count of steps and the learning rate
+    scalars = 8 + 4  # the step counter and the learning rate
     assert held == {"CPU:0": wanted["CPU:0"] + scalars, "CPU:1": wanted["CPU:1"]}
     assert described["split"].startswith("89.7% of 3,151 parameters in 2 shards, the others whole")
     assert described["weights and optimizer state"].count("MB") == 2
@@ -65,7 +65,7 @@ def test_each_device_holds_what_the_plan_says(stage: str) -> None:
         pytest.param(keras.optimizers.Adafactor, marks=LONG),
     ],
 )
-def test_what_needs_whole_matrices_has_them_on_one_device_each(optimizer: Any) -> None:
+def test_matrix_optimizers_keep_each_matrix_on_one_device(optimizer: Any) -> None:
     def make() -> keras.Model:
         return build(optimizer())
 
@@ -79,7 +79,7 @@ def test_what_needs_whole_matrices_has_them_on_one_device_each(optimizer: Any) -
     assert "each element by itself" in trainer.describe()["split"]
 
 
-def test_what_is_offloaded_is_on_the_host() -> None:
+def test_offloaded_state_is_on_the_host() -> None:
     trainer = Trainer(momentum, Sharded(2, smallest=2, offload="optimizer"))
     trainer.fit(**FIT)
     alone = momentum()
@@ -109,7 +109,7 @@ def momentum() -> keras.Model:
     return build(keras.optimizers.SGD(0.1, momentum=0.9))
 
 
-def test_the_model_is_whole_to_everybody_but_another_loop(tmp_path: Path) -> None:
+def test_model_appears_complete_outside_of_training(tmp_path: Path) -> None:
     trainer = Trainer(momentum, Sharded(2, smallest=1))
     trainer.fit(**FIT)
     trainer.model.save(tmp_path / "model.keras")
@@ -139,7 +139,7 @@ def test_averages_are_swapped_in_for_evaluations(stage: str) -> None:
     assert_close(found[1], wanted[1])
 
 
-def test_an_optimizer_that_cannot_be_made_again_trains_all_the_same() -> None:
+def test_optimizer_without_config_trains() -> None:
     def make() -> keras.Model:
         return build(keras.optimizers.SGD(learning_rate=lambda: 0.1))
 
@@ -149,7 +149,7 @@ def test_an_optimizer_that_cannot_be_made_again_trains_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("entries", ["of its rows", "the same"])
-def test_what_cannot_be_divided_is_said(entries: str) -> None:
+def test_unsupported_sharding_raises(entries: str) -> None:
     with pytest.raises(ConfigurationError, match="expected one of optimizer, gradients"):
         Sharded(2, shard="all")
 
@@ -172,7 +172,7 @@ def test_what_cannot_be_divided_is_said(entries: str) -> None:
 
 
 class _OrderedGroup(LocalGroup):
-    """Stands for a group over NCCL, which gathers and sums in the order of tracing."""
+    """Simulates a group over NCCL, whose collectives run in the order of tracing."""
 
     gathers_in_order = True
 

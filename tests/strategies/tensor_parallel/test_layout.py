@@ -1,4 +1,4 @@
-"""Which layers are split, and how: without a training."""
+"""Which layers are split, and along which axis, without training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdist.strategies.tensor_parallel.strategy import TensorParallel
 
 
 def planned(*stack: Any, rules: Rules | None = None, smallest: int = 1) -> Layout:
-    """Returns what becomes of a stack of layers over two devices."""
+    """Returns the layout of a stack of layers over two devices."""
     return layout(keras.Sequential(list(stack)), [], 2, rules, smallest)
 
 
@@ -25,14 +25,14 @@ def kinds(found: Layout) -> list[str]:
     return [split.kind for split in found.splits]
 
 
-def test_a_row_follows_a_column_where_its_parts_come_through() -> None:
+def test_row_split_follows_column_split() -> None:
     found = planned(
         keras.Input((8, 8, 3)),
         layers.Conv2D(8, 3, activation="relu"),
         layers.MaxPooling2D(),
         layers.Conv2D(4, 1),
-        layers.Flatten(),  # mixes channels and places
-        layers.Dense(6, activation="softmax"),  # sees all channels
+        layers.Flatten(),  # mixes channels and positions
+        layers.Dense(6, activation="softmax"),  # needs all channels
         layers.Dense(6, activation="tanh"),
         layers.Dense(1),
     )
@@ -47,10 +47,10 @@ def test_groups_and_depths_have_their_own_inputs() -> None:
         layers.Conv2D(5, 1),
     )
     assert kinds(found) == ["channels", "channels", "row"]
-    assert found.splits[1].cuts[1].division.sizes == [6, 6]  # two a channel
+    assert found.splits[1].cuts[1].division.sizes == [6, 6]  # two per channel
 
 
-def test_what_cannot_be_split_stays_whole() -> None:
+def test_unsupported_layers_are_not_split() -> None:
     inputs = keras.Input((4, 6))
     hidden = layers.MultiHeadAttention(2, 3, dropout=0.1)(inputs, inputs)
     hidden = layers.Dense(6, kernel_constraint="non_neg")(hidden)
@@ -63,7 +63,7 @@ def test_what_cannot_be_split_stays_whole() -> None:
     assert layout(model, [keras.optimizers.Lamb()], 2, None, 1).reason_whole is not None
 
 
-def test_rules_name_axes_of_weights() -> None:
+def test_rules_select_axes_of_weights() -> None:
     stack = [keras.Input((4,)), layers.Dense(6, name="up"), layers.Dense(4, name="down")]
     found = planned(*stack, rules={"up/kernel": ("model", None)})
     assert [(s.layer.name, s.kind) for s in found.splits] == [("up", "row")]
@@ -73,7 +73,7 @@ def test_rules_name_axes_of_weights() -> None:
         planned(*stack, rules={"up/kernel": ("model", "model")})
 
 
-def test_one_device_is_refused() -> None:
+def test_one_device_raises() -> None:
     with pytest.raises(ConfigurationError, match="use devices=2 or more"):
         TensorParallel(1)
 

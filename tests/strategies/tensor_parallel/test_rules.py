@@ -1,4 +1,4 @@
-"""Rules of a layout where a configuration has them: in their place, or in a file."""
+"""Layout rules in a configuration: inline or in a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_configuration_holds_the_rules_themselves(file: Path) -> None:
+def test_configuration_contains_the_rules(file: Path) -> None:
     config = settings.resolve([{"layout": Setting(str(file), "--layout")}])
     assert config.strategy_options() == {"layout": RULES}
     file.unlink()
@@ -41,7 +41,7 @@ def test_a_configuration_holds_the_rules_themselves(file: Path) -> None:
         ("'(': [null, model]", r"the rule '(' of a layout is not a regular expression"),
     ],
 )
-def test_what_is_no_file_of_rules(text: str | None, says: str, tmp_path: Path) -> None:
+def test_invalid_rules_file_raises(text: str | None, says: str, tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     if text is not None:
         path.write_text(text)

@@ -1,4 +1,4 @@
-"""A training in parts: its numbers, where the parts are, and that to everybody it is whole."""
+"""Tensor parallelism: results, placement of shards, and a model that appears complete to users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIT: dict[str, Any] = {"x": IDS, "y": LABELS, "batch_size": 6, "shuffle": False,
 
 
 def text(policy: str | None = None, optimizer: Any = None) -> keras.Model:
-    """A table, heads, masks, a column and its row, and probabilities with their logits."""
+    """Returns a model with a table, heads, masks, column and row splits, and a softmax."""
     keras.utils.set_random_seed(1)
     options = {"dtype": policy}
     inputs = keras.Input((5,), dtype="int32")
@@ -43,12 +43,12 @@ def text(policy: str | None = None, optimizer: Any = None) -> keras.Model:
 
 
 def momentum() -> keras.Model:
-    """The same, trained in a way that rounding does not grow in."""
+    """Returns the same model, with training that does not amplify rounding."""
     return text(optimizer=keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5))
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(3, marks=LONG)])
-def test_equals_one_device_and_is_whole_to_everybody(devices: int, tmp_path: Path) -> None:
+def test_matches_one_device_and_appears_complete(devices: int, tmp_path: Path) -> None:
     plain, trainer = text(), Trainer(text, TensorParallel(devices, smallest=1))
     assert trainer.describe()["split"].startswith("95.9% of 920 parameters")
     wanted = plain.fit(**FIT, epochs=2).history
@@ -58,7 +58,7 @@ def test_equals_one_device_and_is_whole_to_everybody(devices: int, tmp_path: Pat
     assert_close(*map(list, zip(*((a.numpy(), b.numpy()) for a, b in state), strict=True)))
     held = bytes_by_device(trainer.model.trainable_variables)
     assert set(held) == {f"CPU:{i}" for i in range(devices)}
-    assert max(held.values()) < 0.65 * sum(held.values())  # three heads, of which one has two
+    assert max(held.values()) < 0.65 * sum(held.values())  # one device has two of three heads
     trainer.model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     outputs = plain.predict(IDS, verbose=0)

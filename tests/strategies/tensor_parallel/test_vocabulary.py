@@ -1,4 +1,4 @@
-"""Tables cut by rows: to one device's numbers, whatever optimizers make of their gradients."""
+"""Embedding tables sharded by rows match one device with every kind of gradient."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_equals_one_device(name: str, devices: int) -> None:
     assert not results.compare(found, engines.one_device(case), case)
 
 
-def test_a_table_of_fewer_columns_than_devices_is_cut_by_rows() -> None:
+def test_narrow_table_is_sharded_by_rows() -> None:
     assert kinds(planned(keras.Input((5,)), layers.Embedding(7, 1))) == ["vocabulary"]
     assert kinds(planned(keras.Input((5,)), layers.Embedding(7, 2))) == ["column"]
 
