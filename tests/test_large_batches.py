@@ -80,6 +80,13 @@ def test_invalid_growing_batches_raise(options: dict[str, Any], says: str) -> No
         mirrored(linear).fit(**{"x": X, "y": Y, "verbose": 0, **options})
 
 
+def test_batches_with_fewer_rows_than_replicas() -> None:
+    found = mirrored(linear)
+    with pytest.warns(UserWarning, match="fewer rows than 2 replicas: the others are idle"):
+        found.fit(X, Y, batch_size=1, shuffle=False, verbose=0)
+    np.testing.assert_allclose(weights(found), gradient_descent(X, Y, [1] * 15, 0.1), atol=2e-6)
+
+
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_accumulated_rounds_equal_one_large_batch(rounds: int) -> None:
     """Matches within rounding, even if neither rounds nor replicas divide the fifteen rows."""
