@@ -26,11 +26,15 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
+    model_validator,
 )
 
+from tfdist import cluster
 from tfdist.console import durations
+from tfdist.errors import ConfigurationError
 from tfdist.models import MODELS
 from tfdist.strategies import STRATEGIES, current_name, options_by_name
+from tfdist.strategies.mesh import parse as parse_mesh
 
 if TYPE_CHECKING:
     ModelName = str
@@ -110,6 +114,11 @@ class Spread(BaseModel):
     )
     devices: Annotated[int, Field(ge=1)] | list[str] | None = Field(
         None, description="number of devices, or names (GPU:0,GPU:1); default: the strategy's"
+    )
+    mesh: str | None = Field(
+        None,
+        description="axes and sizes of a device mesh, like data=2,pipeline=2: data is over "
+        "processes; inside, one of pipeline, tensor, shard; implies --strategy",
     )
     memory: Literal["grow"] | PositiveInt = Field(
         "grow",
@@ -333,6 +342,21 @@ class TrainConfig(Outcome, Extent, Saving, Precision, Optimisation, StrategyOpti
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _strategy_of_mesh(cls, values: Any) -> Any:
+        """Sets the strategy that a mesh implies, unless another one is given."""
+        given = isinstance(values, dict) and values.get("mesh")
+        if not given or values.get("strategy", "one_device") != "one_device":
+            return values
+        try:
+            mesh = parse_mesh(given)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        processes = getattr(cluster.started_together(), "size", 1)
+        strategy = mesh.strategy(values.get("process_group") or "auto", processes)
+        return values | {"strategy": strategy}
 
     @field_validator("strategy", mode="before")
     @classmethod

@@ -57,6 +57,18 @@ OPTIONS |= {
     for name, options in OPTIONS.items()
     if name.endswith("over processes")
 }
+# Meshes of two processes with two devices each.
+OPTIONS |= {
+    "sharded parameters on a mesh": {"mesh": "data=2,shard=2", "smallest": 1},
+    "sharded gradients on a mesh over TensorFlow": {
+        "mesh": "data=2,shard=2", "process_group": "tensorflow",
+        "shard": "gradients", "smallest": 1,
+    },
+    "pipeline on a mesh": {"mesh": "data=2,pipeline=2", "micro_batches": 2},
+    "tensor_parallel on a mesh over TensorFlow": {
+        "mesh": "data=2,tensor=2", "process_group": "tensorflow", "smallest": 1,
+    },
+}  # fmt: skip
 
 #: Cases that pipeline parallelism refuses with an error: models that call their layers in a custom
 #: `call`, custom `train_step`s, and models with fewer layers than stages.
@@ -89,6 +101,7 @@ _TABLES_REFUSED_WHEN_SHARDED = {"vision-shifted-windows"}
 REFUSED = {
     "pipeline": _REFUSED_BY_PIPELINE | _PROGRAMS_REFUSED_BY_PIPELINE,
     "pipeline over processes": _REFUSED_BY_PIPELINE,
+    "pipeline on a mesh": _REFUSED_BY_PIPELINE,
     "pipeline over TensorFlow": _REFUSED_BY_PIPELINE,
     "tensor_parallel": _PROGRAMS_REFUSED_WHEN_SHARDED,
     "sharded parameters": _PROGRAMS_REFUSED_WHEN_SHARDED | _TABLES_REFUSED_WHEN_SHARDED,

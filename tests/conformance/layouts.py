@@ -84,6 +84,15 @@ LAYOUTS = {
     "tensor_parallel over TensorFlow": [
         Layout("tensor_parallel over TensorFlow", 2, num_devices=2)
     ],
+    **{
+        name: [Layout(name, 2, num_devices=2)]
+        for name in (
+            "sharded parameters on a mesh",
+            "sharded gradients on a mesh over TensorFlow",
+            "pipeline on a mesh",
+            "tensor_parallel on a mesh over TensorFlow",
+        )
+    },
     "parameter_server": [Layout("parameter_server", 1, via="")],
 }
 

@@ -41,7 +41,7 @@ def make_strategy(config: TrainConfig) -> Strategy:
     if config.memory != "grow":
         devices.limit_memory(config.memory)
     options = config.strategy_options()
-    strategy = strategies.create(config.strategy, config.devices, **options)
+    strategy = strategies.create(config.strategy, config.devices, mesh=config.mesh, **options)
     if config.deterministic:
         determinism.check(strategy)
     check_batch_size(config.batch_size, strategy)  # data sets do not tell theirs

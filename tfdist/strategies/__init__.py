@@ -18,6 +18,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError, did_you_mean
+from tfdist.strategies import mesh as meshes
 from tfdist.strategies.declaration import Declaration as Declaration
 from tfdist.strategies.declaration import Option as Option
 from tfdist.strategies.tensor_parallel.rules import RulesOrFile
@@ -158,20 +159,33 @@ def current_name(name: str) -> str:
 
 
 def create(
-    name: str | Strategy, devices: int | str | Sequence[str] | None = None, **options: Any
+    name: str | Strategy | None,
+    devices: int | str | Sequence[str] | None = None,
+    *,
+    mesh: str | Mapping[str, int] | meshes.Mesh | None = None,
+    **options: Any,
 ) -> Strategy:
-    """Returns the strategy called `name`.
+    """Returns the strategy called `name`, or the one that computes on a mesh.
 
     Args:
-        name: One of `STRATEGIES` or `ALIASES`. A strategy object is returned as it is.
+        name: One of `STRATEGIES` or `ALIASES`; None: as the mesh implies. A strategy object is
+            returned as it is. A `DeviceMesh`, `DataParallel` or `ModelParallel` of
+            `keras.distribution` stands for the equivalent strategy.
         devices: As for `tfdist.devices.resolve`.
+        mesh: Axes and sizes, like `"data=2,pipeline=2"`: see `mesh`. The axes are `data`, and one
+            of `pipeline`, `tensor`, and `shard`.
         **options: Arguments of the strategy's class. An option that is None is ignored.
 
     Raises:
         ConfigurationError: No strategy has that name, the strategy has no such option, devices are
-            given along with a strategy object, or a launcher started several processes and the
-            strategy does not train over processes.
+            given along with a strategy object, a launcher started several processes and the
+            strategy does not train over processes, or these processes cannot form the mesh.
     """
+    if meshes.is_keras(name):
+        mesh, devices, more = _from_keras(name, devices, mesh)
+        name, options = None, options | more
+    if mesh is not None:
+        name, devices, options = _on_mesh(mesh, name, devices, options)
     if not isinstance(name, str):
         made = _made(name, devices)
         _check_joins(made.name)
@@ -217,7 +231,49 @@ def _check_joins(name: str) -> None:
     )
 
 
-def _made(strategy: Strategy, devices: int | str | Sequence[str] | None) -> Strategy:
+def _on_mesh(
+    mesh: str | Mapping[str, int] | meshes.Mesh,
+    name: str | Strategy | None,
+    devices: int | str | Sequence[str] | None,
+    options: dict[str, Any],
+) -> tuple[str, int | str | Sequence[str], dict[str, Any]]:
+    """Returns name, devices and options of the strategy that computes on a mesh."""
+    started, process_group = cluster.started_together(), options.get("process_group") or "auto"
+    parsed = meshes.parse(mesh)
+    placed = parsed.place(process_group, 1 if started is None else started.size)
+    if name is not None and (not isinstance(name, str) or current_name(name) != placed.strategy):
+        raise ConfigurationError(
+            f"mesh={str(parsed)!r} is computed by strategy {placed.strategy!r}, but "
+            f"strategy={name!r}: leave one of the two out."
+        )
+    names = [devices] if isinstance(devices, str) else devices
+    num_devices = names if isinstance(names, int) else len(names or range(placed.devices))
+    if num_devices != placed.devices:
+        raise ConfigurationError(
+            f"mesh={str(parsed)!r} has {placed.devices} devices in each process, but "
+            f"devices={devices!r}."
+        )
+    given = {key: value for key, value in options.items() if key != "process_group"}
+    return placed.strategy, names or placed.devices, given | dict(placed.options)
+
+
+def _from_keras(
+    distribution: Any,
+    devices: int | str | Sequence[str] | None,
+    mesh: str | Mapping[str, int] | meshes.Mesh | None,
+) -> tuple[meshes.Mesh, Sequence[str] | None, dict[str, Any]]:
+    """Returns mesh, devices and options for an object of `keras.distribution`."""
+    if devices is not None or mesh is not None:
+        raise ConfigurationError(
+            f"{distribution!r} has devices and a mesh of its own: leave out devices= and mesh=."
+        )
+    found, names, options = meshes.from_keras(distribution)
+    # The names of other processes' devices are the same: a process names its own.
+    num_processes = getattr(cluster.started_together(), "size", 1)
+    return found, names if num_processes == 1 else None, options
+
+
+def _made(strategy: Strategy | None, devices: int | str | Sequence[str] | None) -> Strategy:
     """Checks a strategy object and returns it."""
     base = importlib.import_module("tfdist.strategies.base").Strategy
     if not isinstance(strategy, base):

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.devices import resolve
+from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import fused, local_sum
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.replica_threads import ReplicaThreads
@@ -24,6 +25,8 @@ class Towers(Strategy):
     Args:
         devices: As for `tfdist.devices.resolve`; one tower on each.
         parameter_device: Holds the variables, sums the gradients and applies them.
+        group: The processes that train together, for subclasses that sum over them; None: this
+            process alone.
 
     Raises:
         DeviceError: A device that does not exist.
@@ -37,8 +40,9 @@ class Towers(Strategy):
         self,
         devices: int | str | Sequence[str] | None = None,
         parameter_device: str = "CPU:0",
+        group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(resolve(devices, self.default_cpus))
+        super().__init__(resolve(devices, self.default_cpus), group)
         (self.parameter_device,) = resolve([parameter_device], self.default_cpus)
         self._threads = ReplicaThreads()
 

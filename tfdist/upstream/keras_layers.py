@@ -41,6 +41,11 @@ def out_of_heads(attention: keras.layers.Layer) -> keras.layers.EinsumDense:
     return attention._output_dense
 
 
+def layout_map_of(distribution: Any) -> keras.distribution.LayoutMap:
+    """Returns the layout map of a `keras.distribution.ModelParallel`: its `_layout_map`."""
+    return distribution._layout_map
+
+
 def has_one_axis(attention: keras.layers.Layer) -> bool:
     """Whether an attention is over one axis: `MultiHeadAttention._attention_axes`."""
     return len(getattr(attention, "_attention_axes", None) or (1,)) == 1

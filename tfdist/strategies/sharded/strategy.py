@@ -21,12 +21,13 @@ from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.groups import agreement, buckets
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.collective import CollectiveGroup
-from tfdist.groups.fusion import local_sum
+from tfdist.groups.fusion import by_device, local_sum
 from tfdist.groups.horovod import HorovodGroup
 from tfdist.strategies import STRATEGIES, batches, inner_loop, mirrored_variables
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.horovod import device_of_rank
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.processes import join_processes
 from tfdist.strategies.sharded import plan
 from tfdist.strategies.sharded.division import OverDevices, OverProcesses
 from tfdist.strategies.sharded.rank0_coordinator import coordinator_of
@@ -52,11 +53,15 @@ def Sharded(  # noqa: N802 - the class depends on how the program was started
 ) -> Strategy:
     """Returns a strategy of synchronous replicas that each own a shard of the state.
 
-    With several processes there is one replica in each, otherwise one on each device.
+    This is a function, because the class depends on where the shards are. In one process, each
+    device has a shard (`ShardedOverDevices`). In several processes with one device each, each
+    process has a shard (`ShardedOverProcesses`). In several processes with several devices each,
+    every process has all shards, over its devices, and gradients are summed over the processes, as
+    in PyTorch's hybrid sharding.
 
     Args:
-        devices: As for `tfdist.devices.resolve`; one replica, and one shard, on each. With several
-            processes, the device of this one.
+        devices: As for `tfdist.devices.resolve`; one replica on each. None with several processes:
+            one device.
         shard: What is sharded: `"optimizer"`: the optimizer state (ZeRO 1); `"gradients"`: also the
             sums of gradients (ZeRO 2); `"parameters"`: also the weights (ZeRO 3), which are
             gathered where they are read.
@@ -68,13 +73,18 @@ def Sharded(  # noqa: N802 - the class depends on how the program was started
             `"auto"`, which is Horovod.
 
     Raises:
-        ConfigurationError: An unknown option, or several devices in one of several processes.
+        ConfigurationError: An unknown option, or one that the process group does not support.
         DeviceError: A device that does not exist.
         MissingError: Several processes, and Horovod is not installed.
     """
     STRATEGIES["sharded"].check(shard=shard, offload=offload, process_group=process_group)
-    if cluster.started_together() is None:
-        return ShardedOverDevices(devices, shard, smallest, offload)
+    has_several = (
+        devices > 1
+        if isinstance(devices, int)
+        else not isinstance(devices, str) and (devices is not None and len(devices) > 1)
+    )
+    if cluster.started_together() is None or has_several:
+        return ShardedOverDevices(devices, shard, smallest, offload, process_group)
     return ShardedOverProcesses(devices, shard, smallest, offload, process_group)
 
 
@@ -218,13 +228,17 @@ class ShardedState(Strategy):
 
 
 class ShardedOverDevices(ShardedState, Towers):
-    """Synchronous replicas in one process, where each device owns a shard of the state.
+    """Synchronous replicas, where each device of a process owns a shard of the state.
+
+    Each of several processes has all shards. Sums over its devices are summed over the processes,
+    each on the device that needs it.
 
     Args:
         devices: As for `tfdist.devices.resolve`; one replica, and one shard, on each.
         shard: As for `Sharded`.
         smallest: As for `Sharded`.
         offload: As for `Sharded`.
+        process_group: As for `Sharded`.
     """
 
     def __init__(
@@ -233,8 +247,10 @@ class ShardedOverDevices(ShardedState, Towers):
         shard: str,
         smallest: int,
         offload: str,
+        process_group: str = "auto",
     ) -> None:
-        super().__init__(devices)
+        names, group = join_processes(process_group, devices, self.default_cpus)
+        super().__init__(names, group=group)
         self.parameter_device = self.devices[0]
         self.shard_over(self.devices, shard, smallest, offload)
         self._division = OverDevices(len(self.devices))
@@ -299,12 +315,12 @@ class ShardedOverDevices(ShardedState, Towers):
         return tf.nest.pack_sequence_as(own, sums)
 
     def _sum(self, terms_by_tower: list[list]) -> list:
-        """Sums over the towers, each tensor where the first tower has it."""
-        results = []
+        """Sums over towers and processes, each tensor where the first tower has it."""
+        sums = []
         for terms in zip(*terms_by_tower, strict=True):
             with tf.device(terms[0].device):
-                results.append(local_sum(terms))
-        return results
+                sums.append(local_sum(terms))
+        return by_device(self.group.all_reduce, sums) if self.group.size > 1 else sums
 
 
 class ShardedOverProcesses(ShardedState, OneDevice):

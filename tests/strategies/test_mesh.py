@@ -1,0 +1,121 @@
+"""Device meshes: which strategy computes on them, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.training import BOUND, FIT, building
+from tfdist import strategies
+from tfdist.config import TrainConfig
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.mesh import parse
+from tfdist.trainer import Trainer
+
+_PLACED = [
+    ("data=1", "auto", 1, "one_device", 1),
+    ("data=2", "auto", 1, "mirrored", 2),
+    ("data=2", "auto", 2, "horovod", 1),
+    ("data=2", "tensorflow", 2, "multi_worker", 1),
+    ("data=4", "auto", 2, "multi_worker", 2),
+    ("pipeline=2", "auto", 1, "pipeline", 2),
+    ("data=2,pipeline=3", "auto", 2, "pipeline", 3),
+    ("data=2,tensor=2", "tensorflow", 2, "tensor_parallel", 2),
+    ("data=2, shard=2", "auto", 2, "sharded", 2),
+    ("shard=2", "auto", 1, "sharded", 2),
+    ("shard=2", "auto", 2, "sharded", 1),
+    ("data=2,pipeline=1", "auto", 1, "mirrored", 2),
+]
+
+
+@pytest.mark.parametrize(("mesh", "group", "processes", "strategy", "devices"), _PLACED)
+def test_each_process_has_a_part(
+    mesh: str, group: str, processes: int, strategy: str, devices: int
+) -> None:
+    placed = parse(mesh).place(group, processes)
+    assert (placed.strategy, placed.devices) == (strategy, devices)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "group", "processes", "message"),
+    [
+        ("data=2,pipline=2", "auto", 2, "Did you mean pipeline"),
+        ("data=two", "auto", 1, "size of at least 1"),
+        ("data=2,data=2", "auto", 1, "each axis once"),
+        ("pipeline=2,tensor=2", "auto", 1, "pipeline and tensor cannot be combined"),
+        ("pipeline=2,data=2", "auto", 2, "Write data=2,pipeline=2"),
+        ("data=2,shard=2", "auto", 1, "start 2 processes with python -m tfdist.launch"),
+        ("shard=4", "auto", 2, "use shard=2, or data=2,shard=4"),
+        ("data=3", "auto", 2, "a multiple of their number"),
+        ("data=4", "horovod", 2, "use process_group='tensorflow'"),
+    ],
+)
+def test_refusals_have_a_reason(mesh: str, group: str, processes: int, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse(mesh).place(group, processes)
+
+
+def test_a_mesh_implies_strategy_and_devices() -> None:
+    made = strategies.create(None, mesh={"pipeline": 2}, micro_batches=2)
+    assert (made.name, len(made.devices)) == ("pipeline", 2)
+    with pytest.raises(ConfigurationError, match="computed by strategy 'mirrored', but"):
+        strategies.create("towers", mesh="data=2")
+    with pytest.raises(ConfigurationError, match="has 2 devices in each process"):
+        strategies.create(None, 3, mesh="data=2")
+
+
+def test_a_flag_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TrainConfig(mesh="data=2").strategy == "mirrored"
+    monkeypatch.setattr("tfdist.cluster.started_together", lambda: SimpleNamespace(size=2))
+    assert TrainConfig(mesh="data=2,tensor=2").strategy == "tensor_parallel"
+    assert TrainConfig(mesh="data=2", process_group="tensorflow").strategy == "multi_worker"
+    with pytest.raises(ValueError, match="Did you mean pipeline"):
+        TrainConfig(mesh="pipelin=2")
+
+
+def _model_parallel(layouts: dict[str, tuple], shape: tuple[int, int] = (1, 2)) -> Any:
+    names = [f"cpu:{i}" for i in range(shape[0] * shape[1])]
+    mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), names)
+    rules = keras.distribution.LayoutMap(mesh)
+    for path, axes in layouts.items():
+        rules[path] = axes
+    return keras.distribution.ModelParallel(layout_map=rules)
+
+
+def test_distributions_of_keras_train_as_one_device() -> None:
+    def make_layers() -> list[Any]:
+        hidden = keras.layers.Dense(4, activation="tanh", name="hidden")
+        return [keras.Input((4,)), hidden, keras.layers.Dense(1)]
+
+    build = building(make_layers, loss="mse")
+    kernels = {".*hidden/kernel": (None, "model"), ".*hidden/bias": ("model",)}
+    given = {
+        "mirrored": keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]),
+        "tensor_parallel": _model_parallel(kernels),
+        "sharded": keras.distribution.DeviceMesh((2,), ["shard"], ["cpu:0", "cpu:1"]),
+    }
+    expected = _weights(Trainer(build, "one_device"))
+    for name, distribution in given.items():
+        trainer = Trainer(build, distribution)
+        assert trainer.strategy.name == name
+        assert len(trainer.strategy.devices) == 2
+        for found, wanted in zip(_weights(trainer), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=BOUND, atol=BOUND)
+
+
+def _weights(trainer: Trainer) -> list[np.ndarray]:
+    trainer.fit(**FIT)
+    return trainer.model.get_weights()
+
+
+def test_distributions_without_an_exact_equivalent_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="use strategy 'sharded'"):
+        strategies.create(_model_parallel({"dense/kernel": ("batch", "model")}))
+    with pytest.raises(ConfigurationError, match="start 2 processes"):
+        strategies.create(_model_parallel({"dense/kernel": (None, "model")}, (2, 2)))
+    with pytest.raises(ConfigurationError, match="The axes are data, pipeline, tensor, shard"):
+        strategies.create(keras.distribution.DeviceMesh((2,), ["batch"], ["cpu:0", "cpu:1"]))
