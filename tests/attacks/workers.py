@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 import tfdist
-from tests.processes.agreement import error_of, own_data
+from tests.processes.agreement import error_of, rank_data
 from tests.support.case import compiled, mlp
 from tests.support.training import X, Y, build
 from tfdist.strategies.base import Strategy
@@ -74,7 +74,7 @@ def _weights(strategy: Strategy) -> None:
 
 
 def _uneven(strategy: Strategy) -> None:
-    Trainer(build, strategy, uneven_data="refuse").fit(own_data, verbose=0)
+    Trainer(build, strategy, uneven_data="refuse").fit(rank_data, verbose=0)
 
 
 ATTACKS: dict[str, Callable[[Strategy], None]] = {
