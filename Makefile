@@ -70,6 +70,7 @@ lint: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.private_names
+	$(BIN)/python -m tests.prose
 
 docs: .venv/installed-docs
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs

@@ -1,4 +1,4 @@
-"""Several processes, on one host or many: each has copies of the model, sums cross the network.
+"""Several workers, on one host or many: each has a replica, and gradients are all-reduced.
 
 The digits of scikit-learn (1,797 images of 8x8), a network of two layers, SGD with momentum.
 Without flags this file shows the wrap in the open, step by step; with flags it is the training
@@ -66,7 +66,7 @@ def in_the_open() -> None:
         verbose=2 if strategy.is_chief else 0,
     )
 
-    # 6. One worker writes; every one has the same weights, to the bit.
+    # 6. The chief writes: the weights of all workers are bitwise identical.
     if strategy.is_chief:
         trainer.model.save("multi_worker_basics.keras")
 

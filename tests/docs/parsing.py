@@ -1,7 +1,7 @@
 """Parses command lines by their commands' own parsers, and runs nothing: `... <lines.json`.
 
 Reads a list of `[module, [argument, ...]]`, prints a line for each that is refused (the command
-said on standard error why), and imports no TensorFlow, like a command that is asked for
+said on standard error why), and imports no TensorFlow, like a command with
 `--help`.
 """
 

@@ -63,7 +63,7 @@ def test_keeps_clear_of_xla(run: Run) -> None:
     ("program", "says"),
     [
         ("twice", "give it to DistributedOptimizer once"),
-        ("over_some_ranks", "gradients cross all ranks: sum over fewer by hvd.allreduce"),
+        ("over_some_ranks", "gradients are summed over all ranks: sum over fewer by hvd.allreduce"),
         ("weights_of_a_rank", "register_local_var: leave it out; every weight here is one of all"),
         ("in_the_trainer", "compile the model with the plain optimizer"),
         ("passes_of_a_built_one", "give it the number that you want when you create it"),

@@ -1,4 +1,4 @@
-"""Programs that make something, without a training step of their own."""
+"""Generative models without a custom `train_step`."""
 
 from __future__ import annotations
 

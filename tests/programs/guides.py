@@ -26,7 +26,7 @@ def model_of(runner: Any) -> keras.Model:
 
 
 def found(history: History, **numbers: Any) -> History:
-    """The history with what a program found out after it."""
+    """The history, and what a program computed after it."""
     for name, values in numbers.items():
         history.history[name] = np.ravel(values).tolist()
     return history

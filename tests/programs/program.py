@@ -40,7 +40,7 @@ class Program(Case):
         callbacks: makes the callbacks of `fit`, given a folder for their files. What they find
             out they put into the logs, and so into the history.
         train: what the program does with a model or a Trainer.
-        only_fit: whether neither evaluation nor predictions are asked for.
+        only_fit: whether the program neither evaluates nor predicts.
         built: whether the Trainer gets the model itself, rather than what builds it.
         quick: whether `make check` runs it; the others are left to `make conformance`.
     """

@@ -1,4 +1,4 @@
-"""A field that the recipe does not read has no effect, and whoever sets it is told."""
+"""A field that the recipe does not read has no effect, and setting it prints a warning."""
 
 from __future__ import annotations
 

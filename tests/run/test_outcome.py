@@ -26,7 +26,7 @@ RECIPE = ["--recipe=recipes._template", "--strategy=mirrored", "--devices=2"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was asked for all of it."""
+    """The folder of a run with every option that writes files."""
     folder = tmp_path_factory.mktemp("run") / "folder"
     flags = ["--epochs=2", "--steps-per-call=2", "--verbose=0", "--profile", f"--run-dir={folder}"]
     assert train.main([*RECIPE, *flags, "--logger=csv,tensorboard", "--export=saved_model"]) == 0

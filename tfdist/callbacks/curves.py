@@ -80,7 +80,7 @@ def figure(epochs: Sequence[int], curves: Mapping[str, Sequence[float]], title: 
     names = list(dict.fromkeys(name.removeprefix("val_") for name in curves))
     columns = min(len(names), _MOST_IN_A_ROW)
     rows = math.ceil(len(names) / columns)
-    # The object interface, not pyplot: no global state, and no window system is asked for.
+    # The object interface, not pyplot: no global state, and no window system.
     drawn = Figure(figsize=(5.0 * columns, 4.0 * rows), layout="constrained")
     FigureCanvasAgg(drawn)
     drawn.suptitle(title)

@@ -138,7 +138,7 @@ def versions() -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    """Returns the installed version; a package that is not installed is asked itself."""
+    """Returns the installed version; for a package that is not installed, its `__version__`."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

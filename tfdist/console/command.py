@@ -26,9 +26,8 @@ def run(main: Callable[[], int | None]) -> int:
         main: Does the work; returns the exit code, None for 0; raises what the user should know.
 
     Returns:
-        `main`'s; 1 for an error with a cure, which is printed as one line; 130 for an interrupt;
-        138, `tfdist.errors.REQUEUE`, where a scheduler wanted its machine back: the same command
-        goes on.
+        `main`'s exit code; 1 for an expected error, which is printed as one line; 130 for an
+        interrupt; 138, `tfdist.errors.REQUEUE`, after a preemption: the same command resumes.
     """
     try:
         own_packages.put_first()

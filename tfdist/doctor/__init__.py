@@ -1,1 +1,1 @@
-"""Looks a machine over before a run: what is there, what is wrong, which command cures it."""
+"""Checks a machine before a run, and prints the command that fixes each problem."""

@@ -26,7 +26,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """Makes an optimizer exchange its gradients with the other ranks right before it clips them.
 
     The optimizer stays what it is, so it saves and loads as Keras's own, without tfdist; one that
-    was loaded has to be given here again. It works in `model.fit` and in loops of one's own, by
+    was loaded has to be given here again. It works in `model.fit` and in custom loops, by
     `apply_gradients` or `apply`, in graphs and eagerly. XLA is kept clear of: `model.compile`
     leaves it off, with a warning where `jit_compile=True` asked for it. A step overflows, where a
     `LossScaleOptimizer` stands around the optimizer or is the one given, on all ranks or on none.

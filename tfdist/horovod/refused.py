@@ -1,4 +1,4 @@
-"""What Horovod's optimizer takes and this one does not: each with what to do instead."""
+"""Arguments of Horovod's optimizer that this one refuses, and what to do instead."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tfdist.errors import ConfigurationError
 from tfdist.horovod.ranks import forwarded
 from tfdist.upstream.patching import replace
 
-_PACKED = "all gradients cross in one group"
-_PLACED = "gradients cross from where they are"
+_PACKED = "all gradients are all-reduced in one group"
+_PLACED = "gradients are all-reduced on their own device"
 _LOCAL = (
     "every weight here is one of all ranks, and is checked to be so: train weights of a rank's own "
-    "by an optimizer that was not given to DistributedOptimizer, in a loop of your own, or around "
-    "both in a keras MultiOptimizer; BroadcastGlobalVariablesCallback(local_variables=...) leaves "
+    "by an optimizer that was not given to DistributedOptimizer, in a custom loop, or both in "
+    " a keras MultiOptimizer; BroadcastGlobalVariablesCallback(local_variables=...) leaves "
     "them as they are"
 )
 #: Horovod's arguments by name: what they are by themselves, and why nothing else is taken.
@@ -24,13 +24,16 @@ _OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
     "name": ((None,), "the optimizer has a name: keras.optimizers.SGD(name=...)"),
     "device_dense": (("",), _PLACED),
     "device_sparse": (("",), _PLACED),
-    "gradient_predivide_factor": ((1.0,), "gradients are divided by the ranks before they cross"),
+    "gradient_predivide_factor": (
+        (1.0,),
+        "gradients are divided by the number of ranks before the all-reduce",
+    ),
     "num_groups": ((0,), _PACKED),
     "groups": ((None, 0), _PACKED),
     "process_set": (
         (None,),
-        "gradients cross all ranks: sum over fewer by hvd.allreduce(..., process_set=...) in a "
-        "loop of your own, or start those ranks as a job of their own",
+        "gradients are summed over all ranks: sum over fewer by hvd.allreduce(..., "
+        "process_set=...) in a custom loop, or start those ranks as a separate job",
     ),
     "scale_local_gradients": ((True,), _LOCAL),
 }
@@ -54,7 +57,7 @@ def check(others: Mapping[str, Any]) -> None:
 
 
 def without_local_variables(optimizer: keras.optimizers.Optimizer) -> None:
-    """Lets an optimizer say so where it is asked for `register_local_var`, as Horovod's has it."""
+    """Makes an optimizer's `register_local_var`, a method of Horovod's, raise a clear error."""
     replace(optimizer, "register_local_var", _no_local_variables)
 
 

@@ -51,7 +51,7 @@ def choose_mpi(choice: str) -> mpi_library.Mpi | None:
         choice: As `install.install` takes it.
 
     Raises:
-        InstallError: The system's was asked for and is not here, or PyPI's cannot be installed.
+        InstallError: The system's compiler is required and missing, or PyPI's cannot be installed.
     """
     if choice == "none":
         return None

@@ -19,8 +19,8 @@ class MomentumSGD(keras.optimizers.Optimizer):
     """Gradient descent with momentum correction and the weight decay of a penalty.
 
     `u <- m u + g + d w`, then `w <- w - r u` with rate r, momentum m, decay d. Keras's SGD keeps
-    `r u` instead, of which steps at an earlier rate are a part: after the rate fell they go on
-    with the old one (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 3, remark 2;
+    `r u` instead, of which steps at an earlier rate are a part: after the rate fell they still
+    use the old one (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 3, remark 2;
     equation 9 is this form). At a constant rate without decay both are the same.
     Keras's `weight_decay` is apart from the gradient; here it is the gradient of `d/2 |w|^2`, which
     goes through the momentum, as in that paper. It is not in the loss, which stays the data's.

@@ -24,7 +24,7 @@ _READ = (
 
 
 def check_fields(given: Collection[str]) -> None:
-    """Checks what was asked for together with `--evaluate`.
+    """Checks the fields that were set together with `--evaluate`.
 
     Args:
         given: Fields that stood on the command line. A file of a run may have any.

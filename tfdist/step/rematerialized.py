@@ -1,4 +1,4 @@
-"""An exact `keras.remat`: a function whose backward pass computes it again.
+"""An exact `keras.remat`: a function whose backward pass recomputes it.
 
 Only the inputs of a rematerialized layer are kept, and the backward pass computes the layer once
 more (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). The second time, the layer
@@ -22,12 +22,12 @@ from tfdist.upstream.keras_remat import surroundings
 
 
 def rematerialized(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose backward pass computes it again; used in place of `keras.remat`.
+    """Returns a function whose backward pass recomputes it; used in place of `keras.remat`.
 
     Outside of a step, where no scope keeps assignments aside, the function is called unchanged.
 
     Raises:
-        UnsupportedModelError: The function cannot be computed again with the same gradients.
+        UnsupportedModelError: The function cannot be recomputed with the same gradients.
     """
 
     @functools.wraps(function)

@@ -161,9 +161,9 @@ def as_arrays(structure: Any) -> Any:
 
 
 def initial_epoch(model: keras.Model, given: int) -> int:
-    """Returns the epoch to begin with, once callbacks have heard `on_train_begin`.
+    """Returns the first epoch, after the callbacks' `on_train_begin`.
 
-    `BackupAndRestore` says by `model._initial_epoch` with which a training goes on.
+    `BackupAndRestore` sets `model._initial_epoch` to the epoch to resume with.
     """
     return model._initial_epoch or given
 
@@ -184,5 +184,5 @@ def profiles_batches(board: keras.callbacks.TensorBoard) -> bool:
 
 
 def set_initial_epoch(model: keras.Model, epoch: int) -> None:
-    """Says with which epoch a training goes on, as `BackupAndRestore` does; 0: with the given."""
+    """Sets the epoch to resume with, as `BackupAndRestore` does; 0: the one passed to `fit`."""
     model._initial_epoch = epoch or None

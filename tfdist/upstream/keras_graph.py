@@ -40,7 +40,7 @@ def operations_called_through(function: Callable[..., Any]) -> Iterator[None]:
 
     Args:
         function: Has to call `call(operation, *args, **kwargs)`, Keras's own method, sooner or
-            later; for a layer it is asked twice, by `keras.Operation` and by `keras.Layer`.
+            later; for a layer it is called twice, by `keras.Operation` and by `keras.Layer`.
     """
     with ExitStack() as stack:
         for owner in (keras.Operation, keras.layers.Layer):

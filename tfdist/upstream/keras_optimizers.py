@@ -222,14 +222,14 @@ def leave_out_of_weight_decay(
     copied: keras.optimizers.Optimizer,
     variables: list[tuple[keras.Variable, keras.Variable]],
 ) -> None:
-    """Tells a new optimizer what another was told by `exclude_from_weight_decay`.
+    """Copies what `exclude_from_weight_decay` set on one optimizer to another.
 
     No configuration holds that: `_exclude_from_weight_decay` has keys of `_var_key`, and
     `_exclude_from_weight_decay_pattern` the names.
 
     Args:
-        optimizer: Was told.
-        copied: Of the same configuration.
+        optimizer: To copy from.
+        copied: To copy to; of the same configuration.
         variables: Of their models, side by side.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)

@@ -35,8 +35,8 @@ def gpt(
         size: GPT-2's `small` (124 M weights) or `medium` (355 M); `tiny` and `mini` are for small
             texts.
         dropout: Share of the values that training drops, as `transformer.block` says.
-        remat: In a `Trainer` each block keeps its inputs alone, and is computed again for its
-            gradients (`keras.RematScope`): less memory for a third more arithmetic.
+        remat: In a `Trainer`, each block keeps only its inputs, and the backward pass recomputes it
+            (`keras.RematScope`): less memory for a third more arithmetic.
         dtype_policy: Name of the Keras policy of all layers; None: the global one.
 
     Returns:

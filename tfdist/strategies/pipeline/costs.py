@@ -19,7 +19,7 @@ from tfdist.upstream.keras_model import move
 _ROWS, _ROUNDS = 8, 3
 #: Operations whose output is their first input in another view.
 _ALIASES = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "IdentityN")
-#: Operations whose output is in memory anyway, or costs nothing to compute again.
+#: Operations whose output is in memory anyway, or costs nothing to recompute.
 _FREE = ("Const", "Placeholder", "ReadVariableOp", "Shape", "Fill")
 
 
