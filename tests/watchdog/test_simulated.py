@@ -218,8 +218,8 @@ def test_a_worker_hears_rank_0_and_its_verdict() -> None:
             reporter = Reporter(status, 4, hosts, rank_0.port, KEY, heard.append)
             task = asyncio.create_task(reporter.run())
             await reporter.answered.wait()
-            rank_0.status.enter("fit", 0.5)
-            status.enter("fit", 0.5)
+            rank_0.status.enter("fit", 2.0)
+            status.enter("fit", 2.0)
             rank_0.status.leave(State.FAILED, "ValueError: x")
             while not heard or not rank_0.verdicts:
                 await asyncio.sleep(0.05)
