@@ -58,7 +58,7 @@ def test_noise_stands_in_for_all_of_the_data() -> None:
     np.testing.assert_equal(labels.numpy().sum(-1), 1)
     again = next(iter(imagenet_resnet50.train_data(parse("imagenet_resnet50", *small))))
     np.testing.assert_equal(images.numpy(), again[0].numpy())
-    assert "for speed, not to learn" in data.describe(parse("imagenet_resnet50", *small))
+    assert "to measure speed only" in data.describe(parse("imagenet_resnet50", *small))
 
 
 def test_data_that_are_not_to_be_had_say_what_stands_in(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,7 +10,8 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.keras_model import flatten_layers
+from tfdist.upstream.patching import replace, replaced
 
 _plain_conv = backend.nn.conv
 
@@ -64,6 +66,17 @@ def kernels_read_outside_of_xla() -> AbstractContextManager[None]:
     the kernel itself, and cannot read one that is on another device.
     """
     return replaced(backend.nn, "conv", _conv)
+
+
+def read_own_kernels_outside_of_xla(model: keras.Model) -> None:
+    """Lets a model's grouped convolutions do the same wherever they are called."""
+    for layer in flatten_layers(model):
+        if getattr(layer, "groups", 1) > 1 and hasattr(layer, "convolution_op"):
+            replace(layer, "convolution_op", functools.partial(_convolution_op, layer))
+
+
+def _convolution_op(layer: Any, inputs: Any, kernel: Any) -> Any:
+    return type(layer).convolution_op(layer, inputs, tf.convert_to_tensor(kernel))
 
 
 def _conv(inputs: Any, kernel: Any, *args: Any, **options: Any) -> Any:

@@ -34,6 +34,7 @@ from tfdist.strategies.sharded.rank0_coordinator import coordinator_of
 from tfdist.strategies.towers import Towers
 from tfdist.upstream import keras_model, keras_variables
 from tfdist.upstream.keras_callbacks import weights_swapped_by_assignment
+from tfdist.upstream.keras_layers import read_own_kernels_outside_of_xla
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, told_of_slots
 from tfdist.upstream.keras_variables import (
     Division,
@@ -175,6 +176,7 @@ class ShardedState(Strategy):
             self._cut(weight, slots.get(id(weight), []))
         for weight, owner in planned.homes:
             self.keep_whole(weight, slots.get(id(weight), []), owner)
+        read_own_kernels_outside_of_xla(model)
         for optimizer in plain if planned.cut else ():
             refuse_elsewhere(optimizer, keras_variables.ELSEWHERE)
         if self.copies_weights:
