@@ -333,7 +333,7 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
         (["--num-ps", "1", "--via", "mpirun"], "--num-ps starts processes on this host"),
         (["--port", "4000"], "--port has no effect without --hosts"),
         (["--gpus-per-worker", "2", "--num-ps", "1"], "servers computes on one GPU"),
-        (["--cpus-per-worker", "1"], "--cpus-per-worker has no effect without --print-slurm"),
+        (["--cpus-per-worker", "1"], "--cpus-per-worker has no effect without --via ray"),
         (["--name", "mine"], "--name has no effect without"),
         (["--image", "mine", "--print-slurm"], "--image has no effect without --print-k8s"),
         (["--strategy", "mirrored"], "'mirrored' would train in each of 2 workers by itself"),
