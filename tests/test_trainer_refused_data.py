@@ -17,12 +17,6 @@ from tfdist.errors import (
 )
 
 
-def test_batch_smaller_than_the_replicas() -> None:
-    trainer = tfdist.Trainer(build, devices=3)
-    with pytest.raises(DataError, match=r"batch of 2 rows .* batch_size=3 or more"):
-        trainer.fit(X, LABELS, batch_size=2, verbose=0)
-
-
 @pytest.mark.parametrize("labels", [np.zeros((12, 2)), np.zeros((12, 5, 1))])
 def test_labels_of_a_shape_that_does_not_fit(labels: np.ndarray) -> None:
     with pytest.raises(DataError, match="do not fit the model") as caught:

@@ -115,15 +115,15 @@ def step_graphs(
 
     with replaced(strategy, "compile", compile_and_keep):
         run = graphs_run_by(lambda: trainer.fit(data, steps_per_epoch=steps_per_epoch, verbose=0))
-    partitions = [[[*part.node] for part in graph.partition_graphs] for graph in run]
-    # Functions of data sets, and of what else runs meanwhile, have loops too, but small ones.
-    with_loops = [parts for parts in partitions if any(map(_has_loop, parts))]
-    of_loop = max(with_loops, key=lambda parts: sum(map(len, parts)))
-    return StepGraphs(loops[0].get_concrete_function(*calls[0]).graph, of_loop)
+    # Functions of data sets have loops too. The arguments of the training loop are its own.
+    of_loop = max(filter(_is_training_loop, run), key=lambda graph: graph.ByteSize())
+    by_device = [[*part.node] for part in of_loop.partition_graphs]
+    return StepGraphs(loops[0].get_concrete_function(*calls[0]).graph, by_device)
 
 
-def _has_loop(nodes: list[tf.compat.v1.NodeDef]) -> bool:
-    return any(node.op == "NextIteration" for node in nodes)
+def _is_training_loop(graph: Any) -> bool:
+    names = {node.name for node in graph.pre_optimization_graph.node}
+    return {"iterator", "num_steps"} <= names
 
 
 def batches(dtype: str = "float32") -> tf.data.Dataset:

@@ -206,7 +206,12 @@ class ReductionProbe:
 
 
 def traced_or_none(model: keras.Model, x: Any, training: bool) -> TracedForward | None:
-    """Returns the traced forward pass of a model; None if it cannot be analyzed."""
+    """Returns the traced forward pass of a model; None if it cannot be analyzed.
+
+    A model with `run_eagerly=True` is not traced: its code may work outside of graphs only.
+    """
+    if getattr(model, "run_eagerly", False):
+        return None
     try:
         return TracedForward(model, x, training)
     except ValueError as error:
