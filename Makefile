@@ -5,7 +5,7 @@
 #
 # Tests, from the fastest to the most thorough (tests/selection.py says which test is in which):
 #   make quick                        tests without TensorFlow, ten conformance cases: a few minutes
-#   make test                         lint and the tests that every change has to pass: 15 minutes
+#   make test                         lint and the tests that every change has to pass: 11 minutes
 #   make check                        lint and every test with two replicas or processes: an hour
 #   make check-rest                   the tests of make check that make test does not run
 #   make conformance                  every case of tests/conformance under every strategy and every

@@ -125,7 +125,7 @@ GATE: dict[str, tuple[str, ...]] = {
     "central_storage": ("uneven-batches", "embedding-clipped", "batch-norm"),
     "towers": ("uneven-batches", "embedding-clipped", "batch-norm", "circle"),
     "horovod": (
-        *("uneven-batches", "unknown-length", "add-loss-sum", "embedding-clipped", "auc"),
+        *("uneven-batches", "unknown-length", "embedding-clipped", "auc"),
         *("batch-norm", "circle", "loss-scale-overflow", "accumulate-clipped", "dropout", ALL),
     ),
     "multi_worker": (

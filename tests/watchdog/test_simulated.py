@@ -25,7 +25,7 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, SECONDS))
 
 
-def test_sixty_four_workers_join_and_many_failures_are_one_verdict() -> None:
+def test_many_failures_are_one_verdict() -> None:
     outcome = asyncio.run(simulate(64, processes=1, seconds=3.0, faults=("100 killed",)))
     assert outcome.named_seconds["100 killed"] is not None
     verdict = outcome.verdicts["100 killed"].splitlines()
