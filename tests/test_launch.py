@@ -255,6 +255,8 @@ def test_dry_run_prints_the_commands() -> None:
         (["--via", "horovodrun"], "horovod"),
         (["--print-k8s", "mpijob"], "horovod"),
         (["--strategy=horovod"], "horovod"),
+        (["--mesh", "data=2,pipeline=2"], "pipeline"),
+        (["--mesh=data=2", "--process-group", "tensorflow"], "multi_worker"),
         (["--num-workers", "1"], ""),
         (["--config", "batch.yaml"], "multi_worker"),
         (["--config", "of_servers.yaml", "--config=batch.yaml"], "parameter_server"),

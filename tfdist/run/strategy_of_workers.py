@@ -11,16 +11,17 @@ from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError
 from tfdist.launcher.options import Options
 from tfdist.strategies import STRATEGIES, current_name
+from tfdist.strategies.mesh import parse as parse_mesh
 
 
 def with_strategy(options: Options) -> Options:
     """Returns the options with the strategy, as far as the launcher can know it.
 
-    If neither a flag nor a file of the training command names a strategy, a flag is added. Other
-    programs choose for themselves.
+    If neither a flag nor a file of the training command names a strategy or a mesh, a flag is
+    added. Other programs choose for themselves.
 
     Raises:
-        ConfigurationError: Each worker would train alone, or a file cannot be read.
+        ConfigurationError: Each worker would train alone, or a file or a mesh cannot be read.
     """
     found = _named(options)
     declared = STRATEGIES.get(current_name(found.strategy))
@@ -34,6 +35,11 @@ def _named(options: Options) -> Options:
     flags = _values(options.command, "--strategy")
     if not options.is_training_command:
         return replace(options, strategy=flags[-1] if flags else "")
+    mesh = _values(options.command, "--mesh")
+    if mesh and not flags:
+        process_group = (_values(options.command, "--process-group") or ["auto"])[-1]
+        strategy = parse_mesh(mesh[-1]).strategy(process_group, options.num_workers)
+        return replace(options, strategy=strategy)
     named = Setting(flags[-1], "--strategy") if flags else _in_files(options.command)
     if named is None and options.num_workers + options.num_ps > 1:
         fitting = _fitting(options)
