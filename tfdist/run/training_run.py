@@ -148,8 +148,10 @@ class TrainingRun:
         if ending.raised:
             if self._strategy.is_chief and self._trainer.checkpoints:
                 where = shlex.join(["--run-dir", str(self._folder.path)])
-                print(f"To go on: the same command with {where} --resume auto", file=sys.stderr)
-            self._strategy.barrier()  # who starts the workers ends all of them when one has ended
+                print(
+                    f"To resume, run the same command with {where} --resume auto", file=sys.stderr
+                )
+            self._strategy.barrier()  # the launcher stops all workers when one exits
             raise ending.raised
         for one in self._profiles:
             exchanged = profile.exchange(self._strategy, self._trainer.model)  # all workers do
