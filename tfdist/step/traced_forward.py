@@ -88,8 +88,10 @@ class TracedForward:
             self._know_outputs(call)
 
     def _trace(self, model: keras.Model, batch: Any) -> None:
-        variables = [v for v in model.variables if not v.trainable]
-        starts = [(v, tf.identity(tf.convert_to_tensor(v))) for v in variables]
+        # Keras does not count the metrics that layers hold among a model's variables.
+        variables = [v for v in model.variables if not v.trainable] + model.metrics_variables
+        unique = {id(v): v for v in variables}.values()
+        starts = [(v, tf.identity(tf.convert_to_tensor(v))) for v in unique]
         with ExitStack() as stack:
             scope = stack.enter_context(Scope(starts, collect_losses=True))
             stack.enter_context(batch_norm.fixed_moments(model))
