@@ -1,4 +1,4 @@
-"""`python -m tests.attacks`: makes attacks, and prints what became of each."""
+"""`python -m tests.attacks`: runs attacks, and prints the outcome of each."""
 
 from __future__ import annotations
 

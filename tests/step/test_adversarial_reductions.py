@@ -27,7 +27,7 @@ Y = np.random.default_rng(1).normal(size=(NUM_ROWS, 1))
 
 
 class Adversary(layers.Layer):
-    """Calls a function of one's own, with weights that are zero or nearly zero at first."""
+    """Calls a custom function, with weights that are zero or nearly zero at first."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(name="adversary")
