@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 import pipelines
 from pipelines.storage import AnyPath, is_url
@@ -171,6 +172,18 @@ def _fingerprint(folder: Path) -> str:
             digest.update(f"{path.relative_to(folder)}\0{status.st_size}\0".encode())
             digest.update(f"{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:8]
+
+
+def with_class_weights(batches: tf.data.Dataset, folders: ClassFolders) -> tf.data.Dataset:
+    """Adds weights to the examples, so that all classes count alike in the loss.
+
+    Args:
+        batches: Of inputs and one-hot labels. A mix of classes gets their mean weight.
+        folders: Their classes, and the training split that tells how frequent each is.
+    """
+    counts = class_counts(folders.train, len(folders.classes))
+    weights = tf.constant(balanced_weights(counts))
+    return batches.map(lambda x, y: (x, y, tf.linalg.matvec(y, weights)))
 
 
 def class_counts(folder: AnyPath, num_classes: int) -> np.ndarray:

@@ -90,10 +90,7 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
     own = Hyperparameters.model_validate(config.set)
     if own.class_weights == "none" or config.data == data.SYNTHETIC:
         return batches
-    folders = _folders(config)
-    counts = _class_folders.class_counts(folders.train, len(folders.classes))
-    weights = tf.constant(_class_folders.balanced_weights(counts))
-    return batches.map(lambda x, y: (x, y, tf.linalg.matvec(y, weights)))
+    return _class_folders.with_class_weights(batches, _folders(config))
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
