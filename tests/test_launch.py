@@ -15,9 +15,8 @@ import pytest
 
 from tests.support.starting import ENVIRON, SECONDS, command, launch, launch_program, program
 from tfdist.errors import REQUEUE
-from tfdist.launch import main
+from tfdist.launch import main, with_strategy
 from tfdist.launcher.options import parse
-from tfdist.run.strategy_of_workers import with_strategy
 
 #: Starts a child in a new session, prints both process ids, and waits.
 LINGERS = """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tfdist.config import TrainConfig
 from tfdist.console import command
 from tfdist.loops import interrupts
-from tfdist.run import evaluating, flags
+from tfdist.run import flags, saved_model
 
 if TYPE_CHECKING:
     import keras
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def parse_and_run() -> None:
         config = flags.parse("python -m tfdist.train", _DESCRIPTION, arguments)
         if config.evaluate:
-            evaluating.evaluate(config)
+            saved_model.evaluate(config)
         else:
             with interrupts.preemption_raises():
                 train(config)

@@ -23,7 +23,7 @@ from tfdist import launch
 from tfdist.console import command
 from tfdist.console.settings_file import Setting
 from tfdist.launcher.options import Options
-from tfdist.run import settings
+from tfdist.run import flags
 
 TRAIN = "python -m tfdist.train"
 #: Of the training command, what is no field of its configuration.
@@ -38,7 +38,7 @@ def _parse(parser: ArgumentParser, arguments: Any, **options: Any) -> Any:
     values = as_it_is(parser, arguments, **options)
     if parser.prog == TRAIN:
         given = {name: value for name, value in values.items() if name not in _ACTIONS}
-        settings.resolve([{name: Setting(value, name) for name, value in given.items()}])
+        flags.resolve([{name: Setting(value, name) for name, value in given.items()}])
     raise Parsed
 
 

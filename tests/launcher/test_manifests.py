@@ -15,9 +15,9 @@ import yaml
 from tests.support.manifest_schemas import JOBS
 from tfdist.cluster import messages
 from tfdist.errors import REQUEUE, ConfigurationError
+from tfdist.launch import with_strategy
 from tfdist.launcher import manifests
 from tfdist.launcher.options import parse
-from tfdist.run.strategy_of_workers import with_strategy
 
 COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
 

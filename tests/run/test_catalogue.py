@@ -9,14 +9,14 @@ import pytest
 from tests.support.commands import without_tensorflow
 from tfdist import train
 from tfdist.errors import ConfigurationError
-from tfdist.run import catalogue, recipe
+from tfdist.run import recipe
 
 
 def test_every_recipe_says_in_a_line_what_it_trains() -> None:
     shown = without_tensorflow("tfdist.train", "--list-recipes")
     for name in recipe.names():
         assert f" {name} " in shown
-        assert catalogue.first_line(name).endswith("."), name
+        assert recipe.first_line(name).endswith("."), name
     assert "_template" not in shown
 
 
@@ -48,5 +48,5 @@ def test_recipe_that_cannot_be_written(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.py").write_text("mine")
     with pytest.raises(ConfigurationError, match=says):
-        catalogue.write_new(file)
+        recipe.write_new(file)
     assert (tmp_path / "there.py").read_text() == "mine"

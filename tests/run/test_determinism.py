@@ -8,14 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from tests.support import ROOT
+from tfdist import strategies
+from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
-from tfdist.run import determinism, provenance
+from tfdist.run import datasets, folder, from_config
 
 RECIPE = """
 import keras, tensorflow as tf
@@ -81,15 +82,17 @@ def test_numbers_of_a_state_of_their_own_are_refused() -> None:
         return tf.random.normal([])
 
     data = tf.data.Dataset.range(3).interleave(lambda i: tf.data.Dataset.range(i).map(draw))
-    with pytest.raises(DataError, match="train_data draws numbers by RandomStandardNormal"):
-        determinism.check_data(data, "train_data")
-    determinism.check_data(tf.data.Dataset.range(9).shuffle(3).batch(2), "train_data")
+    with pytest.raises(DataError, match="train_data uses RandomStandardNormal"):
+        datasets.check_repeatable(data, "train_data")
+    datasets.check_repeatable(tf.data.Dataset.range(9).shuffle(3).batch(2), "train_data")
 
 
-def test_asynchronous_workers_are_refused() -> None:
-    strategy: Any = SimpleNamespace(repeatable=False, name="servers")
-    with pytest.raises(ConfigurationError, match="workers of servers make steps as they come"):
-        determinism.check(strategy)
+def test_asynchronous_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = SimpleNamespace(repeatable=False, name="servers")
+    monkeypatch.setattr(strategies, "create", lambda *args, **options: strategy)
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+    with pytest.raises(ConfigurationError, match="workers of servers apply their steps in an"):
+        from_config.make_strategy(TrainConfig(deterministic=True))
 
 
 def test_sources_that_have_changed(tmp_path: Path) -> None:
@@ -101,9 +104,9 @@ def test_sources_that_have_changed(tmp_path: Path) -> None:
     git("init", "-b", "trunk")
     git("add", ".")
     git("commit", "-m", "first")
-    state = provenance.git_state(tmp_path)
+    state = folder.git_state(tmp_path)
     assert state
     assert (len(state["commit"]), state["branch"], state["changed"]) == (40, "trunk", False)
     (tmp_path / "a.py").write_text("pass")
-    assert provenance.git_state(tmp_path) == state | {"changed": True}
-    assert provenance.git_state(tmp_path / "not there") is None
+    assert folder.git_state(tmp_path) == state | {"changed": True}
+    assert folder.git_state(tmp_path / "not there") is None

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.config import TrainConfig
 from tfdist.errors import DataError
-from tfdist.run.extent import limited
+from tfdist.run.datasets import limited
 
 #: Five batches, the last of them short, in another order each time.
 DATA = tf.data.Dataset.range(18).shuffle(18, seed=1).batch(4)

@@ -18,7 +18,7 @@ from tfdist import train
 from tfdist.callbacks.profile import Seconds
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, TfdistError
-from tfdist.run import evaluating, export, loggers, profile
+from tfdist.run import loggers, reports, saved_model
 from tfdist.run.folder import RunFolder
 
 RECIPE = ["--recipe=recipes._template", "--strategy=mirrored", "--devices=2"]
@@ -68,10 +68,10 @@ def test_evaluation_gives_the_numbers_of_the_training(
 def test_evaluation_of_what_is_no_compiled_model(tmp_path: Path) -> None:
     (tmp_path / "text.keras").write_text("text")
     with pytest.raises(ConfigurationError, match="expected a model that Keras saved"):
-        evaluating.load(str(tmp_path / "text.keras"))
+        saved_model.load(str(tmp_path / "text.keras"))
     keras.Sequential([keras.Input((2,))]).save(tmp_path / "bare.keras")
     with pytest.raises(ConfigurationError, match="without loss and metrics: compile it"):
-        evaluating.load(str(tmp_path / "bare.keras"))
+        saved_model.load(str(tmp_path / "bare.keras"))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_refused_before_anything_begins(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for module in (loggers, export):
+    for module in (loggers, saved_model):
         absent = SimpleNamespace(
             find_spec=lambda name: None if name in ("wandb", "tf2onnx") else name
         )
@@ -140,7 +140,7 @@ def test_trackers_hear_on_the_chief_alone(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_table_of_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
     made: Any = SimpleNamespace(seconds=Seconds(10, 0.05, 0.01, 0.02), traced=12)
-    rows = {name: (ms, share) for name, ms, share in profile.table(made, (0.001, 4e6))}
+    rows = {name: (ms, share) for name, ms, share in reports.profile_table(made, (0.001, 4e6))}
     assert rows == {
         "computing": ("3.000", "43%"),
         "exchange": ("1.000", "14%"),
@@ -148,12 +148,12 @@ def test_table_of_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
         "Python": ("2.000", "29%"),
         "all": ("7.000", "100%"),
     }
-    profile.show(made, (0.001, 4e6))
+    reports.print_profile(made, (0.001, 4e6))
     assert "over 10 steps; 12 others are in the trace; the exchange of 4 MB" in (
         " ".join(capsys.readouterr().out.split())
     )
     made.seconds = Seconds()
-    profile.show(made, None)
+    reports.print_profile(made, None)
     assert "no steps to measure" in capsys.readouterr().out
 
 
@@ -168,7 +168,7 @@ def test_model_without_counterpart_in_a_form(
 
     monkeypatch.setattr(keras.Model, "export", refuse)
     with pytest.raises(TfdistError, match=r"--export tflite: .*no such layer there\n.* is saved"):
-        export.write(["tflite"], tmp_path / "model.keras")
+        saved_model.export(["tflite"], tmp_path / "model.keras")
 
 
 def test_time_that_is_up_saves_the_model(

@@ -16,7 +16,7 @@ from tfdist import train
 from tfdist.callbacks.metrics_log import MetricsLog
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
-from tfdist.run import room
+from tfdist.run import folder
 from tfdist.run.folder import RunFolder
 
 
@@ -29,12 +29,12 @@ def model() -> keras.Model:
 
 def test_model_is_saved_whole_or_as_it_was(tmp_path: Path, model: keras.Model) -> None:
     path = tmp_path / "model.keras"
-    assert room.save(model, path) == (path, None)
+    assert folder.save_model(model, path) == (path, None)
     rows = np.ones((4, 3), "float32")
     np.testing.assert_array_equal(keras.saving.load_model(path)(rows), model(rows))
     before = path.read_bytes()
     with pytest.raises(OSError, match="disk full"):
-        room.save(Unsaveable(), path)
+        folder.save_model(Unsaveable(), path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
 
@@ -62,7 +62,7 @@ def test_folder_without_room_is_refused_before_the_training(
 
 
 def test_probe_leaves_nothing(tmp_path: Path, model: keras.Model) -> None:
-    room.probe(tmp_path, model)
+    folder.probe_space(tmp_path, model)
     assert not list(tmp_path.iterdir())
 
 
@@ -76,7 +76,7 @@ def test_probe_leaves_nothing(tmp_path: Path, model: keras.Model) -> None:
     ],
 )
 def test_errors_of_a_full_disk(error: Exception, lacking: bool) -> None:
-    assert bool(room.lacking(error)) == lacking
+    assert bool(folder.full_disk_message(error)) == lacking
 
 
 def test_disk_that_fills_up_costs_no_model(

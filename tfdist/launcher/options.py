@@ -51,7 +51,7 @@ class Options:
     cpus_per_worker: int | None
     placement: str = "PACK"
     placement_timeout: int = _PLACEMENT_SECONDS
-    #: Strategy of the training command, as far as `run.strategy_of_workers` can tell.
+    #: Strategy of the training command, as far as `tfdist.launch` can tell.
     strategy: str = ""
     #: Whether Horovod connects the processes of that strategy.
     by_horovod: bool = False

@@ -24,7 +24,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.launcher.worker_pool import WorkerPool
 from tfdist.plan.exchange import Profile
 from tfdist.plan.network import Network
-from tfdist.run import profile
+from tfdist.run import reports
 from tfdist.trainer import Trainer
 
 #: The environment in which TensorFlow counts the memory of a CPU's tensors.
@@ -114,7 +114,7 @@ def _sample(
     seconds = times.seconds(skip=1)
     names = trainer.strategy.devices
     peak = sum(map(_peak, _allocators(names)))  # before the exchange below, which needs more
-    exchanged = profile.exchange(trainer.strategy, trainer.model)
+    exchanged = reports.measure_exchange(trainer.strategy, trainer.model)
     weights = trainer.model.trainable_variables
     return Sample(
         seconds,

@@ -7,20 +7,25 @@ with `--config` in their order, the flags. This module imports no TensorFlow; th
 from __future__ import annotations
 
 import argparse
+import re
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import yaml
 from jsonargparse import ActionYesNo, ArgumentParser
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from tfdist.config import GROUPS, TrainConfig
 from tfdist.console import command, settings_file
-from tfdist.console.settings_file import Setting
-from tfdist.errors import ConfigurationError
-from tfdist.run import catalogue, evaluating, settings
+from tfdist.console.settings_file import OWN, Layer, Setting
+from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.run import recipe as recipes
+from tfdist.run import saved_model
+
+Model = TypeVar("Model", bound=BaseModel)
 
 #: Flags that are not fields; their action runs at once.
 _ACTIONS: dict[str, dict[str, Any]] = {
@@ -50,33 +55,93 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
     parser = _parser(program, description)
     given = command.parse(parser, arguments, defaults=False).as_dict()
     if given.pop("list_recipes", False):
-        catalogue.show()
+        recipes.print_table()
         raise SystemExit(0)
     if new := given.pop("new_recipe", None):
-        catalogue.write_new(new)
+        recipes.write_new(new)
         raise SystemExit(0)
     only_print = given.pop("print_config", False)
     files = [settings_file.read(Path(file)) for file in given.pop("config", ())]
-    own = settings.own_from_flags(given.pop("set", ()))
+    own = _hyperparameter_flags(given.pop("set", ()))
     flags = {name: Setting(value, flag(name)) for name, value in given.items()} | own
     layers = [*files, flags]
     try:
-        config = settings.resolve(layers)  # finds most errors before the recipe is imported
+        config = resolve(layers)  # finds most errors before the recipe is imported
         recipe = recipes.find(config.recipe)
         if config.smoke:
             layers = [recipes.smoke(recipe, config), *layers]
-            config = settings.resolve(layers)
-        config = settings.resolve([recipes.defaults(recipe, config), *layers])
+            config = resolve(layers)
+        config = resolve([recipes.defaults(recipe, config), *layers])
         known = recipes.hyperparameters(recipe, config.model)
-        config = settings.with_hyperparameters(config, layers, known)
+        config = with_hyperparameters(config, layers, known)
         if config.evaluate:
-            evaluating.check_fields(given)
+            saved_model.check_evaluate_flags(given)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}\n{program} --help lists what there is.") from None
     if only_print:
         print(config.to_yaml(), end="")
         raise SystemExit(0)
     return config
+
+
+def resolve(layers: Sequence[Layer]) -> TrainConfig:
+    """Returns the configuration from layers of fields; later layers override earlier ones.
+
+    Raises:
+        ConfigurationError: There is no such field, or a value is invalid; the message names its
+            flag or line.
+    """
+    settings = {name: setting for layer in layers for name, setting in layer.items()}
+    hyperparameters = {n: settings.pop(n) for n in list(settings) if n.startswith(OWN)}
+    values = checked(TrainConfig, settings, "field")
+    given = {name.removeprefix(OWN): setting.value for name, setting in hyperparameters.items()}
+    return values.model_copy(update={"set": values.set | given})
+
+
+def with_hyperparameters(
+    config: TrainConfig, layers: Sequence[Layer], model: type[BaseModel]
+) -> TrainConfig:
+    """Returns a configuration whose `set` is checked and complete.
+
+    Args:
+        config: The configuration from these layers.
+        layers: As for `resolve`.
+        model: The class of the recipe's hyperparameters.
+
+    Raises:
+        ConfigurationError: There is no such hyperparameter, or a value is invalid.
+    """
+    places = {name: setting.place for layer in layers for name, setting in layer.items()}
+    own = {
+        name: Setting(value, places.get(f"{OWN}{name}", f"{OWN}{name}"))
+        for name, value in config.set.items()
+    }
+    made = checked(model, own, f"hyperparameter of recipe {config.recipe!r}")
+    return config.model_copy(update={"set": made.model_dump(mode="json")})
+
+
+def checked(model: type[Model], settings: Layer, what: str) -> Model:
+    """Returns an instance of a model from values of its fields.
+
+    Args:
+        model: The class.
+        settings: Values by field.
+        what: What a field is called in messages.
+
+    Raises:
+        ConfigurationError: There is no such field, or a value is invalid; the message names its
+            flag or line.
+    """
+    for name, setting in settings.items():
+        if name not in model.model_fields:
+            hint = did_you_mean(name, model.model_fields)
+            raise ConfigurationError(f"{setting.place}: there is no such {what}.{hint}")
+    try:
+        return model(**{name: setting.value for name, setting in settings.items()})
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        place = settings[name].place if name in settings else name
+        raise ConfigurationError(f"{place}: {_first_problem(error)}") from None
 
 
 def _parser(program: str, description: str) -> ArgumentParser:
@@ -136,3 +201,46 @@ def _metavar(annotation: Any) -> str:
         parts = [_metavar(part) for part in typing.get_args(annotation) if part is not type(None)]
         return "|".join(parts)
     return {int: "N", float: "X", str: "NAME"}.get(annotation, "NAMES")
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Returns the problem of the first invalid field: expected and actual value, on one line."""
+    first, *_ = details = error.errors()
+    of_field = [detail["msg"] for detail in details if detail["loc"][0] == first["loc"][0]]
+    if first["type"] == "value_error":
+        return first["msg"].removeprefix("Value error, ")
+    takes = [text.removeprefix("Input should be ").split(", unable")[0] for text in of_field]
+    got = first["input"]
+    hint = did_you_mean(got, re.findall(r"'([^']+)'", " ".join(takes)))
+    return f"expected {' or '.join(takes)}, got {got!r}.{hint}"
+
+
+def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:
+    """Returns the hyperparameters of flags such as `--set depth=34`; lists are YAML.
+
+    Raises:
+        ConfigurationError: A flag has another form.
+    """
+    found: dict[str, Setting] = {}
+    for word in words:
+        name, is_one, text = word.partition("=")
+        if not is_one:
+            raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
+        value = text if text[:1] not in ("[", "{") else _yaml(text, f"--set {name}")
+        found[f"{OWN}{name}"] = Setting(value, f"--set {name}")
+    return found
+
+
+def _yaml(text: str, place: str) -> Any:
+    """Returns the list or mapping that a text describes.
+
+    Raises:
+        ConfigurationError: The text is not YAML, or describes a Python object.
+    """
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or str(error) or type(error).__name__
+        raise ConfigurationError(
+            f"{place}: {text[:40]!r} is not a list or mapping in YAML ({problem.splitlines()[0]})."
+        ) from None

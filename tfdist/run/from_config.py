@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
 
 import pipelines
 from tfdist import cluster, devices, schedules, strategies
@@ -16,9 +17,8 @@ from tfdist.config import TrainConfig, scales_dynamically
 from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.data_handler import check_batch_size
 from tfdist.precision import LossScale
-from tfdist.run import batches, determinism, extent
+from tfdist.run import datasets
 from tfdist.run.effect import Watched
-from tfdist.run.rank_duties import in_turns
 from tfdist.run.recipe import Recipe, callbacks
 from tfdist.trainer import Trainer
 
@@ -37,13 +37,17 @@ def make_strategy(config: TrainConfig) -> Strategy:
     if config.workers or config.rank is not None:
         cluster.use(cluster.discover(workers=config.workers or (), rank=config.rank))
     if config.deterministic:
-        determinism.enable()
+        # An operation without a deterministic version raises an error from here on.
+        tf.config.experimental.enable_op_determinism()
     if config.memory != "grow":
         devices.limit_memory(config.memory)
     options = config.strategy_options()
     strategy = strategies.create(config.strategy, config.devices, mesh=config.mesh, **options)
-    if config.deterministic:
-        determinism.check(strategy)
+    if config.deterministic and not strategy.repeatable:
+        raise ConfigurationError(
+            f"--deterministic: the workers of {strategy.name} apply their steps in an order that "
+            "differs between runs. Use another strategy."
+        )
     check_batch_size(config.batch_size, strategy)  # data sets do not tell theirs
     return strategy
 
@@ -56,7 +60,7 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
     """
     watched = Watched(config)
     try:
-        with in_turns(strategy):
+        with datasets.one_local_rank_at_a_time(strategy):
             data = recipe.train_data(watched.as_config())
             validation = recipe.validation_data(watched.as_config())
     except pipelines.DataError as error:
@@ -67,16 +71,16 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
         raise DataError(
             f"{error.filename}: {error.strerror}: name another folder with --data-dir."
         ) from None
-    batches.check(data, "train_data", config.batch_size)
+    datasets.check_batches(data, "train_data", config.batch_size)
     if not watched.has_read("data") and config.data == data_sets.SYNTHETIC:
-        data, validation = extent.repeated(data), validation and extent.repeated(validation)
+        data, validation = datasets.repeated(data), validation and datasets.repeated(validation)
     if validation is not None:
-        batches.check(validation, "validation_data", None)
+        datasets.check_batches(validation, "validation_data", None)
     if config.deterministic:
-        determinism.check_data(data, "train_data")
+        datasets.check_repeatable(data, "train_data")
         if validation is not None:
-            determinism.check_data(validation, "validation_data")
-    return extent.limited(config, data, validation)
+            datasets.check_repeatable(validation, "validation_data")
+    return datasets.limited(config, data, validation)
 
 
 def make_trainer(

@@ -15,6 +15,7 @@ three functions that take the resolved configuration. It may have more:
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -29,10 +30,12 @@ from pydantic import BaseModel, create_model
 
 from tfdist import models
 from tfdist.config import TrainConfig
+from tfdist.console import tables
 from tfdist.console.settings_file import OWN, Layer, Setting
 from tfdist.errors import ConfigurationError, did_you_mean
 
 PACKAGE = "recipes"
+_TEMPLATE = f"{PACKAGE}._template"
 
 _SMOKE_BATCH = 32  # rows, of a recipe that has no SMOKE
 
@@ -73,6 +76,44 @@ def names() -> list[str]:
     package = importlib.import_module(PACKAGE)
     found = (module.name for module in pkgutil.iter_modules(package.__path__))
     return sorted(name for name in found if not name.startswith("_"))
+
+
+def print_table() -> None:
+    """Prints the recipes that come with tfdist, with the first line of their docstrings."""
+    tables.facts((name, first_line(name)) for name in names())
+
+
+def first_line(name: str) -> str:
+    """Returns the first line of a recipe's docstring.
+
+    Args:
+        name: Name of a module of the package `recipes`.
+    """
+    text = ast.get_docstring(ast.parse(_source(f"{PACKAGE}.{name}")))
+    return (text or "").partition("\n")[0]
+
+
+def write_new(file: str) -> None:
+    """Writes a working recipe as a starting point.
+
+    Args:
+        file: Path of the new file; ends in `.py`.
+
+    Raises:
+        ConfigurationError: The file exists, or cannot be written.
+    """
+    path = Path(file)
+    if path.suffix != ".py":
+        raise ConfigurationError(f"--new-recipe {file}: expected a name that ends in .py.")
+    try:
+        with path.open("x") as opened:
+            opened.write(_source(_TEMPLATE).replace("recipes/_template.py", file))
+    except FileExistsError:
+        raise ConfigurationError(f"--new-recipe {file}: it is there already.") from None
+    except OSError as error:
+        raise ConfigurationError(f"--new-recipe {file}: {error.strerror}.") from None
+    given = file if "/" in file else f"./{file}"
+    print(f"{file} is written. Train it with\n    python -m tfdist.train --recipe {given}")
 
 
 def find(name: str) -> Recipe:
@@ -257,3 +298,10 @@ def _check(module: ModuleType) -> None:
                 f"{module.__name__}: expected def {name}({', '.join(arguments)}), got {came}: "
                 "change its parameters (tfdist.run.recipe.Recipe says what each one is)."
             ) from None
+
+
+def _source(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ConfigurationError(f"{module} is missing: install tfdist again.")
+    return Path(spec.origin).read_text("utf-8")

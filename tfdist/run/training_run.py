@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -21,10 +23,9 @@ from tfdist.console import tables
 from tfdist.errors import ConfigurationError, Preempted
 from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts
-from tfdist.run import export, from_config, loggers, profile, provenance, recipe, reports, room
+from tfdist.run import from_config, loggers, recipe, reports, saved_model
 from tfdist.run.effect import Watched, check_spread
-from tfdist.run.folder import RunFolder
-from tfdist.run.rank_duties import printing_to
+from tfdist.run.folder import RunFolder, full_disk_message, provenance, save_model
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
@@ -62,7 +63,7 @@ class TrainingRun:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config, self._began = config, time.monotonic()
-        export.check(config.export)
+        saved_model.check_exporters(config.export)
         loggers.check(config.logger)
         workload = self._recipe = recipe.find(config.recipe)
         keras.utils.set_random_seed(config.seed)
@@ -82,7 +83,7 @@ class TrainingRun:
             watched.unread(workload),
             recipe.made_smaller(workload, config) if config.smoke else {},
         )
-        sources = provenance.of_run(config, strategy, workload)
+        sources = provenance(config, strategy, workload)
         folder = self._folder = _shared_folder(strategy, config, trainer.model, facts, sources)
         with self._discarding_on_error():
             trainer.checkpoints = from_config.make_checkpoints(config, folder.checkpoints)
@@ -111,7 +112,7 @@ class TrainingRun:
         left = config.max_time and self._began + config.max_time - time.monotonic()
         fitting = time.perf_counter()
         with (
-            printing_to(None if strategy.is_chief else self._folder.log(strategy.rank)),
+            _output_to(None if strategy.is_chief else self._folder.log(strategy.rank)),
             loggers.opened(config, self._folder, strategy.is_chief) as told,
         ):
             try:
@@ -129,7 +130,7 @@ class TrainingRun:
                 ending.stopped = "by its scheduler" if preempted else "by an interrupt"
                 ending.raised = raised
             except Exception as error:
-                if not (strategy.is_chief and (full := room.lacking(error))):
+                if not (strategy.is_chief and (full := full_disk_message(error))):
                     raise  # what another worker cannot write is its log
                 ending.full = full
         ending.seconds = time.perf_counter() - fitting
@@ -154,11 +155,13 @@ class TrainingRun:
             self._strategy.barrier()  # the launcher stops all workers when one exits
             raise ending.raised
         for one in self._profiles:
-            exchanged = profile.exchange(self._strategy, self._trainer.model)  # all workers do
+            exchanged = reports.measure_exchange(
+                self._strategy, self._trainer.model
+            )  # all workers do
             if self._talks:
-                profile.show(one, exchanged)
+                reports.print_profile(one, exchanged)
         if self._strategy.is_chief:
-            export.write(self._config.export, self._folder.model)
+            saved_model.export(self._config.export, self._folder.model)
             self._report()
 
     def _report(self) -> None:
@@ -185,7 +188,7 @@ class TrainingRun:
         if self._strategy.is_chief:
             if ending.stopped:
                 self._curves.on_train_end()
-            saved, problem = room.save(model, folder.model)
+            saved, problem = save_model(model, folder.model)
             full = full or str(problem or "")
         if self._talks:
             reports.summary(
@@ -209,3 +212,25 @@ def _shared_folder(strategy: Strategy, config: TrainConfig, *facts: Any) -> RunF
 
     path = from_rank0(strategy.group, create)
     return created[0] if created else RunFolder(path)
+
+
+@contextmanager
+def _output_to(path: Path | None) -> Iterator[None]:
+    """Redirects the output of this process and its libraries to a file; None changes nothing."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    streams = (sys.stdout, sys.stderr)
+    before = [os.dup(stream.fileno()) for stream in streams]
+    with path.open("a") as file:
+        for stream in streams:
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+    try:
+        yield
+    finally:
+        for stream, descriptor in zip(streams, before, strict=True):
+            stream.flush()
+            os.dup2(descriptor, stream.fileno())
+            os.close(descriptor)

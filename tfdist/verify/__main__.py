@@ -15,7 +15,7 @@ from tfdist.config import StrategyOptions
 from tfdist.console import command
 from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError, TfdistError
-from tfdist.run import flags, settings
+from tfdist.run import flags
 from tfdist.strategies import STRATEGIES, current_name
 from tfdist.verify import report
 from tfdist.verify.attempt import attempt
@@ -87,7 +87,7 @@ def _options(chosen: Namespace) -> dict[str, Any]:
         for name in StrategyOptions.model_fields
         if chosen.get(name) is not None
     }
-    values = settings.checked(StrategyOptions, given, "option")
+    values = flags.checked(StrategyOptions, given, "option")
     return {name: getattr(values, name) for name in given}
 
 

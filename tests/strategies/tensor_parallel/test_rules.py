@@ -11,7 +11,7 @@ import yaml
 from tfdist.config import TrainConfig
 from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError
-from tfdist.run import settings
+from tfdist.run import flags
 from tfdist.verify.__main__ import main
 
 RULES = {"hidden/kernel": [None, "model"], "logits/kernel": ["model", None]}
@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_configuration_contains_the_rules(file: Path) -> None:
-    config = settings.resolve([{"layout": Setting(str(file), "--layout")}])
+    config = flags.resolve([{"layout": Setting(str(file), "--layout")}])
     assert config.strategy_options() == {"layout": RULES}
     file.unlink()
     assert TrainConfig(**yaml.safe_load(config.to_yaml())) == config
@@ -46,7 +46,7 @@ def test_invalid_rules_file_raises(text: str | None, says: str, tmp_path: Path) 
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigurationError) as told:
-        settings.resolve([{"layout": Setting(str(path), "--layout")}])
+        flags.resolve([{"layout": Setting(str(path), "--layout")}])
     assert str(told.value).startswith("--layout: ")
     assert says in str(told.value)
 

@@ -1,0 +1,200 @@
+"""`--evaluate` and `--export`: evaluates a saved model, and writes it in other formats."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tfdist.config import Run, Spread, StrategyOptions, TrainConfig
+from tfdist.console import tables
+from tfdist.errors import ConfigurationError, DataError, MissingError, TfdistError
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfdist.run.recipe import Recipe
+
+#: Fields that have an effect on an evaluation; the rest is in the model's file.
+_READ_BY_EVALUATE = (
+    {*Run.model_fields, *Spread.model_fields, *StrategyOptions.model_fields}
+    | {"batch_size", "steps_per_call", "limit_steps", "evaluate"}
+) - {"run_dir", "smoke", "sync_batch_norm", "replica_random"}
+
+
+class Format(NamedTuple):
+    """An export format: Keras's name for it, its file in the run folder, and required modules."""
+
+    name: str
+    file: str
+    modules: tuple[str, ...] = ()
+
+
+FORMATS = {
+    "saved_model": Format("tf_saved_model", "saved_model"),
+    "onnx": Format("onnx", "model.onnx", ("onnx", "tf2onnx")),
+    "tflite": Format("litert", "model.tflite", ("tensorflow.lite",)),
+}
+
+
+def check_evaluate_flags(given: Collection[str]) -> None:
+    """Checks the fields that were set together with `--evaluate`.
+
+    Args:
+        given: Fields that were set on the command line. A file of a run may set any.
+
+    Raises:
+        ConfigurationError: One of them has no effect.
+    """
+    if idle := [
+        name for name in given if name in set(TrainConfig.model_fields) - _READ_BY_EVALUATE
+    ]:
+        flag = f"--{idle[0].replace('_', '-')}"
+        raise ConfigurationError(f"{flag}: no effect with --evaluate, which trains nothing.")
+
+
+def evaluate(config: TrainConfig) -> dict[str, float]:
+    """Evaluates the model that `config.evaluate` names on the recipe's validation data.
+
+    Prints a table of the results.
+
+    Returns:
+        Loss and metrics by name.
+
+    Raises:
+        TfdistError: There is no such model, or no data to evaluate it on.
+    """
+    from tfdist.checkpoint.store import checkpoints_of
+    from tfdist.run import from_config, recipe
+    from tfdist.trainer import Trainer
+
+    path = Path(str(config.evaluate))
+    if not path.exists():  # Checked before the data are prepared.
+        raise ConfigurationError(f"--evaluate {config.evaluate}: there is no such file.")
+    workload = recipe.find(config.recipe)  # Importing it registers the model's own classes.
+    build = functools.partial(load, str(path))
+    if path.is_dir():
+        (checkpoint, *_) = checkpoints_of(str(path))
+        build = functools.partial(_from_checkpoint, checkpoint, workload, config)
+    strategy = from_config.make_strategy(config)
+    _, validation = from_config.make_data(config, workload, strategy)
+    if validation is None:
+        raise DataError(f"recipe {config.recipe!r} has no validation_data to evaluate on.")
+    trainer = Trainer(
+        build,
+        strategy,
+        precision=config.precision if path.is_dir() else None,
+        steps_per_call=config.steps_per_call,
+        watchdog_seconds=config.watchdog_seconds,
+    )
+    prints = strategy.is_chief and config.verbose != 0
+    verbose = config.verbose if prints else 0
+    results: dict[str, float] = trainer.evaluate(validation, verbose=verbose, return_dict=True)
+    if prints:
+        tables.facts(
+            [
+                ("model", str(config.evaluate)),
+                ("recipe", config.recipe),
+                ("strategy", strategy.name),
+            ],
+            [(name, f"{value:.6g}") for name, value in results.items()],
+        )
+    return results
+
+
+def load(file: str) -> keras.Model:
+    """Returns a saved model with the loss and metrics that it was compiled with.
+
+    Raises:
+        ConfigurationError: It cannot be loaded, or was saved without them.
+    """
+    import keras
+
+    try:
+        model = keras.saving.load_model(file)
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigurationError(
+            f"--evaluate {file}: expected a model that Keras saved as .keras: {reason}"
+        ) from error
+    if not model.compiled:
+        raise ConfigurationError(
+            f"--evaluate {file}: expected a compiled model, got one without loss and metrics: "
+            "compile it and save it again."
+        )
+    return model
+
+
+def check_exporters(names: Sequence[str]) -> None:
+    """Checks before a training that the exporters are installed.
+
+    Raises:
+        MissingError: A module is not installed.
+    """
+    for name in names:
+        missing = [m for m in FORMATS[name].modules if importlib.util.find_spec(m) is None]
+        if missing:
+            raise MissingError(
+                f"--export {name} needs {' and '.join(missing)}: pip install 'tfdist[{name}]'."
+            )
+
+
+def export(names: Sequence[str], model: Path) -> dict[str, str]:
+    """Exports a saved model for inference, beside its file.
+
+    Args:
+        names: Names of `FORMATS`.
+        model: The `.keras` file to read.
+
+    Returns:
+        The written files by the name of the format.
+
+    Raises:
+        TfdistError: A format cannot represent a layer, or the disk is full.
+    """
+    import keras
+
+    written = {}
+    for name in names:
+        target = FORMATS[name]
+        try:
+            loaded = keras.saving.load_model(model, compile=False)
+            loaded(_zeros_for(loaded))  # Exporters need a model that has been called.
+            loaded.export(model.parent / target.file, format=target.name, verbose=False)
+        except Exception as error:  # Keras, a converter and the file system each raise their own.
+            reason = str(error).strip().partition("\n")[0]
+            raise TfdistError(
+                f"--export {name}: {type(error).__name__}: {reason}\n{model} is saved."
+            ) from error
+        written[name] = str(model.parent / target.file)
+    return written
+
+
+def _from_checkpoint(checkpoint: str, workload: Recipe, config: TrainConfig) -> keras.Model:
+    """Returns the recipe's model with a checkpoint's weights, not their moving averages.
+
+    Raises:
+        ConfigurationError: The checkpoint is damaged, or is of another model.
+    """
+    from tfdist.checkpoint.export import load_weights
+
+    model = workload.build_model(config, None)
+    load_weights(model, checkpoint)
+    return model
+
+
+def _zeros_for(model: keras.Model) -> Any:
+    """Returns inputs of one row of zeros, in the structure that the model takes."""
+    import keras
+
+    def zeros(tensor: Any) -> Any:
+        return keras.ops.zeros([1 if dim is None else dim for dim in tensor.shape], tensor.dtype)
+
+    inputs = getattr(model, "inputs", None)
+    if inputs:
+        known = inputs[0] if isinstance(model, keras.Sequential) else model.input
+        return keras.tree.map_structure(zeros, known)
+    shape = model.get_build_config()["input_shape"]  # A subclass of Model has no symbolic inputs.
+    return zeros(keras.KerasTensor(shape, model.compute_dtype))
