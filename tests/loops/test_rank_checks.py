@@ -228,14 +228,46 @@ def test_different_hyperparameters_raise(
     make: Callable[[], keras.Model], change: Callable[[keras.Model], Any], expected: str
 ) -> None:
     def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
-        call_once(checks)
-        if rank:
-            change(model)
-        call_once(checks)
+        call_once(checks, lambda: rank and change(model))
 
     for error in errors([make, make], act):
         assert expected in error
-        assert "step 1 of epoch 1" in error
+        assert "before step 2 of epoch 1" in error
+
+
+class BeforeBatches(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize("of_epoch", [True, False], ids=["epoch begins", "batch begins"])
+def test_hyperparameters_are_compared_before_the_call_that_uses_them(of_epoch: bool) -> None:
+    """Although the callback that changes them between two calls exists on one rank only."""
+
+    def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
+        callbacks = [BeforeBatches()] if rank and not of_epoch else []
+        checks.compare_configurations({}, callbacks)
+        call_once(checks)
+        if of_epoch:
+            checks.begin_epoch(None)  # type: ignore[arg-type]
+        model.optimizer.learning_rate = 0.1 + rank
+        checks.begin_call(1)
+        raise AssertionError("the call would begin")
+
+    for error in errors([build, build], act):
+        assert "optimizer / learning_rate is 0.1" in error
+        assert "before step 2 of epoch 1" in error
+
+
+def test_calls_without_callbacks_need_no_further_exchange() -> None:
+    def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
+        checks.compare_configurations({}, [keras.callbacks.TensorBoard("unused")])
+        call_once(checks)
+        num_exchanges = []
+        checks._strategy.group.before_exchange(lambda: num_exchanges.append(1))
+        call_once(checks)
+        assert len(num_exchanges) == 1
+
+    assert errors([build, build], act) == ["", ""]
 
 
 def test_reports_changed_weight_ranks_and_last_agreement() -> None:

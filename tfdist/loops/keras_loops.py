@@ -117,7 +117,9 @@ class Training:
             report: Called with the first data, once it is known how the model is computed.
         """
         outer, model, rank_checks = self._outer, self._outer.model, self._rank_checks
-        rank_checks.compare_configurations({"epochs": epochs, "validation": validate is not None})
+        rank_checks.compare_configurations(
+            {"epochs": epochs, "validation": validate is not None}, callbacks.callbacks
+        )
         data = handlers.of_epoch(epochs[0])
         per_call = outer.per_call("train", callbacks, data)
         outer.functions.train(data)  # raises before anything begins if the model cannot be trained

@@ -1,9 +1,12 @@
 """Checks that workers which train together do not drift apart.
 
 All workers have to hold the same model, optimizer and weights, but each runs its own copy of the
-script. Before the first step they compare how everything is configured. In the exchange that
-follows each call of the inner loop, they compare the hyperparameters that the call used. After
-epochs, before checkpoints and between them, they compare all variables bitwise.
+script. Before the first step they compare how everything is configured. Before every call of the
+inner loop, they compare the hyperparameters that it will use: after the callbacks of the last call,
+in the exchange that follows each call. After callbacks that run between that exchange and the next
+call, an exchange of its own is necessary, so before the first call of an epoch, and before every
+call if a callback overrides `on_train_batch_begin`. After epochs, before checkpoints and between
+them, the workers compare all variables bitwise.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ import keras
 import numpy as np
 
 from tfdist.errors import ClusterError
+from tfdist.loops.callbacks import may_change_model
 from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.epoch import Call, Observer
+from tfdist.loops.steps_per_call import runs_before_batches
 from tfdist.model_setup import configuration
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
@@ -69,6 +74,8 @@ class RankChecks(Observer):
         self.place = ""
         self._is_active = mode != "off" and strategy.group.size > 1
         self._step = 0
+        # Whether callbacks may change the model before each call, or before the next one alone.
+        self._changes_before_calls, self._may_have_changed = False, True
         self._hyperparameters: dict[str, Any] = {}
         self._optimizers: list[tuple[str, keras.optimizers.Optimizer, list[str]]] = []
         self._layers: list[tuple[str, keras.layers.Layer]] = []
@@ -81,20 +88,26 @@ class RankChecks(Observer):
 
     # ---- configuration ----
 
-    def compare_configurations(self, options: Mapping[str, Any]) -> None:
+    def compare_configurations(
+        self, options: Mapping[str, Any], callbacks: Sequence[keras.callbacks.Callback] = ()
+    ) -> None:
         """Checks that all workers are configured alike; all of them call it.
 
         Args:
             options: Options of the training besides those of the trainer.
+            callbacks: The callbacks of this worker.
 
         Raises:
             ClusterError: They are not.
         """
         if self._strategy.group.size == 1:
             return
-        modes = self._strategy.gather([get_args(CheckRanks).index(self._mode)])[:, 0]
-        if not _are_same(modes):
-            named = [get_args(CheckRanks)[int(mode)] for mode in modes]
+        changes = any(runs_before_batches(c) and may_change_model(c) for c in callbacks)
+        rows = self._strategy.gather([get_args(CheckRanks).index(self._mode), changes])
+        # A callback of one worker is enough: all of them have to take part in the exchanges.
+        self._changes_before_calls = bool(rows[:, 1].any())
+        if not _are_same(rows[:, 0]):
+            named = [get_args(CheckRanks)[int(mode)] for mode in rows[:, 0]]
             raise ClusterError(
                 f"The ranks have check_ranks set to {', '.join(named)}, by rank: set the same on "
                 "each."
@@ -112,7 +125,7 @@ class RankChecks(Observer):
                 "same versions and options on every rank."
             )
 
-    # ---- hyperparameters and variables, in the exchange after each call ----
+    # ---- hyperparameters and variables, before and after each call ----
 
     def begin_epoch(self, data: DataHandler) -> None:
         if not self._is_active:
@@ -125,11 +138,14 @@ class RankChecks(Observer):
             (f"optimizer {number + 1}" if number else "optimizer", optimizer, _settable(optimizer))
             for number, optimizer in enumerate(keras_optimizers.optimizers_of(self._model))
         ]
+        self._may_have_changed = True
 
     def begin_call(self, step: int) -> None:
-        if self._is_active:
-            self._step = step
-            self._hyperparameters = self._current()
+        if not self._is_active or not (self._may_have_changed or self._changes_before_calls):
+            return
+        self._step, self._may_have_changed = step, False
+        if not _are_same(self._strategy.gather([self._take_hyperparameters()])):
+            self._raise_other_hyperparameters()
 
     def end_call(self, call: Call) -> None:
         self._seconds_since += call.seconds
@@ -143,7 +159,7 @@ class RankChecks(Observer):
         is_due_next = (
             self._mode == "every-call" or self._is_requested or seconds * _COST > self._cost
         )
-        return [_combined(list(self._hyperparameters.items())), values, is_due_next]
+        return [self._take_hyperparameters(), values, is_due_next]
 
     def compare(self, rows: np.ndarray) -> None:
         if not _are_same(rows[:, 0]):
@@ -200,6 +216,11 @@ class RankChecks(Observer):
         found.update((name, layer.trainable) for name, layer in self._layers)
         return found
 
+    def _take_hyperparameters(self) -> float:
+        """Returns a number for the hyperparameters, and keeps them for a message."""
+        self._hyperparameters = self._current()
+        return _combined(list(self._hyperparameters.items()))
+
     def _variables(self) -> list[keras.Variable]:
         """Returns the variables that all workers have to have in common."""
         by_owner = self._functions.variables()
@@ -231,8 +252,8 @@ class RankChecks(Observer):
         )
         first, other = (by_rank[i].get(name) for i in (0, rank))
         raise ClusterError(
-            f"{name} is {first} on rank 0 and {other} on rank {rank}, up to step {self._step} of "
-            f"{self.place}. {_CURE}"
+            f"{name} is {first} on rank 0 and {other} on rank {rank} before step {self._step + 1} "
+            f"of {self.place}. {_CURE}"
         )
 
     def _raise_other_variables(self) -> None:

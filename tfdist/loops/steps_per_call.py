@@ -118,6 +118,12 @@ def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -
     return any(_overrides(callback, name) for name in names)
 
 
+def runs_before_batches(callback: keras.callbacks.Callback) -> bool:
+    """Tells whether a callback is called before each call of the training loop."""
+    names = ("on_train_batch_begin", "on_batch_begin")
+    return any(_overrides(callback, name) for name in names)
+
+
 def _overrides(callback: Any, name: str) -> bool:
     """Tells whether a method is overridden, by the class or (LambdaCallback) by the instance."""
     method = getattr(callback, name)
