@@ -91,4 +91,15 @@ def of_tests(folder: Path) -> Iterator[Row]:
         count = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors")}
         wrong = count["failures"] + count["errors"]
         seen = f"{count['tests'] - wrong} of {count['tests']} tests passed"
+        if wrong:
+            seen += f", not {_first_failed(suite)}"
         yield Row(attack, expected, seen, wrong == 0 and count["tests"] > 0)
+
+
+def _first_failed(suite: xml.etree.ElementTree.Element) -> str:
+    """Returns the name of the first test of a report of pytest that failed."""
+    return next(
+        str(case.get("name"))
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    )
