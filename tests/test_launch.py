@@ -247,6 +247,23 @@ def test_dry_run_prints_the_commands() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ("--num-workers 3 a.py", "PYTHON a.py"),
+        ("--num-workers 3 a.py --num-workers 9", "PYTHON a.py --num-workers 9"),
+        ("--num-workers=3 -- a.py -x", "PYTHON a.py -x"),
+        ("--num-workers=3 python -m a", "python -m a"),
+        ("--num-workers=3 -- python a.py", "python a.py"),
+        ("--recipe a.py --num-workers=3", "PYTHON -m tfdist.train --recipe a.py"),
+    ],
+)
+def test_command_needs_no_dashes_before_it(arguments: str, command: str) -> None:
+    options = parse(arguments.split())
+    assert options.command == tuple(command.replace("PYTHON", sys.executable).split())
+    assert options.num_workers == 3
+
+
+@pytest.mark.parametrize(
     ("flags", "strategy"),
     [
         ([], "multi_worker"),
@@ -325,7 +342,9 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
         (["--num-workers", "two"], "expected a number of at least 0, got 'two'"),
         (["--bogus", "--", "true"], "'--bogus' before --: expected"),
         (["--"], "nothing after --"),
-        (["--num-workers", "2", "python", "a.py"], "'python a.py': put the command after --"),
+        (["--epochs", "2", "a.py"], "put the flags of the script after it"),
+        (["not/there", "--", "a"], "'not/there' before --: expected"),
+        (["--num-workers", "2", "not/there"], "'not/there' cannot be started"),
         (["--hosts", "a:x"], "expected host:workers"),
         (["--hosts", "a:1,a:1"], "expected host:workers"),
         (["--hosts", "a:2", "--num-workers", "3"], "--hosts has 2 workers, but --num-workers is 3"),

@@ -15,7 +15,10 @@ from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launcher.plan import parse_hosts
 
 PROGRAM = "python -m tfdist.launch"
-_USAGE = f"{PROGRAM} [flags] -- COMMAND ...\n       {PROGRAM} [flags] [flags of tfdist.train]"
+_USAGE = (
+    f"{PROGRAM} [flags] SCRIPT.py ...\n       {PROGRAM} [flags] -- COMMAND ...\n"
+    f"       {PROGRAM} [flags] [flags of tfdist.train]"
+)
 _DESCRIPTION = "Start the workers of a run, and end all of them when one fails."
 #: Defaults of flags.
 _PORT, _NAME, _IMAGE = 12300, "tfdist", "tfdist:latest"
@@ -89,27 +92,57 @@ def parse(arguments: Sequence[str]) -> Options:
         ConfigurationError: A flag is invalid, or flags contradict each other.
     """
     arguments = list(arguments)
-    own, command = arguments, []
-    if "--" in arguments:
-        at = arguments.index("--")
-        own, command = arguments[:at], arguments[at + 1 :]
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         importlib.import_module("argcomplete").autocomplete(parser)
-    known, rest = parser.parse_known_args(own)
-    if "--" in arguments and (rest or not command):
-        wrong = f"{' '.join(rest)!r} before --" if rest else "nothing after --"
-        raise ConfigurationError(f"{wrong}: expected {PROGRAM} [flags] -- COMMAND ...")
-    if rest and not rest[0].startswith("-"):
-        raise ConfigurationError(f"{' '.join(rest)!r}: put the command after --.")
+    known, command = _divided(parser, arguments)
     flags = vars(known)
     flags["hosts"] = parse_hosts(known.hosts) if known.hosts else {}
     most = known.elastic[1] if known.elastic else 0
     flags["num_workers"] = known.num_workers or sum(flags["hosts"].values()) or most or 2
-    flags["command"] = tuple(command) or (sys.executable, "-m", "tfdist.train", *rest)
+    flags["command"] = (sys.executable, *command) if _is_script(command[0]) else tuple(command)
     options = Options(**flags)
     _check(options)
     return options
+
+
+def _divided(
+    parser: argparse.ArgumentParser, arguments: list[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Divides a command line into the launcher's flags and the command to run.
+
+    The command follows `--`, or begins with the first word that is neither a flag nor its value,
+    as with torchrun. Without one, the flags that the launcher does not know are those of
+    `python -m tfdist.train`.
+
+    Raises:
+        ConfigurationError: A flag is invalid, or there is no command after `--`.
+    """
+    if "--" in arguments:
+        at = arguments.index("--")
+        known, rest = parser.parse_known_args(arguments[:at])
+        if rest or not arguments[at + 1 :]:
+            wrong = f"{' '.join(rest)!r} before --" if rest else "nothing after --"
+            raise ConfigurationError(f"{wrong}: expected {PROGRAM} [flags] -- COMMAND ...")
+        return known, arguments[at + 1 :]
+    with_command = _parser()
+    with_command.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    known, rest = with_command.parse_known_args(arguments)
+    command = vars(known).pop("command")
+    if command and not rest:
+        return known, command
+    known, rest = parser.parse_known_args(arguments)
+    for word, before in zip(rest, ["", *rest], strict=False):
+        if _is_script(word) and not before.startswith("-"):
+            raise ConfigurationError(
+                f"{word}: put the flags of the script after it, and only flags of the launcher "
+                f"before it: {PROGRAM} [flags] {word} ..."
+            )
+    return known, [sys.executable, "-m", "tfdist.train", *rest]
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith(".py")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -156,7 +156,7 @@ class LocalChild:
         except OSError as error:
             raise LaunchError(
                 f"{self.process.command[0]!r} cannot be started ({error.strerror}): "
-                "expected a program and its arguments after --."
+                "expected a program or a Python script, and its arguments."
             ) from None
         self._popen = popen
         self._relay.start(popen)
