@@ -118,6 +118,7 @@ CHECK: dict[str, float] = {
     "tests/test_trainer_files.py::test_interrupted_training_resumes": 9,
     "tests/test_trainer_model.py::test_model_behaves_like_keras_in_callbacks": 17.6,
     "tests/test_wheel.py": 10,
+    "tests/tune/test_search.py::test_trains_digits_and_prints_the_command": 16,
     "tests/verify/": 34,
     "tests/watchdog/test_simulated.py::test_many_failures_are_one_verdict": 17,
 }

@@ -20,7 +20,7 @@ COMMANDS = {
     "verify": ("tfdist.verify.__main__", "compares a strategy with one device, on this machine"),
     "doctor": ("tfdist.doctor.__main__", "looks this machine over before a run"),
     "plan": ("tfdist.plan.__main__", "says what a training will take before it is started"),
-    "tune": ("tfdist.tune.__main__", "finds a batch size or a learning rate by trying"),
+    "tune": ("tfdist.tune.__main__", "finds good values of flags by trying"),
     "runs": ("tfdist.runs.__main__", "lists, compares and deletes runs"),
     "bench": ("tfdist.bench.__main__", "measures step, input, all-reduce and scaling"),
     "install_horovod": ("tfdist.install_horovod.__main__", "builds Horovod for this Python"),

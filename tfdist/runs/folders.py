@@ -13,7 +13,7 @@ import yaml
 from tfdist.errors import ConfigurationError
 
 #: Columns of `metrics.jsonl` that are no metrics.
-_NOT_METRICS = ("epoch", "step", "seconds", "examples_per_second", "data_wait_share")
+NOT_METRICS = ("epoch", "step", "seconds", "examples_per_second", "data_wait_share")
 
 
 class Run(NamedTuple):
@@ -44,7 +44,7 @@ class Run(NamedTuple):
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the last epoch."""
         last = self.epochs[-1] if self.epochs else {}
-        return {k: v for k, v in last.items() if k not in _NOT_METRICS and v is not None}
+        return {k: v for k, v in last.items() if k not in NOT_METRICS and v is not None}
 
     def curve(self, metric: str) -> list[float]:
         """Returns a metric over the epochs; NaN where it has no value."""
@@ -62,19 +62,24 @@ def read(path: Path) -> Run:
         config = yaml.safe_load((path / "config.yaml").read_text())
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} is not a run folder: {error}") from None
-    epochs = []
+    files = [file for file in path.rglob("*") if file.is_file()]
+    state = "running" if is_locked(path) else "stopped"
+    if state == "stopped" and (path / "model.keras").exists():
+        state = "finished"
+    config = config if isinstance(config, Mapping) else {}
+    return Run(path, config, read_epochs(path), state, sum(file.stat().st_size for file in files))
+
+
+def read_epochs(path: Path) -> list[Mapping[str, float | None]]:
+    """Returns the complete lines of a run folder's `metrics.jsonl`; none if there is no file."""
+    epochs: list[Mapping[str, float | None]] = []
     if (path / "metrics.jsonl").exists():
         for line in (path / "metrics.jsonl").read_text().splitlines():
             try:
                 epochs.append(json.loads(line))
             except ValueError:
-                break  # the run was killed while it wrote this line
-    files = [file for file in path.rglob("*") if file.is_file()]
-    state = "running" if _is_locked(path) else "stopped"
-    if state == "stopped" and (path / "model.keras").exists():
-        state = "finished"
-    config = config if isinstance(config, Mapping) else {}
-    return Run(path, config, epochs, state, sum(file.stat().st_size for file in files))
+                break  # the run writes this line, or was killed while it did
+    return epochs
 
 
 def below(folder: Path) -> list[Run]:
@@ -92,7 +97,8 @@ def below(folder: Path) -> list[Run]:
     return sorted(found, key=lambda run: run.started, reverse=True)
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Returns whether a process that is alive holds the lock of a folder."""
     from tfdist.checkpoint.lock import FolderLock
 
     lock = FolderLock(path)

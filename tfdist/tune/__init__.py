@@ -1,1 +1,1 @@
-"""`python -m tfdist.tune`: finds a batch size or a learning rate by trying."""
+"""`python -m tfdist.tune`: finds a batch size, a learning rate or other flags by trying."""

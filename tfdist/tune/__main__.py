@@ -1,4 +1,4 @@
-"""`python -m tfdist.tune NAME`: finds a batch size or a learning rate, one subcommand each."""
+"""`python -m tfdist.tune NAME`: finds good values of flags by trying, one subcommand each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from tfdist.console import command
 
 #: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
 #: does not import TensorFlow.
-COMMANDS = {"batch-size": "tfdist.tune.batch_size", "lr": "tfdist.tune.learning_rate"}
+COMMANDS = {
+    "batch-size": "tfdist.tune.batch_size",
+    "lr": "tfdist.tune.learning_rate",
+    "search": "tfdist.tune.search",
+}
 
 _PROGRAM = "python -m tfdist.tune"
 _DESCRIPTION = (
-    "Finds a batch size or a learning rate by trying. The flags after -- are those of python -m "
-    "tfdist.train and describe the training."
+    "Finds a batch size, a learning rate, or the best values of any flags. The flags after -- are "
+    "those of python -m tfdist.train and describe the training."
 )
 
 

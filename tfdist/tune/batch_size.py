@@ -14,6 +14,7 @@ from jsonargparse.typing import PositiveInt
 
 from tfdist.console import tables
 from tfdist.errors import LaunchError
+from tfdist.tune.trial_process import last_error
 
 DESCRIPTION = "the largest global batch that fits into memory, with a process for each trial"
 
@@ -130,7 +131,7 @@ def try_batch(
         return Outcome(False, True, f"out of memory: {signal.Signals(-done.returncode).name}")
     if any(word in done.stderr for word in _OUT_OF_MEMORY):
         return Outcome(False, True, "out of memory")
-    return Outcome(False, False, _last_error(done.stderr) or f"exit code {done.returncode}")
+    return Outcome(False, False, last_error(done.stderr) or f"exit code {done.returncode}")
 
 
 def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
@@ -159,10 +160,3 @@ def with_margin(number: int) -> int:
     """Returns 90 % of a number, rounded down to a multiple of 8, which kernels prefer."""
     less = max(1, int(number * (1 - _MARGIN)))
     return less - less % 8 if less > 8 else less
-
-
-def _last_error(text: str) -> str:
-    """Returns the last error of a program's output, or its last line."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[-1].removeprefix("error: ")
