@@ -19,6 +19,7 @@ COMMANDS = {
     "memory": "benchmarks.memory",
     "pipeline": "benchmarks.pipeline",
     "precision": "benchmarks.precision",
+    "published": "benchmarks.published",
     "scaling": "benchmarks.scaling",
     "strategies": "benchmarks.strategies",
     "sweep": "benchmarks.sweep",

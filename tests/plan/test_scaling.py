@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import published
 from tfdist.console import durations
 from tfdist.plan import __main__ as plan
 from tfdist.plan.exchange import EXCHANGES, PAYLOAD, Link, Profile, Wires, step
@@ -22,6 +23,7 @@ PROFILE = Profile(seconds=0.1, gradient_bytes=1e8)
         ("ring", 2, 1, 1, 0.1 + 2e-4),
         ("ring", 4, 1, 1, 0.15 + 6e-4),
         ("ring", 4, 4, 1, 0.015 + 6e-5),  # all on one host
+        ("ring", 4, 2, 1, 0.15 + 2e-4 + 4e-5),  # two of six messages between the hosts
         ("parameter_server", 4, 1, 1, 2 * (0.4 + 1e-4)),
         ("parameter_server", 4, 1, 2, 2 * (0.2 + 1e-4)),
         ("parameter_server", 2, 1, 8, 2 * (0.1 + 1e-4)),  # limited by the worker's link
@@ -46,8 +48,17 @@ def test_step_overlaps_and_compresses() -> None:
     wires = Wires(OUTER._replace(latency=0.0), INNER)
     after = step("ring", PROFILE, 2, wires)
     assert after == pytest.approx((0.2, 0.5, 0.1))
-    hidden = step("ring", PROFILE, 2, wires, overlap=0.75)
-    assert hidden == pytest.approx((0.15, 2 / 3, 0.1))
+    # Two buckets of 50 ms, ready after 2/3 and all of the 100 ms.
+    hidden = step("ring", PROFILE, 2, wires, bucket_bytes=5e7)
+    assert hidden == pytest.approx((0.15 + 0.1 / 6, 6 / 10, 0.1))
+    # The buckets of a slow link wait for each other.
+    slow_link = Wires(Link(2.5e8, 0.0), INNER)
+    waiting = step("ring", PROFILE, 2, slow_link, bucket_bytes=5e7)
+    assert waiting == pytest.approx((0.1 * 2 / 3 + 0.4, 0.1 / (0.1 * 2 / 3 + 0.4), 0.4))
+    # Weights come back from servers after the backward pass.
+    served = step("parameter_server", PROFILE, 2, wires, bucket_bytes=5e7)
+    assert served is not None
+    assert served.seconds == pytest.approx(0.1 * 2 / 3 + 0.2 + 0.2)
     small = step("ring", PROFILE, 2, wires, compression=2)
     assert small == pytest.approx((0.15, 2 / 3, 0.05))
     whole = step("sharded", PROFILE, 2, wires, compression=2)  # sends float32
@@ -95,3 +106,9 @@ def test_wrong_flags_are_refused(
 def test_latencies_are_parsed() -> None:
     assert durations.short_seconds("20us") == pytest.approx(20e-6)
     assert durations.short_seconds("1.5 ms") == pytest.approx(1.5e-3)
+
+
+@pytest.mark.parametrize("row", published.ROWS, ids=lambda row: f"{row.network}-{row.workers}")
+def test_published_efficiencies_are_reproduced(row: published.Row) -> None:
+    """Within 15 %, from the hardware's data alone."""
+    assert row.planned() == pytest.approx(row.efficiency, rel=0.15)

@@ -8,7 +8,7 @@ Learning with the Parameter Server" (servers).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 #: The part of an Ethernet link's rate that TCP's payload gets: 1448 of the 1538 bytes that a frame
@@ -49,10 +49,19 @@ class Wires(NamedTuple):
 
 
 def ring(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """Ring all-reduce: 2(n-1) messages with 1/n of the bytes each, over the slowest link."""
+    """Ring all-reduce: 2(n-1) messages with 1/n of the bytes each, over the slowest link.
+
+    The ring visits the devices of a host one after the other, so that 2(h-1) of the messages pass
+    between the h hosts, and the others within a host (NCCL counts them alike, `tuning.cc`).
+    """
     n = num_workers
-    link = wires.inner if n <= wires.per_host else wires.outer
-    return link.seconds(2 * (n - 1) / n * num_bytes, 2 * (n - 1))
+    sent, messages = 2 * (n - 1) / n * num_bytes, 2 * (n - 1)
+    if n <= wires.per_host:
+        return wires.inner.seconds(sent, messages)
+    between_hosts = 2 * (-(-n // wires.per_host) - 1)
+    return (
+        wires.outer.seconds(sent, between_hosts) + (messages - between_hosts) * wires.inner.latency
+    )
 
 
 def parameter_server(num_bytes: float, num_workers: int, wires: Wires) -> float:
@@ -102,6 +111,14 @@ EXCHANGES: dict[str, Callable[[float, int, Wires], float | None]] = {
     "sharded_optimizer": sharded_optimizer,
     "sharded_parameters": sharded_parameters,
 }
+#: The part of an exchange that follows the backward pass and does not overlap with it: the weights
+#: that come back from servers or from the owners of shards.
+_WEIGHTS = {
+    "parameter_server": 1 / 2,
+    "central_storage": 1 / 2,
+    "sharded_optimizer": 1 / 3,
+    "sharded_parameters": 1 / 3,
+}
 #: Exchanges that send float32, whatever the number format of the gradients.
 _UNCOMPRESSED = ("sharded", "sharded_optimizer", "sharded_parameters")
 
@@ -145,7 +162,7 @@ def step(
     profile: Profile,
     num_workers: int,
     wires: Wires,
-    overlap: float = 0.0,
+    bucket_bytes: float = 0.0,
     compression: float = 1.0,
 ) -> Step | None:
     """Returns the step of several workers with equal batches; None where it does not exist.
@@ -155,7 +172,8 @@ def step(
         profile: The profile of one worker.
         num_workers: Number of workers, from 1.
         wires: The network between them.
-        overlap: Part of the backward pass that overlaps with the exchange, from 0 to 1.
+        bucket_bytes: Bytes of gradients that are exchanged together while the backward pass goes
+            on; 0 exchanges all gradients after it.
         compression: Factor by which the gradients are compressed; ignored for sharded strategies.
     """
     if num_workers == 1:
@@ -170,6 +188,40 @@ def step(
     crossing = EXCHANGES[strategy](sent, num_workers, wires)
     if crossing is None:
         return None
-    exchange = crossing + profile.exchange_seconds
-    seconds = profile.seconds + max(0.0, exchange - overlap * _BACKWARD * profile.seconds)
+    if not bucket_bytes:
+        exchange = crossing + profile.exchange_seconds
+        seconds = profile.seconds + exchange
+    else:
+        sizes = [bucket_bytes] * int(sent // bucket_bytes)
+        if sum(sizes) < sent:
+            sizes.append(sent - sum(sizes))
+        times = [
+            (EXCHANGES[strategy](size, num_workers, wires) or 0.0) + profile.exchange_seconds
+            for size in sizes
+        ]
+        exchange = sum(times)
+        seconds = _overlapped(profile.seconds, sizes, times, _WEIGHTS.get(strategy, 0.0))
     return Step(seconds, profile.seconds / seconds, exchange)
+
+
+def _overlapped(
+    computing: float, sizes: Sequence[float], times: Sequence[float], weights: float
+) -> float:
+    """Returns the seconds of a step whose buckets are sent one by one during the backward pass.
+
+    A bucket can be sent once the backward pass has computed its gradients, which it does at a
+    constant rate of bytes, and once the bucket before it has been sent.
+
+    Args:
+        computing: Compute time of a step in seconds.
+        sizes: Bytes of the buckets, in the order of the backward pass.
+        times: Seconds to exchange each bucket.
+        weights: The part of the exchange that waits for the end of the backward pass.
+    """
+    sent = 0.0
+    end = (1 - _BACKWARD) * computing
+    for size, time in zip(sizes, times, strict=True):
+        sent += size
+        ready = computing * (1 - _BACKWARD + _BACKWARD * sent / sum(sizes))
+        end = max(end, ready) + (1 - weights) * time
+    return max(end, computing) + weights * sum(times)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import ClosedUnitInterval, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from tfdist.console import durations, files, sizes, table_files, tables
 from tfdist.errors import ConfigurationError, did_you_mean
@@ -62,8 +62,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help=f"all, or some of {', '.join([*EXCHANGES, *_EXCHANGE_OF])}",
     )  # fmt: skip
     parser.add_argument(
-        "--overlap", type=ClosedUnitInterval, default=0.0, metavar="X",
-        help="part of the backward pass that overlaps with the exchange (see --bucket-mb)",
+        "--bucket-mb", type=NonNegativeFloat, default=0.0, metavar="N",
+        help="size of the buckets of gradients that are sent during the backward pass, as in "
+        "training; 0 sends all gradients after it",
     )  # fmt: skip
     parser.add_argument(
         "--compression", type=PositiveFloat, default=1.0, metavar="X",
@@ -90,7 +91,7 @@ def run(
     inner_latency: str,
     servers: int,
     strategy: Sequence[str],
-    overlap: float,
+    bucket_mb: float,
     compression: float,
     profile: str | None,
     save_profile: str | None,
@@ -117,7 +118,7 @@ def run(
     one = step_profile.read(profile) if profile else step_profile.measure(chosen, batch)
     if save_profile:
         step_profile.write(one, save_profile)
-    plan = Plan(one, wires, overlap, compression, batch)
+    plan = Plan(one, wires, bucket_mb * 2**20, compression, batch)
     steps = {name: [plan.step(name, number) for number in numbers] for name in names}
     plan.show(steps, numbers, table)
     if chart:
@@ -130,20 +131,20 @@ class Plan(NamedTuple):
     Attributes:
         profile: The step of one worker.
         wires: The network between the workers.
-        overlap: See `exchange.step`.
+        bucket_bytes: See `exchange.step`.
         compression: See `exchange.step`.
         batch: Batch size of each worker.
     """
 
     profile: Profile
     wires: Wires
-    overlap: float
+    bucket_bytes: float
     compression: float
     batch: int
 
     def step(self, name: str, number: int) -> Step | None:
         """Returns the step of `number` workers with one kind of exchange."""
-        return step(name, self.profile, number, self.wires, self.overlap, self.compression)
+        return step(name, self.profile, number, self.wires, self.bucket_bytes, self.compression)
 
     def show(
         self, steps: dict[str, list[Step | None]], numbers: Sequence[int], path: str | None

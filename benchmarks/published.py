@@ -1,0 +1,152 @@
+"""`python -m benchmarks published`: the plan of scaling beside published measurements.
+
+Nothing is fitted: a row's plan follows from the network's parameters, the published speed of one
+GPU, the rate of the hosts' links and the latencies that NCCL assumes of each kind of link.
+
+Sources:
+
+- Sergeev and Del Balso 2018, "Horovod: fast and easy distributed deep learning in TensorFlow", and
+  the benchmarks page of Horovod's documentation: 4 Pascal GPUs per server, RoCE at 25 Gb/s.
+- Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour": 8 P100 per server
+  with NVLink, Ethernet at 50 Gb/s; 29 hours on 8 GPUs and one hour on 256.
+- TensorFlow's benchmarks page of May 2017: images per second of one P100, and of up to 64 K80 with
+  parameter servers on p2.8xlarge instances (10 Gb/s).
+- NCCL 2.7, `src/graph/tuning.cc`: latencies of a message of a ring, which are 1.9 times as long
+  for large buffers over several hosts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jsonargparse import ArgumentParser
+
+from tfdist.console import table_files, tables
+from tfdist.plan.exchange import PAYLOAD, Link, Profile, Wires, step
+
+DESCRIPTION = "the plan of scaling beside published measurements, without fitted factors"
+
+_PLATEAU = 1.9
+_NVLINK, _PCIE, _NETWORK = (_PLATEAU * microseconds * 1e-6 for microseconds in (3.4, 5.7, 9.6))
+#: Horovod's fusion buffer, in bytes. Its size is close to that of Goyal's largest buffers.
+_BUCKET = 64 * 2**20
+#: Trainable parameters of the networks.
+_PARAMETERS = {
+    "Inception V3": 23.83e6, "ResNet-50": 25.56e6, "ResNet-101": 44.55e6, "ResNet-152": 60.19e6,
+    "VGG-16": 138.36e6,
+}  # fmt: skip
+
+
+def _link(gigabits: float, latency: float) -> Link:
+    return Link(PAYLOAD * gigabits * 1e9 / 8, latency)
+
+
+class Row(NamedTuple):
+    """A published efficiency, and what it was measured on.
+
+    Attributes:
+        source: Short name of the publication.
+        network: Name of the network.
+        exchange: A name out of `tfdist.plan.exchange.EXCHANGES`.
+        workers: Number of workers that exchange gradients.
+        wires: The network between them.
+        seconds: Compute time of a worker's step.
+        efficiency: The published efficiency, compared with a single worker.
+    """
+
+    source: str
+    network: str
+    exchange: str
+    workers: int
+    wires: Wires
+    seconds: float
+    efficiency: float
+
+    def planned(self) -> float:
+        """Returns the efficiency that `python -m tfdist.plan scaling` computes."""
+        profile = Profile(self.seconds, 4 * _PARAMETERS[self.network])
+        one = step(self.exchange, profile, self.workers, self.wires, _BUCKET)
+        assert one is not None
+        return one.efficiency
+
+
+_HOROVOD = Wires(_link(25, _NETWORK), Link(12e9, _PCIE), per_host=4)
+_BIG_BASIN = Wires(_link(50, _NETWORK), Link(40e9, _NVLINK), per_host=8)
+#: Compute times of 64 images on a P100. ResNet-101 has none: it lies between ResNet-50 (4.1 billion
+#: multiplications an image, 219 images/s) and ResNet-152 (11.5; 91.8) by its 7.8 billion.
+_P100 = {
+    "Inception V3": 64 / 142,
+    "VGG-16": 64 / 154,
+    "ResNet-101": 64 * (1 / 219 + (7.8 - 4.1) / (11.5 - 4.1) * (1 / 91.8 - 1 / 219)),
+}
+
+
+def _horovod(network: str, workers: int, efficiency: float) -> Row:
+    seconds = _P100[network]
+    return Row("Horovod", network, "ring", workers, _HOROVOD, seconds, efficiency)
+
+
+def _servers(network: str, hosts: int, servers: int, batch: int, one: float, images: float) -> Row:
+    """A row of TensorFlow's page: the hosts exchange gradients, each with 8 GPUs.
+
+    Args:
+        network: Name of the network.
+        hosts: Number of hosts.
+        servers: Number of parameter servers.
+        batch: Images of a GPU.
+        one: Images per second of one host.
+        images: Images per second of all hosts.
+    """
+    wires = Wires(_link(10, 0.0), Link(12e9, 0.0), num_servers=servers)
+    seconds = 8 * batch / one
+    efficiency = images / (hosts * one)
+    return Row("TensorFlow", network, "parameter_server", hosts, wires, seconds, efficiency)
+
+
+ROWS = (
+    _horovod("Inception V3", 512, 0.90),
+    _horovod("ResNet-101", 512, 0.90),
+    _horovod("VGG-16", 128, 0.79),
+    _horovod("VGG-16", 512, 0.68),
+    # 90 epochs of 1.28 million images in 29 hours are 0.232 s for a step of 8 x 32 images.
+    Row("Goyal et al.", "ResNet-50", "ring", 256, _BIG_BASIN, 0.232, 29 / 32),
+    _servers("Inception V3", 2, 2, 64, 229, 459),
+    _servers("Inception V3", 4, 4, 64, 229, 902),
+    _servers("Inception V3", 8, 6, 64, 229, 1783),
+    _servers("ResNet-50", 2, 2, 64, 378, 751),
+    _servers("ResNet-50", 4, 4, 64, 378, 1388),
+    _servers("ResNet-50", 8, 8, 64, 378, 2744),
+    _servers("ResNet-152", 2, 2, 32, 146, 291),
+    _servers("ResNet-152", 4, 4, 32, 146, 565),
+    _servers("ResNet-152", 8, 4, 32, 146, 981),
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
+
+
+def run(table: str | None) -> None:
+    """Prints a row for each published figure; the argument is the value of the flag.
+
+    Raises:
+        ConfigurationError: `table` has another extension than .md or .csv.
+    """
+    table_files.check(table, ".md", ".csv")
+    header = ["source", "network", "workers", "published", "planned", "ratio"]
+    rows = [
+        [
+            row.source,
+            row.network,
+            str(row.workers),
+            f"{row.efficiency:.0%}",
+            f"{row.planned():.0%}",
+            f"{row.planned() / row.efficiency:.2f}",
+        ]
+        for row in ROWS
+    ]
+    tables.numbers(header, rows, title="scaling efficiency", num_names=2)
+    if table:
+        table_files.write(Path(table), header, rows)
