@@ -95,6 +95,8 @@ class ProcessGroup(ABC):
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Returns the numbers of all processes, as rows: shape `(size, len(numbers))`, float64.
 
+        Each process receives what it returns, so its cost is O(size).
+
         Args:
             numbers: As many in every process.
         """
@@ -121,7 +123,7 @@ class ProcessGroup(ABC):
         return gathered
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Returns the Python objects of all processes, by rank."""
+        """Returns the Python objects of all processes, by rank, each padded to the longest one."""
         own = np.frombuffer(cloudpickle.dumps(value), np.uint8)
         return [cloudpickle.loads(data.tobytes()) for data in self.gather_bytes(own)]
 

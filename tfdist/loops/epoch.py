@@ -266,6 +266,8 @@ def run(
 ) -> Logs:
     """Makes the steps of an epoch, the same on every worker.
 
+    After each call, each of n workers receives a row of about ten numbers from each worker: O(n).
+
     Args:
         steps: The inner loop.
         data: The data.

@@ -223,7 +223,8 @@ def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Call
 def _agree(model: keras.Model, strategy: Strategy) -> None:
     """Makes the decisions of callbacks the same on all workers.
 
-    If one worker stops, all stop. Learning rates are those of rank 0.
+    If one worker stops, all stop. Learning rates are those of rank 0. Each of n workers receives
+    O(n) numbers.
     """
     optimizers = keras_optimizers.optimizers_of(model)
     rates = [keras_optimizers.learning_rate_variable(optimizer) for optimizer in optimizers]

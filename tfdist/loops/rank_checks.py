@@ -93,6 +93,9 @@ class RankChecks(Observer):
     ) -> None:
         """Checks that all workers are configured alike; all of them call it.
 
+        Each of n workers receives O(n) bytes: three numbers of each, and their descriptions only if
+        those differ.
+
         Args:
             options: Options of the training besides those of the trainer.
             callbacks: The callbacks of this worker.
@@ -173,6 +176,9 @@ class RankChecks(Observer):
 
     def compare_variables(self) -> None:
         """Compares the variables now; all workers call it.
+
+        Each of n workers receives n numbers; only if they differ, as many for each variable, and
+        the values of the first one that differs.
 
         Raises:
             ClusterError: They differ.
