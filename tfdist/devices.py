@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import DeviceError
-from tfdist.upstream.tensorflow import has_started
+from tfdist.upstream.tensorflow_runtime import has_started
 
 #: Number of logical CPU devices on a host without GPUs, unless the caller passes a number.
 DEFAULT_CPU_REPLICAS = 2

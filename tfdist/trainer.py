@@ -33,7 +33,7 @@ from tfdist.step.options import StepOptions
 from tfdist.strategies.base import Strategy, UnevenData
 from tfdist.strategies.batches import CheckData
 from tfdist.strategies.inner_loop import Logs
-from tfdist.upstream import keras_data
+from tfdist.upstream import input_data, keras_training
 from tfdist.watchdog.watchdog import Watchdog
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -218,7 +218,7 @@ class Trainer:
         """
         build.check_trainable(self.model)
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = keras_data.train_validation_split(
+            (x, y, sample_weight), validation_data = input_data.train_validation_split(
                 (x, y, sample_weight), validation_split
             )
         handlers = EpochDataHandlers(
@@ -262,7 +262,7 @@ class Trainer:
         )  # fmt: skip
         callbacks = self._callback_list(callbacks, verbose, 1, handler.num_batches, history=False)
         logs = keras_loops.evaluate(self._outer, handler, callbacks)
-        return logs if return_dict else keras_data.in_order_of_metrics(self.model, logs)
+        return logs if return_dict else keras_training.in_order_of_metrics(self.model, logs)
 
     @_on_all_workers
     @through_the_model

@@ -257,7 +257,7 @@ def prefetch(chosen: argparse.Namespace) -> Outcome:
 
     import tfdist
     from tfdist import strategies
-    from tfdist.upstream.tensorflow_functions import graphs_run_by
+    from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
     tfdist.devices.configure(chosen.devices)
     # On CPUs nothing is copied ahead, unless asked for.

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.tensorflow_functions import graphs_run_by
+from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 #: The device of what nobody placed: the host's, as far as these graphs go.
 HOST = "CPU:0"

@@ -15,7 +15,7 @@ from keras import layers
 import tfdist
 from tfdist.strategies import Strategy
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.tensorflow_functions import graphs_run_by
+from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 #: Rows of the data that `run_steps` trains on by default, and of their global batches: the last
 #: batch is a partial one.

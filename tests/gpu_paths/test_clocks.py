@@ -12,7 +12,7 @@ import tfdist
 from tests.gpu_paths.kernel_coverage import HOST
 from tests.gpu_paths.test_kernel_coverage import MODELS
 from tfdist import strategies
-from tfdist.upstream.tensorflow_functions import graphs_run_by
+from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 
 def test_clocks_of_a_pipelines_turns_wait_for_what_the_host_has_read() -> None:

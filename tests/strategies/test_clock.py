@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies import clock
-from tfdist.upstream.tensorflow_functions import graphs_run_by
+from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist import devices
 from tfdist.bench.start import BATCH_SIZE, MODELS
 from tfdist.trainer import Trainer
-from tfdist.upstream.tensorflow_functions import seconds_of_tracing
+from tfdist.upstream.tensorflow_graphs import seconds_of_tracing
 
 
 def by_tfdist(model: str, num_replicas: int) -> Callable[..., Any]:

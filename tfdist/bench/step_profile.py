@@ -18,7 +18,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tfdist.bench.contenders import Case, Measure, fit_by_hand, fit_by_tfdist
 from tfdist.console import tables
-from tfdist.upstream.tensorflow_functions import graphs_run_by
+from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 _MOST_ROWS = 16
 

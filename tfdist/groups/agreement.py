@@ -14,7 +14,7 @@ from tfdist.errors import ClusterError, ConfigurationError, TfdistError
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import FUSION_LIMIT, fused
 from tfdist.upstream.keras_variables import is_elsewhere, values_of
-from tfdist.upstream.tensorflow import seed_of_process
+from tfdist.upstream.tensorflow_runtime import seed_of_process
 
 
 def check_same_count(group: ProcessGroup, number: int, what: str, option: str) -> None:

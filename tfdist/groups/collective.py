@@ -17,8 +17,13 @@ from tfdist.groups import traffic
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import fused, in_pieces, wire_dtype
 from tfdist.groups.varying_sizes import VaryingSizes
-from tfdist.upstream.tensorflow import has_started, start_as_usual
-from tfdist.upstream.tensorflow_workers import bound_waiting, ordering_tokens, workers_on
+from tfdist.upstream.tensorflow_runtime import (
+    bound_waiting,
+    has_started,
+    ordering_tokens,
+    start_as_usual,
+    workers_on,
+)
 from tfdist.watchdog import start_up
 
 #: Seconds that a worker waits for the others to join.

@@ -27,7 +27,7 @@ def prepare() -> None:
     """Installs the hook if this process is a worker's script that may need it."""
     if _is_script_of_worker() and _has_peers():
         from tfdist.groups.collective import CollectiveGroup
-        from tfdist.upstream import tensorflow as upstream
+        from tfdist.upstream import tensorflow_runtime as upstream
 
         os.environ[_PROCESS] = str(os.getpid())
         upstream.before_start(lambda: CollectiveGroup(_num_logical_cpus()))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
-from tfdist.upstream.tensorflow_workers import exchanged_by_key
+from tfdist.upstream.tensorflow_runtime import exchanged_by_key
 
 #: Larger than the group keys that `tf.distribute` assigns, which count from 1.
 _FIRST_GROUP = 1 << 20

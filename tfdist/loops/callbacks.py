@@ -21,7 +21,7 @@ import keras
 
 from tfdist.groups import agreement
 from tfdist.strategies.base import Strategy
-from tfdist.upstream import keras_data
+from tfdist.upstream import keras_training
 from tfdist.upstream.keras_optimizers import optimizers_of
 
 _CURE = (
@@ -72,8 +72,8 @@ class _Shared(keras.callbacks.CallbackList):
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         self._sync_copies()
-        epoch = int(self._strategy.gather([keras_data.initial_epoch(self.model, 0)])[0, 0])
-        keras_data.set_initial_epoch(self.model, epoch)
+        epoch = int(self._strategy.gather([keras_training.initial_epoch(self.model, 0)])[0, 0])
+        keras_training.set_initial_epoch(self.model, epoch)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         agreement.check_values(self._strategy.group, self._variables(), _CURE)

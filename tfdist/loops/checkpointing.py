@@ -30,7 +30,7 @@ from tfdist.loops.keras_loops import CheckpointHooks
 from tfdist.loops.training_state import Progress, TrainingState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs
-from tfdist.upstream import keras_callbacks
+from tfdist.upstream import keras_training
 
 
 class Checkpointing(CheckpointHooks):
@@ -174,7 +174,7 @@ class Checkpointing(CheckpointHooks):
         if monitor is None or name not in logs:  # an epoch without validation
             return False
         value = float(logs[name])
-        if best and not keras_callbacks.is_better(self._model, monitor, value, best["value"]):
+        if best and not keras_training.is_better(self._model, monitor, value, best["value"]):
             return False
         self.progress.best = {"value": value, "place": list(self.progress.place)}
         return True

@@ -19,7 +19,7 @@ from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.data_order import order_of
 from tfdist.strategies.base import Strategy, UnevenData
 from tfdist.strategies.batches import without_optionals
-from tfdist.upstream import keras_data
+from tfdist.upstream import input_data
 
 _EMPTY = "The data hold no batch: check the data set, its filters and its shards."
 
@@ -62,7 +62,7 @@ class DataHandler:
             options["shuffle"] = False  # they define their own order; Keras would warn
 
         def adapter_of(x: Any) -> Any:
-            return keras_data.data_adapter(x, **options)
+            return input_data.data_adapter(x, **options)
 
         try:
             self._adapter = adapter_of(x)
@@ -74,7 +74,7 @@ class DataHandler:
                 "of a tf.distribute.InputContext that returns a batched tf.data.Dataset."
             ) from error
         self.batch_size = self._adapter.batch_size
-        self.are_arrays = keras_data.are_arrays(self._adapter)
+        self.are_arrays = input_data.are_arrays(self._adapter)
         self._steps_per_epoch = limited_steps_per_epoch(options.get("steps_per_epoch"))
         self.sizes = self._sizes_of_all(strategy)
         self._size = self._num_batches_of_all(strategy.uneven_data if training else "pad")
@@ -92,7 +92,7 @@ class DataHandler:
         # Unused passes, begun without taking a batch: before the current epoch, and at its end.
         self._training, self._unused, self._unused_at_end = training, 0, 0
         self._resume_from: dict[str, Any] | None = None
-        weakref.finalize(self, keras_data.stop_workers, self._adapter)
+        weakref.finalize(self, input_data.stop_workers, self._adapter)
 
     def _sizes_of_all(self, strategy: Strategy) -> list[int] | None:
         """Returns the known sizes of the workers' own data sets; called on all workers."""
@@ -124,7 +124,7 @@ class DataHandler:
 
     def first_batch(self) -> Any:
         """Returns the first global batch; a generator will still return it as the first one."""
-        if (known := keras_data.first_batch(self._adapter)) is not None:
+        if (known := input_data.first_batch(self._adapter)) is not None:
             return known
         if (batch := self._order.first_batch()) is None:
             raise DataError(_EMPTY)
@@ -143,7 +143,7 @@ class DataHandler:
         Args:
             step: Step of the epoch to begin with; not 0 after a `restore` within an epoch.
         """
-        keras_data.begin_epoch(self._adapter)
+        input_data.begin_epoch(self._adapter)
         self._in_epoch = True
         self._unused, self._unused_at_end = self._unused + self._unused_at_end, 0
         saved, self._resume_from = self._resume_from, None
@@ -235,7 +235,7 @@ class DataHandler:
             else:
                 self._order.begin_unused()
                 self._unused_at_end = 1
-        keras_data.end_epoch(self._adapter)
+        input_data.end_epoch(self._adapter)
 
 
 def uneven_message(counts: Sequence[int]) -> str:

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import pipelines
 from tfdist.errors import DataError
-from tfdist.upstream import keras_data, tensorflow_data
-from tfdist.upstream.keras_data import Shuffle
+from tfdist.upstream import input_data
+from tfdist.upstream.input_data import Shuffle
 
 #: Splits a data set of batches over the replicas.
 Distribute = Callable[[tf.data.Dataset], Any]
@@ -71,7 +71,7 @@ class DataOrder:
         if state is not None and state["kind"] == _kind(self._all(distribute)):
             self._looked_at = None
             iterator = iter(self._all(distribute))
-            tensorflow_data.set_iterator_state(iterator, state["state"])
+            input_data.set_iterator_state(iterator, state["state"])
             return iterator
         iterator, self._ahead = self._ahead or self._next_pass(distribute), None
         for number in range(batch):
@@ -99,7 +99,7 @@ class DataOrder:
             self._looked_at = None
             return
         begun = iter(self.dataset)
-        if not tensorflow_data.has_iterator_state(self.dataset):
+        if not input_data.has_iterator_state(self.dataset):
             next(begun, None)  # a Python generator counts a pass at its first batch
 
     def state_of(self, iterator: Any) -> Any:
@@ -110,7 +110,7 @@ class DataOrder:
         """
         if not is_endless(self.dataset):
             return None
-        found = tensorflow_data.iterator_state(iterator)
+        found = input_data.iterator_state(iterator)
         return None if found is None else {"kind": _kind(self._distributed), "state": found}
 
     def state(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class ShuffledArrays(NumberedOrder):
     @property
     def dataset(self) -> tf.data.Dataset:
         if self._dataset is None:
-            self._dataset = keras_data.dataset_of_arrays(self._adapter, self._shuffle)
+            self._dataset = input_data.dataset_of_arrays(self._adapter, self._shuffle)
         return self._dataset
 
     def first_batch(self) -> Any:
@@ -250,13 +250,13 @@ def order_of(x: Any, adapter: Any, adapter_of: Callable[[Any], Any]) -> DataOrde
     """
     if (restart := pipelines.restart_of(x)) is not None:
         return PipelineOrder(adapter, restart, adapter_of)
-    return ShuffledArrays(adapter) if keras_data.are_arrays(adapter) else DataOrder(adapter)
+    return ShuffledArrays(adapter) if input_data.are_arrays(adapter) else DataOrder(adapter)
 
 
 def resume_method(dataset: tf.data.Dataset) -> str:
     """Returns how a data set resumes within a pass, for the start-up table."""
     if pipelines.restart_of(dataset) is not None:
         return "at the position in the records"
-    if is_endless(dataset) and tensorflow_data.has_iterator_state(dataset):
+    if is_endless(dataset) and input_data.has_iterator_state(dataset):
         return "from the state of the iterator, or by reading the used batches again"
     return "by reading the used batches again"

@@ -18,7 +18,7 @@ from tfdist.loops.training_state import Progress
 from tfdist.loops.uneven_data import BatchCounts
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
-from tfdist.upstream import keras_data, keras_optimizers
+from tfdist.upstream import keras_optimizers, keras_training
 
 
 class CheckpointHooks(Observer):
@@ -133,7 +133,7 @@ class Training:
         callbacks.on_train_begin()
         checkpoints.after_train_begin()
         if not is_resumed:
-            progress.epoch = keras_data.initial_epoch(model, epochs[0])
+            progress.epoch = keras_training.initial_epoch(model, epochs[0])
         logs: Logs = progress.logs
         while progress.epoch < epochs[1] and not progress.stopped:
             number, name = progress.epoch, f"epoch {progress.epoch + 1}"
@@ -152,7 +152,7 @@ class Training:
             steps = outer.functions.train(data)
             logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
             self._batch_counts.report(name)
-            if validate is not None and keras_data.is_validated(model, number, validation_freq):
+            if validate is not None and keras_training.is_validated(model, number, validation_freq):
                 with checkpoints.evaluating():
                     logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
             callbacks.on_epoch_end(number, logs)
@@ -217,7 +217,7 @@ def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Call
     per_call = outer.per_call("predict", callbacks, data)
     epoch.run(some_batches, data, per_call, outer.strategy, observers)
     callbacks.on_predict_end()
-    return keras_data.as_arrays(_concatenated(outputs))
+    return keras_training.as_arrays(_concatenated(outputs))
 
 
 def _agree(model: keras.Model, strategy: Strategy) -> None:
@@ -241,6 +241,6 @@ def _concatenated(outputs: list[Any]) -> Any:
 
     def join(*tensors: Any) -> Any:
         filled = [tensor for tensor in tensors if tensor.shape[0] != 0] or [tensors[0]]
-        return keras_data.concatenated(filled)
+        return keras_training.concatenated(filled)
 
     return keras.tree.map_structure(join, *outputs)

@@ -11,7 +11,7 @@ import keras
 
 from tfdist.errors import ConfigurationError
 from tfdist.loops.data_handler import DataHandler
-from tfdist.upstream import keras_data
+from tfdist.upstream import keras_training
 
 #: Target duration of a call in seconds: long enough to make Python's overhead small, short enough
 #: for a progress bar and for Ctrl-C.
@@ -108,7 +108,7 @@ def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -
     if takes_any_number or isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
     if isinstance(callback, keras.callbacks.TensorBoard):
-        traces = loop == "train" and keras_data.profiles_batches(callback)
+        traces = loop == "train" and keras_training.profiles_batches(callback)
         return callback.update_freq != "epoch" or traces
     if loop != "train":
         return any(_overrides(callback, f"on_{loop}_batch_{when}") for when in ("begin", "end"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.model_setup.build import root_cause
-from tfdist.upstream import keras_model, keras_optimizers, keras_remat
+from tfdist.upstream import keras_layers, keras_model, keras_optimizers
 
 
 def rebuild(model: keras.Model) -> keras.Model:
@@ -34,7 +34,7 @@ def rebuild(model: keras.Model) -> keras.Model:
         for old, new in zip(*layers, strict=True):
             _copy_adapted_state(old, new)
             _copy_seeds(old, new)
-            keras_remat.copy(new, old)
+            keras_layers.copy_remat(new, old)
         copied.built = model.built  # Keras sets it in the first call of a subclassed model
     except Exception as error:
         raise UnsupportedModelError(

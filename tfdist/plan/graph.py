@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow_functions import function_called
+from tfdist.upstream.tensorflow_graphs import function_called
 
 #: Operations that return their first input unchanged or with another shape.
 _ALIASES = {

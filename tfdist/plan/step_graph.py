@@ -24,8 +24,8 @@ from tfdist.plan.network import Network
 from tfdist.step.options import StepOptions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.one_device import OneDevice
-from tfdist.upstream.grappler import peak_memory
 from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow_graphs import peak_memory
 
 #: Rows per replica or micro-batch of the two traced batches. More than one, since an axis of size
 #: one is broadcast.

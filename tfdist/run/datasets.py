@@ -14,7 +14,7 @@ import pipelines
 from tfdist.config import TrainConfig
 from tfdist.errors import DataError
 from tfdist.strategies import batches
-from tfdist.upstream.tensorflow_data import is_reshuffled
+from tfdist.upstream.input_data import is_reshuffled
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy

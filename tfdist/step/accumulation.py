@@ -21,7 +21,7 @@ from tfdist.step.replica import Totals
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, share
 from tfdist.upstream.keras_optimizers import num_batches_seen
-from tfdist.upstream.tensorflow_functions import outputs_where_computed
+from tfdist.upstream.tensorflow_graphs import outputs_where_computed
 
 #: (replica, round, its rows in that round, totals) -> the replica's outputs
 Compute = Callable[[int, Any, Share, Totals], ReplicaOutputs]

@@ -10,7 +10,7 @@ import keras
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.step.rematerialized import rematerialized
-from tfdist.upstream import keras_remat
+from tfdist.upstream import keras_layers
 from tfdist.upstream.keras_model import (
     flatten_layers,
     is_functional,
@@ -46,7 +46,7 @@ def check(remat: str) -> None:
 
 def exact_remat() -> AbstractContextManager[None]:
     """Returns a context in which `keras.remat` is `rematerialized`."""
-    return keras_remat.carried_out_by(rematerialized)
+    return keras_layers.remat_replaced_by(rematerialized)
 
 
 def chosen(model: keras.Model, remat: str) -> list[keras.layers.Layer]:
@@ -92,12 +92,12 @@ def layers_rematerialized(model: keras.Model, remat: str, sync_batch_norm: bool)
         stack.enter_context(exact_remat())
         named = chosen(model, remat)
         for layer in named:
-            stack.enter_context(keras_remat.asking(layer))
-        marked = [layer for layer in flatten_layers(model) if keras_remat.asks(layer)]
+            stack.enter_context(keras_layers.asking_for_remat(layer))
+        marked = [layer for layer in flatten_layers(model) if keras_layers.asks_for_remat(layer)]
         _check_exchanges_nothing([*named, *marked], sync_batch_norm)
         for layer in marked:
             if layer is model or isinstance(layer, _CHEAP) or _has_marked_layers(layer, marked):
-                stack.enter_context(keras_remat.asking(layer, does=False))
+                stack.enter_context(keras_layers.asking_for_remat(layer, does=False))
         yield
 
 

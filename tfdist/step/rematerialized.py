@@ -17,8 +17,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.upstream.keras_layers import call_context
 from tfdist.upstream.keras_model import logits_of, mask_of, set_logits, set_mask, stateless_scope
-from tfdist.upstream.keras_remat import surroundings
 
 
 def rematerialized(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ def rematerialized(function: Callable[..., Any]) -> Callable[..., Any]:
         ]
         if outer is None or not floats or others:
             return function(*args, **options)
-        masks, restored = [mask_of(leaf) for leaf in given], surroundings()
+        masks, restored = [mask_of(leaf) for leaf in given], call_context()
         before, num_before = _Values(outer.state_mapping), _num_operations()
         with tf.GradientTape() as watching:
             first = _called(function, args, options, before, outer)

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.step.parameter_gather import ParameterGather, total_gradient
-from tfdist.upstream.keras_graph import operations_called_through
+from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import stateless_scope
 from tfdist.upstream.keras_variables import is_joined_to_read, source_of
 

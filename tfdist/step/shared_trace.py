@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdist.groups.fusion import packed
 from tfdist.step.forward_backward import ReplicaOutputs, with_static_shape
 from tfdist.strategies import mirrored_variables
-from tfdist.upstream.tensorflow_functions import (
+from tfdist.upstream.tensorflow_graphs import (
     calls_as_traced,
     functions_kept_whole,
     kinds_of,

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow_data import is_prefetched
+from tfdist.upstream.input_data import is_prefetched
 
 Batch = Any  # nested tuples, lists and dicts of tensors with rows along axis 0
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow import computes_in_one_order
+from tfdist.upstream.tensorflow_runtime import computes_in_one_order
 
 
 def now() -> tf.Tensor:

@@ -18,7 +18,7 @@ from tfdist.groups.fusion import in_pieces
 from tfdist.groups.varying_sizes import VaryingSizes
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.tf_distribute import TFDistribute
-from tfdist.upstream.tensorflow_workers import ordering_tokens
+from tfdist.upstream.tensorflow_runtime import ordering_tokens
 
 
 class MultiWorker(TFDistribute):

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.base import ReplicaFn
-from tfdist.upstream.tensorflow import summaries_of_this_thread
+from tfdist.upstream.tensorflow_runtime import summaries_of_this_thread
 
 
 class ReplicaThreads:

@@ -14,7 +14,7 @@ from tfdist.groups.fusion import by_dtype, fused, wire_dtype
 from tfdist.strategies import batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.mirrored_variables import compiled_sync, on_device, read_local, sync
-from tfdist.upstream.tensorflow_data import OnDevices
+from tfdist.upstream.input_data import OnDevices
 
 
 class TFDistribute(Strategy):

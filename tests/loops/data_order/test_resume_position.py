@@ -18,7 +18,7 @@ from tests.support import numbers
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.loops.data_handler import DataHandler
 from tfdist.strategies.one_device import OneDevice
-from tfdist.upstream import keras_data
+from tfdist.upstream import input_data
 
 ROWS = np.arange(20)
 EPOCHS, BATCH = 3, 2
@@ -127,7 +127,7 @@ def test_resumes_at_any_position(
     make, options = kinds(tmp_path)[kind]
     keras.utils.set_random_seed(4)
     if not seeded:
-        monkeypatch.setattr(keras_data, "seed_of_process", lambda: None)
+        monkeypatch.setattr(input_data, "seed_of_process", lambda: None)
     feed, rows, states = DataHandler(OneDevice(), make(), training=True, **options), [], {}
     for position, found in iterate(feed):
         rows.append(found)
@@ -143,7 +143,7 @@ def test_resumes_at_any_position(
 
 
 def test_unseeded_arrays_are_reshuffled_in_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keras_data, "seed_of_process", lambda: None)
+    monkeypatch.setattr(input_data, "seed_of_process", lambda: None)
     feed = DataHandler(OneDevice(), ROWS, batch_size=BATCH, shuffle=True)
     rows = [found for _, found in iterate(feed)]
     orders = [[*itertools.chain(*rows[begin : begin + 10])] for begin in (0, 10, 20)]
@@ -153,7 +153,7 @@ def test_unseeded_arrays_are_reshuffled_in_each_epoch(monkeypatch: pytest.Monkey
 
 def test_seeded_arrays_have_the_order_of_keras() -> None:
     keras.utils.set_random_seed(4)
-    adapter = keras_data.data_adapter(ROWS, batch_size=BATCH, shuffle=True)
+    adapter = input_data.data_adapter(ROWS, batch_size=BATCH, shuffle=True)
     wanted = [np.ravel(batch).tolist() for batch in adapter.get_tf_dataset()]
     feed = DataHandler(OneDevice(), ROWS, batch_size=BATCH, shuffle=True)
     assert [found for _, found in iterate(feed)] == wanted * 3

@@ -28,7 +28,7 @@ from tfdist.step.replica import Replica
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 from tfdist.upstream import keras_model, keras_optimizers
-from tfdist.upstream.tensorflow import op_seeds_by
+from tfdist.upstream.tensorflow_runtime import op_seeds_by
 
 
 class CustomStep:

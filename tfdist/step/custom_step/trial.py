@@ -26,7 +26,7 @@ from tfdist.step.equal_draws import draws_alike_for_all_rows
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_losses import losses_of_one_device
-from tfdist.upstream.tensorflow import variables_assigned_by
+from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 
 #: A `train_step` or `test_step` of a model.
 StepFn = Callable[[Any], Any]

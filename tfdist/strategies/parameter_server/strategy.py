@@ -21,7 +21,7 @@ from tfdist.strategies import inner_loop
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.parameter_server.cluster import connect, find_tasks
 from tfdist.strategies.parameter_server.loop import Ledger, asynchronous
-from tfdist.upstream import keras_model, tensorflow
+from tfdist.upstream import keras_model, tensorflow_runtime
 from tfdist.upstream.patching import replaced
 
 _SERVERS = "/job:ps/replica:0"  # in TensorFlow's names of devices
@@ -112,7 +112,7 @@ class ParameterServer(Strategy):
 
     def _on_server(self, next_creator: Callable[..., Any], **options: Any) -> Any:
         """Creates a variable on the next server; optimizer state is with its weight."""
-        if _SERVERS in tensorflow.current_device():
+        if _SERVERS in tensorflow_runtime.current_device():
             return next_creator(**options)
         with tf.device(f"{_SERVERS}/task:{next(self._next_server)}/device:CPU:0"):
             return next_creator(**options)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.strategies.clock import now, read_by_host
 from tfdist.strategies.pipeline.schedule import Order
-from tfdist.upstream.tensorflow import computes_in_one_order
+from tfdist.upstream.tensorflow_runtime import computes_in_one_order
 
 
 def used(num_stages: int, num_micro_batches: int) -> float:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.sharded.plan import num_bytes, state_of
-from tfdist.upstream.keras_graph import operations_called_through
+from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import move
 
 #: Rows of the inputs on which calls are timed, and repetitions, of which the shortest counts.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import keras
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError, did_you_mean
-from tfdist.upstream.keras_graph import operations_called_by
+from tfdist.upstream.keras_layers import operations_called_by
 
 
 class Costs(NamedTuple):

@@ -28,7 +28,7 @@ from tfdist.strategies.pipeline.stages import Stages
 from tfdist.strategies.pipeline.tracing import Tracing
 from tfdist.strategies.processes import join_processes
 from tfdist.strategies.replica_threads import ReplicaThreads
-from tfdist.upstream.keras_graph import operations_called_through
+from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import move
 from tfdist.upstream.keras_optimizers import slots_of
 

@@ -33,9 +33,9 @@ from tfdist.strategies.sharded.division import OverDevices, OverProcesses
 from tfdist.strategies.sharded.rank0_coordinator import coordinator_of
 from tfdist.strategies.towers import Towers
 from tfdist.upstream import keras_model, keras_variables
-from tfdist.upstream.keras_callbacks import weights_swapped_by_assignment
 from tfdist.upstream.keras_layers import read_own_kernels_outside_of_xla
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, told_of_slots
+from tfdist.upstream.keras_training import weights_swapped_by_assignment
 from tfdist.upstream.keras_variables import (
     Division,
     ShardedGradient,

@@ -15,7 +15,7 @@ from tfdist.strategies.sharded.plan import can_be_cut, reason_whole
 from tfdist.strategies.tensor_parallel import splits
 from tfdist.strategies.tensor_parallel.rules import Rules
 from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, Split, keeps_parts
-from tfdist.upstream.keras_graph import operations_called_through
+from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import build_by_shapes, flatten_layers
 
 

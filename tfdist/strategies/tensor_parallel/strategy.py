@@ -30,8 +30,8 @@ from tfdist.strategies.tensor_parallel.layout import Layout, layout
 from tfdist.strategies.tensor_parallel.rules import Rules
 from tfdist.strategies.tensor_parallel.splits import Cut
 from tfdist.upstream import keras_model, keras_variables
-from tfdist.upstream.keras_callbacks import weights_swapped_by_assignment
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
+from tfdist.upstream.keras_training import weights_swapped_by_assignment
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable
 
 #: Where a model is created, so that no device has to hold all of it.

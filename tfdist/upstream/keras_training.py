@@ -1,12 +1,13 @@
-"""Private names of Keras's callbacks: what they remember from call to call."""
+"""Private names of Keras's training loop and of its callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
+from keras.src.backend.tensorflow import trainer
 
 from tfdist.upstream.patching import replaced
 
@@ -75,3 +76,47 @@ def weights_swapped_by_assignment() -> Iterator[None]:
         replaced(kind, "_tf_finalize_ema_values", kind._backend_finalize_ema_values),
     ):
         yield
+
+
+def concatenated(tensors: Sequence[Any]) -> Any:
+    """Returns tensors end to end along the rows; of different inner shapes as a ragged one.
+
+    `potentially_ragged_concat`, as in `keras.Model.predict`.
+    """
+    return trainer.potentially_ragged_concat(tensors)
+
+
+def as_arrays(structure: Any) -> Any:
+    """Returns tensors as NumPy arrays, and ragged and sparse ones as they are.
+
+    `convert_to_np_if_not_ragged`, as in `keras.Model.predict`.
+    """
+    return keras.tree.map_structure(trainer.convert_to_np_if_not_ragged, structure)
+
+
+def initial_epoch(model: keras.Model, given: int) -> int:
+    """Returns the first epoch, after the callbacks' `on_train_begin`.
+
+    `BackupAndRestore` sets `model._initial_epoch` to the epoch to resume with.
+    """
+    return model._initial_epoch or given
+
+
+def is_validated(model: keras.Model, epoch: int, validation_freq: int | Sequence[int]) -> bool:
+    """Tells whether an epoch, from 0, ends with a validation: `model._should_eval`."""
+    return model._should_eval(epoch, validation_freq)
+
+
+def in_order_of_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """Returns logs as `evaluate` does without `return_dict`: `model._flatten_metrics_in_order`."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def profiles_batches(board: keras.callbacks.TensorBoard) -> bool:
+    """Tells whether a TensorBoard is to profile batches, which it keeps as `_should_trace`."""
+    return bool(board._should_trace)
+
+
+def set_initial_epoch(model: keras.Model, epoch: int) -> None:
+    """Sets the epoch to resume with, as `BackupAndRestore` does; 0: the one passed to `fit`."""
+    model._initial_epoch = epoch or None
