@@ -9,17 +9,17 @@ from typing import Any
 from tfdist.bench import harness
 from tfdist.launcher.worker_pool import WorkerPool
 
-#: Values of the trainer's `recompute`.
-RECOMPUTES = ("none", "all")
+#: Values of the trainer's `remat`.
+REMATS = ("none", "all")
 _TIMEOUT_SECONDS = 900.0
 _BLOCKS, _LAYERS, _STEPS = 8, 4, 3
 
 
-def measure(recompute: str, rows: int, width: int) -> dict[str, Any]:
+def measure(remat: str, rows: int, width: int) -> dict[str, Any]:
     """Returns what a step holds besides weights, in outputs of one layer.
 
     Args:
-        recompute: A value out of `RECOMPUTES`.
+        remat: A value out of `REMATS`.
         rows: Batch size.
         width: Units of each layer.
 
@@ -31,8 +31,8 @@ def measure(recompute: str, rows: int, width: int) -> dict[str, Any]:
     with WorkerPool(
         _prepare, num_workers=1, via="", environ=COUNT_MEMORY, answer_seconds=_TIMEOUT_SECONDS
     ) as pool:
-        (answer,) = pool.ask(recompute, rows, width)
-    return {"contender": f"recompute {recompute}", "rows": rows, "width": width, **answer}
+        (answer,) = pool.ask(remat, rows, width)
+    return {"contender": f"remat {remat}", "rows": rows, "width": width, **answer}
 
 
 def show(results: Sequence[dict[str, Any]], output: harness.Output) -> None:
@@ -41,7 +41,7 @@ def show(results: Sequence[dict[str, Any]], output: harness.Output) -> None:
         (
             result["contender"],
             f"{result['activations']:.1f}",
-            str(_BLOCKS * (1 if result["contender"] == "recompute all" else _LAYERS)),
+            str(_BLOCKS * (1 if result["contender"] == "remat all" else _LAYERS)),
             f"{1000 * result['seconds']:.0f}",
         )
         for result in results
@@ -80,14 +80,14 @@ def _prepare() -> Callable[[str, int, int], dict[str, Any]]:
     def memory(key: str) -> int:
         return tf.config.experimental.get_memory_info("CPU:0")[key]
 
-    def answer(recompute: str, rows: int, width: int) -> dict[str, Any]:
+    def answer(remat: str, rows: int, width: int) -> dict[str, Any]:
         def build() -> keras.Model:
             blocks = [Block(width) for _ in range(_BLOCKS)]
             model = keras.Sequential([keras.Input((width,)), *blocks])
             model.compile(keras.optimizers.SGD(1e-3), "mse")
             return model
 
-        trainer = Trainer(build, "one_device", recompute=recompute)
+        trainer = Trainer(build, "one_device", remat=remat)
         x = tf.ones([rows, width])
         data = tf.data.Dataset.from_tensors((x, x)).repeat()
         trainer.fit(data, steps_per_epoch=1, verbose=0)

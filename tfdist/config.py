@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -172,8 +173,9 @@ class Optimisation(BaseModel):
     accumulate: PositiveInt = Field(
         1, description="gradient accumulation: rounds in which a global batch is computed"
     )
-    recompute: str = Field(
+    remat: str = Field(
         "none",
+        validation_alias=AliasChoices("remat", "recompute"),
         description="activation checkpointing: layers whose activations are recomputed in the "
         "backward pass to save memory: none, all, or a regular expression",
     )

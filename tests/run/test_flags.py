@@ -75,6 +75,15 @@ def test_options_of_a_dynamic_scale(flags: list[str]) -> None:
     assert parse(*flags, "--loss-scale-initial=8").loss_scale_initial == 8
 
 
+def test_former_names_of_fields_are_read(tmp_path: Path) -> None:
+    old = tmp_path / "old.yaml"
+    old.write_text("recompute: all\n")
+    assert parse("--recompute", "all").remat == "all"
+    assert parse("--config", str(old)).remat == "all"
+    assert parse("--config", str(old), "--remat", "none").remat == "none"
+    assert TrainConfig(recompute="all") == TrainConfig(remat="all")
+
+
 def test_recipe_may_come_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"recipe: {RECIPE}\n")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 from jsonargparse import ActionYesNo, ArgumentParser
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from tfdist.config import GROUPS, TrainConfig
@@ -91,7 +91,14 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
         ConfigurationError: There is no such field, or a value is invalid; the message names its
             flag or line.
     """
-    settings = {name: setting for layer in layers for name, setting in layer.items()}
+    current = {
+        former: name
+        for name, field in TrainConfig.model_fields.items()
+        for former in former_names(name, field)
+    }
+    settings = {
+        current.get(name, name): setting for layer in layers for name, setting in layer.items()
+    }
     hyperparameters = {n: settings.pop(n) for n in list(settings) if n.startswith(OWN)}
     values = checked(TrainConfig, settings, "field")
     given = {name.removeprefix(OWN): setting.value for name, setting in hyperparameters.items()}
@@ -173,10 +180,18 @@ def add_flag(group: Any, name: str, field: FieldInfo) -> None:
         extra = {"action": "append", "metavar": "NAME=VALUE", "default": argparse.SUPPRESS}
     else:
         extra |= {"metavar": "DIR" if name.split("_")[-1] == "dir" else _metavar(field.annotation)}
-    action = group.add_argument(flag(name), help=field.description, **extra)
+    names = map(flag, (name, *former_names(name, field)))
+    action = group.add_argument(*names, help=field.description, **extra)
     words = recipes.names() if name == "recipe" else _words(field.annotation)
     if words:  # for argcomplete, which looks for files otherwise
         action.completer = lambda **_: words
+
+
+def former_names(name: str, field: FieldInfo) -> list[str]:
+    """Returns other names of a field, which flags and files may still use."""
+    alias = field.validation_alias
+    choices = alias.choices if isinstance(alias, AliasChoices) else []
+    return [str(choice) for choice in choices if choice != name]
 
 
 def flag(name: str) -> str:

@@ -100,7 +100,7 @@ def make_trainer(
         precision=config.precision,
         loss_scale=_loss_scale(config),
         watchdog_seconds=config.watchdog_seconds,
-        recompute=config.recompute,
+        remat=config.remat,
         replica_random=config.replica_random,
         on_nan=config.on_nan,
         check_data=config.check_data,

@@ -17,7 +17,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from tensorflow.python.data.ops import multi_device_iterator_ops, prefetch_op
 
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.tensorflow import seed_of_process
+from tfdist.upstream.tensorflow_runtime import seed_of_process
 
 
 def data_adapter(x: Any, **options: Any) -> Any:
