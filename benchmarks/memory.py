@@ -224,7 +224,7 @@ def _measure_all(
         if not contender.in_processes or versions.horovod() is not None
     ]
     _show(results, output)
-    remat = [memory_activations.measure(one, rows, units) for one in memory_activations.RECOMPUTES]
+    remat = [memory_activations.measure(one, rows, units) for one in memory_activations.REMATS]
     memory_activations.show(remat, output)
     return results + remat
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import precision
 from tfdist.errors import ConfigurationError, OutOfMemoryError
 from tfdist.model_setup import build
-from tfdist.model_setup.random_state import unchanged_random_state
 from tfdist.model_setup.rebuild import compile_like, rebuild
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
@@ -66,7 +68,7 @@ def _create(
                 f"precision={policy!r} cannot be applied to a model that is already built: pass "
                 "the function that builds it, or build it with that dtype policy."
             )
-        with strategy.scope(), unchanged_random_state():
+        with strategy.scope(), _unchanged_random_state():
             model = rebuild(source)
     else:
         with strategy.scope(), precision.policy(policy):
@@ -81,7 +83,7 @@ def _create(
                 "rebuilt inside, with its weights.",
                 stacklevel=4,
             )
-            with strategy.scope(), unchanged_random_state():
+            with strategy.scope(), _unchanged_random_state():
                 model = rebuild(model)
     adopt(model, strategy, policy, loss_scale)
     return model
@@ -109,7 +111,7 @@ def adopt(
             "`with trainer.strategy.scope():`, or create another Trainer with the changed model."
         )
     _claim_optimizer(model)
-    with strategy.scope(), precision.policy(policy), unchanged_random_state():
+    with strategy.scope(), precision.policy(policy), _unchanged_random_state():
         made = model.optimizer.variables + model.metrics_variables
         if not all(strategy.owns(v.value) for v in made):
             warnings.warn(
@@ -140,3 +142,18 @@ def _claim_optimizer(model: keras.Model) -> None:
             "its weights: create the optimizer inside build_model."
         )
     optimizer.__dict__["_tfdist_owner"] = weakref.ref(model)
+
+
+@contextmanager
+def _unchanged_random_state() -> Iterator[None]:
+    """Restores the global random state of Python and NumPy after the block.
+
+    Keras draws the seed of each initializer and each random layer that has none from Python's
+    generator. Layers that tfdist creates in addition would change the seeds of later ones.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
