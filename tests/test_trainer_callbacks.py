@@ -62,6 +62,34 @@ class At(kc.Callback):
             self.do(self.model)
 
 
+class AddsToLogs(kc.Callback):
+    """Adds the sum of an array that it computes from the model to the logs of each epoch."""
+
+    def __init__(self, compute: Callable[[keras.Model], Any]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["computed"] = float(np.sum(self.compute(self.model)))
+
+
+def predict_with_clone(model: keras.Model) -> np.ndarray:
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    return clone.predict(X, batch_size=4, verbose=0)
+
+
+def predict_features(model: keras.Model) -> np.ndarray:
+    return keras.Model(model.inputs, model.layers[-2].output).predict(X[:3], verbose=0)
+
+
+class FreezesFirstEpoch(kc.Callback):
+    """Freezes a layer in the first epoch, without compiling the model again."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.layers[0].trainable = epoch > 0
+
+
 def both(make: Callable[[], kc.Callback], *, build_model: Any = build, **fit: Any) -> tuple:
     """Fits with the trainer and with plain Keras, and returns both models."""
     trainer, plain = (
@@ -97,6 +125,12 @@ TRAINING: dict[str, Callbacks] = {
     "stop in a batch": lambda _: At(5, lambda model: setattr(model, "stop_training", True)),
     "Lambda": lambda _: kc.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.pop("val_loss")),
     "BackupAndRestore": lambda folder: kc.BackupAndRestore(folder / "backup"),
+    "RemoteMonitor": lambda _: kc.RemoteMonitor("http://127.0.0.1:9", "/no-server"),
+    "History": lambda _: kc.History(),
+    "ProgbarLogger": lambda _: kc.ProgbarLogger(),
+    "clone": lambda _: AddsToLogs(predict_with_clone),
+    "part of the model": lambda _: AddsToLogs(predict_features),
+    "freeze": lambda _: FreezesFirstEpoch(),
 }  # fmt: skip
 
 
@@ -130,22 +164,11 @@ def test_averaged_weights_are_swapped_in(swap_on_epoch: bool) -> None:
 
 
 def test_lambda_callback_gets_every_batch() -> None:
-    seen: dict[str, list[int]] = {"train": [], "test": []}
+    seen: list[int] = []
     trainer, _ = fresh_pair()
-    trainer.fit(
-        **FIT,
-        epochs=2,
-        callbacks=[
-            kc.LambdaCallback(on_train_batch_end=lambda batch, logs: seen["train"].append(batch))
-        ],
-    )
-
-    class Test(kc.Callback):
-        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen["test"].append(batch)
-
-    trainer.evaluate(X, Y, batch_size=2, verbose=0, callbacks=[Test()])
-    assert seen == {"train": [0, 1, 2] * 2, "test": list(range(8))}
+    callback = kc.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    trainer.fit(**FIT, epochs=2, callbacks=[callback])
+    assert seen == [0, 1, 2] * 2
 
 
 @pytest.mark.parametrize("bad_row", [0, 8])

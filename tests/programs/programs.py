@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.programs import (  # noqa: F401 - importing registers the programs
     applications,
     audio,
-    callbacks,
     generative,
     graph,
     guides,
