@@ -44,8 +44,10 @@ def test_a_group_of_processes_multiplies_the_replicas() -> None:
         size, rank = 3, 1
 
         def gather(self, numbers: Sequence[float]) -> np.ndarray:
+            exchanged.append(numbers)
             return np.array([numbers] * 3, np.float64)
 
+    exchanged: list[Sequence[float]] = []
     strategy = OneDevice("CPU:0", Second())
     assert (strategy.num_replicas, strategy.first_replica, strategy.rank) == (3, 1, 1)
     assert not strategy.is_chief
@@ -53,3 +55,6 @@ def test_a_group_of_processes_multiplies_the_replicas() -> None:
     element = strategy.split(tf.range(7), own_rows=False)
     assert int(element.num_rows) == 7
     assert element.shares[0].rows.numpy().tolist() == [2, 3]
+    exchanged.clear()
+    strategy.barrier()
+    assert exchanged, "the barrier did not wait for the other processes"

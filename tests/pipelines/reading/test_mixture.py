@@ -61,13 +61,19 @@ def test_sources_keep_their_order_and_resume(
         assert taken(begun) == epochs[1][batch:]
 
 
-def test_proportions_are_exact(tmp_path: Path) -> None:
+def test_proportions_are_exact_and_resume(tmp_path: Path) -> None:
     for i in range(3):
         numbers.write(tmp_path / str(i), 30, 1)
     sources = [Source(tmp_path / str(i), weight, tagged(i)) for i, weight in enumerate([1, 2, 7])]
-    every = [s for batch in taken(mix(sources, 100, num_batches=20, seed=1)) for s, _ in batch]
+    mixture = mix(sources, 100, num_batches=20, seed=1)
+    batches = taken(mixture)
+    every = [source for batch in batches for source, _ in batch]
     assert [every.count(i) for i in range(3)] == [200, 400, 1400]
     assert len({*every[:20]}) > 1  # not one after the other
+    assert mixture.cardinality() == 20
+    resumed = mix(sources, 100, num_batches=20, seed=1, start=Position(0, 5))
+    assert taken(resumed) == batches[5:]
+    assert resumed.cardinality() == tf.data.UNKNOWN_CARDINALITY
 
 
 @pytest.mark.parametrize("weights", [[], [1, 0], [1, float("nan")], [1, 1e-9]])

@@ -82,6 +82,16 @@ def test_stages_by_measured_time(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.numpy(), other.numpy())  # measuring does not train
 
 
+def test_stages_of_several_inputs_by_measured_time() -> None:
+    def two_inputs() -> keras.Model:
+        inputs = [keras.Input((4,)), keras.Input((3,))]
+        hidden = layers.Dense(6, name="first")(layers.Concatenate()(inputs))
+        return compiled(keras.Model(inputs, layers.Dense(1, name="last")(hidden)))
+
+    strategy = Pipeline(2, balance="time")
+    tfdist.Trainer(two_inputs, strategy=strategy).fit([X, X[:, :3]], Y, verbose=0)
+
+
 @pytest.mark.parametrize(
     ("order", "num_rows", "last"),
     [("gpipe", 1000, "kept_2"), ("1f1b", 1, "kept_2"), ("1f1b", 1000, "kept_1")],
@@ -92,7 +102,8 @@ def test_stages_by_memory(order: str, num_rows: int, last: str) -> None:
         hidden = inputs = keras.Input((64,))
         for number in range(6):
             hidden = layers.Dense(64, "tanh", name=f"kept_{number}")(hidden)
-        return compiled(keras.Model(inputs, layers.Dense(64, name="last")(hidden)))
+        outputs = layers.Dense(64, name="last")(hidden)
+        return compiled(keras.Model(inputs, outputs), keras.optimizers.SGD(0.1, momentum=0.9))
 
     strategy = Pipeline(2, order=order, balance="memory", balance_rows=num_rows)
     said = tfdist.Trainer(wide, strategy=strategy).describe()
@@ -100,7 +111,8 @@ def test_stages_by_memory(order: str, num_rows: int, last: str) -> None:
     # one.
     assert said["stage 0"].startswith(f"kept_0 .. {last}: ")
     num = 3 if last == "kept_2" else 2
-    weights, kept = 3 * 4 * (64 * 64 + 64), 4 * 64 * num_rows * (4 if order == "gpipe" else 2)
+    # A weight, its gradient, its momentum and the sum of its gradients over micro-batches.
+    weights, kept = 4 * 4 * (64 * 64 + 64), 4 * 64 * num_rows * (4 if order == "gpipe" else 2)
     assert f", {num * (weights + kept) / 1e6:,.1f} MB, on" in said["stage 0"]
 
 
