@@ -84,8 +84,6 @@ _REFUSED_BY_PIPELINE = {
 #: Programs that pipeline parallelism refuses for the same reasons.
 _PROGRAMS_REFUSED_BY_PIPELINE = {
     "generative-normalising-flow",
-    "guides-inputs-as-a-list",
-    "guides-subclassed",
     "losses-of-logits-extended",
     "reinforcement-actor-critic",
     "reinforcement-clipped-policy",
@@ -96,7 +94,7 @@ _PROGRAMS_REFUSED_BY_PIPELINE = {
 }
 #: Programs that call methods of plain Keras on a model whose weights tfdist keeps sharded, and one
 #: with a lookup table inside a custom layer, for which plain Keras would get row gradients.
-_PROGRAMS_REFUSED_WHEN_SHARDED = {"guides-batch-by-hand", "guides-fit-of-the-model"}
+_PROGRAMS_REFUSED_WHEN_SHARDED = {"guides-fit-of-the-model"}
 _TABLES_REFUSED_WHEN_SHARDED = {"vision-shifted-windows"}
 REFUSED = {
     "pipeline": _REFUSED_BY_PIPELINE | _PROGRAMS_REFUSED_BY_PIPELINE,

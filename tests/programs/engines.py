@@ -44,7 +44,7 @@ def tfdist(program: Program, strategy: str, num_replicas: int) -> Result:
         return _run(
             program,
             Trainer(
-                program.build() if program.built else program.build,
+                program.build,
                 strategy=create_strategy(strategy, num_replicas, program.batch_size),
                 accumulate=program.accumulate,
                 sync_batch_norm=program.sync_batch_norm,

@@ -9,8 +9,7 @@ import numpy as np
 from keras import layers, ops
 
 from tests.programs.program import program
-from tests.programs.rows import integers, normal
-from tests.programs.vision import of_classes
+from tests.programs.rows import normal
 from tests.support.case import compiled
 from tests.support.data import Data
 
@@ -26,58 +25,6 @@ def denoising_autoencoder() -> keras.Model:
     x = layers.Conv2DTranspose(3, 3, strides=2, activation="relu", padding="same")(x)
     x = layers.Conv2D(1, 3, activation="sigmoid", padding="same")(x)
     return compiled(keras.Model(inputs, x), "adam", "binary_crossentropy")
-
-
-class Latent(layers.Layer):
-    """A latent vector whose divergence from a normal one is added to the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean, self.log_var = layers.Dense(2), layers.Dense(2)
-
-    def call(self, x: Any) -> Any:
-        """Maps [rows, n] to the mean [rows, 2]: the draw is left out, so that it repeats."""
-        mean, log_var = self.mean(x), self.log_var(x)
-        divergence = 1 + log_var - ops.square(mean) - ops.exp(log_var)
-        self.add_loss(-0.5 * ops.mean(ops.sum(divergence, 1)))
-        return mean + ops.exp(0.5 * log_var)
-
-
-@program(IMAGES)
-def variational_autoencoder() -> keras.Model:
-    """A variational autoencoder whose divergence a layer adds to the loss."""
-    inputs = keras.Input((8, 8, 1))
-    x = Latent()(layers.Dense(4, activation="relu")(layers.Flatten()(inputs)))
-    x = layers.Reshape((8, 8, 1))(layers.Dense(64, activation="sigmoid")(x))
-    return compiled(keras.Model(inputs, x), "adam", "mse")
-
-
-class Codebook(layers.Layer):
-    """The nearest of a few codes, its gradient handed straight through."""
-
-    def build(self, shape: Any) -> None:
-        """Makes the codes."""
-        self.codes = self.add_weight(shape=(shape[-1], 5), initializer="uniform", name="codes")
-
-    def call(self, x: Any) -> Any:
-        """Maps [rows, ..., n] to codes of the same shape."""
-        flat = ops.reshape(x, (-1, x.shape[-1]))
-        squares = ops.sum(self.codes**2, 0) - 2 * flat @ self.codes
-        nearest = ops.one_hot(ops.argmin(squares, 1), 5, dtype=flat.dtype)
-        coded = ops.reshape(nearest @ ops.transpose(self.codes), ops.shape(x))
-        self.add_loss(0.25 * ops.mean(ops.square(ops.stop_gradient(coded) - x)))
-        self.add_loss(ops.mean(ops.square(coded - ops.stop_gradient(x))))
-        return x + ops.stop_gradient(coded - x)
-
-
-@program(IMAGES)
-def vector_quantised_autoencoder() -> keras.Model:
-    """An autoencoder through the nearest code of a codebook, with gradients straight through."""
-    inputs = keras.Input((8, 8, 1))
-    x = layers.Conv2D(3, 3, strides=2, activation="relu", padding="same")(inputs)
-    x = Codebook()(layers.Conv2D(2, 1)(x))
-    x = layers.Conv2DTranspose(1, 3, strides=2, padding="same")(x)
-    return compiled(keras.Model(inputs, x), "adam", "mse")
 
 
 class MaskedConvolution(layers.Layer):
@@ -144,14 +91,6 @@ def style_transfer() -> keras.Model:
     model(np.zeros((1, 8, 8, 1)))
     model.features(np.zeros((1, 8, 8, 1)))
     return compiled(model, "adam", None)
-
-
-@program(Data(np.eye(6)[integers(6, 5)], integers(6)), quick=True)
-def characters_by_lstm() -> keras.Model:
-    """The next character by an LSTM over one-hot characters."""
-    inputs = keras.Input((5, 6))
-    model = keras.Model(inputs, layers.Dense(6)(layers.LSTM(4)(inputs)))
-    return compiled(model, keras.optimizers.RMSprop(1e-2), of_classes())
 
 
 class Coupling(keras.Model):

@@ -41,7 +41,6 @@ class Program(Case):
             out they put into the logs, and so into the history.
         train: what the program does with a model or a Trainer.
         only_fit: whether the program neither evaluates nor predicts.
-        built: whether the Trainer gets the model itself, rather than what builds it.
         quick: whether `make check` runs it; the others are left to `make conformance`.
     """
 
@@ -52,7 +51,6 @@ class Program(Case):
     callbacks: Callable[[Path], Sequence[keras.callbacks.Callback]] = _none
     train: Train = _fit
     only_fit: bool = False
-    built: bool = False
     quick: bool = False
 
 
