@@ -102,7 +102,7 @@ CHECK: dict[str, float] = {
     "tests/step/test_random_layers.py": 25,
     "tests/step/test_remat.py::test_remat_with_accumulation_and_mixed_precision": 17,
     "tests/strategies/test_padding.py::test_one_row_on_several_replicas": 12,
-    "tests/strategies/test_strategies.py::test_all_strategies_give_the_same_results": 11.3,
+    "tests/strategies/test_strategies.py::test_options_do_not_change_results": 11.3,
     "tests/test_canary.py::test_finds_every_private_name_in_installed_packages": 6,
     "tests/test_devices.py::test_configuring_devices_before_building_the_model": 10,
     "tests/test_devices.py::test_creates_logical_devices_in_a_new_process": 13,

@@ -1,4 +1,4 @@
-"""Growing batches, accumulated batches and averaged weights, compared with one device."""
+"""Growing batches, schedules and averaged weights, compared with one device."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def gradient_descent(x: np.ndarray, y: np.ndarray, batches: list[int], rate: flo
     return w
 
 
-def linear(**options: Any) -> keras.Model:
+def linear() -> keras.Model:
     layer = keras.layers.Dense(1, kernel_initializer="zeros")
     model = keras.Sequential([keras.Input((4,)), layer])
-    model.compile(keras.optimizers.SGD(0.1, **options), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
 
 
@@ -85,22 +85,6 @@ def test_batches_with_fewer_rows_than_replicas() -> None:
     with pytest.warns(UserWarning, match="fewer rows than 2 replicas: the others are idle"):
         found.fit(X, Y, batch_size=1, shuffle=False, verbose=0)
     np.testing.assert_allclose(weights(found), gradient_descent(X, Y, [1] * 15, 0.1), atol=2e-6)
-
-
-@pytest.mark.parametrize("rounds", [2, 3])
-def test_accumulated_rounds_equal_one_large_batch(rounds: int) -> None:
-    """Matches within rounding, even if neither rounds nor replicas divide the fifteen rows."""
-    trainer = mirrored(linear, accumulate=rounds)
-    trainer.fit(X, Y, batch_size=15, epochs=3, shuffle=False, verbose=0)
-    np.testing.assert_allclose(weights(trainer), gradient_descent(X, Y, [15] * 3, 0.1), atol=1e-6)
-    assert trainer.model.optimizer.iterations == 3
-
-
-def test_accumulated_batches_equal_one_large_batch() -> None:
-    """Keras's `gradient_accumulation_steps`: three batches of 5 rows equal one of 15."""
-    trainer = mirrored(lambda: linear(gradient_accumulation_steps=3))
-    trainer.fit(X, Y, batch_size=5, epochs=3, shuffle=False, verbose=0)
-    np.testing.assert_allclose(weights(trainer), gradient_descent(X, Y, [15] * 3, 0.1), atol=1e-6)
 
 
 def test_schedule_counts_steps_of_growing_batches() -> None:

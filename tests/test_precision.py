@@ -50,11 +50,6 @@ def test_models_of_different_precision_share_a_process() -> None:
     full.fit(X, Y, batch_size=8, verbose=0)
 
 
-def test_number_as_loss_scale_raises() -> None:
-    with pytest.raises(ConfigurationError, match=r"loss_scale=128: .* LossScale\.fixed\(128\.0\)"):
-        tfdist.Trainer(build, "one_device", loss_scale=128)  # type: ignore[arg-type]
-
-
 def test_scale_grows_after_the_interval_by_the_factor() -> None:
     rule = LossScale(initial=8.0, growth_interval=3, growth_factor=4.0)
     history = fitted(loss_scale=rule).model.history.history  # two steps an epoch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -209,15 +207,6 @@ def test_first_fit_warns_about_inexact_layers(capsys: pytest.CaptureFixture[str]
     assert "does not change" not in output
     mirrored(build()).fit(**FIT | {"verbose": 2})
     assert "the model that you passed does not change" in capsys.readouterr().out
-
-
-def test_fit_ends_with_averaged_weights() -> None:
-    build_model = functools.partial(build, keras.optimizers.SGD(0.3, use_ema=True))
-    trainer, alone = mirrored(lambda: build(keras.optimizers.SGD(0.3, use_ema=True))), build_model()
-    trainer.fit(**FIT)
-    alone.fit(**FIT)
-    assert_close(trainer.model.get_weights(), alone.get_weights())
-    assert not np.allclose(trainer.model.get_weights()[0], build_model().get_weights()[0])
 
 
 def test_helpers_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
