@@ -17,7 +17,7 @@ def fit(batch_size: int, expected: int) -> None:
 
 
 def test_warns_once_about_another_batch_size() -> None:
-    with pytest.warns(UserWarning, match="where batch_size is 4") as told:
+    with pytest.warns(UserWarning, match="but batch_size is 4") as told:
         fit(2, 4)
     assert len(told) == 1
 

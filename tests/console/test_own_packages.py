@@ -45,4 +45,4 @@ def test_reports_a_conflicting_imported_package(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert str(tmp_path / "pipelines.py") in done.stderr
-    assert f"needs its own, {ROOT / 'pipelines'}: rename the first" in done.stderr
+    assert f"needs its package {ROOT / 'pipelines'}. Rename the former" in done.stderr

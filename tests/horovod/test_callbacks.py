@@ -33,8 +33,8 @@ def test_unbuilt_model_starts_from_the_root_rank(run: Run) -> None:
     [
         ("without_the_optimizer", "compile the model with tfdist.horovod.DistributedOptimizer"),
         ("of_other_shapes", "The ranks built different models: "),
-        ("on_other_numbers_of_batches", "The ranks have 2, 3 batches an epoch"),
-        ("scheduled_twice", "the optimizer's is a schedule of its own"),
+        ("on_other_numbers_of_batches", "The ranks have 2, 3 batches per epoch"),
+        ("scheduled_twice", "the optimizer has a LearningRateSchedule"),
     ],
 )
 def test_refuses(program: str, says: str, run: Run) -> None:

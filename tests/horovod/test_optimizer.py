@@ -62,11 +62,17 @@ def test_keeps_clear_of_xla(run: Run) -> None:
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        ("twice", "give it to DistributedOptimizer once"),
-        ("over_some_ranks", "gradients are summed over all ranks: sum over fewer by hvd.allreduce"),
-        ("weights_of_a_rank", "register_local_var: leave it out; every weight here is one of all"),
+        ("twice", "This optimizer is already distributed"),
+        (
+            "over_some_ranks",
+            "To sum over fewer, call hvd.allreduce",
+        ),
+        (
+            "weights_of_a_rank",
+            "register_local_var is not supported; leave it out",
+        ),
         ("in_the_trainer", "compile the model with the plain optimizer"),
-        ("passes_of_a_built_one", "give it the number that you want when you create it"),
+        ("passes_of_a_built_one", "Set the number when you create the optimizer"),
     ],
 )
 def test_refuses(program: str, says: str, run: Run) -> None:

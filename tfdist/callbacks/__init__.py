@@ -1,4 +1,4 @@
-"""Plain Keras callbacks, one per file; each is imported from its own module.
+"""Plain Keras callbacks, one per file. Import each from its own module.
 
-Nothing is imported here: the trainer needs the progress line, and not matplotlib.
+Nothing is imported here, so that the trainer can use the progress bar without matplotlib.
 """

@@ -1,4 +1,4 @@
-"""Says so where the data came in other batches than they were expected in."""
+"""Warns if the batches of the data have another size than `batch_size`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import keras
 
 
 class BatchSize(keras.callbacks.Callback):
-    """Warns after the first epoch where its batches had other sizes; the last one may be short.
+    """Warns after the first epoch if its batches had an unexpected size.
+
+    A partial last batch is accepted.
 
     Args:
-        stats: A trainer's, with `steps_of_epoch` and `rows_of_epoch`.
-        batch_size: Rows that a batch is expected to have.
+        stats: The trainer's statistics, with `steps_of_epoch` and `rows_of_epoch`.
+        batch_size: Expected number of rows in a batch.
     """
 
     chief_only = only_reads = True
@@ -22,15 +24,16 @@ class BatchSize(keras.callbacks.Callback):
     def __init__(self, stats: Any, batch_size: int) -> None:
         super().__init__()
         self._stats, self._batch_size = stats, batch_size
-        self._looked = False
+        self._is_checked = False
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         steps, rows = self._stats.steps_of_epoch, self._stats.rows_of_epoch
         full = steps * self._batch_size
-        if not self._looked and not full - self._batch_size < rows <= full:
+        if not self._is_checked and not full - self._batch_size < rows <= full:
             warnings.warn(
-                f"The batches of the data had {rows / max(steps, 1):g} rows on average, where "
-                f"batch_size is {self._batch_size}: the learning rate may be meant for the latter.",
+                f"The batches of the data have {rows / max(steps, 1):g} rows on average, but "
+                f"batch_size is {self._batch_size}. Check that the learning rate fits the actual "
+                "batch size.",
                 stacklevel=2,
             )
-        self._looked = True
+        self._is_checked = True

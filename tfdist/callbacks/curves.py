@@ -1,4 +1,4 @@
-"""The curves of a training run as a picture that is up to date while it runs."""
+"""Plots the training curves to an image file while the run progresses."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from matplotlib.ticker import MaxNLocator
 
 from tfdist.console.files import replacing
 
-_REDRAW_SECONDS = 10.0  # a picture takes about 0.2 s: with short epochs not after each of them
-_MOST_IN_A_ROW = 3
+# Drawing takes about 0.2 s, which is too much after every epoch if epochs are short.
+_REDRAW_SECONDS = 10.0
+_MAX_COLUMNS = 3
 
 
 class Curves(keras.callbacks.Callback):
-    """Draws each metric over the epochs, training and validation together.
+    """Plots each metric over the epochs, training and validation in one panel.
 
     Args:
-        path: The PNG to write; it is replaced whole, so a viewer never sees half a picture.
-        title: Above all panels, where something is to be said of the run.
+        path: The PNG file to write. It is replaced atomically, so that a viewer never reads an
+            incomplete file.
+        title: Title of the figure; empty for none.
     """
 
     chief_only = only_reads = True
@@ -41,16 +43,16 @@ class Curves(keras.callbacks.Callback):
         self._drawn_at = time.perf_counter()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what has been drawn."""
+        """Returns the epochs and metrics recorded so far."""
         return {"epochs": self._epochs, "curves": self._curves}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on with what was drawn then."""
+        """Restores the epochs and metrics of a checkpoint."""
         self._epochs, self._curves = state["epochs"], state["curves"]
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         for name, value in (logs or {}).items():
-            # A metric that comes late (validation_freq) has no value for the epochs before.
+            # With validation_freq, a metric may have no value for the first epochs.
             curve = self._curves.setdefault(name, [float("nan")] * len(self._epochs))
             curve.append(float(value))
         self._epochs.append(epoch + 1)
@@ -70,21 +72,21 @@ class Curves(keras.callbacks.Callback):
 
 
 def figure(epochs: Sequence[int], curves: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """Draws a panel for each metric, training and validation together.
+    """Plots each metric in a panel, training and validation together.
 
     Args:
-        epochs: Their numbers.
-        curves: The values of each metric in these epochs; NaN where it has none.
-        title: Above all panels.
+        epochs: Epoch numbers, from 1.
+        curves: The values of each metric in these epochs; NaN where there is none.
+        title: Title of the figure.
     """
     names = list(dict.fromkeys(name.removeprefix("val_") for name in curves))
-    columns = min(len(names), _MOST_IN_A_ROW)
+    columns = min(len(names), _MAX_COLUMNS)
     rows = math.ceil(len(names) / columns)
-    # The object interface, not pyplot: no global state, and no window system.
-    drawn = Figure(figsize=(5.0 * columns, 4.0 * rows), layout="constrained")
-    FigureCanvasAgg(drawn)
-    drawn.suptitle(title)
-    panels = drawn.subplots(rows, columns, squeeze=False).flat
+    # Not pyplot, which has global state and may need a window system.
+    result = Figure(figsize=(5.0 * columns, 4.0 * rows), layout="constrained")
+    FigureCanvasAgg(result)
+    result.suptitle(title)
+    panels = result.subplots(rows, columns, squeeze=False).flat
     for axes, name in itertools.zip_longest(panels, names):
         if name is None:
             axes.remove()
@@ -96,4 +98,4 @@ def figure(epochs: Sequence[int], curves: Mapping[str, Sequence[float]], title: 
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(alpha=0.3)
         axes.legend()
-    return drawn
+    return result

@@ -1,4 +1,4 @@
-"""Keras's early stopping, where a name that no metric has is an error."""
+"""Keras's `EarlyStopping`, but an unknown metric is an error."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from tfdist.errors import ConfigurationError, did_you_mean
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Ends the training after epochs without improvement; arguments as Keras's.
+    """Stops training when a metric no longer improves; takes the arguments of Keras's class.
+
+    Keras only warns about an unknown metric, and trains all epochs.
 
     Raises:
-        ConfigurationError: After the first epoch: the metric is none of the training's, where
-            Keras would go on to the end; or nobody knows whether more of it is better.
+        ConfigurationError: After the first epoch, if the training has no such metric, or if it is
+            unknown whether higher values of the metric are better.
     """
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        known = list(logs or {})
-        if self.monitor not in known:
+        names = list(logs or {})
+        if self.monitor not in names:
             raise ConfigurationError(
-                f"Early stopping by {self.monitor!r}: expected one of {', '.join(known)}."
-                f"{did_you_mean(self.monitor, known)}"
+                f"Early stopping by {self.monitor!r}: expected one of {', '.join(names)}."
+                f"{did_you_mean(self.monitor, names)}"
             )
         try:
             super().on_epoch_end(epoch, logs)
-        except ValueError as error:  # Keras does not know the direction
+        except ValueError as error:  # Keras cannot infer whether higher values are better
             raise ConfigurationError(
-                f"Early stopping by {self.monitor!r}: {error} Return the callback from "
-                "callbacks(config) of the recipe instead."
+                f"Early stopping by {self.monitor!r}: {error} Return the callback, with its mode, "
+                "from callbacks(config) of the recipe instead."
             ) from error

@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: one object per epoch, for programs to read."""
+"""Writes metrics as JSON lines, one object per epoch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import keras
 class MetricsLog(keras.callbacks.Callback):
     """Appends `{"epoch", "step", "seconds", **logs}` to a file at the end of each epoch.
 
-    `epoch` counts from 1, `step` is the optimizer's count, `seconds` are those since the training
-    began. A metric that is NaN or infinite is written as null, because JSON has no word for it.
+    `epoch` counts from 1, `step` is the optimizer's iteration, and `seconds` is the time since the
+    beginning of the training. NaN and infinite values are written as null, because JSON cannot
+    represent them.
 
     Args:
         path: The file to append to; its folder must exist.
-        stats: A trainer's; with it, the lines also hold `examples_per_second` and
+        stats: The trainer's statistics. If given, lines also have `examples_per_second` and
             `data_wait_share` of the epoch.
     """
 
@@ -37,11 +38,11 @@ class MetricsLog(keras.callbacks.Callback):
         self._began = time.perf_counter()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns how many lines have been written, and in how many seconds."""
+        """Returns the number of lines written, and the seconds since the training began."""
         return {"lines": len(self._lines()), "seconds": time.perf_counter() - self._began}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on behind what was written then: lines of epochs that come again are cut off."""
+        """Restores the state of a checkpoint, and drops lines of epochs that will be repeated."""
         lines = self._lines()
         if len(lines) > state["lines"]:
             os.truncate(self._path, sum(map(len, lines[: state["lines"]])))

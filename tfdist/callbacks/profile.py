@@ -1,4 +1,4 @@
-"""A trace of some steps for TensorBoard, and where the time of the others goes."""
+"""Traces some steps for TensorBoard, and measures the time of the steps after them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import tensorflow as tf
 
 Logs = Mapping[str, float] | None
 
-#: Calls that tell nothing: the first compiles, and the number of steps of a call follows from the
-#: second.
-_STARTING_CALLS = 2
+#: Calls that are not representative: the first one compiles, and the second one determines how many
+#: steps a call makes.
+_WARMUP_CALLS = 2
 
 
 class Seconds(NamedTuple):
-    """What the calls that were looked at took, added up.
+    """Total time of the measured calls, in seconds.
 
     Attributes:
-        steps: Made by them.
-        in_calls: Of the devices, and waiting for data.
-        waited: Of those, for data.
-        around: Of Python: callbacks, and what the workers agree on, up to the next call.
+        steps: Number of steps in these calls.
+        in_calls: Time within calls: device computation, and waiting for data.
+        waited: The part of `in_calls` that devices waited for data.
+        around: Time between calls: Python callbacks, and exchanges between workers.
     """
 
     steps: int = 0
@@ -34,39 +34,39 @@ class Seconds(NamedTuple):
 
 
 class Profile(keras.callbacks.Callback):
-    """Traces steps once they go at their usual pace, and adds up the time of those after them.
+    """Traces steps after a warm-up, and measures the steps after those.
 
     Args:
-        folder: Of TensorBoard's events, where the trace goes to `plugins/profile`.
-        stats: A trainer's, with `last_call`.
-        num_steps: To trace, at least; the call in which they are reached is traced to its end.
+        folder: TensorBoard's log directory; the trace is written to `plugins/profile` in it.
+        stats: The trainer's statistics, with `last_call`.
+        num_steps: Smallest number of steps to trace. Calls are traced as a whole.
 
     Attributes:
-        seconds: Of the calls that were not traced.
-        traced: How many steps were.
+        seconds: Time of the calls after the trace.
+        traced: Number of traced steps.
     """
 
     chief_only = only_reads = True
-    every_batch = False  # steps are looked at in the calls that they are made in
+    every_batch = False  # it measures calls, which may make several steps
 
     def __init__(self, folder: Path, stats: Any, num_steps: int = 10) -> None:
         super().__init__()
         self._folder, self._stats, self._num_steps = folder, stats, num_steps
         self.seconds, self.traced = Seconds(), 0
         self._num_calls, self._began = 0, 0.0
-        self._tracing, self._counts = False, False
+        self._tracing, self._is_measured = False, False
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        self._add_up()  # the call before this one ends here, unless an epoch did
+        self._measure()  # the previous call, unless the end of an epoch measured it
         self._num_calls += 1
-        if self._num_calls > _STARTING_CALLS and not (self.traced or self._tracing):
+        if self._num_calls > _WARMUP_CALLS and not (self.traced or self._tracing):
             tf.profiler.experimental.start(str(self._folder))
             self._tracing = True
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if not self._tracing:
-            self._counts = self.traced > 0
+            self._is_measured = self.traced > 0
             return
         self.traced += int(self._stats.last_call.made.num_steps)
         if self.traced >= self._num_steps:
@@ -76,29 +76,29 @@ class Profile(keras.callbacks.Callback):
         self.on_epoch_end(0)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        self._add_up()
-        if self._tracing:  # what comes now are no steps
+        self._measure()
+        if self._tracing:  # no steps follow now
             self._stop()
 
     def on_train_end(self, logs: Logs = None) -> None:
         self.close()
 
     def close(self) -> None:
-        """Writes the trace, where an error or an interrupt left it open."""
+        """Writes the trace if an error or an interrupt left it open."""
         if self._tracing:
             self._stop()
 
-    def _add_up(self) -> None:
-        """Counts the last call in, up to now, unless it has been or tells nothing."""
-        if not self._counts:
+    def _measure(self) -> None:
+        """Adds the last call and the time since then to `seconds`, once, if it is measured."""
+        if not self._is_measured:
             return
-        self._counts, call, before = False, self._stats.last_call, self.seconds
+        self._is_measured, call, total = False, self._stats.last_call, self.seconds
         around = time.perf_counter() - self._began - call.seconds
         self.seconds = Seconds(
-            before.steps + int(call.made.num_steps),
-            before.in_calls + call.seconds,
-            before.waited + float(call.made.seconds_waited),
-            before.around + around,
+            total.steps + int(call.made.num_steps),
+            total.in_calls + call.seconds,
+            total.waited + float(call.made.seconds_waited),
+            total.around + around,
         )
 
     def _stop(self) -> None:

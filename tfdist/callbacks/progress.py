@@ -1,7 +1,7 @@
-"""The progress line: Keras's words, and rows per second with the time that data kept waiting.
+"""A progress bar like Keras's, with rows per second and the share of time that data are awaited.
 
-On a terminal and in a notebook one line is redrawn in place; elsewhere (a pipe, a job's log) there
-is one line per epoch.
+On a terminal and in a notebook, one line is redrawn in place. Elsewhere (a pipe, a job's log), it
+prints one line per epoch.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tfdist.callbacks import progress_line
 
 Logs = Mapping[str, float] | None
 
-#: Between two redraws.
-_SECONDS = 0.05
+#: Shortest time between two redraws.
+_REDRAW_SECONDS = 0.05
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Shows `fit`, `evaluate` and `predict` as they go.
+    """Shows the progress of `fit`, `evaluate` and `predict`.
 
     Args:
         stats: Has `examples_per_second`, `seconds_per_step` and `data_wait_share` (0 to 1) of the
-            training, kept up to date before each `on_train_batch_end`; 0 examples per second are
-            ones not yet measured.
+            training, updated before each `on_train_batch_end`. `examples_per_second` is 0 until it
+            is measured.
     """
 
     def __init__(self, stats: Any) -> None:
@@ -45,7 +45,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             self.verbose = 2
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        self._trains = True  # its evaluations say nothing
+        self._trains = True  # no progress bar for validation within fit
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._begin()
@@ -89,26 +89,26 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
     def _show(self, batch: int, logs: Logs) -> None:
         self.seen = batch + 1
         now = time.monotonic()
-        if self.verbose == 1 and now - self._drawn >= _SECONDS:
+        if self.verbose == 1 and now - self._drawn >= _REDRAW_SECONDS:
             self._drawn = now
-            line = progress_line.drawn(*self._state(logs))
+            line = progress_line.with_bar(*self._state(logs))
             self._length = progress_line.redraw(line, self._length)
 
     def _end(self, logs: Logs) -> None:
         if self.target is None:
             self.target = self.seen
         self.seen = self.target
-        if self.verbose == 1:  # in full: nothing is drawn over it
-            line = progress_line.drawn(*self._state(logs))
+        if self.verbose == 1:  # not truncated, because it is not redrawn any more
+            line = progress_line.with_bar(*self._state(logs))
             print(f"\r{line.ljust(self._length)}", flush=True)
         elif self.verbose:
-            print(progress_line.written(*self._state(logs)), flush=True)
+            print(progress_line.without_bar(*self._state(logs)), flush=True)
 
     def _state(self, logs: Logs) -> tuple[int, int | None, float, str, Mapping[str, float]]:
-        """Steps made, all steps, seconds, how fast, and the metrics."""
+        """Returns steps made, total steps, seconds, the pace as text, and the metrics."""
         seconds = time.monotonic() - self._began
         stats = self._stats
-        if self._trains and stats.examples_per_second:  # without the time of compiling
+        if self._trains and stats.examples_per_second:  # excludes the time of compilation
             pace = progress_line.pace(
                 stats.seconds_per_step, stats.examples_per_second, stats.data_wait_share
             )

@@ -1,4 +1,4 @@
-"""What a progress line says, and how it fits the terminal."""
+"""The text of the progress bar, fitted to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 _BAR = 20
 
 
-def written(
+def without_bar(
     made: int, target: int | None, seconds: float, pace: str, logs: Mapping[str, float]
 ) -> str:
-    """Returns the line that stays: `4/4 - 1s - 8ms/step - 7.8k rows/s - loss: 0.1234`."""
+    """Returns a line for a log: `4/4 - 1s - 8ms/step - 7.8k rows/s - loss: 0.1234`."""
     return " - ".join([f"{made}/{target or made}", f"{seconds:.0f}s", pace, *_metrics(logs)])
 
 
-def drawn(
+def with_bar(
     made: int, target: int | None, seconds: float, pace: str, logs: Mapping[str, float]
 ) -> str:
-    """Returns the line that is drawn again and again, with a bar and the time that is left."""
+    """Returns the line for a terminal, with a bar and the remaining time."""
     if not target:
         return " - ".join([f"{made}/Unknown", f"{seconds:.0f}s {pace}", *_metrics(logs)])
     done = min(_BAR, _BAR * made // target)
@@ -34,8 +34,8 @@ def drawn(
 
 
 def redraw(line: str, length_before: int) -> int:
-    """Writes a line over the one before, cut to the terminal; returns how long it is."""
-    width = shutil.get_terminal_size().columns - 1  # in the last column some begin a new line
+    """Overwrites the previous line, truncated to the terminal, and returns the new length."""
+    width = shutil.get_terminal_size().columns - 1  # some terminals wrap at the last column
     shown = line if len(line) <= width else f"{line[: width - 1]}…"
     sys.stdout.write(f"\r{shown.ljust(length_before)}")
     sys.stdout.flush()
@@ -43,7 +43,7 @@ def redraw(line: str, length_before: int) -> int:
 
 
 def pace(seconds_per_step: float, rows_per_second: float, data_wait_share: float) -> str:
-    """Returns `8ms/step - 7.8k rows/s - waiting for data 12 %`; without rows, the first alone."""
+    """Returns `8ms/step - 7.8k rows/s - waiting for data 12 %`; without rows, the first part."""
     parts = [_duration(seconds_per_step)]
     if rows_per_second:
         parts += [f"{short(rows_per_second)} rows/s", f"waiting for data {data_wait_share:.0%}"]
@@ -51,7 +51,7 @@ def pace(seconds_per_step: float, rows_per_second: float, data_wait_share: float
 
 
 def short(number: float) -> str:
-    """Returns a number as people say it: `7.8k`."""
+    """Returns a number with a metric prefix: `7.8k`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.1f}{letter}"
@@ -59,7 +59,7 @@ def short(number: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """The time of a step in Keras's words."""
+    """Returns the time of a step as Keras's progress bar shows it."""
     if seconds >= 1 or seconds == 0:
         return f"{seconds:.0f}s/step"
     return f"{seconds * 1e3:.0f}ms/step" if seconds >= 1e-3 else f"{seconds * 1e6:.0f}us/step"

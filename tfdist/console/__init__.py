@@ -1,1 +1,1 @@
-"""What every command shares: flags and exit codes, files written whole."""
+"""Code that all commands share: flags, exit codes, tables, and atomic file writes."""

@@ -1,4 +1,4 @@
-"""The manner of every command: flags, one-line errors, exit codes. Imports no TensorFlow."""
+"""Command-line conventions: flags, one-line errors, exit codes. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def run(main: Callable[[], int | None]) -> int:
     """Calls `main`, which may import TensorFlow, and returns the exit code of the process.
 
     Args:
-        main: Does the work; returns the exit code, None for 0; raises what the user should know.
+        main: Runs the command and returns its exit code, or None for 0. It raises errors for the
+            user as `TfdistError`.
 
     Returns:
-        `main`'s exit code; 1 for an expected error, which is printed as one line; 130 for an
-        interrupt; 138, `tfdist.errors.REQUEUE`, after a preemption: the same command resumes.
+        The exit code of `main`. 1 for a `TfdistError`, which is printed without a traceback. 130
+        for an interrupt. 138 (`tfdist.errors.REQUEUE`) after a preemption, from which the same
+        command resumes.
     """
     try:
         own_packages.put_first()
@@ -45,11 +47,11 @@ def run(main: Callable[[], int | None]) -> int:
 
 
 def parser(program: str, description: str) -> ArgumentParser:
-    """Returns an empty parser, for `parse`; arguments are added as to argparse.
+    """Returns an empty parser for `parse`; add arguments as in argparse.
 
     Args:
-        program: How the command is called, for its usage line.
-        description: What it does.
+        program: Name of the command in the usage line.
+        description: Description of the command.
     """
     return ArgumentParser(
         prog=program,
@@ -66,19 +68,19 @@ def parse(
     """Returns the values of a command line; `--help` prints and exits.
 
     Args:
-        parser: Knows the flags.
-        arguments: The command line without the program's name, or None for this process's.
-        defaults: Whether to return what was not given too, with its default.
+        parser: Defines the flags.
+        arguments: The command line without the program's name; None for `sys.argv`.
+        defaults: Whether to return the defaults of flags that are not on the command line.
 
     Raises:
-        ConfigurationError: An unknown flag, or a value that does not fit.
+        ConfigurationError: A flag is unknown or has an invalid value.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return parser.parse_args(words, defaults=defaults)
     except argparse.ArgumentError as error:
         message = " ".join(str(error).split()) + _hint(parser, words)
-        raise ConfigurationError(f"{message}\n{parser.prog} --help lists what there is.") from None
+        raise ConfigurationError(f"{message}\n{parser.prog} --help lists the flags.") from None
 
 
 def run_one_of(
@@ -88,33 +90,33 @@ def run_one_of(
     arguments: Sequence[str] | None,
     **further: Any,
 ) -> None:
-    """Parses a command line whose first word is a subcommand, and runs what it names.
+    """Parses a command line that begins with a subcommand, and runs the subcommand.
 
     Args:
-        commands: Of each subcommand, the module that has its `DESCRIPTION`, adds its flags
-            (`add_arguments`) and runs it with their values (`run`).
-        program: As of `parser`.
-        description: As of `parser`.
-        arguments: As of `parse`.
-        **further: What `run` is given beside the values of its flags.
+        commands: Module of each subcommand, with a `DESCRIPTION`, a function `add_arguments` that
+            adds its flags, and a function `run` that takes their values.
+        program: As for `parser`.
+        description: As for `parser`.
+        arguments: As for `parse`.
+        **further: Further arguments for `run`.
 
     Raises:
-        TfdistError: As the subcommand.
+        TfdistError: The command line is invalid, or the subcommand failed.
     """
-    whole = parser(program, description)
-    subcommands = whole.add_subcommands(dest="subcommand")
+    main_parser = parser(program, description)
+    subcommands = main_parser.add_subcommands(dest="subcommand")
     for name, path in commands.items():
         module = importlib.import_module(path)
-        one = parser(f"{program} {name}", module.DESCRIPTION)
-        module.add_arguments(one)
-        subcommands.add_subcommand(name, one, help=module.DESCRIPTION)
-    chosen = parse(whole, arguments)
-    name = chosen.subcommand
-    importlib.import_module(commands[name]).run(**chosen[name].as_dict(), **further)
+        subparser = parser(f"{program} {name}", module.DESCRIPTION)
+        module.add_arguments(subparser)
+        subcommands.add_subcommand(name, subparser, help=module.DESCRIPTION)
+    values = parse(main_parser, arguments)
+    name = values.subcommand
+    importlib.import_module(commands[name]).run(**values[name].as_dict(), **further)
 
 
 def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:
-    """The flag that a misspelt one may have been."""
+    """Returns a suggestion for the first unknown flag, or an empty text."""
     known = re.findall(r"--[\w-]+", parser.format_help())
     flags = (word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words))
     unknown = [flag for flag in flags if flag.startswith("--") and flag not in known]

@@ -1,4 +1,4 @@
-"""Writing a file so that a reader, or a kill, never meets half of one."""
+"""Writes files atomically, so that no incomplete file remains after a crash."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary path to write to, which takes the place of `path` when the block succeeds.
+    """Yields a temporary path, which replaces `path` if the block succeeds.
 
-    The temporary file lies in the same folder, because a rename is atomic only within one file
-    system, and ends as `path` does, because Keras and matplotlib choose the format by the suffix.
+    The temporary file is in the same folder, because a rename is atomic only within one file
+    system, and has the same suffix, by which Keras and matplotlib choose the format.
 
     Args:
-        path: the file to write or replace.
+        path: The file to create or replace.
 
     Yields:
-        The path to write to. When the block raises, it is removed and `path` stays as it was.
+        The path to write to. If the block raises, that file is removed, and `path` is unchanged.
     """
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
-        with temporary.open("rb") as file:  # on the disk before the name is: a power cut is a kill
+        # The data have to be on the disk before the rename: power may fail in between.
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:

@@ -1,4 +1,4 @@
-"""Finds tfdist's own `pipelines` and `recipes`, whose names are common words."""
+"""Resolves conflicts of the packages `pipelines` and `recipes` with modules of the user."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _NAMES = ("pipelines", "recipes")
 
 
 def put_first() -> None:
-    """Has Python find tfdist's own, where a file or folder of the user's comes first on its path.
+    """Puts tfdist's packages first on the import path if modules of the user hide them.
 
-    `python -m` searches the working folder before what is installed.
+    `python -m` searches the working directory before the installed packages.
 
     Raises:
-        ConfigurationError: Another module of such a name is in use already.
+        ConfigurationError: Another module of that name is already imported.
     """
     home = Path(__file__).resolve().parents[2]
     others = {name: place for name in _NAMES if (place := _place(name)) != home / name}
     for name, place in others.items():
         if name in sys.modules:
             raise ConfigurationError(
-                f"{name!r} is {place} here, and tfdist needs its own, {home / name}: rename the "
-                "first, or run the command in another folder."
+                f"{name!r} was imported from {place}, but tfdist needs its package "
+                f"{home / name}. Rename the former, or run the command in another folder."
             )
     if others:
         sys.path.insert(0, str(home))
@@ -33,9 +33,9 @@ def put_first() -> None:
 
 
 def _place(name: str) -> Path | None:
-    """The folder, or the file, that Python takes for a package."""
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
+    """Returns the folder or file from which Python imports a package; None if there is none."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
         return None
-    origin = Path(found.origin).resolve()
+    origin = Path(spec.origin).resolve()
     return origin.parent if origin.name == "__init__.py" else origin

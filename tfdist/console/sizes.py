@@ -38,13 +38,13 @@ def bytes_per_second(text: str) -> float:
     Raises:
         ConfigurationError: The text has another form, or gives neither bits nor bytes.
     """
-    found = _RATE.fullmatch(text.strip())
-    if found is None or float(found[1]) == 0:
+    match = _RATE.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
         raise ConfigurationError(
             f"{text!r}: expected the rate of a link like 25Gb (bits per second) or 3GB (bytes)."
         )
-    unit = 1 if found[3] == "B" else 1 / 8
-    return float(found[1]) * _PREFIXES[found[2]] * unit
+    unit = 1 if match[3] == "B" else 1 / 8
+    return float(match[1]) * _PREFIXES[match[2]] * unit
 
 
 def in_words(number: float) -> str:

@@ -1,4 +1,4 @@
-"""Tables as files, for pages and for spreadsheets."""
+"""Writes tables as Markdown or CSV files."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ from tfdist.errors import ConfigurationError
 
 
 def check(path: str | None, *suffixes: str) -> None:
-    """Finds a file of the wrong name, or without a folder, before anything is measured for it.
+    """Checks the path of an output file before a measurement begins.
+
+    Args:
+        path: The file to write; None for no file.
+        *suffixes: The accepted suffixes, such as `.csv`.
 
     Raises:
-        ConfigurationError: It does not end as one of these, or its folder is not there.
+        ConfigurationError: The path has another suffix, or its folder does not exist.
     """
     if path is None:
         return
     if Path(path).suffix not in suffixes:
         raise ConfigurationError(f"{path}: expected a name that ends with {' or '.join(suffixes)}.")
     if not Path(path).parent.is_dir():
-        raise ConfigurationError(f"{path}: there is no folder {Path(path).parent}: make it first.")
+        raise ConfigurationError(
+            f"{path}: the folder {Path(path).parent} does not exist. Create it first."
+        )
 
 
 def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes a table as Markdown, or as CSV where the name ends with `.csv`.
+    """Writes a table as CSV if the name ends with `.csv`, otherwise as Markdown.
 
     Args:
-        path: The file.
-        header: Of the columns.
-        rows: Of as many cells; numbers are to the right, behind the first column.
+        path: The file to write.
+        header: Column headings.
+        rows: The cells of each row. In Markdown, all columns but the first are right-aligned.
     """
     with files.replacing(path) as temporary, temporary.open("w", newline="") as file:
         if path.suffix == ".csv":

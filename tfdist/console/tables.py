@@ -1,4 +1,4 @@
-"""Tables and text on the terminal, of all commands in one manner."""
+"""Prints tables and text on the terminal in the same style for all commands."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-#: Plain, whatever brackets it has; or with a style.
+#: Plain text, in which brackets have no special meaning, or styled text.
 Cell = str | Text
 
 _console = Console(highlight=False, markup=False)
 
 
 def facts(*groups: Iterable[Sequence[Cell]]) -> None:
-    """Prints names and what is known of each, with a line between two groups.
+    """Prints a table of names and values, with a line between groups of rows.
 
     Args:
-        groups: Rows of as many cells each: the name first; the last may take several lines.
+        *groups: Rows with the same number of cells: first the name; the last cell may wrap.
     """
     rows = [list(group) for group in groups]
     grid = Table(show_header=False)
@@ -37,22 +37,23 @@ def facts(*groups: Iterable[Sequence[Cell]]) -> None:
 def numbers(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", num_names: int = 1
 ) -> None:
-    """Prints rows below a header.
+    """Prints a table of numbers.
 
     Args:
-        header: Of the columns.
-        rows: Of as many cells.
-        title: Above it.
-        num_names: Columns of words, at the left side of their cells as numbers are at the right.
+        header: Column headings.
+        rows: The cells of each row.
+        title: Title above the table.
+        num_names: Number of text columns, which come first. They are left-aligned, and columns of
+            numbers right-aligned.
     """
     grid = Table(title=title or None, title_justify="left")
-    for place, heading in enumerate(header):
-        grid.add_column(heading, justify="left" if place < num_names else "right")
+    for column, heading in enumerate(header):
+        grid.add_column(heading, justify="left" if column < num_names else "right")
     for row in rows:
         grid.add_row(*row)
     _console.print(grid)
 
 
 def text(words: str) -> None:
-    """Prints words, in lines as wide as the terminal."""
+    """Prints text, wrapped to the width of the terminal."""
     _console.print(words)

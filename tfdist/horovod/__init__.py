@@ -1,11 +1,12 @@
-"""Horovod's names for Keras, on Horovod's operations alone: its own do not know Keras 3.
+"""Horovod's Keras API for Keras 3, which Horovod itself does not support.
+
+Replace `import horovod.tensorflow.keras as hvd` by
 
     import tfdist.horovod as hvd
 
-in place of `import horovod.tensorflow.keras as hvd`; the script stays as it is. Each rank feeds
-its own batches to `model.fit` or to a custom loop, and its losses are means over its rows. So
-give every rank as many batches, and of one size. A `tfdist.Trainer` splits global batches itself
-and needs nothing of this module.
+and leave the rest of the script unchanged. Each rank passes its own batches to `model.fit` or to a
+custom loop, and its loss is the mean over its rows. Give every rank the same number of batches of
+the same size. A `tfdist.Trainer`, which splits global batches, does not need this module.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tfdist.horovod.ranks import (
 )
 from tfdist.horovod.refused import PartialDistributedOptimizer as PartialDistributedOptimizer
 
-#: Horovod's own, as they are.
+#: Names that are Horovod's, unchanged.
 _FORWARDED = [
     "ProcessSet", "add_process_set", "remove_process_set", "global_process_set", "cross_rank",
     "cross_size", "is_initialized", "is_homogeneous", "mpi_built", "mpi_enabled",

@@ -1,4 +1,4 @@
-"""BatchNormalization over the batches of all ranks."""
+"""Batch normalization over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tfdist.upstream.keras_model import take_moments_by
 
 
 def SyncBatchNormalization(**options: Any) -> keras.layers.BatchNormalization:  # noqa: N802
-    """Returns a `BatchNormalization` that takes its moments from the batches of all ranks.
+    """Returns a `BatchNormalization` that computes its moments over the batches of all ranks.
 
-    It saves and loads as Keras's own with `synchronized=True`; loaded again, a rank is alone. Its
-    gradients need a `DistributedOptimizer` with `op=Average`. A model with it leaves XLA alone.
+    It is saved and loaded as Keras's layer with `synchronized=True`; a loaded layer uses the
+    moments of its rank only. Its gradients need a `DistributedOptimizer` with `op=Average`. A model
+    with this layer is not compiled by XLA.
 
     Args:
-        **options: Of `keras.layers.BatchNormalization`.
+        **options: Arguments of `keras.layers.BatchNormalization`.
     """
     layer = keras.layers.BatchNormalization(**(options | {"synchronized": True}))
 
     def moments(inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        if current() is not None:  # the Trainer's, which exchanges by itself
+        if current() is not None:  # within a tfdist.Trainer, which reduces over its replicas
             return global_moments(layer, inputs, mask)
         rows = tf.shape(inputs)[0]
         alone = Replica(rank(), size(), 1, 0, rows, rows, strategy().all_reduce)

@@ -1,4 +1,4 @@
-"""What crosses the ranks in a step of an optimizer: gradients, and whether they overflowed."""
+"""All-reduces gradients over the ranks in a step of an optimizer, and detects overflows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfdist.upstream.patching import replace
 
 
 class Exchange:
-    """Averages or sums gradients over the ranks, all in one grouped all-reduce.
+    """Averages or sums gradients over the ranks, in one grouped all-reduce.
 
     Args:
-        compression: Out of `Compression`.
+        compression: A class of `Compression`.
         op: `Average` or `Sum`.
-        sparse_as_dense: Whether the gradients of embeddings cross as dense tensors.
-        times: What the result is multiplied by.
+        sparse_as_dense: Whether to convert sparse gradients of embeddings to dense tensors first.
+        times: Factor of the result.
     """
 
     def __init__(self, compression: Any, op: Any, sparse_as_dense: bool, times: int) -> None:
@@ -28,17 +28,17 @@ class Exchange:
         self.loss_scale: Any = None
 
     def __call__(self, gradients: list) -> list:
-        """Returns the gradients of all ranks; called where they are clipped next."""
+        """Returns the reduced gradients; called before the optimizer clips them."""
         if self._sparse_as_dense:
             gradients = [tf.convert_to_tensor(g) for g in gradients]
-        # Divided first: what is finite on every rank stays so in float16.
+        # Divided before the sum, which could overflow in float16 otherwise.
         parts = [_divided(g, self._divisor / self._scale_of(g)) for g in gradients]
-        small, contexts = zip(*map(self._compress, parts), strict=True)
-        sums = map(self._decompress, strategy().all_reduce(list(small)), contexts)
+        compressed, contexts = zip(*map(self._compress, parts), strict=True)
+        sums = map(self._decompress, strategy().all_reduce(list(compressed)), contexts)
         return [_divided(total, self._scale_of(total)) for total in sums]
 
     def are_finite(self, gradients: list) -> tf.Tensor:
-        """Returns whether gradients are finite on every rank, as they cross."""
+        """Returns whether the compressed gradients are finite on every rank, as a bool scalar."""
         values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
         finite = [tf.math.is_finite(self._compress(v)[0]) for v in values if v is not None]
         failed = tf.reduce_any([~tf.reduce_all(f) for f in finite])
@@ -57,7 +57,7 @@ class Exchange:
         return self._compression.decompress(gradient, context)
 
     def _scale_of(self, gradient: Any) -> Any:
-        """By how much a gradient crosses enlarged, so that float16 keeps the small ones."""
+        """Returns the scale of a gradient in the all-reduce, which keeps float16 from underflow."""
         narrows = self._compression is not Compression.none and gradient.dtype.size > 2
         return 1.0 if self.loss_scale is None or not narrows else self.loss_scale
 
@@ -73,13 +73,13 @@ def _divided(gradient: Any, divisor: Any) -> Any:
 
 
 def remember(optimizer: keras.optimizers.Optimizer, exchange: Exchange) -> None:
-    """Leaves a note on an optimizer of its exchange, which Keras does not save."""
+    """Stores the exchange in an attribute of the optimizer, which Keras does not save."""
     replace(optimizer, "_tfdist_exchange", exchange)
 
 
 def exchanges_of(optimizer: keras.optimizers.Optimizer) -> list[Exchange]:
-    """Returns the exchanges that `DistributedOptimizer` gave an optimizer and those in it."""
-    inside = getattr(optimizer, "optimizers", None) or [getattr(optimizer, "inner_optimizer", None)]
-    own = vars(optimizer).get("_tfdist_exchange")
-    found = [e for other in inside if other is not None for e in exchanges_of(other)]
-    return found if own is None else [own, *found]
+    """Returns the exchanges of an optimizer and of its inner optimizers."""
+    inner = getattr(optimizer, "optimizers", None) or [getattr(optimizer, "inner_optimizer", None)]
+    exchange = vars(optimizer).get("_tfdist_exchange")
+    inner_exchanges = [e for other in inner if other is not None for e in exchanges_of(other)]
+    return inner_exchanges if exchange is None else [exchange, *inner_exchanges]

@@ -1,7 +1,7 @@
-"""A model without an input has no weights yet: it is built from the shapes of its first batch.
+"""Builds a model without an input shape from its first batch, before the first step.
 
-Horovod broadcasts after the first step, which every rank then made from weights of its own. Here
-the weights are there, and those of one rank, before the step is made.
+Horovod broadcasts after the first step, for which every rank uses its own initial weights. Here the
+weights are created and broadcast before the first step.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from tfdist.upstream.keras_model import build_for_training, flatten_layers
 
 
 def is_built(model: keras.Model) -> bool:
-    """Tells whether all weights are there."""
+    """Tells whether all layers have created their weights."""
     return all(layer.built for layer in flatten_layers(model))
 
 
 def before_first_call(model: keras.Model, function: Callable[[], None]) -> None:
-    """Builds a model in `fit`, from the first batch that it is about to step on, then calls back.
+    """Makes `fit` build the model from its first batch, and call a function before the first step.
 
     Args:
-        model: Its `fit` has made its `train_function`.
-        function: Called once, between the building and the step.
+        model: A model within `fit`, which has created its `train_function`.
+        function: Called once, after the model is built.
+
+    Raises:
+        UnsupportedModelError: In the first step, if the model cannot be built.
     """
     train_function = model.train_function
 
@@ -37,7 +40,7 @@ def before_first_call(model: keras.Model, function: Callable[[], None]) -> None:
         except Exception as error:
             raise UnsupportedModelError(
                 "The model has no weights to broadcast, and cannot be built from the data's shapes "
-                f"({root_cause(error)}): give it a keras.Input, or call it once on a batch."
+                f"({root_cause(error)}). Add a keras.Input, or call the model once on a batch."
             ) from error
         function()
         return train_function(iterator)

@@ -1,9 +1,8 @@
-"""Two places of Keras that have to know of an exchange over ranks, changed for good.
+"""Two permanent patches of Keras for models with a `DistributedOptimizer`.
 
-Both concern only models with a `DistributedOptimizer`. A `LossScaleOptimizer` is put around it by
-`model.compile`, past us, and decides by the gradients of its own rank whether to apply a step: the
-other ranks would wait for it in the exchange. And XLA, which `jit_compile="auto"` turns on for
-GPUs, has no operations of Horovod.
+`model.compile` may wrap the optimizer in a `LossScaleOptimizer`, which decides from the gradients
+of its own rank whether to apply a step: ranks that apply it would wait in the all-reduce for one
+that does not. XLA, which `jit_compile="auto"` enables on GPUs, cannot compile Horovod's operations.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _is_finite = keras.optimizers.LossScaleOptimizer.check_finite
 
 @functools.cache
 def make() -> None:
-    """Makes the changes; once a process."""
+    """Applies the patches, once per process."""
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _is_finite_on_all)
     refuse_xla(_is_exchanging)
 

@@ -1,4 +1,4 @@
-"""Loading a model whose optimizer exchanged gradients, so that it does again."""
+"""Loads a saved model with a distributed optimizer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ def load_model(
     custom_objects: Mapping[str, Any] | None = None,
     compression: Any = Compression.none,
 ) -> keras.Model:
-    """Returns a model that `model.save` wrote, with its optimizer in a `DistributedOptimizer`.
+    """Loads a model that `model.save` wrote, and makes its optimizer a `DistributedOptimizer`.
 
     Args:
-        filepath: Of the file.
-        custom_optimizers: Classes that Keras does not know.
+        filepath: Path of the file.
+        custom_optimizers: Optimizer classes that are not part of Keras.
         custom_objects: As in `keras.models.load_model`.
         compression: As in `DistributedOptimizer`.
+
+    Returns:
+        The model, with its optimizer as in the file.
     """
-    known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    optimizers = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
+    objects = {**optimizers, **(custom_objects or {})}
+    model = keras.models.load_model(filepath, custom_objects=objects)
     if model.optimizer is not None:
         DistributedOptimizer(model.optimizer, compression=compression)
     return model

@@ -1,4 +1,4 @@
-"""An optimizer that steps by the gradients of all ranks."""
+"""Horovod's `DistributedOptimizer` for Keras 3."""
 
 from __future__ import annotations
 
@@ -23,41 +23,44 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     average_aggregated_gradients: bool = False,
     **others: Any,
 ) -> keras.optimizers.Optimizer:
-    """Makes an optimizer exchange its gradients with the other ranks right before it clips them.
+    """Makes an optimizer all-reduce its gradients over the ranks before it clips them.
 
-    The optimizer stays what it is, so it saves and loads as Keras's own, without tfdist; one that
-    was loaded has to be given here again. It works in `model.fit` and in custom loops, by
-    `apply_gradients` or `apply`, in graphs and eagerly. XLA is kept clear of: `model.compile`
-    leaves it off, with a warning where `jit_compile=True` asked for it. A step overflows, where a
-    `LossScaleOptimizer` stands around the optimizer or is the one given, on all ranks or on none.
+    The class of the optimizer does not change, so that it is saved and loaded as Keras's, without
+    tfdist. Wrap a loaded optimizer again. It works in `model.fit` and in custom loops, with
+    `apply_gradients` or `apply`, in graphs and eagerly. `model.compile` does not enable XLA, and
+    warns if `jit_compile=True` requested it. With a `LossScaleOptimizer`, inside or outside, either
+    all ranks skip a step because of an overflow or none does.
 
     Args:
-        optimizer: Any but a `MultiOptimizer`. It is changed and returned.
-        compression: `Compression.fp16` halves what crosses, and rounds it.
-        sparse_as_dense: Whether the gradients of embeddings cross as dense tensors, which is
-            faster where most rows have one.
+        optimizer: Any optimizer except a `MultiOptimizer`. It is modified and returned.
+        compression: `Compression.fp16` halves the bytes of the all-reduce, and rounds gradients.
+        sparse_as_dense: Whether to reduce sparse gradients of embeddings as dense tensors, which is
+            faster if most rows of the table have a gradient.
         op: `Average` or `Sum` over the ranks.
-        backward_passes_per_step: Calls after which gradients are exchanged and applied. Held as
-            Keras's own `gradient_accumulation_steps`.
-        average_aggregated_gradients: Whether the gradients of these calls are averaged; they are
-            added up otherwise, as in Horovod.
-        **others: Horovod's further arguments, as they are by themselves: see `refused`.
+        backward_passes_per_step: Number of calls after which gradients are reduced and applied;
+            sets Keras's `gradient_accumulation_steps`.
+        average_aggregated_gradients: Whether to average the gradients of these calls. If False,
+            they are summed, as in Horovod.
+        **others: Horovod's further arguments, which only accept their defaults.
+
+    Returns:
+        The optimizer.
 
     Raises:
-        ConfigurationError: A combination that cannot be honoured, or the optimizer has been given
-            here before.
+        ConfigurationError: An argument is not supported, or the optimizer already is distributed.
+        TypeError: Horovod has no such argument.
     """
     refused.check(others)
     if op not in (Average, Sum):
         raise ConfigurationError(f"op={op!r}: expected Average or Sum.")
     if hasattr(optimizer, "optimizers"):
         raise ConfigurationError(
-            "A MultiOptimizer makes its steps one optimizer at a time: give each of those to "
-            "DistributedOptimizer, and put the MultiOptimizer around them."
+            "A MultiOptimizer cannot be distributed as a whole. Wrap each of its optimizers in "
+            "DistributedOptimizer, and create the MultiOptimizer from those."
         )
     if exchanges_of(optimizer):
         raise ConfigurationError(
-            "This optimizer exchanges its gradients already: give it to DistributedOptimizer once."
+            "This optimizer is already distributed. Pass it to DistributedOptimizer once only."
         )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     _accumulate(inner, backward_passes_per_step)
@@ -73,14 +76,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 def _accumulate(optimizer: keras.optimizers.Optimizer, passes: int) -> None:
     """Lets an optimizer accumulate the gradients of several passes."""
     if not isinstance(passes, int) or passes < 1:
-        raise ConfigurationError(f"backward_passes_per_step={passes!r}: expected a number from 1.")
+        raise ConfigurationError(
+            f"backward_passes_per_step={passes!r}: expected an integer of at least 1."
+        )
     if passes in (1, optimizer.gradient_accumulation_steps):
         return
     if optimizer.built or optimizer.gradient_accumulation_steps:
         raise ConfigurationError(
             f"backward_passes_per_step={passes}, but the optimizer "
-            + ("has made its variables" if optimizer.built else "accumulates")
-            + f" for gradient_accumulation_steps={optimizer.gradient_accumulation_steps}: "
-            "give it the number that you want when you create it."
+            + ("was built" if optimizer.built else "was created")
+            + f" with gradient_accumulation_steps={optimizer.gradient_accumulation_steps}. "
+            "Set the number when you create the optimizer."
         )
     optimizer.gradient_accumulation_steps = passes

@@ -1,4 +1,4 @@
-"""Ranks and communication between them: Horovod's functions, for tensors of Keras 3."""
+"""Horovod's functions for ranks and collectives, for tensors of Keras 3."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ shutdown = _hvd.shutdown
 
 
 class Ranks(Horovod):
-    """Processes that feed themselves: each keeps its own seed, to shuffle in its own order."""
+    """Processes that read their own data: each keeps its own seed to shuffle with."""
 
     def _agree(self) -> None:
         cluster.on_barrier(self.group.barrier)
@@ -33,7 +33,7 @@ class Ranks(Horovod):
 
 @functools.cache
 def strategy() -> Ranks:
-    """Returns what everything here is exchanged through."""
+    """Returns the strategy through which the ranks communicate; created on the first call."""
     return Ranks()
 
 
@@ -43,67 +43,67 @@ def init(*args: Any, **options: Any) -> None:
     Call it before the first TensorFlow operation.
 
     Args:
-        *args: Of Horovod's `init`, such as process sets.
-        **options: Likewise.
+        *args: Positional arguments of Horovod's `init`, such as process sets.
+        **options: Keyword arguments of Horovod's `init`.
     """
     _hvd.init(*args, **options)
     strategy()
 
 
 def is_version_greater_equal_than(version: str, target: str) -> bool:
-    """Returns whether a version of a package is another one or a later one."""
+    """Returns whether a version is the target version or later."""
     return Version(version) >= Version(target)
 
 
 def forwarded(name: str) -> Any:
-    """Returns what Horovod's TensorFlow module has under a name.
+    """Returns an attribute of Horovod's TensorFlow module.
 
     Raises:
-        AttributeError: It has nothing.
+        AttributeError: The module has no such attribute.
     """
     return getattr(_hvd, name)
 
 
 def allreduce(value: Any, name: str | None = None, op: Any = Average, **options: Any) -> tf.Tensor:
-    """Returns the average, or the sum, of a number or tensor over the ranks.
+    """Returns the average or sum of a number or tensor over the ranks.
 
     Args:
-        value: As many numbers on every rank.
-        name: Of the operation.
+        value: A number or tensor of the same shape and dtype on every rank.
+        name: Name of the operation.
         op: `Average` or `Sum`.
-        **options: Horovod's further ones, such as `compression` and `prescale_factor`.
+        **options: Further arguments of Horovod, such as `compression` and `prescale_factor`.
     """
     return _hvd.allreduce(tf.convert_to_tensor(value), name=name, op=op, **options)
 
 
 def allgather(value: Any, name: str | None = None) -> tf.Tensor:
-    """Returns the tensors of all ranks, laid end to end along axis 0 by rank."""
+    """Returns the tensors of all ranks, concatenated along axis 0 in the order of the ranks."""
     return _hvd.allgather(tf.convert_to_tensor(value), name=name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> tf.Tensor:
-    """Returns this rank's part, along axis 0, of the average or sum over the ranks."""
+    """Returns this rank's shard, along axis 0, of the average or sum over the ranks."""
     return _hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
-    """Returns the tensor of the rank `root_rank`."""
+    """Returns the tensor of rank `root_rank` on every rank."""
     return _hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name)
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Refuses, as Horovod does where TensorFlow is eager: there are no global variables.
+    """Raises an error, as Horovod does in eager mode, because there are no global variables.
 
     Raises:
         ConfigurationError: Always.
     """
     raise ConfigurationError(
-        "TensorFlow 2 keeps no list of all variables: call broadcast_variables(model.variables, "
+        "TensorFlow 2 has no global variables. Call broadcast_variables(model.variables, "
         f"root_rank={root_rank}), or pass BroadcastGlobalVariablesCallback({root_rank}) to fit."
     )
 
 
 def broadcast_variables(variables: Sequence[keras.Variable | tf.Variable], root_rank: int) -> None:
-    """Gives variables the values of the rank `root_rank`; seeds too, which Horovod cannot send."""
+    """Broadcasts variables from rank `root_rank`, including seeds, which Horovod cannot send."""
     plain = [v.value if isinstance(v, keras.Variable) else v for v in variables]
     agreement.broadcast(strategy().group, plain, root_rank)

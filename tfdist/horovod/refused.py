@@ -1,4 +1,4 @@
-"""Arguments of Horovod's optimizer that this one refuses, and what to do instead."""
+"""Arguments of Horovod's optimizer that are not supported, and what to do instead."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from tfdist.upstream.patching import replace
 _PACKED = "all gradients are all-reduced in one group"
 _PLACED = "gradients are all-reduced on their own device"
 _LOCAL = (
-    "every weight here is one of all ranks, and is checked to be so: train weights of a rank's own "
-    "by an optimizer that was not given to DistributedOptimizer, in a custom loop, or both in "
-    " a keras MultiOptimizer; BroadcastGlobalVariablesCallback(local_variables=...) leaves "
-    "them as they are"
+    "all ranks share all weights, which is checked. Train the weights of one rank with another, "
+    "undistributed optimizer, in a custom loop or in a keras MultiOptimizer, and exclude them with "
+    "BroadcastGlobalVariablesCallback(local_variables=...)"
 )
-#: Horovod's arguments by name: what they are by themselves, and why nothing else is taken.
+#: Horovod's arguments by name: the accepted values (the defaults), and why others are not.
 _OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
     "name": ((None,), "the optimizer has a name: keras.optimizers.SGD(name=...)"),
     "device_dense": (("",), _PLACED),
@@ -32,7 +31,7 @@ _OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
     "groups": ((None, 0), _PACKED),
     "process_set": (
         (None,),
-        "gradients are summed over all ranks: sum over fewer by hvd.allreduce(..., "
+        "gradients are summed over all ranks. To sum over fewer, call hvd.allreduce(..., "
         "process_set=...) in a custom loop, or start those ranks as a separate job",
     ),
     "scale_local_gradients": ((True,), _LOCAL),
@@ -43,7 +42,7 @@ def check(others: Mapping[str, Any]) -> None:
     """Checks Horovod's further arguments of `DistributedOptimizer`.
 
     Raises:
-        ConfigurationError: One of them asks for something.
+        ConfigurationError: An argument is not the default.
         TypeError: Horovod has no such argument.
     """
     for name, value in others.items():
@@ -53,22 +52,24 @@ def check(others: Mapping[str, Any]) -> None:
         if name == "process_set":
             plain = (*plain, forwarded("global_process_set"))
         if not any(value is one or value == one for one in plain):
-            raise ConfigurationError(f"{name}={value!r}: leave it out; {why}.")
+            raise ConfigurationError(f"{name}={value!r} is not supported; leave it out: {why}.")
 
 
 def without_local_variables(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes an optimizer's `register_local_var`, a method of Horovod's, raise a clear error."""
+    """Makes Horovod's method `register_local_var` of an optimizer raise a clear error."""
     replace(optimizer, "register_local_var", _no_local_variables)
 
 
 def PartialDistributedOptimizer(*args: Any, **options: Any) -> None:  # noqa: N802 - Horovod's name
-    """Horovod's optimizer that leaves some layers' weights to each rank.
+    """Raises an error: Horovod's optimizer for layers whose weights are local to each rank.
 
     Raises:
         ConfigurationError: Always.
     """
-    raise ConfigurationError(f"PartialDistributedOptimizer: use DistributedOptimizer; {_LOCAL}.")
+    raise ConfigurationError(
+        f"PartialDistributedOptimizer is not supported; use DistributedOptimizer: {_LOCAL}."
+    )
 
 
 def _no_local_variables(variable: Any) -> None:
-    raise ConfigurationError(f"register_local_var: leave it out; {_LOCAL}.")
+    raise ConfigurationError(f"register_local_var is not supported; leave it out: {_LOCAL}.")

@@ -1,4 +1,4 @@
-"""Horovod's callbacks: one a file."""
+"""Horovod's Keras callbacks, one per file."""
 
 from __future__ import annotations
 

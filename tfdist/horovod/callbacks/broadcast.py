@@ -1,4 +1,4 @@
-"""Starts all ranks from the state of one, and checks that they stay together."""
+"""Broadcasts the state of one rank before training, and checks that the ranks stay equal."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from tfdist.upstream.keras_model import seeds_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives every rank the state of one before the first step.
+    """Broadcasts the state of one rank to all ranks before the first step.
 
-    Weights, optimizer with its counters and loss scale, metrics and seeds. Then each rank's seeds
-    are moved apart, so that random layers draw other masks on other rows; those of `root_rank`
-    stay. Weights that differ between ranks are an error, here and after the first step.
+    The state consists of the weights, the optimizer with its counters and loss scale, metrics, and
+    seeds. Afterwards the seeds of all ranks but `root_rank` are offset, so that random layers draw
+    different numbers on each rank. The weights are compared between ranks after the broadcast and
+    after the first step.
 
     Args:
-        root_rank: Whose state it is: of the rank that loaded a checkpoint, for one.
-        device: Horovod's argument; what crosses is where the variables are.
-        local_variables: Variables that stay as they are on each rank.
+        root_rank: The rank to broadcast from, such as the one that loaded a checkpoint.
+        device: Ignored; accepted for compatibility with Horovod.
+        local_variables: Variables that are not broadcast.
 
     Raises:
-        ClusterError: The ranks have different models, or weights in spite of the broadcast, or
-            part in the first step.
+        ClusterError: The ranks have different models, or different weights after the broadcast or
+            after the first step.
         ConfigurationError: The ranks have different numbers of batches.
         UnsupportedModelError: The model cannot be built from the shapes of its first batch.
     """
@@ -50,7 +51,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         model = self.model
-        if not model.optimizer.built:  # Keras does that in the first step
+        if not model.optimizer.built:  # otherwise Keras builds it in the first step
             model.optimizer.build(model.trainable_variables)
         variables = self._shared(model.variables + model.optimizer.variables)
         agreement.broadcast_and_check(strategy().group, variables, self.root_rank)
@@ -71,8 +72,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         steps = strategy().gather([self.params.get("steps") or 0])[:, 0]
         if steps.min() < steps.max():
             raise ConfigurationError(
-                f"The ranks have {', '.join(f'{n:.0f}' for n in steps)} batches an epoch: expected "
-                "as many on each, or some wait for ever; give fit the same steps_per_epoch."
+                f"The ranks have {', '.join(f'{n:.0f}' for n in steps)} batches per epoch, so some "
+                "would wait forever. Pass the same steps_per_epoch to fit on every rank."
             )
 
 

@@ -1,4 +1,4 @@
-"""A learning rate that follows a rule of the epoch."""
+"""A learning rate schedule by epoch."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from tfdist.upstream.keras_optimizers import velocities
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Multiplies the initial learning rate between two epochs; its value goes into the logs.
+    """Multiplies the initial learning rate by a factor that depends on the epoch.
 
-    With momentum, SGD and RMSprop keep a velocity that holds the learning rate of the steps
-    before. When the rate changes, the velocity is scaled along (Goyal et al. 2017, "Accurate,
-    Large Minibatch SGD", section 3, remark 2).
+    The learning rate is added to the logs of each epoch. With momentum, SGD and RMSprop have a
+    velocity that contains earlier learning rates. When the rate changes, the velocity is scaled by
+    the same factor (momentum correction; Goyal et al. 2017, "Accurate, Large Minibatch SGD",
+    section 3, remark 2).
 
     Args:
-        initial_lr: The rate that is multiplied.
-        multiplier: A function of the epoch, or a number: then to the power of the epochs since
-            `start_epoch`.
-        start_epoch: The first epoch, from 0.
-        end_epoch: The epoch before which it ends; None: never.
-        staircase: Whether it changes once an epoch; otherwise with each batch, by fractions.
-        momentum_correction: Whether the velocity is scaled along.
-        steps_per_epoch: Batches of an epoch; None: as `fit` knows.
+        initial_lr: The learning rate to multiply.
+        multiplier: A function that returns the factor for an epoch, or a number, whose power of
+            the epochs since `start_epoch` is the factor.
+        start_epoch: The first epoch with a changed rate, from 0.
+        end_epoch: The epoch before which the schedule ends; None for no end.
+        staircase: Whether to change the rate once per epoch. If False, it changes with every
+            batch, with fractions of epochs.
+        momentum_correction: Whether to scale the velocity.
+        steps_per_epoch: Batches per epoch; None for those of `fit`.
 
     Raises:
-        ConfigurationError: The optimizer has a schedule of its own, or `steps_per_epoch` is needed.
+        ConfigurationError: The optimizer has a `LearningRateSchedule`, or the number of batches is
+            unknown.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._multiplier = multiplier
 
     def multiplier(self, epoch: float) -> float:
-        """Returns by what the initial rate is multiplied, from a point in an epoch on."""
+        """Returns the factor of the initial rate at an epoch, which may be fractional."""
         if callable(self._multiplier):
             return self._multiplier(epoch)
         return self._multiplier ** (epoch - self.start_epoch)
@@ -59,14 +62,15 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         if not isinstance(self._optimizer.learning_rate, keras.Variable):
             raise ConfigurationError(
-                f"{type(self).__name__} sets the learning rate, but the optimizer's is a schedule "
-                "of its own: create the optimizer with a number, or leave the callback out."
+                f"{type(self).__name__} sets the learning rate, but the optimizer has a "
+                "LearningRateSchedule. Create the optimizer with a number, or leave out the "
+                "callback."
             )
         self.steps_per_epoch = self.steps_per_epoch or self.params.get("steps") or 0
         if not (self.staircase or self.steps_per_epoch):
             raise ConfigurationError(
                 f"{type(self).__name__} changes the rate with each batch, but the number of "
-                "batches is unknown: give it steps_per_epoch."
+                "batches is unknown. Pass steps_per_epoch to the callback."
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A learning rate that rises to that of all ranks."""
+"""Learning rate warm-up to the rate for the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tfdist.horovod.ranks import rank, size
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the rate batch by batch, from `initial_lr / size()` to `initial_lr`.
+    """Increases the learning rate with every batch, from `initial_lr / size()` to `initial_lr`.
 
     Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.2.
 
     Args:
-        initial_lr: The rate to end at, scaled to the number of ranks.
-        warmup_epochs: How long it takes.
+        initial_lr: The rate after the warm-up, scaled by the number of ranks.
+        warmup_epochs: Number of epochs of the warm-up.
         momentum_correction: As in `LearningRateScheduleCallback`.
         steps_per_epoch: As in `LearningRateScheduleCallback`.
-        verbose: Whether rank 0 says when it is over.
+        verbose: If not 0, rank 0 prints a line at the end of the warm-up.
 
     Raises:
         ConfigurationError: As in `LearningRateScheduleCallback`.
@@ -34,7 +34,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         super().__init__(
             initial_lr,
-            self._rise,
+            self._warmup_factor,
             end_epoch=warmup_epochs,
             staircase=False,
             momentum_correction=momentum_correction,
@@ -46,9 +46,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         super().on_epoch_end(epoch, logs)
         if self.verbose and rank() == 0 and epoch == self.warmup_epochs - 1:
             rate = float(self._optimizer.learning_rate)
-            print(f"\nEpoch {epoch + 1}: the learning rate has risen to {rate:g}.")
+            print(f"\nEpoch {epoch + 1}: finished learning rate warm-up to {rate:g}.")
 
-    def _rise(self, epoch: float) -> float:
-        # By the end of the batch, so that the last one of the warmup reaches the whole rate.
+    def _warmup_factor(self, epoch: float) -> float:
+        # At the end of the batch, so that the last batch of the warm-up reaches the full rate.
         done = (epoch + 1 / self.steps_per_epoch) / self.warmup_epochs
         return (1 + done * (size() - 1)) / size()

@@ -1,4 +1,4 @@
-"""Metrics over the rows of all ranks, from the summed states of the metrics."""
+"""Metrics over the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from tfdist.horovod.ranks import strategy
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Replaces each rank's metrics by those of all ranks at the end of an epoch, before others.
+    """Replaces the metrics in the logs of an epoch by those over the rows of all ranks.
 
-    The states are summed and the results taken after: exact for AUC and for shards of any size,
-    where averages of results are not. That needs metrics whose states add up over batches, as
-    those of Keras do. Put it before callbacks that read metrics.
+    It sums the states of the metrics over the ranks and computes the results from the sums. This is
+    exact for AUC and for shards of any size, for which an average of results is not. The states of
+    a metric must be sums over batches, as in Keras's metrics. Put it before callbacks that read
+    metrics.
 
-    The model's own variables are left as they are; `evaluate` alone returns its rank's results.
+    The variables of the model do not change. `evaluate` outside of `fit` returns the results of its
+    rank.
     """
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -24,7 +26,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._test: dict[str, Any] = {}
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        # Within fit: the validation is about to reset the states of the training.
+        # The validation within fit is about to reset the training metrics.
         if self._in_epoch() and self._train is None:
             self._train = self._results()
 
