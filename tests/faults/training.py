@@ -61,8 +61,8 @@ class TimesSeen(keras.metrics.Metric):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         numbers = tf.cast(tf.reshape(y_true, [-1]), tf.int32)
-        counts = tf.math.bincount(numbers, minlength=NUM_ROWS)
-        self.times.assign_add(tf.cast(counts, self.times.dtype))
+        dtype = self.times.dtype
+        self.times.assign_add(tf.math.bincount(numbers, minlength=NUM_ROWS, dtype=dtype))
 
     def result(self) -> Any:
         return keras.ops.max(self.times) if self._most else keras.ops.min(self.times)
