@@ -1,7 +1,7 @@
-"""The site: Sphinx over the repository itself, so that manuals are read where they lie.
+"""Configuration of the site, which Sphinx builds from the whole repository: `make docs`.
 
-`make docs` builds it. What each package's README says is said there alone; the pages in this folder
-are those that belong to no package. Links are relative paths, which work in a checkout too.
+The README of each package is its manual, and a page of the site. This folder has the pages that
+belong to no package. Links are relative paths, which also work in a checkout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ quieten_tensorflow()
 
 project = "tfdist"
 version = release = tfdist.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx_design", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*",
@@ -38,6 +38,7 @@ suppress_warnings = ["ref.python"]
 #: Blocks without a language are commands.
 highlight_language = "bash"
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence", "deflist"]
 #: Outputs are those that are stored: building runs nothing.
 nb_execution_mode = "off"
 nb_merge_streams = True

@@ -73,7 +73,7 @@ def scales_dynamically(precision: object, loss_scale: object) -> bool:
 
 
 class Run(BaseModel):
-    """What to train and where to put it."""
+    """What to train, and where to write the results."""
 
     recipe: str = Field(
         "digits", description="what to train: a module of recipes/, ./mine.py, or a dotted name"
@@ -273,7 +273,7 @@ class Saving(BaseModel):
 
 
 class Extent(BaseModel):
-    """How much of a run to make."""
+    """Limits of a run."""
 
     limit_steps: PositiveInt | None = Field(
         None, description="maximum steps of an epoch and of a validation; default: all"

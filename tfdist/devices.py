@@ -21,6 +21,10 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
     GPUs get memory growth, so that several processes can share one. A host without GPUs gets
     `num_devices` logical CPU devices.
 
+    Example:
+        >>> tfdist.devices.configure(2)[:2]
+        ['CPU:0', 'CPU:1']
+
     Returns:
         The names of the devices as TensorFlow has them, GPUs before CPUs.
 
@@ -41,7 +45,12 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
 
 
 def rounds_float32() -> bool:
-    """Tells whether GPUs multiply float32 matrices with TensorFloat-32, which keeps 10 bits."""
+    """Tells whether GPUs multiply float32 matrices with TensorFloat-32, which keeps 10 bits.
+
+    Example:
+        >>> tfdist.devices.rounds_float32()  # on a host without GPUs
+        False
+    """
     gpus = tf.config.get_visible_devices("GPU")
     return bool(gpus) and tf.config.experimental.tensor_float_32_execution_enabled()
 
@@ -52,6 +61,9 @@ def limit_memory(megabytes: int) -> None:
     Without GPUs, the limit applies to the tensors of the process: TensorFlow then uses the GPU
     allocator for the CPU, since only that one has a limit
     (`tensorflow/core/common_runtime/process_state.cc`).
+
+    Example:
+        >>> tfdist.devices.limit_memory(2048)
 
     Args:
         megabytes: The limit, in units of 2^20 bytes.
@@ -101,7 +113,12 @@ def use_gpus(positions: Sequence[int]) -> None:
 
 
 def available() -> list[str]:
-    """Returns the names of the devices to compute on: all GPUs, or else all logical CPUs."""
+    """Returns the names of the devices to compute on: all GPUs, or else all logical CPUs.
+
+    Example:
+        >>> tfdist.devices.available()[:2]
+        ['CPU:0', 'CPU:1']
+    """
     return _logical("GPU") or _logical("CPU")
 
 

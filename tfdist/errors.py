@@ -1,20 +1,20 @@
-"""What tfdist raises: each message says what was expected, what came, and the cure."""
+"""Exceptions of tfdist. Each message says what happened, why, and what to do."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-#: The exit code by which a run asks to be started again with the same command: it was preempted,
-#: and has saved what it had. 128 and the number of SIGUSR1, as a process has it that dies of that
-#: signal; Kubeflow's training operator restarts what ends with 128 or more.
+#: Exit code of a run that was preempted and has saved its state: run the same command again. It is
+#: 128 plus the number of SIGUSR1. Kubeflow's training operator restarts pods with codes from 128.
 REQUEUE = 138
 
 
 class Preempted(KeyboardInterrupt, SystemExit):
-    """A scheduler wants the machine back (SIGTERM, SIGUSR1): the run stopped after a whole step.
+    """Raised after a complete step when a scheduler takes the machine back (SIGTERM or SIGUSR1).
 
-    Whoever minds a KeyboardInterrupt minds this; a script that minds neither ends with `REQUEUE`.
+    It is a `KeyboardInterrupt`: code that handles Ctrl-C handles it too. A script that does not
+    catch it exits with the code `REQUEUE`.
     """
 
     def __init__(self) -> None:
@@ -22,50 +22,58 @@ class Preempted(KeyboardInterrupt, SystemExit):
 
 
 class TfdistError(Exception):
-    """Base of all errors that a user of tfdist can mend; commands print it without a traceback."""
+    """Base class of the errors that users can fix. Commands print them without a traceback.
+
+    Example:
+        >>> try:
+        ...     tfdist.Trainer(build_model, strategy="mirored")
+        ... except tfdist.errors.TfdistError as error:
+        ...     print(error)  # doctest: +ELLIPSIS
+        No strategy is called 'mirored'; choose one of ... Did you mean mirrored?
+    """
 
 
 class ConfigurationError(TfdistError, ValueError):
-    """An option, or a combination of options, that cannot be honoured."""
+    """An option, or a combination of options, is invalid or not supported."""
 
 
 class DeviceError(TfdistError, RuntimeError):
-    """A device that does not exist, or cannot be made any more in this process."""
+    """A device does not exist, or can no longer be created in this process."""
 
 
 class OutOfMemoryError(DeviceError):
-    """A step that finds no room on its device."""
+    """A step does not fit into the memory of its device."""
 
 
 class DataError(TfdistError, ValueError):
-    """Data that does not fit the model, the batch size or the number of replicas."""
+    """The data do not fit the model, the batch size or the number of replicas."""
 
 
 class UnsupportedModelError(TfdistError, TypeError):
-    """A model that several replicas cannot train to the numbers of one device."""
+    """A model that cannot be trained on several replicas with the results of one device."""
 
 
 class MissingError(TfdistError, ImportError):
-    """A library that is not installed and that an option needs."""
+    """A library that an option needs is not installed."""
 
 
 class NonFiniteError(TfdistError, ArithmeticError):
-    """A loss that is NaN or infinite where training starts."""
+    """The loss became NaN or infinite."""
 
 
 class ClusterError(TfdistError, RuntimeError):
-    """Workers that do not add up to one cluster, or do not find each other."""
+    """The workers do not form a valid cluster, or cannot reach each other."""
 
 
 class InstallError(TfdistError, RuntimeError):
-    """Something that an installation needs is not on this machine, or a build failed."""
+    """An installation needs something that this machine does not have, or a build failed."""
 
 
 class LaunchError(TfdistError, RuntimeError):
-    """A process that cannot be started, or that failed."""
+    """A process could not be started, or failed."""
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Returns a question for the end of a message, or nothing where no known word is close."""
+    """Returns a question for the end of a message, or an empty text if no known word is similar."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.7)
     return f" Did you mean {close[0]}?" if close else ""

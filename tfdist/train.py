@@ -1,4 +1,4 @@
-"""`python -m tfdist.train`: trains a recipe under a strategy and leaves a run folder."""
+"""`python -m tfdist.train`: trains a recipe under a strategy and writes a run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist.run import flags, saved_model
 if TYPE_CHECKING:
     import keras
 
-_DESCRIPTION = "Trains a recipe under a strategy and leaves a run folder."
+_DESCRIPTION = "Trains a recipe under a strategy, and writes the results to a run folder."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -65,6 +65,14 @@ def _on_all_workers(method: Method) -> Method:
 class Trainer:
     """`fit`, `evaluate` and `predict` of a Keras model, over the replicas of a strategy.
 
+    Example:
+        >>> trainer = tfdist.Trainer(build_model, strategy="mirrored", devices=2)
+        >>> history = trainer.fit(x, y, batch_size=64, epochs=2, verbose=0)
+        >>> sorted(history.history)
+        ['accuracy', 'loss']
+        >>> type(trainer.model).__name__
+        'Sequential'
+
     Args:
         build_model: A function that returns a compiled `keras.Model`; called in the strategy's
             scope. Or a compiled model, which is rebuilt in that scope with its weights, and does
@@ -213,6 +221,14 @@ class Trainer:
         more keys than in Keras: `loss_scale`, and `skipped_steps`, the number of steps that
         overflowed so far.
 
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2)
+            >>> history = trainer.fit(
+            ...     x, y, batch_size=64, epochs=2, validation_split=0.1, verbose=0
+            ... )
+            >>> len(history.history["val_loss"])
+            2
+
         Raises:
             TfdistError: Model, data, and options do not fit together; the message says what to do.
         """
@@ -254,7 +270,14 @@ class Trainer:
         callbacks: Any = None,
         return_dict: bool = False,
     ) -> Any:
-        """Returns loss and metrics; arguments and result as in `keras.Model.evaluate`."""
+        """Returns loss and metrics; arguments and result as in `keras.Model.evaluate`.
+
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2)
+            >>> loss, accuracy = trainer.evaluate(x, y, batch_size=64, verbose=0)
+            >>> bool(0 <= accuracy <= 1)
+            True
+        """
         build.check_trainable(self.model)
         handler = DataHandler(
             self.strategy, x, y=y, sample_weight=sample_weight, batch_size=batch_size,
@@ -274,7 +297,13 @@ class Trainer:
         steps: int | None = None,
         callbacks: Any = None,
     ) -> Any:
-        """Returns the outputs for the rows, in order; arguments as in `keras.Model.predict`."""
+        """Returns the outputs for the rows, in order; arguments as in `keras.Model.predict`.
+
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2)
+            >>> trainer.predict(x[:100], batch_size=64, verbose=0).shape
+            (100, 10)
+        """
         handler = DataHandler(
             self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False
         )
@@ -284,6 +313,12 @@ class Trainer:
     @_on_all_workers
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the model on rank 0, and returns on every rank when the file is complete.
+
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2)
+            >>> trainer.save("model.keras")
+            >>> keras.saving.load_model("model.keras").count_params()
+            2410
 
         Args:
             path: A file that ends in `.keras` or `.weights.h5`, or a folder for a SavedModel.
@@ -295,20 +330,42 @@ class Trainer:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is rank 0, which writes files and talks."""
+        """Whether this process is rank 0, the one that writes files and prints.
+
+        Example:
+            >>> tfdist.Trainer(build_model, devices=2).is_chief
+            True
+        """
         return self.strategy.is_chief
 
     def print(self, *values: object, **options: Any) -> None:
-        """Prints on rank 0 only; arguments as for the built-in `print`."""
+        """Prints on rank 0 only; arguments as for the built-in `print`.
+
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2)
+            >>> trainer.print("learning rate:", 0.1)
+            learning rate: 0.1
+        """
         if self.is_chief:
             print(*values, **options)
 
     def wait_for_everyone(self) -> None:
-        """Waits until all workers have called it."""
+        """Waits until all workers have called this method.
+
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2)
+            >>> trainer.wait_for_everyone()
+        """
         self.strategy.barrier()
 
     def describe(self) -> dict[str, str]:
-        """Returns the rows of a start-up table; `fit` then prints no warning of its own."""
+        """Returns the rows of the start-up table. Afterwards, `fit` prints no warning of its own.
+
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2, accumulate=4)
+            >>> trainer.describe()["accumulation"]
+            '4 rounds'
+        """
         return self.strategy.describe() | {
             "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
             "precision": self.model.dtype_policy.name,

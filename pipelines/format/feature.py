@@ -31,6 +31,13 @@ _IMAGE_BEGINS = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 class Feature(BaseModel):
     """One named array of a record.
 
+    Example:
+        >>> label = pipelines.Feature(
+        ...     name="label", dtype="int64", encoding="list", label_names=("cat", "dog")
+        ... )
+        >>> label.shape
+        ()
+
     Attributes:
         name: The key in the record and in the dictionaries that reading yields.
         dtype: The NumPy name of the dtype, which reading restores; `string` for bytes.

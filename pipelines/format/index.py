@@ -26,7 +26,12 @@ _CURE = "restore it, or write the data again to another folder"
 
 
 class Shard(BaseModel):
-    """One TFRecord file: its name in the folder, number of records, size in bytes and SHA-256."""
+    """One TFRecord file: its name in the folder, number of records, size in bytes and SHA-256.
+
+    Example:
+        >>> pipelines.load_index("data/digits").shards[0].name
+        'data-00000-of-00004.tfrecord'
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,6 +52,10 @@ class Shard(BaseModel):
 
 class Index(BaseModel):
     """The contents of a folder of shards.
+
+    Example:
+        >>> pipelines.load_index("data/digits").num_shards
+        4
 
     Attributes:
         version: Version of this format.
@@ -92,6 +101,11 @@ class Index(BaseModel):
 
 def load_index(directory: str | AnyPath) -> Index:
     """Reads the index of a folder.
+
+    Example:
+        >>> index = pipelines.load_index("data/digits")
+        >>> [feature.name for feature in index.features]
+        ['image', 'label']
 
     Raises:
         DataError: The folder has no index, or the file is not an index.

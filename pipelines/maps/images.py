@@ -39,6 +39,11 @@ def random_crop(
     This is the "inception crop" (Szegedy et al. 2014, "Going deeper with convolutions") with the
     usual values. A region that exceeds the image is clipped to it.
 
+    Example:
+        >>> png = tf.io.encode_png(tf.zeros((48, 64, 3), tf.uint8))
+        >>> images.random_crop(png, seed=(1, 2), size=(32, 32)).shape
+        TensorShape([32, 32, 3])
+
     Args:
         encoded: JPEG or PNG, string scalar.
         seed: int32 `(2,)`.
@@ -63,6 +68,11 @@ def center_crop(
 ) -> tf.Tensor:
     """Decodes the center of an image and scales it to the given size, for evaluation.
 
+    Example:
+        >>> png = tf.io.encode_png(tf.zeros((48, 64, 3), tf.uint8))
+        >>> images.center_crop(png, (32, 32)).shape
+        TensorShape([32, 32, 3])
+
     Args:
         encoded: JPEG or PNG, string scalar.
         size: Height and width of the result. The region has the same aspect ratio.
@@ -79,13 +89,23 @@ def center_crop(
 
 
 def resize(encoded: tf.Tensor, size: Size, *, reduce: bool = True) -> tf.Tensor:
-    """Scales a whole image to the given size, ignoring its aspect; uint8 `(height, width, 3)`."""
+    """Scales a whole image to the given size, ignoring its aspect; uint8 `(height, width, 3)`.
+
+    Example:
+        >>> png = tf.io.encode_png(tf.zeros((48, 64, 3), tf.uint8))
+        >>> images.resize(png, (32, 32)).shape
+        TensorShape([32, 32, 3])
+    """
     shape = tf.cast(_shape(encoded), tf.float32)
     return _scaled(encoded, tf.zeros_like(shape), shape, size, reduce)
 
 
 def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Flips images horizontally with a probability of one half.
+
+    Example:
+        >>> images.flip(tf.zeros((32, 32, 3), tf.uint8), seed=(1, 2)).shape
+        TensorShape([32, 32, 3])
 
     Args:
         images: `(..., height, width, channels)`. A mask can be flipped along as extra channels.

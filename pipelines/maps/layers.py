@@ -20,6 +20,12 @@ import tensorflow as tf
 def seeded(layer: keras.layers.Layer) -> Callable[[Any, tf.Tensor], Any]:
     """Converts a random layer to a function of an input and a seed.
 
+    Example:
+        >>> from pipelines.maps import layers
+        >>> augment = layers.seeded(keras.layers.RandomFlip())
+        >>> augment(tf.zeros((32, 32, 3), tf.uint8), tf.constant([1, 2])).dtype
+        tf.uint8
+
     Args:
         layer: A Keras augmentation layer. Its input is a dictionary if several tensors change
             together: `images` with `segmentation_masks` (class numbers are not blended),
@@ -54,6 +60,14 @@ def mixed(layer: keras.layers.Layer) -> Callable[[tuple[Any, Any], tf.Tensor], t
     Whole global batches are mixed before they are split over replicas, so that the result does not
     depend on the number of replicas. Sources: Zhang et al. 2018, "mixup: Beyond Empirical Risk
     Minimization"; Yun et al. 2019, "CutMix".
+
+    Example:
+        >>> from pipelines.maps import layers
+        >>> mix = layers.mixed(keras.layers.MixUp(0.2))
+        >>> batch = tf.zeros((8, 32, 32, 3)), tf.one_hot([0, 1] * 4, 2)
+        >>> mixed_images, labels = mix(batch, tf.constant([1, 2]))
+        >>> labels.shape
+        TensorShape([8, 2])
 
     Args:
         layer: A Keras layer for images and their labels.

@@ -15,12 +15,23 @@ END = 256
 
 
 def byte_tokens(text: tf.Tensor) -> tf.Tensor:
-    """Returns the bytes of a text as tokens from 0 to 255, int32 `(n,)`."""
+    """Returns the bytes of a text as tokens from 0 to 255, int32 `(n,)`.
+
+    Example:
+        >>> from pipelines.maps import text
+        >>> text.byte_tokens(tf.constant("Hi")).numpy().tolist()
+        [72, 105]
+    """
     return tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32)
 
 
 def tokenizer(name: str, **options: Any) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a tokenizer by name.
+
+    Example:
+        >>> from pipelines.maps import text
+        >>> text.tokenizer("bytes")(tf.constant("Hi")).numpy().tolist()
+        [72, 105]
 
     Args:
         name: `"bytes"`, `"tensorflow_text.CLASS"`, or `"keras_hub.PRESET"` for a tokenizer preset
@@ -66,6 +77,12 @@ def tokenizer(name: str, **options: Any) -> Callable[[tf.Tensor], tf.Tensor]:
 
 def pack(documents: tf.data.Dataset, length: int, *, end: int = END) -> tf.data.Dataset:
     """Concatenates documents and cuts them into rows without padding.
+
+    Example:
+        >>> from pipelines.maps import text
+        >>> documents = tf.data.Dataset.from_tensor_slices(["Hello", "you"]).map(text.byte_tokens)
+        >>> [row.tolist() for row in text.pack(documents, 5).as_numpy_iterator()]
+        [[72, 101, 108, 108, 111], [256, 121, 111, 117, 256]]
 
     Args:
         documents: The tokens of each document, int32 `(n,)`, or batches of one such row, as

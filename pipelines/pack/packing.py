@@ -239,6 +239,11 @@ def packed(
 ) -> Index:
     """Packs a data set into a folder of shards, unless the folder already contains it.
 
+    Example:
+        >>> np.savez("digits.npz", image=x, label=y)
+        >>> pipelines.packed("digits.npz", "data/packed", num_shards=2, num_workers=1).num_records
+        1797
+
     Args:
         location: A folder, a file or `tfds:NAME`.
         directory: The folder to create, with its parents, or its URL.

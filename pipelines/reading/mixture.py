@@ -24,6 +24,10 @@ from pipelines.storage import AnyPath
 class Source(NamedTuple):
     """One folder of a mixture.
 
+    Example:
+        >>> pipelines.Source("data/digits", 0.75).weight
+        0.75
+
     Attributes:
         directory: The folder of the shards.
         weight: Proportion of its examples, relative to the other weights.
@@ -53,6 +57,12 @@ def mix(
 
     Each source is read epoch after epoch, as `read` would with the same seed, so that every record
     comes once in each. Epochs of the mixture continue where the previous one ended.
+
+    Example:
+        >>> sources = [pipelines.Source("data/digits", 0.75), pipelines.Source("data/digits", 0.25)]
+        >>> dataset = pipelines.mix(sources, 64, num_batches=10, seed=1)
+        >>> len(list(dataset))
+        10
 
     Args:
         sources: The folders.

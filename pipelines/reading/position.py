@@ -16,6 +16,12 @@ class Position(NamedTuple):
     The position is the same on every input pipeline. Together with the seed and the number of
     pipelines it determines everything that is read from there on.
 
+    Example:
+        >>> start = pipelines.Position(epoch=0, batch=20)
+        >>> dataset = pipelines.read("data/digits", 64, seed=1, start=start)
+        >>> len(list(dataset))  # 29 batches per epoch
+        9
+
     Attributes:
         epoch: The epoch, from 0.
         batch: Global batches of this epoch that were read already.
@@ -36,6 +42,13 @@ def looking() -> Iterator[None]:
 
     Iterations that start within the block read the next epoch but do not count, so that looking at
     the data does not change the order of the training that follows.
+
+    Example:
+        >>> dataset = pipelines.read("data/digits", 64, seed=1)
+        >>> with pipelines.looking():
+        ...     first = next(iter(dataset))
+        >>> first["image"].shape
+        TensorShape([64, 64])
     """
     _peeks.append(None)
     try:
@@ -81,6 +94,12 @@ ATTRIBUTE = "restart"
 class Restart:
     """Creates a dataset again with another start.
 
+    Example:
+        >>> restart = pipelines.restart_of(pipelines.read("data/digits", 64, seed=1))
+        >>> dataset = restart.dataset(lambda: (0, 20))  # first epoch, after 20 batches
+        >>> len(list(dataset))
+        9
+
     Args:
         make: Returns the dataset for a function that is called at the start of each iteration.
         first: Start of the original dataset.
@@ -111,7 +130,14 @@ class Restart:
 
 
 def restart_of(dataset: object) -> Restart | None:
-    """Returns the `Restart` of a dataset of `read` or `mix`, or None for any other dataset."""
+    """Returns the `Restart` of a dataset of `read` or `mix`, or None for any other dataset.
+
+    Example:
+        >>> pipelines.restart_of(pipelines.read("data/digits", 64)).num_iterations
+        0
+        >>> pipelines.restart_of(tf.data.Dataset.range(3)) is None
+        True
+    """
     found = getattr(dataset, ATTRIBUTE, None)
     return found if isinstance(found, Restart) else None
 

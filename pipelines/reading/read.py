@@ -39,6 +39,16 @@ def read(
 ) -> tf.data.Dataset:
     """Reads a folder of shards that has an index.
 
+    Example:
+        >>> dataset = pipelines.read(
+        ...     "data/digits",
+        ...     batch_size=64,
+        ...     shuffle_buffer=1000,
+        ...     seed=1,
+        ...     map_fn=lambda example: (example["image"], example["label"]),
+        ... )
+        >>> history = tfdist.Trainer(build_model, devices=2).fit(dataset, verbose=0)
+
     Args:
         directory: The folder, local or a URL (`s3://`, `gs://`, `az://`).
         batch_size: Global batch size: examples per batch over all input pipelines.

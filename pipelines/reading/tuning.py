@@ -24,6 +24,10 @@ _READ_AHEAD, _CACHE_DIR = "PIPELINES_READ_AHEAD", "PIPELINES_CACHE_DIR"
 class Tuning(NamedTuple):
     """How much reading does in parallel. By default `tf.data` tunes these numbers.
 
+    Example:
+        >>> tuning = pipelines.Tuning(num_maps=2, ram_bytes=2**30)
+        >>> dataset = pipelines.read("data/digits", 64, tuning=tuning)
+
     Attributes:
         num_reads: Blocks of records read in parallel; increase it for slow disks.
         num_maps: Parallel calls of each map function.

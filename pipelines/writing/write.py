@@ -33,6 +33,18 @@ def write_shards(
     Record `i` goes to shard `i % num_shards`. So the sizes of shards differ by at most one record,
     and a source that is sorted by class is spread over all of them.
 
+    Example:
+        >>> features = [
+        ...     pipelines.Feature(name="image", dtype="float64", shape=(64,)),
+        ...     pipelines.Feature(name="label", dtype="int64", encoding="list"),
+        ... ]
+        >>> examples = ({"image": image, "label": label} for image, label in zip(x, y))
+        >>> index = pipelines.write_shards(
+        ...     examples, "data/digits", features, num_shards=4, source="scikit-learn digits"
+        ... )
+        >>> index.num_records
+        1797
+
     Args:
         examples: One mapping from feature names to values per example. They are consumed once, and
             not at all if the folder exists already.

@@ -14,6 +14,12 @@ class BatchSize(keras.callbacks.Callback):
 
     A partial last batch is accepted.
 
+    Example:
+        >>> from tfdist.callbacks.batch_size import BatchSize
+        >>> trainer = tfdist.Trainer(build_model, devices=2)
+        >>> check = BatchSize(trainer.stats, batch_size=64)
+        >>> history = trainer.fit(x, y, batch_size=64, callbacks=[check], verbose=0)
+
     Args:
         stats: The trainer's statistics, with `steps_of_epoch` and `rows_of_epoch`.
         batch_size: Expected number of rows in a batch.

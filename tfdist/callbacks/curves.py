@@ -24,6 +24,14 @@ _MAX_COLUMNS = 3
 class Curves(keras.callbacks.Callback):
     """Plots each metric over the epochs, training and validation in one panel.
 
+    Example:
+        >>> from tfdist.callbacks.curves import Curves
+        >>> trainer = tfdist.Trainer(build_model, devices=2)
+        >>> curves = Curves(Path("curves.png"), title="digits")
+        >>> history = trainer.fit(x, y, batch_size=64, callbacks=[curves], verbose=0)
+        >>> Path("curves.png").exists()
+        True
+
     Args:
         path: The PNG file to write. It is replaced atomically, so that a viewer never reads an
             incomplete file.

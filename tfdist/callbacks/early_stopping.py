@@ -14,6 +14,14 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
     Keras only warns about an unknown metric, and trains all epochs.
 
+    Example:
+        >>> from tfdist.callbacks.early_stopping import EarlyStopping
+        >>> trainer = tfdist.Trainer(build_model, devices=2)
+        >>> stop = EarlyStopping("loss", patience=0, min_delta=100)
+        >>> history = trainer.fit(x, y, batch_size=64, epochs=9, callbacks=[stop], verbose=0)
+        >>> history.epoch
+        [0, 1]
+
     Raises:
         ConfigurationError: After the first epoch, if the training has no such metric, or if it is
             unknown whether higher values of the metric are better.

@@ -20,6 +20,14 @@ class MetricsLog(keras.callbacks.Callback):
     beginning of the training. NaN and infinite values are written as null, because JSON cannot
     represent them.
 
+    Example:
+        >>> from tfdist.callbacks.metrics_log import MetricsLog
+        >>> trainer = tfdist.Trainer(build_model, devices=2)
+        >>> log = MetricsLog(Path("metrics.jsonl"))
+        >>> history = trainer.fit(x, y, batch_size=64, callbacks=[log], verbose=0)
+        >>> sorted(json.loads(Path("metrics.jsonl").read_text()))
+        ['accuracy', 'epoch', 'loss', 'seconds', 'step']
+
     Args:
         path: The file to append to; its folder must exist.
         stats: The trainer's statistics. If given, lines also have `examples_per_second` and

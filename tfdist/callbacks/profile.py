@@ -36,6 +36,14 @@ class Seconds(NamedTuple):
 class Profile(keras.callbacks.Callback):
     """Traces steps after a warm-up, and measures the steps after those.
 
+    Example:
+        >>> from tfdist.callbacks.profile import Profile
+        >>> trainer = tfdist.Trainer(build_model, devices=2, steps_per_call=4)
+        >>> profile = Profile(Path("tensorboard"), trainer.stats, num_steps=4)
+        >>> history = trainer.fit(x, y, batch_size=64, callbacks=[profile], verbose=0)
+        >>> profile.traced
+        4
+
     Args:
         folder: TensorBoard's log directory; the trace is written to `plugins/profile` in it.
         stats: The trainer's statistics, with `last_call`.

@@ -25,6 +25,11 @@ _REDRAW_SECONDS = 0.05
 class ProgressBar(keras.callbacks.ProgbarLogger):
     """Shows the progress of `fit`, `evaluate` and `predict`.
 
+    Example:
+        >>> from tfdist.callbacks.progress import ProgressBar
+        >>> trainer = tfdist.Trainer(build_model, devices=2)
+        >>> bar = ProgressBar(trainer.stats)  # `fit` adds one itself, unless verbose=0
+
     Args:
         stats: Has `examples_per_second`, `seconds_per_step` and `data_wait_share` (0 to 1) of the
             training, updated before each `on_train_batch_end`. `examples_per_second` is 0 until it

@@ -20,6 +20,13 @@ OnError = Literal["go_on", "stop"]
 class Checkpoints:
     """Where a trainer saves checkpoints, and whether it resumes from one.
 
+    Example:
+        >>> checkpoints = tfdist.Checkpoints("runs/a/checkpoints", every="epoch", keep=2)
+        >>> trainer = tfdist.Trainer(build_model, devices=2, checkpoints=checkpoints)
+        >>> history = trainer.fit(x, y, batch_size=64, epochs=3, verbose=0)
+        >>> [folder.name for folder in sorted(Path("runs/a/checkpoints").glob("epoch-*"))]
+        ['epoch-0002-step-000000058', 'epoch-0003-step-000000087']
+
     Attributes:
         folder: The folder for the checkpoints of one run; any path that `tf.io.gfile` supports.
         every: `"epoch"`; a number of training steps; or a time, such as `"10m"` or `"1h30m"`. A

@@ -44,6 +44,11 @@ def discover(
 
     In this order: flags, TF_CONFIG, Slurm, Open MPI, MPICH / Hydra, Kubernetes, one process.
 
+    Example:
+        >>> cluster = tfdist.cluster.discover({}, workers=["a:2222", "b:2222"], rank=1)
+        >>> cluster.rank, cluster.size, cluster.source
+        (1, 2, 'flags')
+
     Args:
         environ: The variables; None: those of this process.
         workers: The flag `--workers`: `"host:port"` of each worker, by rank.
@@ -113,7 +118,12 @@ def exchange_addresses(
 
 
 def current() -> Cluster:
-    """Returns the cluster in use: that of the running strategy, or else the discovered one."""
+    """Returns the cluster in use: that of the running strategy, or else the discovered one.
+
+    Example:
+        >>> tfdist.cluster.current().rank
+        0
+    """
     return _in_use or _discovered()
 
 
@@ -124,7 +134,11 @@ def use(cluster: Cluster) -> None:
 
 
 def leave() -> None:
-    """Makes this process a cluster of one, even if a launcher started it."""
+    """Makes this process a cluster of one, even if a launcher started it.
+
+    Example:
+        >>> tfdist.cluster.leave()
+    """
     use(Cluster("tfdist.cluster.leave()", rank=0, size=1))
 
 
@@ -144,17 +158,33 @@ def started_together() -> Cluster | None:
 
 
 def rank() -> int:
-    """Returns this worker's rank, from 0; rank 0 is the chief."""
+    """Returns this worker's rank, from 0; rank 0 is the chief.
+
+    Example:
+        >>> tfdist.rank()
+        0
+    """
     return current().rank
 
 
 def size() -> int:
-    """Returns the number of workers of the run."""
+    """Returns the number of workers of the run.
+
+    Example:
+        >>> tfdist.size()
+        1
+    """
     return current().size
 
 
 def is_chief() -> bool:
-    """Tells whether this worker is rank 0, which writes files and prints progress."""
+    """Tells whether this worker is rank 0, which writes files and prints progress.
+
+    Example:
+        >>> if tfdist.is_chief():
+        ...     print("rank 0 writes the files")
+        rank 0 writes the files
+    """
     return current().is_chief
 
 
@@ -166,6 +196,9 @@ def on_barrier(hook: Callable[[], None] | None) -> None:
 
 def barrier() -> None:
     """Waits until every worker has called it; returns at once with one worker.
+
+    Example:
+        >>> tfdist.barrier()  # returns when every worker has called it
 
     Raises:
         ClusterError: There are several workers, but no strategy of several processes is running.

@@ -16,6 +16,11 @@ Environ = Mapping[str, str]
 class Cluster:
     """The workers of a run, and which of them this process is.
 
+    Example:
+        >>> cluster = tfdist.cluster.discover({})
+        >>> cluster.source, cluster.size
+        ('one process', 1)
+
     Attributes:
         source: The launcher or flags that said so, for the start-up table.
         rank: This worker's rank. Ranks of parameter servers and evaluators, which are no workers,

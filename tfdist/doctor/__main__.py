@@ -12,7 +12,7 @@ from tfdist.console import command
 from tfdist.doctor import report
 from tfdist.doctor.check import Check
 
-_DESCRIPTION = "Looks this machine over: a red line makes the exit code 1 and says its cure."
+_DESCRIPTION = "Checks the environment. Each failed check prints the command that fixes it."
 
 #: The groups of lines, by title: the module that makes each. These import no TensorFlow until then.
 GROUPS = {

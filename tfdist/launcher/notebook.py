@@ -30,6 +30,17 @@ def notebook_launch(
     the function uses has to be in the function, in what it refers to, or importable. TensorFlow in
     this notebook is not affected.
 
+    Example:
+        >>> def train():
+        ...     import tfdist
+        ...     from my_package import build_model, x, y
+        ...
+        ...     trainer = tfdist.Trainer(build_model, strategy="multi_worker")
+        ...     trainer.fit(x, y, batch_size=64, verbose=0)
+        ...     return tfdist.size()
+        >>> tfdist.notebook_launch(train, num_workers=2)
+        2
+
     Args:
         fn: Creates its model and its `tfdist.Trainer`, with a strategy of several processes. It may
             be defined in a cell.

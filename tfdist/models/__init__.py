@@ -1,10 +1,10 @@
-"""Model builders: functions that return a new, uncompiled `keras.Model` and keep nothing.
+"""Model builders: functions that return a new, uncompiled `keras.Model`.
 
-They return logits (the autoencoder pixels), and take the precision as a Keras dtype policy, so that
-models of different precision live in one process. Without one the layers follow Keras's global
-policy. What they build is of Keras's own layers: it saves, and loads without tfdist.
+They return logits (the autoencoder: pixels), and take a Keras dtype policy, so that models of
+different precision can be used in one process. Without a policy, layers follow Keras's global one.
+Models consist of Keras's layers only, so that saved models load without tfdist.
 
-Naming this package imports no TensorFlow: a command line can list the models at once.
+Importing this package does not import TensorFlow, so that a command line can list the models.
 """
 
 from __future__ import annotations
@@ -74,13 +74,18 @@ def image_classifier(
 ) -> keras.Model:
     """Builds one of `IMAGE_CLASSIFIERS` by its name.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.image_classifier("cnn", (32, 32, 3), 10, {"filters": (8, 16)}).output_shape
+        (None, 10)
+
     Args:
-        name: Of the model, as in `config.model`.
-        input_shape: Of one image: height, width, channels.
+        name: Name of the model, as in `--model`.
+        input_shape: Height, width and channels of an image.
         num_classes: Number of logits.
-        settings: Arguments of the builder by name, as in `config.set`; what it does not take is
-            the recipe's own and left aside.
-        scale: Multiplies the images on their device, for those that arrive as uint8.
+        settings: Arguments of the builder by name, as in `--set`. Names that it does not have are
+            ignored: they are settings of the recipe.
+        scale: Factor by which images are multiplied on the device, for images that arrive as uint8.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
@@ -98,7 +103,12 @@ def image_classifier(
 
 
 def options(name: str) -> dict[str, tuple[Any, Any]]:
-    """Returns what can be set of a model: of each keyword argument its type and its default.
+    """Returns the type and the default of each keyword argument of a model.
+
+    Example:
+        >>> from tfdist import models
+        >>> models.options("mlp")["dropout"]
+        (<class 'float'>, 0.0)
 
     Args:
         name: One of `MODELS`.

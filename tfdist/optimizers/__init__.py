@@ -1,4 +1,4 @@
-"""Optimizers for large batches that Keras has not, and the one that a configuration asks for."""
+"""Optimizers for large batches that Keras does not have."""
 
 from __future__ import annotations
 

@@ -15,28 +15,33 @@ from tfdist.upstream import keras_optimizers
 
 @keras.saving.register_keras_serializable(package="tfdist.optimizers")
 class LARS(MomentumSGD):
-    """Gradient descent with a rate for each weight that goes by its norm.
+    """Layer-wise adaptive rate scaling (LARS): SGD with a learning rate for each weight.
 
-    For a weight w with gradient g, trust t, decay d, momentum m and rate r::
+    For a weight w with gradient g, trust t, decay d, momentum m and learning rate r::
 
         q = t |w| / (|g| + d |w|)
         v <- m v + r q (g + d w)
         w <- w - v
 
+    Example:
+        >>> rate = schedules.polynomial(10.0, total_steps=4500, warmup_steps=250)
+        >>> optimizer = optimizers.LARS(rate, momentum=0.9, weight_decay=5e-5)
+        >>> optimizer.trust
+        0.001
+
     Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks",
-    algorithm 1 and equation 6. A weight or gradient of norm 0 gives q = 1, so that weights which
-    begin at zero can move. Weights that are left out of the decay (biases, normalisation) are left
-    out of the rule too, q = 1 and d = 0, as in the runs of MLPerf's ResNet-50. A "layer" is one
-    variable. Gradients are summed over replicas before they come here, so the norms are those of
-    the global batch. The weight gradient of an embedding is taken whole, zeros included.
+    algorithm 1 and equation 6. If the weight or the gradient has norm 0, q is 1, so that weights
+    that start at zero can change. Excluded weights (biases, normalization) use q = 1 and d = 0, as
+    in MLPerf's ResNet-50. Each variable counts as a layer. Norms are those of the gradient of the
+    global batch. The gradient of an embedding is converted to a dense tensor.
 
     Args:
         learning_rate: The global rate r; a float or a Keras schedule.
-        momentum: m, from 0 to below 1.
+        momentum: m, in [0, 1).
         weight_decay: d; None: 0.
         trust: t, the paper's eta.
-        exclude: Words; weights with one of them in their name are left out.
-        **options: Of every Keras optimizer: `clipnorm`, `use_ema` and so on.
+        exclude: Weights whose name contains one of these words are excluded.
+        **options: Options of every Keras optimizer, such as `clipnorm` and `use_ema`.
 
     Raises:
         ConfigurationError: The momentum or the decay is out of its range.

@@ -16,22 +16,30 @@ from tfdist.upstream import keras_optimizers
 
 @keras.saving.register_keras_serializable(package="tfdist.optimizers")
 class MomentumSGD(keras.optimizers.Optimizer):
-    """Gradient descent with momentum correction and the weight decay of a penalty.
+    """SGD with momentum correction, and with weight decay as the gradient of an L2 penalty.
 
-    `u <- m u + g + d w`, then `w <- w - r u` with rate r, momentum m, decay d. Keras's SGD keeps
-    `r u` instead, of which steps at an earlier rate are a part: after the rate fell they still
-    use the old one (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 3, remark 2;
-    equation 9 is this form). At a constant rate without decay both are the same.
-    Keras's `weight_decay` is apart from the gradient; here it is the gradient of `d/2 |w|^2`, which
-    goes through the momentum, as in that paper. It is not in the loss, which stays the data's.
+    The update is `u <- m u + g + d w`, then `w <- w - r u`, with learning rate r, momentum m and
+    decay d. Keras's SGD stores `r u` instead, so that steps after a change of the learning rate
+    still use the previous rate (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 3,
+    remark 2; equation 9 is the form used here). At a constant rate without decay, both are the
+    same. Keras's `weight_decay` is decoupled from the gradient. Here it is the gradient of
+    `d/2 |w|^2` and passes through the momentum, as in that paper. The penalty is not part of the
+    reported loss.
+
+    Example:
+        >>> optimizer = optimizers.MomentumSGD(0.1, momentum=0.9, weight_decay=1e-4)
+        >>> model = build_model()
+        >>> model.compile(optimizer, "sparse_categorical_crossentropy")
+        >>> optimizer.exclude
+        ('bias', 'gamma', 'beta')
 
     Args:
         learning_rate: A float or a Keras schedule.
-        momentum: m, from 0 to below 1.
-        nesterov: Whether the step looks ahead: `w <- w - r (m u + g + d w)` with the new u.
+        momentum: m, in [0, 1).
+        nesterov: Whether to use Nesterov momentum: `w <- w - r (m u + g + d w)` with the new u.
         weight_decay: d; None: 0.
-        exclude: Words; weights with one of them in their name do not decay.
-        **options: Of every Keras optimizer: `clipnorm`, `use_ema` and so on.
+        exclude: Weights whose name contains one of these words do not decay.
+        **options: Options of every Keras optimizer, such as `clipnorm` and `use_ema`.
 
     Raises:
         ConfigurationError: The momentum or the decay is out of its range.

@@ -9,14 +9,20 @@ NOT_DECAYED = ("bias", "gamma", "beta")
 
 
 def leave_biases_and_norms(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Leaves biases, and the scale and shift of normalisation layers, out of weight decay.
+    """Excludes biases, and the scale and offset of normalization layers, from weight decay.
+
+    Example:
+        >>> optimizer = keras.optimizers.AdamW(1e-3, weight_decay=0.01)
+        >>> optimizers.leave_biases_and_norms(optimizer) is optimizer
+        True
 
     Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1 ("We do not apply weight
     decay on the learnable BN coefficients"); He et al. 2019, "Bag of Tricks for Image
-    Classification with Convolutional Neural Networks", section 3.1 (nor on biases).
+    Classification with Convolutional Neural Networks", section 3.1 (for biases).
 
     Args:
-        optimizer: Of Keras, not built yet. `LARS` and `MomentumSGD` do so by themselves.
+        optimizer: A Keras optimizer that is not built yet. `LARS` and `MomentumSGD` exclude these
+            weights by default.
 
     Returns:
         The same optimizer.

@@ -14,6 +14,16 @@ class ReportCallback(keras.callbacks.Callback):
 
     Within a trial of Ray Tune, the names are those of the logs (`loss`, `val_accuracy`), so they
     are what `tune.TuneConfig(metric=...)` names.
+
+    Example:
+        >>> def fn():
+        ...     import tfdist
+        ...     from my_package import build_model, x, y
+        ...
+        ...     trainer = tfdist.Trainer(build_model, strategy="multi_worker")
+        ...     report = tfdist.ray.ReportCallback()
+        ...     trainer.fit(x, y, batch_size=64, callbacks=[report], verbose=0)
+        >>> tfdist.ray.train(fn, num_workers=1)
     """
 
     only_reads = True

@@ -43,6 +43,18 @@ def train(
     Ray Tune, what the function reports (`tfdist.ray.report`, `tfdist.ray.ReportCallback`) is
     reported to Tune.
 
+    Example:
+        >>> def fn(rate):
+        ...     import tfdist
+        ...     from my_package import build_model, x, y
+        ...
+        ...     trainer = tfdist.Trainer(build_model, strategy="multi_worker")
+        ...     trainer.model.optimizer.learning_rate = rate
+        ...     trainer.fit(x, y, batch_size=64, verbose=0)
+        ...     return tfdist.size()
+        >>> tfdist.ray.train(fn, num_workers=2, args=(0.1,))
+        2
+
     Args:
         fn: Creates its model and its `tfdist.Trainer`, with a strategy of several processes. It may
             be defined in a cell; tfdist has to be installed on the nodes.
@@ -97,6 +109,10 @@ def trial_resources(
     """Returns the resources of a trial of Ray Tune that calls `train`, for `tune.with_resources`.
 
     Without it, trials could take all cores, and their workers would wait for ever.
+
+    Example:
+        >>> tfdist.ray.trial_resources(2).required_resources["CPU"]
+        2.01
 
     Args:
         num_workers: As for `train`, like the other arguments.

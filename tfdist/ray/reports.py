@@ -33,6 +33,13 @@ def report(metrics: Mapping[str, Any], checkpoint: str | os.PathLike[str] | None
     Within a trial of Ray Tune they are reported to Tune, whose scheduler may end the trial. Every
     worker may call it; only rank 0's report counts.
 
+    Example:
+        >>> def fn():
+        ...     import tfdist.ray
+        ...
+        ...     tfdist.ray.report({"loss": 0.5})  # within a trial of Ray Tune, the trial's result
+        >>> tfdist.ray.train(fn, num_workers=1)
+
     Args:
         metrics: Numbers by name.
         checkpoint: A folder, which is sent through Ray's object store; keep large checkpoints in

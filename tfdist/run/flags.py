@@ -33,10 +33,10 @@ _ACTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "print the resolved configuration and exit",
     },
-    "--list-recipes": {"action": "store_true", "help": "print what there is to train and exit"},
+    "--list-recipes": {"action": "store_true", "help": "list the recipes and exit"},
     "--new-recipe": {
         "metavar": "FILE",
-        "help": "write a recipe that works, a .py file to change, and exit",
+        "help": "write a working recipe to a .py file that you can edit, and exit",
     },
 }
 

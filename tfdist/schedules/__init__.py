@@ -1,4 +1,4 @@
-"""Learning-rate rules as Keras schedules, their scaling with the batch, and sizes of batches."""
+"""Learning-rate schedules with warm-up, scaling with the batch size, and growing batches."""
 
 from __future__ import annotations
 

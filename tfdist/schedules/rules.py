@@ -19,9 +19,21 @@ LearningRate: TypeAlias = float | keras.optimizers.schedules.LearningRateSchedul
 
 
 def constant(learning_rate: float, warmup_steps: int = 0, start: float = 0.0) -> LearningRate:
-    """The same rate for every step, after a linear rise from `start` over `warmup_steps`.
+    """Returns a constant learning rate, after an optional linear warm-up from `start`.
 
-    Source of the rise: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.2.
+    Source of the warm-up: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.2.
+
+    Example:
+        >>> schedules.constant(0.1)
+        0.1
+        >>> rate = schedules.constant(0.1, warmup_steps=10)
+        >>> [round(float(rate(step)), 3) for step in (0, 5, 10, 100)]
+        [0.0, 0.05, 0.1, 0.1]
+
+    Args:
+        learning_rate: The rate after the warm-up.
+        warmup_steps: Length of the warm-up, in optimizer steps.
+        start: The rate at step 0.
     """
     if not warmup_steps:
         return learning_rate
@@ -34,15 +46,20 @@ def constant(learning_rate: float, warmup_steps: int = 0, start: float = 0.0) ->
 def cosine(
     learning_rate: float, total_steps: int, warmup_steps: int = 0, start: float = 0.0
 ) -> LearningRate:
-    """Half a cosine from `learning_rate` to zero, after a linear rise over `warmup_steps`.
+    """Returns a cosine decay from `learning_rate` to 0, after an optional linear warm-up.
+
+    Example:
+        >>> rate = schedules.cosine(0.1, total_steps=100, warmup_steps=10)
+        >>> [round(float(rate(step)), 3) for step in (0, 10, 55, 100)]
+        [0.0, 0.1, 0.05, 0.0]
 
     Source: Loshchilov and Hutter 2017, "SGDR", equation 5, with one period.
 
     Args:
-        learning_rate: The highest value.
-        total_steps: Steps of the whole training, the warm-up's among them.
-        warmup_steps: Steps of the rise.
-        start: Where the rise begins.
+        learning_rate: The highest rate.
+        total_steps: Optimizer steps of the whole training, including the warm-up.
+        warmup_steps: Length of the warm-up, in optimizer steps.
+        start: The rate at the beginning of the warm-up.
 
     Raises:
         ConfigurationError: The warm-up leaves no step for the decay.
@@ -62,17 +79,23 @@ def polynomial(
     warmup_steps: int = 0,
     start: float = 0.0,
 ) -> LearningRate:
-    """`learning_rate * (1 - i/n) ** power` to zero over the n steps after the warm-up.
+    """Returns a polynomial decay, `learning_rate * (1 - i/n) ** power`, after an optional warm-up.
 
-    Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks",
-    section 5, whose power for LARS is 2; 1 is a straight line.
+    `n` is the number of steps after the warm-up. Source: You, Gitman and Ginsburg 2017, "Large
+    Batch Training of Convolutional Networks", section 5, which uses a power of 2 for LARS. A power
+    of 1 gives a linear decay.
+
+    Example:
+        >>> rate = schedules.polynomial(0.1, total_steps=100, power=2.0)
+        >>> [round(float(rate(step)), 4) for step in (0, 50, 100)]
+        [0.1, 0.025, 0.0]
 
     Args:
-        learning_rate: The highest value.
-        total_steps: Steps of the whole training, the warm-up's among them.
-        power: Of the polynomial.
-        warmup_steps: Steps of the rise.
-        start: Where the rise begins.
+        learning_rate: The highest rate.
+        total_steps: Optimizer steps of the whole training, including the warm-up.
+        power: Exponent of the polynomial.
+        warmup_steps: Length of the warm-up, in optimizer steps.
+        start: The rate at the beginning of the warm-up.
 
     Raises:
         ConfigurationError: The warm-up leaves no step for the decay.
@@ -91,19 +114,24 @@ def step(
     warmup_steps: int = 0,
     start: float = 0.0,
 ) -> LearningRate:
-    """`learning_rate`, times `factor` from each of the boundaries on.
+    """Returns a step decay: the rate is multiplied by `factor` at each boundary.
 
-    Source: Goyal et al. 2017, section 5.1: a tenth at the 30th, 60th and 80th epoch.
+    Example:
+        >>> rate = schedules.step(0.1, boundaries=[300, 600])
+        >>> [round(float(rate(step)), 4) for step in (0, 299, 300, 600)]
+        [0.1, 0.1, 0.01, 0.001]
+
+    Source: Goyal et al. 2017, section 5.1, which divides by 10 at the epochs 30, 60 and 80.
 
     Args:
-        learning_rate: The highest value.
-        boundaries: The steps from which the next rate holds, rising.
-        factor: From one rate to the next.
-        warmup_steps: Steps of the rise, which the boundaries count too.
-        start: Where the rise begins.
+        learning_rate: The rate before the first boundary.
+        boundaries: The optimizer steps from which on the next rate applies, in ascending order.
+        factor: Ratio of each rate to the previous one.
+        warmup_steps: Length of the warm-up. Boundaries count from step 0, not from its end.
+        start: The rate at the beginning of the warm-up.
 
     Raises:
-        ConfigurationError: The boundaries do not rise, or lie in the warm-up.
+        ConfigurationError: The boundaries do not ascend, or lie in the warm-up.
     """
     if list(boundaries) != sorted(set(boundaries)) or min(boundaries, default=1) <= warmup_steps:
         raise ConfigurationError(
@@ -120,16 +148,22 @@ def step(
 def one_cycle(
     learning_rate: float, total_steps: int, warmup_steps: int = 0, start: float | None = None
 ) -> LearningRate:
-    """A rise over three tenths of the training, then half a cosine to nearly zero.
+    """Returns the one-cycle schedule: a linear rise, then a cosine decay to almost 0.
 
-    Source: Smith and Topin 2017, "Super-Convergence", in the form that became usual: from a 25th
-    of the highest rate, linearly, and down to a ten-thousandth of that. The momentum stays.
+    Example:
+        >>> rate = schedules.one_cycle(0.1, total_steps=100)
+        >>> [round(float(rate(step)), 3) for step in (0, 30, 65, 100)]
+        [0.004, 0.1, 0.05, 0.0]
+
+    Source: Smith and Topin 2017, "Super-Convergence", in its usual form. The rate rises linearly
+    over 30 % of the training from 1/25 of the highest rate, and falls to 1/10,000 of that. The
+    momentum is constant.
 
     Args:
-        learning_rate: The highest value.
-        total_steps: Steps of the whole training.
-        warmup_steps: Steps of the rise; 0: three tenths of all.
-        start: Where the rise begins; None: at a 25th of `learning_rate`.
+        learning_rate: The highest rate.
+        total_steps: Optimizer steps of the whole training.
+        warmup_steps: Length of the rise, in optimizer steps; 0: 30 % of the training.
+        start: The rate at step 0; None: 1/25 of `learning_rate`.
 
     Raises:
         ConfigurationError: The rise leaves no step for the decay.

@@ -1,4 +1,4 @@
-"""A linear rise in front of any learning-rate schedule."""
+"""A linear warm-up before any learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
 
 @keras.saving.register_keras_serializable(package="tfdist.schedules")
 class Warmup(Schedule):
-    """Rises from `start` to the beginning of another schedule, which follows as if it began then.
+    """A linear warm-up from `start` to the first rate of another schedule, which then begins.
 
-    At step i of W the rate is `start + (then(0) - start) * i / W`; from step W on it is
-    `then(i - W)`. So the rise has equal steps and the peak is reached after W of them.
+    At step i of W, the rate is `start + (then(0) - start) * i / W`; from step W on it is
+    `then(i - W)`. The rate thus rises in equal increments and reaches its peak after W steps.
+
+    Example:
+        >>> decay = keras.optimizers.schedules.ExponentialDecay(0.1, 100, 0.5)
+        >>> rate = schedules.Warmup(decay, warmup_steps=10)
+        >>> [round(float(rate(step)), 3) for step in (0, 5, 10, 110)]
+        [0.0, 0.05, 0.1, 0.05]
 
     Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.2, where `start` is the
-    rate of the reference batch.
+    rate for the reference batch.
 
     Args:
-        then: What follows.
-        warmup_steps: Optimizer steps of the rise, from 1.
-        start: The rate at the first step.
+        then: The schedule after the warm-up.
+        warmup_steps: Length of the warm-up in optimizer steps, at least 1.
+        start: The rate at step 0.
     """
 
     def __init__(self, then: Schedule, warmup_steps: int, start: float = 0.0) -> None:

@@ -167,6 +167,12 @@ def create(
 ) -> Strategy:
     """Returns the strategy called `name`, or the one that computes on a mesh.
 
+    Example:
+        >>> strategy = tfdist.strategies.create("mirrored", devices=2)
+        >>> strategy.num_replicas
+        2
+        >>> trainer = tfdist.Trainer(build_model, strategy=strategy)
+
     Args:
         name: One of `STRATEGIES` or `ALIASES`; None: as the mesh implies. A strategy object is
             returned as it is. A `DeviceMesh`, `DataParallel` or `ModelParallel` of

@@ -21,6 +21,12 @@ class CentralStorage(TFDistribute):
     For large weights, such as embeddings, that each GPU need not hold, or GPUs without a direct
     link.
 
+    Example:
+        >>> from tfdist.strategies.central_storage import CentralStorage
+        >>> trainer = tfdist.Trainer(build_model, strategy=CentralStorage(2, "CPU:0"))
+        >>> trainer.describe()["parameters on"]
+        'CPU:0'
+
     Args:
         devices: As for `tfdist.devices.resolve`.
         parameter_device: Holds the variables, sums the gradients and applies them.

@@ -16,6 +16,12 @@ from tfdist.strategies.one_device import OneDevice
 class Horovod(OneDevice):
     """Synchronous replicas, one in each process that `mpirun` or `horovodrun` started.
 
+    Example:
+        >>> from tfdist.strategies.horovod import Horovod
+        >>> trainer = tfdist.Trainer(build_model, strategy=Horovod(bucket_mb=4))
+        >>> trainer.strategy.num_replicas
+        1
+
     Args:
         devices: The device of this process; None: the GPU of its local rank, or the CPU.
         compression: `"fp16"` halves what is sent, and rounds it; `"none"` keeps the numbers of one

@@ -19,6 +19,12 @@ _ONE_TRACE_FROM = 1000
 class Mirrored(TFDistribute):
     """Synchronous replicas on the devices of one process.
 
+    Example:
+        >>> from tfdist.strategies.mirrored import Mirrored
+        >>> trainer = tfdist.Trainer(build_model, strategy=Mirrored(2, "hierarchical_copy"))
+        >>> trainer.describe()["all-reduce"]
+        'hierarchical_copy'
+
     Args:
         devices: As for `tfdist.devices.resolve`.
         all_reduce: How gradients are summed over the devices: `"nccl"` (GPUs only),

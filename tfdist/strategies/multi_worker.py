@@ -27,6 +27,12 @@ class MultiWorker(TFDistribute):
     Create it before anything else uses TensorFlow, because a process joins a cluster as TensorFlow
     starts.
 
+    Example:
+        >>> from tfdist.strategies.multi_worker import MultiWorker
+        >>> trainer = tfdist.Trainer(build_model, strategy=MultiWorker(communication="ring"))
+        >>> trainer.strategy.communication
+        'ring'
+
     Args:
         devices: The devices of this worker, as for `tfdist.devices.resolve`; the same number on
             every worker. Workers that see the same GPUs divide them by rank.

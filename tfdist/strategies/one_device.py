@@ -16,6 +16,12 @@ from tfdist.strategies.base import ReplicaFn, Strategy
 class OneDevice(Strategy):
     """One replica in each process.
 
+    Example:
+        >>> from tfdist.strategies.one_device import OneDevice
+        >>> trainer = tfdist.Trainer(build_model, strategy=OneDevice())
+        >>> trainer.strategy.num_replicas
+        1
+
     Args:
         devices: One device, as for `tfdist.devices.resolve`; None: the first GPU, or the CPU.
         group: The processes that train together; None: this process alone.

@@ -22,6 +22,12 @@ from tfdist.strategies.replica_threads import ReplicaThreads
 class Towers(Strategy):
     """Synchronous replicas over shared variables.
 
+    Example:
+        >>> from tfdist.strategies.towers import Towers
+        >>> trainer = tfdist.Trainer(build_model, strategy=Towers(2))
+        >>> trainer.strategy.num_replicas
+        2
+
     Args:
         devices: As for `tfdist.devices.resolve`; one tower on each.
         parameter_device: Holds the variables, sums the gradients and applies them.

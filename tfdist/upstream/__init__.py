@@ -1,1 +1,1 @@
-"""Every use of a private name of Keras and TensorFlow; README.md lists them."""
+"""Every private name of Keras and TensorFlow that tfdist needs, in one place: see README.md."""

@@ -34,6 +34,11 @@ def alexnet(
 ) -> keras.Model:
     """Builds five convolutions and three dense layers.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.alexnet((67, 67, 3), 10, width=0.25).output_shape
+        (None, 10)
+
     Args:
         input_shape: Of one image: height, width, channels; each side at least 67 pixels. 227 give
             the paper's sizes (which says 224, with a padding that it does not mention).

@@ -23,6 +23,11 @@ def autoencoder(
 ) -> keras.Model:
     """Builds convolutions that halve the image, and transposed ones that double it again.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.autoencoder((28, 28, 1)).output_shape
+        (None, 28, 28, 1)
+
     Args:
         input_shape: Of one image: height, width, channels; the sides divide by
             `2 ** len(filters)`.

@@ -27,6 +27,11 @@ def cnn(
     The images are averaged away before the dense layer, so the number of weights, about 120,000 by
     default, hardly depends on their size.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.cnn((28, 28, 1), 10).output_shape
+        (None, 10)
+
     Args:
         input_shape: Of one image: height, width, channels; each side at least
             `2 ** (len(filters) - 1)` pixels.

@@ -22,6 +22,11 @@ def densenet169(
 ) -> keras.Model:
     """Builds `keras.applications.DenseNet169`.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.densenet169((32, 32, 3), 10).output_shape
+        (None, 10)
+
     Args:
         input_shape: Of one image: height, width, channels; each side at least 32 pixels.
         num_classes: Number of logits.

@@ -29,6 +29,11 @@ def gpt(
 ) -> keras.Model:
     """Builds blocks of causal attention between an embedding and its transpose.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.gpt(vocabulary_size=257, length=64, size="tiny").output_shape
+        (None, 64, 257)
+
     Args:
         vocabulary_size: Tokens are 0 up to below it.
         length: The most tokens of a row.

@@ -35,6 +35,11 @@ def keras_application(
 
     The preprocessing that the network's weights were trained with is part of the model.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.keras_application((64, 64, 3), 10, application="MobileNetV3Small").output_shape
+        (None, 10)
+
     Args:
         input_shape: Shape of one image: height, width, channels.
         num_classes: Number of logits.

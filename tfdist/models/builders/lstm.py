@@ -24,6 +24,11 @@ def lstm(
 ) -> keras.Model:
     """Builds an embedding, LSTMs that read the row in both directions, and a dense layer.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.lstm(vocabulary_size=1000, num_classes=2).output_shape
+        (None, 2)
+
     Args:
         vocabulary_size: Tokens are 0 up to below it.
         num_classes: Number of logits.

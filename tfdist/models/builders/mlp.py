@@ -22,6 +22,11 @@ def mlp(
 ) -> keras.Model:
     """Builds dense layers with ReLU on the flattened input.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.mlp((28, 28, 1), 10).output_shape
+        (None, 10)
+
     Args:
         input_shape: Of one example.
         num_classes: Number of logits.

@@ -30,6 +30,11 @@ def resnet18(
 ) -> keras.Model:
     """Builds residual stages of two-convolution blocks, each stage half the size, twice the width.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.resnet18((32, 32, 3), 10, width=16).output_shape
+        (None, 10)
+
     Args:
         input_shape: Of one image: height, width, channels.
         num_classes: Number of logits.

@@ -24,6 +24,11 @@ def resnet50(
 ) -> keras.Model:
     """Builds `keras.applications.ResNet50`.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.resnet50((32, 32, 3), 10).output_shape
+        (None, 10)
+
     Args:
         input_shape: Of one image: height, width, channels; each side at least 32 pixels.
         num_classes: Number of logits.

@@ -27,6 +27,11 @@ def unet(
 ) -> keras.Model:
     """Builds two convolutions at each size on the way down and up, with skips between.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.unet((32, 32, 3), num_classes=4, filters=8, depth=2).output_shape
+        (None, 32, 32, 4)
+
     Args:
         input_shape: Of one image: height, width, channels; the sides divide by `2 ** depth`.
         num_classes: Logits of each pixel.

@@ -23,6 +23,11 @@ def vgg16(
 ) -> keras.Model:
     """Builds `keras.applications.VGG16`.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.vgg16((32, 32, 3), 10).output_shape
+        (None, 10)
+
     Args:
         input_shape: Of one image: height, width, channels; each side at least 32 pixels.
         num_classes: Number of logits.

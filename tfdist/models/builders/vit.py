@@ -34,6 +34,11 @@ def vit(
 ) -> keras.Model:
     """Builds blocks of attention over the patches of an image.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.vit((32, 32, 3), 10, size="micro", patch=8).output_shape
+        (None, 10)
+
     Args:
         input_shape: Of one image: height, width, channels; the sides divide by `patch`.
         num_classes: Number of logits.

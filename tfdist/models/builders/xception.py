@@ -22,6 +22,11 @@ def xception(
 ) -> keras.Model:
     """Builds `keras.applications.Xception`.
 
+    Example:
+        >>> from tfdist import models
+        >>> models.xception((71, 71, 3), 10).output_shape
+        (None, 10)
+
     Args:
         input_shape: Of one image: height, width, channels; each side at least 71 pixels.
         num_classes: Number of logits.

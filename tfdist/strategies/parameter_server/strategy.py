@@ -37,6 +37,12 @@ class ParameterServer(Strategy):
     TF_CONFIG defines the cluster. In a process that no launcher started, workers and servers are
     threads of the process.
 
+    Example:
+        >>> from tfdist.strategies.parameter_server.strategy import ParameterServer
+        >>> trainer = tfdist.Trainer(build_model, strategy=ParameterServer(2, num_servers=1))
+        >>> trainer.strategy.num_trainers
+        2
+
     Attributes:
         ledger: What the workers have done.
         num_trainers: The number of workers. `num_workers` counts the processes that run the script,

@@ -42,6 +42,12 @@ class Pipeline(Strategy):
     Each of several processes has a pipeline with all stages and computes its part of each batch.
     The sums of a stage are exchanged from the stage's own device.
 
+    Example:
+        >>> from tfdist.strategies.pipeline.strategy import Pipeline
+        >>> trainer = tfdist.Trainer(build_model, strategy=Pipeline(2, micro_batches=8))
+        >>> trainer.strategy.micro_batches
+        '1f1b'
+
     Args:
         devices: As for `tfdist.devices.resolve`, one for each stage; None: all of this process.
         stages: The number of stages; None: the number of devices, or as `cut_at` implies.

@@ -60,6 +60,12 @@ def Sharded(  # noqa: N802 - the class depends on how the program was started
     every process has all shards, over its devices, and gradients are summed over the processes, as
     in PyTorch's hybrid sharding.
 
+    Example:
+        >>> from tfdist.strategies.sharded.strategy import Sharded
+        >>> trainer = tfdist.Trainer(build_model, strategy=Sharded(2, shard="gradients"))
+        >>> trainer.strategy.shard
+        'gradients'
+
     Args:
         devices: As for `tfdist.devices.resolve`; one replica on each. None with several processes:
             one device.

@@ -52,6 +52,12 @@ class TensorParallel(Strategy):
     Each of several processes has all slices and computes its part of each batch. The gradients of a
     slice are exchanged from the slice's own device.
 
+    Example:
+        >>> from tfdist.strategies.tensor_parallel.strategy import TensorParallel
+        >>> trainer = tfdist.Trainer(build_model, strategy=TensorParallel(2))
+        >>> len(trainer.strategy.devices)
+        2
+
     Args:
         devices: As for `tfdist.devices.resolve`; a slice of each split layer on each.
         layout: Which axes of weights to split, by regular expressions on their paths, as in a
