@@ -1,5 +1,5 @@
-"""Attacks on a training and on what reads its files, and what becomes of them.
+"""Attacks on training runs and on the code that reads their files, with the outcome of each.
 
-`python -m tests.attacks` runs all of them and prints a table. Attacks that other tests make are
-run as these tests; workers that drift apart are started here.
+`python -m tests.attacks` runs all of them and prints a table. Most attacks are tests elsewhere, and
+the table runs these tests. The attacks of one worker on the other are here.
 """

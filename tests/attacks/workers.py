@@ -73,6 +73,15 @@ def _weights(strategy: Strategy) -> None:
     _fit(strategy, callbacks=[callback])
 
 
+def _weights_by_hand(strategy: Strategy) -> None:
+    trainer = Trainer(build, strategy)
+    trainer.fit(X, Y, **_FIT)
+    if strategy.rank:
+        weight = trainer.model.layers[0].kernel
+        weight.assign(weight + 1.0)
+    trainer.fit(X, Y, **_FIT)
+
+
 def _uneven(strategy: Strategy) -> None:
     Trainer(build, strategy, uneven_data="refuse").fit(rank_data, verbose=0)
 
@@ -85,10 +94,11 @@ ATTACKS: dict[str, Callable[[Strategy], None]] = {
     "sets another rate in a batch callback": _rate_by_batch,
     "has a LearningRateScheduler with another rate": _rate_by_epoch,
     "edits weights in a callback": _weights,
+    "edits weights between two trainings": _weights_by_hand,
     "has fewer batches of its own, and uneven_data is refuse": _uneven,
 }
 
-#: What the error of each attack says, a regular expression.
+#: A regular expression that matches the error of each attack.
 EXPECTED = dict(
     zip(
         ATTACKS,
@@ -100,6 +110,7 @@ EXPECTED = dict(
             "learning_rate is 0.1.* on rank 0 and 0.05.* on rank 1 before step 1 of epoch 1",
             "learning_rate is 0.1.* on rank 0 and 0.05.* on rank 1 before step 1 of epoch 1",
             "variables are not the same .* 'sequential.*kernel' on rank 1",
+            "not the same on all ranks at the beginning .* 'sequential.*kernel' on rank 1",
             "workers brought 3, 2 batches",
         ),
         strict=True,

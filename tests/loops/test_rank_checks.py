@@ -284,6 +284,21 @@ def test_reports_changed_weight_ranks_and_last_agreement() -> None:
         assert "last the same at step 1 of epoch 1" in error
 
 
+def test_weights_that_were_edited_between_trainings_raise() -> None:
+    def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
+        call_once(checks)
+        checks.begin_training()
+        checks.place = "epoch 1"
+        call_once(checks)
+        checks.compare_variables()
+        model.layers[1].kernel.assign_add(model.layers[1].kernel * rank)
+        checks.begin_training()
+
+    for error in errors([build, build], act):
+        assert "1 of 6 variables are not the same on all ranks at the beginning" in error
+        assert "last the same at the end of the training before" in error
+
+
 def test_rank_0_decides_when_variables_are_compared() -> None:
     """By the time since the last comparison, which workers measure differently."""
     compared: list[list[bool]] = [[], []]

@@ -132,6 +132,7 @@ class Training:
         progress = checkpoints.progress
         callbacks.on_train_begin()
         checkpoints.after_train_begin()
+        rank_checks.begin_training()
         if not is_resumed:
             progress.epoch = keras_training.initial_epoch(model, epochs[0])
         logs: Logs = progress.logs

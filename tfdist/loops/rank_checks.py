@@ -5,8 +5,8 @@ script. Before the first step they compare how everything is configured. Before 
 inner loop, they compare the hyperparameters that it will use: after the callbacks of the last call,
 in the exchange that follows each call. After callbacks that run between that exchange and the next
 call, an exchange of its own is necessary, so before the first call of an epoch, and before every
-call if a callback overrides `on_train_batch_begin`. After epochs, before checkpoints and between
-them, the workers compare all variables bitwise.
+call if a callback overrides `on_train_batch_begin`. When a model is trained again, after each
+epoch, before checkpoints and between them, the workers compare all variables bitwise.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ CheckRanks = Literal["every-call", "auto", "off"]
 
 #: The fraction of the training time that comparing variables between epochs may take.
 _COST = 0.01
+_BEGINNING = "the beginning of the training"
 _CURE = (
     "A callback or other code changed it on some ranks only: do the same on every rank, and set "
     "chief_only = False on a callback that would otherwise run on the chief alone."
@@ -58,7 +59,7 @@ class RankChecks(Observer):
         options: The options of the trainer, which have to be the same on all workers.
 
     Attributes:
-        place: The name of the epoch, for messages.
+        place: The name of the epoch, for messages; empty before the first.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class RankChecks(Observer):
         self._is_due, self._has_compared, self._is_requested = True, False, False
         self._digests: list[int] = []
         self._seconds_since, self._cost = 0.0, 0.0
-        self._agreed_at = "the beginning of the training"
+        self._agreed_at = _BEGINNING
 
     # ---- configuration ----
 
@@ -129,6 +130,20 @@ class RankChecks(Observer):
             )
 
     # ---- hyperparameters and variables, before and after each call ----
+
+    def begin_training(self) -> None:
+        """Compares the variables if the model was trained before; all workers call it.
+
+        Code between two trainings may have changed them. Before the first one, all workers get
+        those of rank 0.
+
+        Raises:
+            ClusterError: They differ.
+        """
+        self.place = ""
+        if self._agreed_at != _BEGINNING:
+            self._agreed_at = "the end of the training before"
+            self.compare_variables()
 
     def begin_epoch(self, data: DataHandler) -> None:
         if not self._is_active:
@@ -203,7 +218,7 @@ class RankChecks(Observer):
         self.compare_variables()
 
     def _note_agreement(self) -> None:
-        self._agreed_at = f"step {self._step} of {self.place}"
+        self._agreed_at = f"step {self._step} of {self.place}" if self.place else _BEGINNING
         self._seconds_since, self._is_requested = 0.0, False
 
     # ---- what is compared ----
@@ -267,9 +282,10 @@ class RankChecks(Observer):
         unequal = np.flatnonzero((rows != rows[0]).any(0))
         variable = self._variables()[unequal[0]]
         ranks = np.flatnonzero(rows[:, unequal[0]] != rows[0, unequal[0]]).tolist()
+        when = f"after step {self._step} of {self.place}" if self.place else f"at {_BEGINNING}"
         raise ClusterError(
-            f"{len(unequal)} of {rows.shape[1]} variables are not the same on all ranks after step "
-            f"{self._step} of {self.place}. The first is {variable.path!r} on rank"
+            f"{len(unequal)} of {rows.shape[1]} variables are not the same on all ranks {when}. "
+            f"The first is {variable.path!r} on rank"
             f"{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
             f"{self._largest_difference(variable, ranks)}. They were last the same at "
             f"{self._agreed_at}. {_CURE}"
