@@ -287,8 +287,8 @@ async def _ask_once(place: str, me: _Newcomer, known: tuple[str, ...]) -> Meetin
     # The port is held until all workers have one, so that those of one host get different ones.
     with _own_address(me, f"[{own}]" if ":" in own else own) as address:
         async with relay.Relay(me.rank, 0 if known else me.size, own) as children:
-            told = {"address": address, "relay": children.address}
-            answer = await _exchange(reader, writer, me.model_copy(update=told))
+            places = {"address": address, "relay": children.address}
+            answer = await _exchange(reader, writer, me.model_copy(update=places))
             _check(str(answer["problem"]))
             if known:
                 return Meeting(known, answer["gpus"])

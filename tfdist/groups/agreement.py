@@ -44,9 +44,9 @@ def synchronize_seed(group: ProcessGroup) -> None:
     """
     # Not from the generator of the initial weights, which the seed of one worker determines.
     seed = random.SystemRandom().randrange(2**31)
-    told = group.gather([seed_of_process() is not None, seed])
-    if not told[:, 0].any():
-        keras.utils.set_random_seed(int(told[0, 1]))
+    gathered = group.gather([seed_of_process() is not None, seed])
+    if not gathered[:, 0].any():
+        keras.utils.set_random_seed(int(gathered[0, 1]))
 
 
 def from_rank0(group: ProcessGroup, make: Callable[[], str]) -> str:
@@ -61,13 +61,13 @@ def from_rank0(group: ProcessGroup, make: Callable[[], str]) -> str:
             text = make()
         except TfdistError as raised:
             error = raised
-    told, failed = group.broadcast_object((text, error and (type(error), str(error))))
+    received, failed = group.broadcast_object((text, error and (type(error), str(error))))
     if error is not None:
         raise error
     if failed is not None:
         kind, message = failed
         raise _remade(kind, message)
-    return told
+    return received
 
 
 def _remade(kind: type[TfdistError], message: str) -> TfdistError:
@@ -167,7 +167,7 @@ def are_same(group: ProcessGroup, variables: Sequence[keras.Variable]) -> bool:
 
 
 def _digests(variables: Sequence[keras.Variable]) -> list[float]:
-    """Returns a number per variable; 0 for variables that no worker has whole."""
+    """Returns a number per variable; 0 for variables of which each worker has only a shard."""
     return [0.0 if is_elsewhere(v) else _digest(np.asarray(v.value).tobytes()) for v in variables]
 
 

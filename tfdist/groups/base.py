@@ -138,8 +138,8 @@ class ProcessGroup(ABC):
         words = np.zeros(-(-size // 8) * 8, np.uint8)
         if self.rank == 0:
             words[:size] = np.frombuffer(data, np.uint8)
-        told = self.broadcast_tensor(tf.constant(words.view(np.int64)))
-        return told.numpy().view(np.uint8)[:size].tobytes()
+        received = self.broadcast_tensor(tf.constant(words.view(np.int64)))
+        return received.numpy().view(np.uint8)[:size].tobytes()
 
     def broadcast_object(self, value: Any) -> Any:
         """Returns the Python object of rank 0."""

@@ -271,7 +271,7 @@ def _meet(
     divide them by rank.
 
     Args:
-        workers: As discovered; with addresses if the launcher told them.
+        workers: As discovered; with addresses if the launcher passed them.
         devices: As for `tfdist.devices.resolve`: a number counts devices of each worker.
         communication: With `"ring"` several workers may use one GPU if there are too few.
         default_cpus: As for `tfdist.devices.resolve`.
@@ -285,19 +285,19 @@ def _meet(
     """
     if workers.size == 1:
         return workers, resolve(devices, default_cpus)
-    asked = asked_gpus(devices)
-    names = gpus.identifiers(len(tf.config.get_visible_devices("GPU"))) if asked else []
+    wanted = asked_gpus(devices)
+    names = gpus.identifiers(len(tf.config.get_visible_devices("GPU"))) if wanted else []
     whole = cluster.exchange_addresses(
         workers,
         JOIN_SECONDS,
-        gpus=[names[i] for i in asked],
+        gpus=[names[i] for i in wanted],
         share_gpus=communication == "ring",
     )
     met_before = whole is workers
     cluster.use(whole)
-    if not met_before and len(whole.gpus) < len(asked):
+    if not met_before and len(whole.gpus) < len(wanted):
         _check_not_started()
-        use_gpus([asked[i] for i in whole.gpus])
+        use_gpus([wanted[i] for i in whole.gpus])
         devices = devices if isinstance(devices, int) else None
     return whole, resolve(devices, default_cpus)
 

@@ -75,10 +75,10 @@ class HorovodGroup(ProcessGroup):
             sent = tf.bitcast(tensor, tf.uint16)
         else:  # Horovod does not have all integers
             sent = tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.int64)
-        told = self._hvd.broadcast(sent, root, name="tfdist_broadcast")
+        received = self._hvd.broadcast(sent, root, name="tfdist_broadcast")
         if tensor.dtype == tf.bfloat16:
-            return tf.bitcast(told, tf.bfloat16)
-        return tf.cast(told, tensor.dtype)
+            return tf.bitcast(received, tf.bfloat16)
+        return tf.cast(received, tensor.dtype)
 
     def gather_words(self, words: np.ndarray) -> np.ndarray:
         with tf.device("CPU:0"):
@@ -144,22 +144,25 @@ def started() -> Any:
         MissingError: Horovod is not installed.
         ClusterError: A launcher started other processes than Horovod joined, or ranks are missing.
     """
-    hvd, told = installed(), cluster.started_together()
+    hvd, expected = installed(), cluster.started_together()
     if not hvd.is_initialized():  # Horovod reads its variables then, and never again
         os.environ.setdefault(_DISABLE_GROUP_FUSION, "1")
     # Several processes of a host wait for each other: busy waiting would starve those that compute.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     # Gloo would abort this process, while the watchdog reports which rank is missing.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(2 * int(start_up.SECONDS)))
-    if told:
-        _others.update(roll_call(told.rank, told.size))
-    with start_up.waiting(told.rank if told else 0, told.size if told else 1, _silent):
+    if expected:
+        _others.update(roll_call(expected.rank, expected.size))
+    with start_up.waiting(
+        expected.rank if expected else 0, expected.size if expected else 1, _silent
+    ):
         hvd.init()
-    if told and told.size != hvd.size():
+    if expected and expected.size != hvd.size():
         raise ClusterError(
-            f"{told.source} says rank {told.rank} of {told.size}, Horovod says {hvd.rank()} of "
-            f"{hvd.size()}: start the processes with the mpirun of the MPI that Horovod was built "
-            "with, or with horovodrun --gloo; python -m tfdist.doctor shows which."
+            f"{expected.source} says rank {expected.rank} of {expected.size}, Horovod says "
+            f"{hvd.rank()} of {hvd.size()}: start the processes with the mpirun of the MPI that "
+            "Horovod was built with, or with horovodrun --gloo. python -m tfdist.doctor shows "
+            "which."
         )
     atexit.register(hvd.shutdown)
     source = "Horovod over MPI" if hvd.mpi_enabled() else "Horovod over Gloo"
@@ -192,8 +195,8 @@ def _silent() -> list[int]:
 
 def _groups_are_separate() -> bool:
     """Tells whether each grouped operation is an exchange of its own, once Horovod is started."""
-    told = os.environ.get(_DISABLE_GROUP_FUSION, "")
-    return told.isdigit() and int(told) > 0
+    value = os.environ.get(_DISABLE_GROUP_FUSION, "")
+    return value.isdigit() and int(value) > 0
 
 
 def _transport(hvd: Any) -> str:
