@@ -44,7 +44,7 @@ def test_cosine_matches_its_formula(rate: float, decay: int, warmup: int) -> Non
 
 def test_warmup_over_all_epochs_raises() -> None:
     config = TrainConfig(lr_rule="cosine", epochs=3, warmup_epochs=3)
-    with pytest.raises(ConfigurationError, match="lower --warmup-epochs or raise --epochs"):
+    with pytest.raises(ConfigurationError, match="Decrease --warmup-epochs or increase --epochs"):
         schedules.learning_rate(config, steps_per_epoch=10)
 
 
@@ -54,7 +54,7 @@ def test_learning_rate_scaling_is_opt_in() -> None:
     for scaling, expected in (("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)):
         scaled = TrainConfig(**usual, lr_scaling=scaling, lr_reference_batch=256)
         assert schedules.learning_rate(scaled, 10) == pytest.approx(expected)
-    with pytest.raises(ConfigurationError, match="add --lr-reference-batch 256"):
+    with pytest.raises(ConfigurationError, match="add --lr-reference-batch, for example 256"):
         schedules.learning_rate(TrainConfig(**usual, lr_scaling="sqrt"), 10)
 
 
@@ -94,7 +94,7 @@ def test_step_needs_rising_boundaries_after_the_warmup() -> None:
     for boundaries in ([3, 2], [4, 8]):
         with pytest.raises(ConfigurationError, match="--lr-decay-epochs or --warmup-epochs"):
             schedules.step(1.0, boundaries, warmup_steps=5)
-    with pytest.raises(ConfigurationError, match="add --lr-decay-epochs 30,60,80"):
+    with pytest.raises(ConfigurationError, match="add --lr-decay-epochs, for example 30,60,80"):
         schedules.learning_rate(TrainConfig(lr_rule="step"), 10)
 
 

@@ -21,7 +21,7 @@ def test_wrong_sum_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "measure_all_reduce", lambda *_: (1.0, 1.0))
     (check,) = all_reduce.checks()
     assert check.state == "wrong"
-    assert check.value == "2 ones add up to 1.0"
+    assert check.value == "wrong result: the sum of 2 ones is 1.0"
 
 
 def test_size_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def test_failed_check_shows_its_fix(
     assert doctor.main([]) == 1
     out = capsys.readouterr().out
     assert "in [use]" in out
-    assert "cure: end the other" in out
+    assert "fix: end the other" in out
     assert doctor.main(["--json"]) == 1
     assert json.loads(capsys.readouterr().out)["healthy"] is False
 

@@ -1,4 +1,4 @@
-"""`python -m tfdist.doctor`: looks this machine over before a run."""
+"""`python -m tfdist.doctor`: checks the environment before a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.doctor.check import Check
 
 _DESCRIPTION = "Checks the environment. Each failed check prints the command that fixes it."
 
-#: The groups of lines, by title: the module that makes each. These import no TensorFlow until then.
+#: The module of each group of checks, by title. Importing them here would import TensorFlow.
 GROUPS = {
     "versions": "versions",
     "devices": "devices",
@@ -25,32 +25,32 @@ GROUPS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0, 1 for a red line, 130 for an interrupt."""
+    """Runs the command and returns its exit code: 0, 1 for a red check, 130 for an interrupt."""
     return command.run(lambda: _doctor(arguments))
 
 
 def _doctor(arguments: Sequence[str] | None) -> int:
-    """Parses the command line and does what it says; returns the exit code."""
+    """Parses the command line and runs the checks; returns the exit code."""
     parser = command.parser("python -m tfdist.doctor", _DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
         "--all-reduce",
         action=ActionYesNo(no_prefix="no-"),
         default=True,
-        help="time sums over the replicas of this host, or over the ranks that run this",
+        help="measure all-reduce over the replicas of this host, or over the running ranks",
     )
     chosen = command.parse(parser, arguments)
     return int(not _examine(chosen.json, chosen.all_reduce))
 
 
 def _examine(as_json: bool, all_reduce: bool) -> bool:
-    """Runs all groups, prints their lines on rank 0, and tells whether none of them is red."""
+    """Runs all checks, prints them on rank 0, and returns whether none is red."""
     groups = {
         title: _lines(module)
         for title, module in GROUPS.items()
         if all_reduce or module != "all_reduce"
     }
-    if _talks():
+    if _prints():
         if as_json:
             print(report.as_json(groups))
         else:
@@ -59,17 +59,15 @@ def _examine(as_json: bool, all_reduce: bool) -> bool:
 
 
 def _lines(module: str) -> list[Check]:
-    """The lines of a group. What nobody foresaw is a line too: the other groups still tell."""
+    """Returns the checks of a group; an unexpected error becomes a red check."""
     try:
         return importlib.import_module(f"tfdist.doctor.{module}").checks()
     except Exception as error:
-        return [
-            Check(module, f"{type(error).__name__}: {error}", "wrong", "report it with this text")
-        ]
+        return [Check(module, f"{type(error).__name__}: {error}", "wrong", "report this as a bug")]
 
 
-def _talks() -> bool:
-    """Whether this process is rank 0, or nobody knows which it is."""
+def _prints() -> bool:
+    """Tells whether this process is rank 0, or its rank is unknown."""
     from tfdist import cluster
     from tfdist.errors import ClusterError
 

@@ -1,6 +1,6 @@
-"""How long a sum over the replicas takes, by size: a first look at what joins them.
+"""Measures the time of an all-reduce over the replicas, by size.
 
-`python -m tfdist.bench` measures it in full.
+This is a quick check; `python -m tfdist.bench allreduce` measures in detail.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 #: Sizes of the gradient, in MB of 10^6 bytes.
 SIZES = (1, 4, 16, 64, 256)
 
-#: Copies of the gradient that a sum over the replicas of a process holds at once, for each.
+#: Copies of the gradient in memory during an all-reduce, per replica.
 _COPIES = 4
 
 
 def checks() -> list[Check]:
-    """Returns a line for each size, over what joins the replicas here.
+    """Returns a check for each size.
 
-    That is Horovod where `mpirun` or `horovodrun` started this process, and else `mirrored` over
-    the GPUs of the host, or over two logical CPU devices.
+    It uses Horovod if `mpirun` or `horovodrun` started this process, otherwise `mirrored` over the
+    GPUs of the host, or over two logical CPU devices.
     """
     name = "horovod" if started_by_horovod() else "mirrored"
     if name == "mirrored" and (others := cluster.started_together()):
@@ -39,16 +39,16 @@ def checks() -> list[Check]:
     try:
         strategy = strategies.create(name)
     except TfdistError as error:
-        return [Check("all-reduce", str(error), "wrong", "see the lines above")]
+        return [Check("all-reduce", str(error), "wrong", "see the checks above")]
     if strategy.num_replicas == 1:
-        return [Check("all-reduce", f"{name} has one replica here: nothing to add up")]
-    room = psutil.virtual_memory().available / (_COPIES * len(strategy.devices))
-    sizes = [size for size in SIZES if size * 1e6 * strategy.num_workers < room]
+        return [Check("all-reduce", f"not measured: {name} has only one replica here")]
+    available = psutil.virtual_memory().available / (_COPIES * len(strategy.devices))
+    sizes = [size for size in SIZES if size * 1e6 * strategy.num_workers < available]
     return [_line(strategy, size) for size in sizes]
 
 
 def started_by_horovod() -> bool:
-    """Tells whether several processes run this, which Horovod can join."""
+    """Tells whether this is one of several processes that Horovod can connect."""
     if versions.horovod() is None:
         return False
     by_gloo = int(os.environ.get("HOROVOD_SIZE", "1")) > 1  # set by horovodrun
@@ -62,6 +62,6 @@ def _line(strategy: Strategy, megabytes: int) -> Check:
 
     seconds, total = measure_all_reduce(strategy, int(megabytes * 1e6))
     if total != strategy.num_replicas:
-        value = f"{strategy.num_replicas} ones add up to {total}"
+        value = f"wrong result: the sum of {strategy.num_replicas} ones is {total}"
         return Check(name, value, "wrong", "train with another --strategy or --all-reduce")
     return Check(name, f"{seconds * 1e3:.1f} ms, {megabytes / 1e3 / seconds:.2f} GB/s")

@@ -1,21 +1,21 @@
-"""One line of the doctor's report."""
+"""The result of one environment check."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-#: `"missing"` is what a run can do without; `"wrong"` makes the command fail.
+#: `"missing"` is optional for a run; `"wrong"` makes the command fail.
 State = Literal["ok", "missing", "wrong"]
 
 
 class Check(NamedTuple):
-    """What was looked at and what was found.
+    """The result of a check.
 
     Attributes:
-        name: What was looked at.
-        value: What was found.
-        state: How good that is.
-        cure: The command, or the deed, that mends it; empty where nothing has to be.
+        name: What was checked.
+        value: The version, size or problem that was detected.
+        state: Whether the check passed.
+        cure: The command or action that fixes the problem; empty if there is none.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The host: cores, memory, and whether processes can listen and reach each other."""
+"""Checks the host: cores, memory, and whether its processes can connect to each other."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import psutil
 from tfdist.cluster import networks
 from tfdist.doctor.check import Check
 
-#: TensorFlow with its libraries takes half of it before any model.
+#: Bytes. TensorFlow with its libraries needs half of it without a model.
 _LEAST_MEMORY = 1024**3
 
-#: NCCL and MPI hand tensors from process to process here; containers get 64 MB by default.
+#: Bytes. NCCL and MPI exchange tensors through shared memory; containers have 64 MB by default.
 _LEAST_SHARED = 512 * 1024**2
 
 _SHARED = Path("/dev/shm")
@@ -23,13 +23,14 @@ _LOOPBACK = "127.0.0.1"
 
 
 def checks() -> list[Check]:
-    """Returns the lines on cores, memory and ports."""
+    """Returns the checks of cores, memory and ports."""
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process"
     own = networks.this_host().default
     lines = [Check("cores", cores), _memory(), *_shared_memory(), _port("loopback", _LOOPBACK)]
     if own == _LOOPBACK:
-        value = "the host has no address but the loopback's"
-        return [*lines, Check("own address", value, "missing", "connect it to reach other hosts")]
+        value = "the host has only the loopback address"
+        cure = "connect the host to a network to train on several hosts"
+        return [*lines, Check("own address", value, "missing", cure)]
     return [*lines, _port("own address", own)]
 
 
@@ -37,7 +38,9 @@ def _memory() -> Check:
     memory = psutil.virtual_memory()
     value = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free"
     if memory.available < _LEAST_MEMORY:
-        return Check("memory", value, "wrong", "end what fills it: ps aux --sort=-rss | head")
+        return Check(
+            "memory", value, "wrong", "end the largest processes: ps aux --sort=-rss | head"
+        )
     return Check("memory", value)
 
 
@@ -47,7 +50,7 @@ def _shared_memory() -> list[Check]:
     free = shutil.disk_usage(_SHARED).free
     value = f"{free / 1e9:.2f} GB free in {_SHARED}"
     if free < _LEAST_SHARED:
-        cure = "in a container: run it with --shm-size=2g; else delete what is left over there"
+        cure = "in a container: run it with --shm-size=2g; otherwise delete unused files there"
         return [Check("shared memory", value, "missing", cure)]
     return [Check("shared memory", value)]
 
@@ -60,6 +63,6 @@ def _port(name: str, address: str) -> Check:
             socket.create_connection((address, port), timeout=5).close()
     except OSError as error:
         value = f"{address}: {error.strerror or error}"
-        cure = f"let processes of this host connect to {address}: ip addr; iptables -L"
+        cure = f"allow processes of this host to connect to {address}: ip addr; iptables -L"
         return Check(name, value, "wrong", cure)
     return Check(name, f"{address}: listens and connects")

@@ -1,4 +1,4 @@
-"""MPI and Horovod, which start and join several processes; and the cluster that this one is in."""
+"""Checks MPI, Horovod, and the cluster that this process belongs to."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfdist.install_horovod import cuda, versions
 _INSTALL = f"{Path(sys.executable).name} -m tfdist.install_horovod"
 _CURE_MPI4PY = "for multi_worker under mpirun: pip install mpi4py"
 
-#: The libraries of the two families of MPI: a process of one cannot be started by the other.
+#: The libraries of the two families of MPI, which cannot start each other's processes.
 _FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI")}
 
 
 def checks() -> list[Check]:
-    """Returns the lines on MPI, Horovod and the cluster."""
+    """Returns the checks of MPI, Horovod and the cluster."""
     found = mpi_library.find()
     return [_mpi(found), *_horovod(found), _mpi4py(), *_cluster()]
 
@@ -47,7 +47,7 @@ def _horovod(found: mpi_library.Mpi | None) -> list[Check]:
         return [Check("Horovod", value, "wrong", _INSTALL)]
     try:
         import horovod.tensorflow as hvd
-    except Exception as error:  # a library that does not load raises what it likes
+    except Exception as error:  # loading a broken library may raise any error
         value = f"{version} does not load: {' '.join(str(error).split())}"
         return [Check("Horovod", value, "wrong", f"{_INSTALL} --rebuild")]
     lines = [Check("Horovod", version), _controllers(hvd), _operations(hvd)]
@@ -60,7 +60,7 @@ def _controllers(hvd: Any) -> Check:
 
 
 def _operations(hvd: Any) -> Check:
-    """Return what carries tensors; on GPUs anything but NCCL goes through the host's memory."""
+    """Returns a check of the collectives; on GPUs, all but NCCL copy through the host's memory."""
     built = {"NCCL": hvd.nccl_built(), "MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
     value = ", ".join(name for name in built if built[name])
     import tensorflow as tf
@@ -68,13 +68,13 @@ def _operations(hvd: Any) -> Check:
     if tf.config.list_physical_devices("GPU") and not hvd.nccl_built():
         cure = f"HOROVOD_GPU_OPERATIONS=NCCL {_INSTALL}"
         if absent := cuda.missing({"NCCL"}):
-            cure += f"; that needs {', '.join(absent)} first. {cuda.cure()}"
+            cure += f"; it needs {', '.join(absent)} first. {cuda.cure()}"
         return Check("Horovod's operations", f"{value}; no NCCL for the GPUs", "missing", cure)
     return Check("Horovod's operations", value)
 
 
 def _mismatch(found: mpi_library.Mpi | None) -> list[Check]:
-    """Ranks that another MPI's mpirun starts would each train alone, as rank 0 of 1."""
+    """Checks that mpirun is of Horovod's MPI; otherwise each process would be rank 0 of 1."""
     loaded = _loaded_libraries()
     for library, names in _FAMILIES.items():
         if found and library in loaded and found.kind not in (*names, "MPI"):
@@ -84,21 +84,21 @@ def _mismatch(found: mpi_library.Mpi | None) -> list[Check]:
 
 
 def _horovodrun(found: mpi_library.Mpi | None) -> list[Check]:
-    """Horovod 0.28.1 hands mpirun `-bind-to none`, of which Open MPI 5 runs the last word."""
+    """Checks horovodrun: Open MPI 5 takes the `none` of its `-bind-to none` for the command."""
     if not (found and found.kind == "Open MPI" and int(found.version.partition(".")[0]) >= 5):
         return []
-    value = f"by itself it gives {found} options that this does not know"
+    value = f"horovodrun passes options that {found} does not support"
     cure = "horovodrun --gloo, mpirun, or python -m tfdist.launch --via horovodrun"
     return [Check("horovodrun", value, "missing", cure)]
 
 
 def _loaded_libraries() -> str:
-    """What this process has mapped, as Linux tells."""
+    """Returns the libraries that this process has loaded, as Linux lists them."""
     return Path("/proc/self/maps").read_text()
 
 
 def _mpi4py() -> Check:
-    """What tells workers that mpirun started each other's addresses, for multi_worker."""
+    """Checks mpi4py, by which multi_worker exchanges addresses under mpirun."""
     try:
         mpi = rendezvous.load_mpi()
     except (ImportError, RuntimeError) as error:
@@ -112,5 +112,5 @@ def _cluster() -> list[Check]:
     try:
         rows = cluster.discover().describe()
     except TfdistError as error:
-        return [Check("cluster", str(error), "wrong", "set the variables right, or unset them")]
+        return [Check("cluster", str(error), "wrong", "correct or unset these variables")]
     return [Check(name, value) for name, value in rows.items()]

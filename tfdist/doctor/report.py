@@ -1,4 +1,4 @@
-"""The report, as tables for people or as JSON for programs."""
+"""Prints the environment checks as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Groups = Mapping[str, Sequence[Check]]
 
 
 def healthy(groups: Groups) -> bool:
-    """Tells whether no line is red."""
+    """Tells whether no check is red."""
     return all(check.state != "wrong" for checks in groups.values() for check in checks)
 
 
 def as_json(groups: Groups) -> str:
-    """Returns the report as JSON: `{"healthy": ..., "groups": {name: [line, ...]}}`."""
+    """Returns the report as JSON: `{"healthy": ..., "groups": {name: [check, ...]}}`."""
     lines = {name: [check._asdict() for check in checks] for name, checks in groups.items()}
     return json.dumps({"healthy": healthy(groups), "groups": lines}, indent=2)
 
 
 def show(groups: Groups) -> None:
-    """Prints a table; a line that is not green has the cure under it."""
+    """Prints a table, with the fix below each check that did not pass."""
     tables.facts(
         *([(group, "", ""), *map(_row, checks)] for group, checks in groups.items()),
     )
@@ -35,5 +35,5 @@ def show(groups: Groups) -> None:
 
 def _row(check: Check) -> tuple[tables.Cell, ...]:
     state = Text(check.state, style=_STYLES[check.state])
-    found = f"{check.value}\ncure: {check.cure}" if check.cure else check.value
-    return f"  {check.name}", state, found
+    text = f"{check.value}\nfix: {check.cure}" if check.cure else check.value
+    return f"  {check.name}", state, text

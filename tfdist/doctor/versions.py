@@ -1,4 +1,4 @@
-"""Versions of Python and of the libraries, against what tfdist was tested with."""
+"""Compares the versions of Python and of the libraries with those that tfdist was tested with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.version import __version__
 
 
 def checks() -> list[Check]:
-    """Returns a line for Python, one for tfdist, and one for each library that it needs."""
+    """Returns a check for Python, for tfdist, and for each library that it requires."""
     lines = [
         Check("python", platform.python_version()),
         Check("tfdist", __version__),
@@ -22,24 +22,24 @@ def checks() -> list[Check]:
 
 
 def _requirements() -> list[Requirement]:
-    """What tfdist needs; where it is used without having been installed, the two that count."""
+    """Returns the requirements of tfdist; the main ones if it is not installed as a package."""
     try:
-        all_of_them = metadata.requires("tfdist") or []
+        texts = metadata.requires("tfdist") or []
     except metadata.PackageNotFoundError:
-        all_of_them = ["tensorflow", "keras", "numpy"]
-    parsed = map(Requirement, all_of_them)
+        texts = ["tensorflow", "keras", "numpy"]
+    parsed = map(Requirement, texts)
     return [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
 
 
-def _library(needed: Requirement) -> Check:
-    cure = f"pip install '{needed}'"
-    # TensorFlow comes under several names.
-    found = versions.tensorflow() if needed.name == "tensorflow" else _version(needed.name)
-    if found is None:
-        return Check(needed.name, "not installed", "wrong", cure)
-    if needed.specifier.contains(found, prereleases=True):
-        return Check(needed.name, found)
-    return Check(needed.name, f"{found}, tested with {needed.specifier}", "wrong", cure)
+def _library(required: Requirement) -> Check:
+    name, cure = required.name, f"pip install '{required}'"
+    # TensorFlow has several distributions.
+    version = versions.tensorflow() if name == "tensorflow" else _version(name)
+    if version is None:
+        return Check(name, "not installed", "wrong", cure)
+    if required.specifier.contains(version, prereleases=True):
+        return Check(name, version)
+    return Check(name, f"{version}, tested with {required.specifier}", "wrong", cure)
 
 
 def _version(distribution: str) -> str | None:

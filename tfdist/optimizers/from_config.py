@@ -1,4 +1,4 @@
-"""The optimizer that a configuration asks for."""
+"""Creates the optimizer of a configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from tfdist.schedules import LearningRate
 
 
 def create(config: TrainConfig, learning_rate: LearningRate) -> keras.optimizers.Optimizer:
-    """Returns the optimizer, with its weight decay and its averages of weights.
+    """Returns the optimizer of a configuration, with its weight decay and weight averaging (EMA).
+
+    `adam` and `lamb` are Keras's optimizers, with decoupled weight decay; `sgd` and `lars` are
+    `MomentumSGD` and `LARS`. Biases and normalization weights never decay.
 
     Args:
-        config: Names it: `adam` and `lamb` are Keras's, whose decay is apart from the gradient;
-            `sgd` and `lars` are `MomentumSGD` and `LARS`. Biases and normalisation never decay.
-        learning_rate: `schedules.learning_rate(config, steps_per_epoch)`.
+        config: The configuration.
+        learning_rate: The result of `schedules.learning_rate(config, steps_per_epoch)`.
     """
     options: dict[str, Any] = {"weight_decay": config.weight_decay or None}
     if config.ema is not None:
@@ -28,5 +30,5 @@ def create(config: TrainConfig, learning_rate: LearningRate) -> keras.optimizers
         return MomentumSGD(learning_rate, config.momentum, **options)
     if config.optimizer == "lars":
         return LARS(learning_rate, config.momentum, **options)
-    chosen = keras.optimizers.Lamb if config.optimizer == "lamb" else keras.optimizers.Adam
-    return leave_biases_and_norms(chosen(learning_rate, **options))
+    create_fn = keras.optimizers.Lamb if config.optimizer == "lamb" else keras.optimizers.Adam
+    return leave_biases_and_norms(create_fn(learning_rate, **options))

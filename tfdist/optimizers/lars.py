@@ -1,4 +1,4 @@
-"""Layer-wise adaptive rate scaling."""
+"""Layer-wise adaptive rate scaling (LARS)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LARS(MomentumSGD):
         **options: Options of every Keras optimizer, such as `clipnorm` and `use_ema`.
 
     Raises:
-        ConfigurationError: The momentum or the decay is out of its range.
+        ConfigurationError: The momentum or the decay is out of range.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LARS(MomentumSGD):
         self.trust = trust
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Changes one weight by its gradient, which may be `tf.IndexedSlices`."""
+        """Updates one weight by its gradient, which may be `tf.IndexedSlices`."""
         dtype, place = variable.dtype, keras_optimizers.place_of(self, variable)
         gradient, rate = dense(gradient, dtype), ops.cast(learning_rate, dtype)
         if self._decays[place]:
@@ -88,7 +88,7 @@ class LARS(MomentumSGD):
 
 
 def _norm(tensor: Any) -> Any:
-    """Returns the Euclidean norm; of half precision in float32, where squares do not overflow."""
+    """Returns the Euclidean norm; float16 and bfloat16 are summed in float32 to avoid overflow."""
     tensor = ops.convert_to_tensor(tensor)
     if keras.backend.standardize_dtype(tensor.dtype) in ("float16", "bfloat16"):
         tensor = ops.cast(tensor, "float32")

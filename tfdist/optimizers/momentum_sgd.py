@@ -1,4 +1,4 @@
-"""Gradient descent whose velocity is in units of gradients, so that it outlives another rate."""
+"""Gradient descent whose velocity does not contain the learning rate (momentum correction)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         **options: Options of every Keras optimizer, such as `clipnorm` and `use_ema`.
 
     Raises:
-        ConfigurationError: The momentum or the decay is out of its range.
+        ConfigurationError: The momentum or the decay is out of range.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class MomentumSGD(keras.optimizers.Optimizer):
         exclude: Sequence[str] = NOT_DECAYED,
         **options: Any,
     ) -> None:
-        # Keras's own decay stays off.
+        # Without Keras's decoupled weight decay.
         super().__init__(learning_rate=learning_rate, **options)
         if not 0 <= momentum < 1 or (weight_decay or 0) < 0:
             raise ConfigurationError(
                 f"{type(self).__name__}: expected a momentum from 0 to below 1 and a weight decay "
-                f"from 0, got {momentum} and {weight_decay}."
+                f"of at least 0, got {momentum} and {weight_decay}."
             )
         self.momentum, self.nesterov = momentum, nesterov
         self.decay, self.exclude = weight_decay or 0.0, tuple(exclude)
         self.exclude_from_weight_decay(var_names=list(exclude))
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Makes a velocity for each weight, of its shape and dtype."""
+        """Creates a velocity for each weight, with its shape and dtype."""
         if self.built:
             return
         super().build(variables)
@@ -74,7 +74,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         self._decays = [keras_optimizers.decays(self, v) for v in variables]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Changes one weight by its gradient, which may be `tf.IndexedSlices`."""
+        """Updates one weight by its gradient, which may be `tf.IndexedSlices`."""
         rate = ops.cast(learning_rate, variable.dtype)
         place = keras_optimizers.place_of(self, variable)
         gradient = self._decayed(dense(gradient, variable.dtype), variable, place)
@@ -86,7 +86,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         self.assign_sub(variable, ops.multiply(step, rate))
 
     def _decayed(self, gradient: Any, variable: Any, place: int) -> Any:
-        """Returns the gradient with that of the penalty on the weight."""
+        """Returns the gradient plus the gradient of the penalty."""
         if not (self.decay and self._decays[place]):
             return gradient
         return ops.add(gradient, ops.multiply(variable, ops.cast(self.decay, variable.dtype)))
@@ -102,5 +102,5 @@ class MomentumSGD(keras.optimizers.Optimizer):
 
 
 def dense(gradient: Any, dtype: Any) -> Any:
-    """Returns a gradient with all its zeros: momentum and decay move every row anyway."""
+    """Returns a gradient as a dense tensor, because momentum and decay update every row anyway."""
     return ops.cast(tf.convert_to_tensor(gradient), dtype)

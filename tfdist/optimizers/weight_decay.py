@@ -1,10 +1,10 @@
-"""Which weights decay: neither biases nor the scale and shift of normalisation layers."""
+"""Excludes biases, and the scale and shift of normalization layers, from weight decay."""
 
 from __future__ import annotations
 
 import keras
 
-#: Words in the names that Keras's layers give to such weights.
+#: Parts of the names that Keras's layers give to these weights.
 NOT_DECAYED = ("bias", "gamma", "beta")
 
 

@@ -1,4 +1,4 @@
-"""Batches that grow over the first epochs, and how many steps that makes."""
+"""Batch sizes that grow over the first epochs, and the resulting number of steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tfdist.config import TrainConfig
 
 
 def batch_sizes(config: TrainConfig) -> int | dict[int, int]:
-    """The global batch, or sizes by the epoch from which on they hold, for `Trainer.fit`."""
+    """Returns the global batch size, or sizes by first epoch (from 0), for `Trainer.fit`."""
     sizes, epoch = {}, 0
     for stage in config.batch_warmup or ():
         size, _, epochs = stage.partition(":")
@@ -16,13 +16,13 @@ def batch_sizes(config: TrainConfig) -> int | dict[int, int]:
 
 
 def steps_until(config: TrainConfig, steps_per_epoch: int, epoch: float) -> int:
-    """The optimizer steps before a moment of the training.
+    """Returns the number of optimizer steps before a point of the training.
 
     Args:
-        config: Has the sizes of the batches.
-        steps_per_epoch: With `config.batch_size`. Smaller batches are counted as if the last of
-            these were full.
-        epoch: The moment, in epochs from the beginning.
+        config: Configuration of the batch sizes.
+        steps_per_epoch: Steps per epoch with `config.batch_size`. Steps with smaller batches are
+            computed as if the last one of these were full.
+        epoch: The point in epochs since the beginning; may be fractional.
     """
     sizes = batch_sizes(config)
     if isinstance(sizes, int):

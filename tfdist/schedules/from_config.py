@@ -1,4 +1,4 @@
-"""The learning rate that a configuration asks for, and what to say of it."""
+"""Creates and describes the learning rate of a configuration."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ _SCALINGS = {"linear": linear_scaling, "sqrt": sqrt_scaling}
 
 
 def peak(config: TrainConfig) -> float:
-    """The highest learning rate of a run, scaled to its batch where the configuration says so.
+    """Returns the highest learning rate of a run, scaled with the batch if so configured.
 
     Raises:
-        ConfigurationError: It scales, and the batch that the rate is for is not given.
+        ConfigurationError: The rate is scaled, but its reference batch size is unknown.
     """
     if config.lr_scaling == "none":
         return config.learning_rate
     if config.lr_reference_batch is None:
         raise ConfigurationError(
-            f"--lr-scaling {config.lr_scaling} needs the batch that --learning-rate "
-            f"{config.learning_rate:g} is meant for: add --lr-reference-batch 256, or whichever."
+            f"--lr-scaling {config.lr_scaling} needs the batch size that --learning-rate "
+            f"{config.learning_rate:g} is meant for: add --lr-reference-batch, for example 256."
         )
     scale = _SCALINGS[config.lr_scaling]
     return scale(config.learning_rate, config.batch_size, config.lr_reference_batch)
 
 
 def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningRate:
-    """The learning rate that the configuration asks for, ready for an optimizer.
+    """Returns the learning rate of a configuration for an optimizer, a float or a schedule.
 
     Args:
-        config: Gives the rule, the rate, its scaling, the epochs, the warm-up and its batches.
-        steps_per_epoch: Batches of `batch_size` in one epoch; None where the data do not tell.
+        config: Configuration of the schedule, the rate, its scaling, epochs, and warm-up.
+        steps_per_epoch: Steps per epoch with `config.batch_size`; None if unknown.
 
     Raises:
-        ConfigurationError: The warm-up is as long as the training, or the rule goes by the length
-            of an epoch and nobody knows it; or the rule lacks something.
+        ConfigurationError: The warm-up is as long as the training, the schedule needs the unknown
+            length of an epoch, or an option of the schedule is missing.
     """
     highest = peak(config)
     if steps_per_epoch is None:
         if config.lr_rule == "constant" and not config.warmup_epochs:
             return highest
         raise ConfigurationError(
-            f"The learning rate ({describe(config)}) goes by the steps of an epoch, and the data "
-            "do not tell how many they are: use tf.data.experimental.assert_cardinality in the "
+            f"The learning rate ({describe(config)}) depends on the number of steps per epoch, "
+            "which is unknown for these data: use tf.data.experimental.assert_cardinality in the "
             "recipe's train_data, or --lr-rule constant --warmup-epochs 0."
         )
     until = functools.partial(steps_until, config, steps_per_epoch)
@@ -67,7 +67,7 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
 
 
 def describe(config: TrainConfig) -> str:
-    """The rule in words, for the start-up table."""
+    """Returns a description of the schedule for the start-up table."""
     words = f"{config.lr_rule}, {peak(config):g}"
     if config.lr_scaling != "none":
         words += (
@@ -89,6 +89,6 @@ def _decay_epochs(config: TrainConfig) -> list[float]:
     if not config.lr_decay_epochs:
         raise ConfigurationError(
             "--lr-rule step needs the epochs after which the rate falls: add "
-            "--lr-decay-epochs 30,60,80, or other ones."
+            "--lr-decay-epochs, for example 30,60,80."
         )
     return config.lr_decay_epochs

@@ -1,8 +1,8 @@
-"""Learning-rate rules: functions that return a float or a Keras schedule.
+"""Learning rate schedules: functions that return a float or a Keras schedule.
 
-They are built from what Keras ships, so that a saved model loads without tfdist; only the rise in
-front of `step` and `polynomial`, which Keras has not, is a class of our own (`Warmup`). Steps are
-optimizer steps, which are global batches; the first one is step 0.
+They use Keras's schedules, so that a saved model loads without tfdist, except for the warm-up of
+`step` and `polynomial` (`Warmup`), which Keras lacks. Steps are optimizer steps, each on one global
+batch, counted from 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def constant(learning_rate: float, warmup_steps: int = 0, start: float = 0.0) ->
     """
     if not warmup_steps:
         return learning_rate
-    # A cosine that ends where it begins (alpha=1) is Keras's way to warm up to a constant.
+    # A cosine with alpha=1, which is constant, is the way to warm up to a constant in Keras.
     return keras.optimizers.schedules.CosineDecay(
         start, decay_steps=1, alpha=1.0, warmup_target=learning_rate, warmup_steps=warmup_steps
     )
@@ -135,11 +135,12 @@ def step(
     """
     if list(boundaries) != sorted(set(boundaries)) or min(boundaries, default=1) <= warmup_steps:
         raise ConfigurationError(
-            f"The rate falls at the steps {', '.join(map(str, boundaries))}: expected rising ones "
-            f"after the {warmup_steps} of the warmup: change --lr-decay-epochs or --warmup-epochs."
+            f"The learning rate falls at the steps {', '.join(map(str, boundaries))}: expected "
+            f"increasing steps after the warm-up of {warmup_steps} steps. Change --lr-decay-epochs "
+            "or --warmup-epochs."
         )
     rates = [learning_rate * factor**i for i in range(len(boundaries) + 1)]
-    # Keras's boundaries are the last steps of the rate before.
+    # Keras's boundaries are the last steps of the previous rate.
     last = [boundary - warmup_steps - 1 for boundary in boundaries]
     decay = keras.optimizers.schedules.PiecewiseConstantDecay(last, rates)
     return Warmup(decay, warmup_steps, start) if warmup_steps else decay
@@ -166,27 +167,27 @@ def one_cycle(
         start: The rate at step 0; None: 1/25 of `learning_rate`.
 
     Raises:
-        ConfigurationError: The rise leaves no step for the decay.
+        ConfigurationError: The warm-up leaves no step for the decay.
     """
-    rise = warmup_steps or max(1, round(0.3 * total_steps))
+    warmup_steps = warmup_steps or max(1, round(0.3 * total_steps))
     return keras.optimizers.schedules.CosineDecay(
         learning_rate / 25 if start is None else start,
-        _steps_of_decay(total_steps, rise, "one-cycle"),
+        _steps_of_decay(total_steps, warmup_steps, "one-cycle"),
         alpha=1 / 25e4,
         warmup_target=learning_rate,
-        warmup_steps=rise,
+        warmup_steps=warmup_steps,
     )
 
 
 def _steps_of_decay(total_steps: int, warmup_steps: int, rule: str) -> int:
-    """The steps after the warm-up.
+    """Returns the number of steps after the warm-up.
 
     Raises:
         ConfigurationError: There are none.
     """
     if warmup_steps >= total_steps:
         raise ConfigurationError(
-            f"The warmup takes {warmup_steps} of {total_steps} steps and leaves none for the "
-            f"{rule}: lower --warmup-epochs or raise --epochs."
+            f"The warm-up takes {warmup_steps} of {total_steps} steps and leaves none for the "
+            f"{rule} decay. Decrease --warmup-epochs or increase --epochs."
         )
     return total_steps - warmup_steps

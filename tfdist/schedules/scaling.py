@@ -1,4 +1,4 @@
-"""How the learning rate goes with the global batch."""
+"""Scales the learning rate with the global batch size."""
 
 from __future__ import annotations
 

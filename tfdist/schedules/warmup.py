@@ -37,7 +37,7 @@ class Warmup(Schedule):
         self.then, self.warmup_steps, self.start = then, warmup_steps, start
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """Returns the rate at an optimizer step, counted from 0; a float32 scalar."""
+        """Returns the learning rate at an optimizer step (from 0), a float32 scalar."""
         done = tf.cast(tf.convert_to_tensor(step), tf.float32)
         steps = tf.constant(self.warmup_steps, tf.float32)
         peak = tf.cast(self.then(tf.constant(0.0)), tf.float32)
@@ -55,6 +55,6 @@ class Warmup(Schedule):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Warmup:
-        """Returns the schedule of such arguments."""
+        """Creates a schedule from the arguments that `get_config` returned."""
         then = keras.optimizers.schedules.deserialize(config["then"])
         return cls(**{**config, "then": then})
