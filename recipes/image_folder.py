@@ -7,7 +7,7 @@ Command:   python -m tfdist.train --recipe image_folder --data photos/ --strateg
 Network:   --model resnet18 (or any other of tfdist.models), --model keras_application
            --set application=EfficientNetV2B0 --set weights=imagenet (or the path of a file)
 Try it:    ... --data small: drawn images of three classes
-Result:    0.52 of the held-out drawn images after 3 epochs with --set image_size=32 --set width=16
+Result:    all of the held-out drawn images after 3 epochs with --set image_size=32 --set width=16
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from tfdist.errors import ConfigurationError
 
 DEFAULTS: Mapping[str, Any] = {
     "model": "resnet18",
-    "set": {"stem": "large"},
+    # Of the moving averages: a folder of images may have few steps, of which 0.99 forgets little.
+    "set": {"batch_norm_momentum": 0.9},
     "epochs": 20,
-    "batch_size": 64,
+    "batch_size": 32,
     "learning_rate": 1e-3,
     "lr_rule": "cosine",
     "warmup_epochs": 0.5,
@@ -46,6 +47,8 @@ SMOKE: Mapping[str, Any] = {
     "set": {"image_size": 64, "width": 8, "num_blocks": [1, 1], "randaugment": 0},
 }
 
+#: Smallest image, in pixels, whose first layers of a ResNet may leave a quarter of each side.
+_LARGE_STEM = 96
 _SUFFIXES = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 
 
@@ -68,6 +71,8 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
     own = Hyperparameters.model_validate(config.set)
     shape, num_classes = (own.image_size, own.image_size, 3), len(_classes(config))
     settings = dict(config.set)
+    if "stem" in models.options(str(config.model)):
+        settings.setdefault("stem", "large" if own.image_size >= _LARGE_STEM else "small")
     to_builder = "weights" in models.options(str(config.model)) and not _is_keras_file(own.weights)
     if not to_builder:
         settings.pop("weights", None)

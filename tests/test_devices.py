@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,3 +183,25 @@ def test_gpus_get_memory_growth_without_splitting_the_cpu(monkeypatch: pytest.Mo
     monkeypatch.setattr(config, "set_logical_device_configuration", pytest.fail)
     assert devices.configure(8) == ["GPU:0", "GPU:1"]
     assert grows == ["/physical_device:GPU:0", "/physical_device:GPU:1"]
+
+
+ADAPTED = """
+import keras
+import tfdist
+words = keras.layers.TextVectorization(9)
+words.adapt(["a b", "c"])
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+print(tfdist.Trainer(model, "mirrored", devices=3).strategy.devices)
+"""
+
+
+def test_script_that_names_its_devices_may_use_tensorflow_first(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ADAPTED)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(CPUS[:3]), done.stderr

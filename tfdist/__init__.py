@@ -75,6 +75,8 @@ __all__ = [
 
 if os.environ.get("TF_CONFIG"):  # a launcher started this process
     importlib.import_module("tfdist.groups.join_at_start").prepare()
+else:
+    importlib.import_module("tfdist.script_devices").prepare()
 
 
 def __getattr__(name: str) -> Any:

@@ -23,10 +23,10 @@ SECONDS = 240.0
 pytestmark = pytest.mark.processes
 
 
-def start(command: list[str], **variables: str) -> subprocess.Popen[str]:
+def start(command: list[str], cwd: Path = ROOT, **variables: str) -> subprocess.Popen[str]:
     environ = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"} | variables
     return subprocess.Popen(
-        command, cwd=ROOT, env=environ, text=True,
+        command, cwd=cwd, env=environ, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

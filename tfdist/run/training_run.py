@@ -23,7 +23,7 @@ from tfdist.console import tables
 from tfdist.errors import ConfigurationError, Preempted
 from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts
-from tfdist.run import from_config, loggers, recipe, reports, saved_model
+from tfdist.run import from_config, loggers, memory, recipe, reports, saved_model
 from tfdist.run.effect import Watched, check_spread
 from tfdist.run.folder import RunFolder, full_disk_message, provenance, save_model
 
@@ -90,6 +90,8 @@ class TrainingRun:
         self._talks = strategy.is_chief and config.verbose != 0
         if self._talks:
             tables.facts({**facts, "run folder": str(folder.path)}.items())
+        if strategy.is_chief and (warning := memory.shortage(config, trainer.model, strategy)):
+            print(f"warning: {warning}", file=sys.stderr)
 
         self.history = keras.callbacks.History()
         self._curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")

@@ -25,6 +25,7 @@ def resnet18(
     num_blocks: Sequence[int] = (2, 2, 2, 2),
     stem: Literal["small", "large"] = "small",
     zero_gamma: bool = False,
+    batch_norm_momentum: float = 0.99,
     scale: float | None = None,
     dtype_policy: str | None = None,
 ) -> keras.Model:
@@ -44,47 +45,56 @@ def resnet18(
             pooling, which leave a quarter of each side.
         zero_gamma: Each block's last BatchNorm begins with a scale of zero, and so each block as
             the identity (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1).
+        batch_norm_momentum: Of the moving averages that BatchNorm uses outside of training. After
+            n steps, `momentum ** n` of the first values is left: choose less for short runs.
         scale: Multiplies the images on their device.
         dtype_policy: Name of the Keras policy of all layers; None: the global one.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
     """
+    momentum = batch_norm_momentum
     inputs, x = pixels(input_shape, scale, dtype_policy)
     kernel_size, strides = (3, 1) if stem == "small" else (7, 2)
-    x = _normalised_convolution(x, width, kernel_size, strides, dtype_policy)
+    x = _normalized_convolution(x, width, kernel_size, strides, dtype_policy, momentum)
     x = layers.ReLU(dtype=dtype_policy)(x)
     if stem == "large":
         x = layers.MaxPooling2D(3, 2, padding="same", dtype=dtype_policy)(x)
     for stage, blocks in enumerate(num_blocks):
         for block in range(blocks):
             strides = 2 if stage > 0 and block == 0 else 1
-            x = _residual_block(x, width * 2**stage, strides, zero_gamma, dtype_policy)
+            x = _residual_block(x, width * 2**stage, strides, zero_gamma, dtype_policy, momentum)
     x = layers.GlobalAveragePooling2D(dtype=dtype_policy)(x)
     return keras.Model(inputs, head.logits(x, num_classes, dtype_policy), name="resnet18")
 
 
 def _residual_block(
-    x: keras.KerasTensor, filters: int, strides: int, zero_gamma: bool, dtype_policy: str | None
+    x: keras.KerasTensor,
+    filters: int,
+    strides: int,
+    zero_gamma: bool,
+    dtype_policy: str | None,
+    momentum: float,
 ) -> keras.KerasTensor:
     """Two convolutions beside a shortcut, which is projected where the shapes differ."""
     shortcut = x
     if strides != 1 or x.shape[-1] != filters:
-        shortcut = _normalised_convolution(x, filters, 1, strides, dtype_policy)
-    x = _normalised_convolution(x, filters, 3, strides, dtype_policy)
+        shortcut = _normalized_convolution(x, filters, 1, strides, dtype_policy, momentum)
+    x = _normalized_convolution(x, filters, 3, strides, dtype_policy, momentum)
     x = layers.ReLU(dtype=dtype_policy)(x)
     gamma = "zeros" if zero_gamma else "ones"
-    x = _normalised_convolution(x, filters, 3, 1, dtype_policy, gamma)
+    x = _normalized_convolution(x, filters, 3, 1, dtype_policy, momentum, gamma)
     x = layers.Add(dtype=dtype_policy)([x, shortcut])
     return layers.ReLU(dtype=dtype_policy)(x)
 
 
-def _normalised_convolution(
+def _normalized_convolution(
     x: keras.KerasTensor,
     filters: int,
     kernel_size: int,
     strides: int,
     dtype_policy: str | None,
+    momentum: float,
     gamma: str = "ones",
 ) -> keras.KerasTensor:
     """A convolution without bias, which the offset of the BatchNorm behind it replaces."""
@@ -97,4 +107,6 @@ def _normalised_convolution(
         kernel_initializer="he_normal",
         dtype=dtype_policy,
     )(x)
-    return layers.BatchNormalization(gamma_initializer=gamma, dtype=dtype_policy)(x)
+    return layers.BatchNormalization(
+        momentum=momentum, gamma_initializer=gamma, dtype=dtype_policy
+    )(x)

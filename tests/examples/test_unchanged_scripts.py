@@ -1,0 +1,60 @@
+"""Plain Keras scripts print the same metrics after only their `trainer = model` line changed.
+
+Each script runs as it is, and then with a `Trainer` in one process, on two devices, under
+`tfdist.launch` and under mpirun.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examples.test_examples import finish, program, start
+
+pytestmark = pytest.mark.processes
+
+SCRIPTS = Path(__file__).parent / "scripts"
+LAUNCH = [sys.executable, "-m", "tfdist.launch", "--num-workers", "2"]
+AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+#: The arguments of `Trainer` after the model, and the command before the script.
+FORMS = {
+    "one process": ('strategy="one_device"', [sys.executable]),
+    "two devices": ('strategy="mirrored", devices=2', [sys.executable]),
+    "launch": ('strategy="multi_worker"', LAUNCH),
+    "mpirun": (
+        'strategy="horovod"',
+        [
+            program("mpirun"), "--oversubscribe", *AS_ROOT, "-np", "2", sys.executable,
+        ],
+    ),
+}  # fmt: skip
+
+
+def metrics(command: list[str], folder: Path) -> list[str]:
+    """Runs a script, and returns the metrics that rank 0 prints, or every rank alike."""
+    said = finish([start(command, cwd=folder)])
+    lines = [line.partition("metric")[2] for line in said.splitlines() if "metric" in line]
+    return list(dict.fromkeys(lines))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tables", pytest.param("images", marks=pytest.mark.long)],
+)
+def test_metrics_stay_the_same(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
+    plain = (SCRIPTS / f"{name}.py").read_text()
+    expected = metrics([sys.executable, str(SCRIPTS / f"{name}.py")], tmp_path)
+    assert len(expected) > 3
+    for form, (arguments, command) in FORMS.items():
+        folder = tmp_path / form.replace(" ", "-")
+        folder.mkdir()
+        text = plain.replace("trainer = model", f"trainer = tfdist.Trainer(model, {arguments})")
+        assert text.count("tfdist.Trainer") == 1
+        (folder / "script.py").write_text(
+            text.replace("import keras\n", "import keras\nimport tfdist\n", 1)
+        )
+        assert metrics([*command, "script.py"], folder) == expected, form

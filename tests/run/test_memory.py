@@ -1,0 +1,59 @@
+"""A training that cannot fit into memory is announced before it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+
+from tfdist import strategies
+from tfdist.config import TrainConfig
+from tfdist.run import memory
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    inputs = keras.Input((10,))
+    inner = keras.Sequential([keras.Input((100,)), keras.layers.Dense(50)])
+    x = inner(keras.layers.ReLU()(keras.layers.Dense(100)(inputs)))
+    return keras.Model(inputs, x)
+
+
+#: Bytes: gradients and two slots of Adam; outputs of the two dense layers for a row.
+STATE, ROW = 3 * 4 * (11 * 100 + 101 * 50), 4 * (100 + 50)
+
+
+@pytest.mark.parametrize(
+    ("missing", "fields"),
+    [
+        (1, {}),
+        (0, {}),
+        (0, {"accumulate": 2}),
+        (0, {"remat": "all"}),
+    ],
+)
+def test_warns_only_of_what_cannot_fit(
+    missing: int, fields: dict[str, Any], model: keras.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(batch_size=1000, **fields)
+    room = STATE + 1000 * ROW - missing
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("", (), {"available": room}))
+    monkeypatch.setattr(memory, "_CGROUP", memory.Path("/no/such/folder"))
+    warning = memory.shortage(config, model, strategies.create("one_device"))
+    assert bool(warning) == bool(missing)
+    if missing:
+        assert "at least 674 kB more memory (73.8 kB for gradients" in warning
+        assert "--accumulate 2" in warning
+
+
+def test_container_and_flag_limit_the_memory(
+    model: keras.Model, tmp_path: memory.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("4000\n")
+    strategy = strategies.create("one_device")
+    assert not memory.shortage(TrainConfig(), model, strategy)
+    assert memory.shortage(TrainConfig(memory=1, batch_size=9999), model, strategy)
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert "1 kB are available" in memory.shortage(TrainConfig(), model, strategy)
