@@ -1,4 +1,4 @@
-"""What the basic recipes have in common: they differ by the wrap alone.
+"""The model and data that the basic recipes share; they differ only in how they distribute it.
 
 A network of two layers, trained by SGD with momentum on the digits of scikit-learn: 1,797 images
 of 8x8, of which a fifth, written by others, is held out.

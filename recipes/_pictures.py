@@ -1,4 +1,4 @@
-"""Pictures of a classifier's validation: the confusion matrix and the worst predictions."""
+"""Plots of a classifier's validation: the confusion matrix and the worst predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS, _ROWS = 4, 4  # of the worst predictions
 def confusion_matrix(
     labels: np.ndarray, predicted: np.ndarray, classes: Sequence[str], path: Path
 ) -> np.ndarray:
-    """Draws how often each class was predicted as which.
+    """Plots the confusion matrix.
 
     Args:
         labels: True classes, integers `(n,)`.

@@ -1,4 +1,4 @@
-"""A small network on made points: what `--new-recipe` writes, to be changed.
+"""A small network on generated points: the template that `--new-recipe` writes.
 
 Command:  python -m tfdist.train --recipe recipes/_template.py --strategy mirrored
 Result:   0.97 or more of the held-out points on the right side, in seconds on two cores
@@ -23,13 +23,13 @@ DEFAULTS: Mapping[str, Any] = {"epochs": 20, "batch_size": 64, "learning_rate": 
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets: everything that no other recipe has."""
+    """Hyperparameters of this recipe, which `--set NAME=VALUE` sets."""
 
     width: int = Field(32, ge=1)
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network; called where the strategy wants the variables."""
+    """Returns the compiled network; called in the strategy's scope."""
     own = Hyperparameters.model_validate(config.set)
     layers = keras.layers
     model = keras.Sequential(
@@ -55,17 +55,17 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset | None:
-    """Returns batches of points that were held out; None would mean that there are none."""
+    """Returns batches of held-out points; return None to train without validation."""
     return tf.data.Dataset.from_tensor_slices(_points(seed=2)).batch(config.batch_size)
 
 
 def callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
-    """Returns Keras callbacks of this workload's own, if it has any."""
+    """Returns additional Keras callbacks for this recipe."""
     return []
 
 
 def _points(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points in a square, and whether each lies in the circle around its middle."""
+    """Returns points in a square, and whether each is inside a circle around its center."""
     points = np.random.default_rng(seed).uniform(-1, 1, (1024, 2)).astype("float32")
     return points, (np.hypot(*points.T) < 0.8).astype("int32")
 

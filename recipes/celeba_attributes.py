@@ -35,14 +35,14 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "cosine",
     "warmup_epochs": 0.5,
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {"batch_size": 16, "set": {"image_size": 32, "filters": [8, 16]}}
 
 _NUM_ATTRIBUTES, _SIDE = 40, 8  # of the drawn images: pixels of a square
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets besides the arguments of the model."""
+    """Hyperparameters besides the arguments of the model, which `--set NAME=VALUE` sets."""
 
     image_size: int = Field(64, ge=8)  # pixels of a side
 
@@ -69,7 +69,7 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns the images of the validation split likewise, as they are."""
+    """Returns global batches of the validation split, without augmentation."""
     return _read(config, "validation")
 
 
@@ -112,7 +112,7 @@ _FEATURES = (
 
 
 def _examples(split: str) -> Iterator[dict[str, object]]:
-    """Images of 5 x 8 squares, each light where its attribute is true."""
+    """Yields images of 5 x 8 squares, each of which is bright if its attribute is true."""
     random = np.random.default_rng(["train", "validation"].index(split))
     for _ in range({"train": 2048, "validation": 512}[split]):
         attributes = random.random(_NUM_ATTRIBUTES) < 0.3

@@ -31,7 +31,7 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 256,
     "learning_rate": 0.05,
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {
     "batch_size": 64,
     "set": {"num_items": 2000, "num_ratings": 2000},
@@ -39,7 +39,7 @@ SMOKE: Mapping[str, Any] = {
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets."""
+    """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     num_users: PositiveInt = 500
     num_items: PositiveInt = 200_000
@@ -48,7 +48,7 @@ class Hyperparameters(BaseModel):
 
 
 def in_the_open() -> None:
-    """What `--strategy central_storage` does, line by line."""
+    """Does step by step what `--strategy central_storage` does."""
     config = TrainConfig(**DEFAULTS)
     keras.utils.set_random_seed(config.seed)
 
@@ -71,7 +71,7 @@ def in_the_open() -> None:
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network: from a user's vector and an item's to whether it is liked."""
+    """Returns the compiled network, which predicts from two embeddings if a user likes an item."""
     own, layers = Hyperparameters.model_validate(config.set), keras.layers
     user, item = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
     vectors = [

@@ -36,7 +36,7 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "step",
     "lr_decay_epochs": [82, 123],  # the paper's 32,000 and 48,000 steps
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {"batch_size": 16, "set": {"width": 4, "num_blocks": [1, 1]}}
 
 _SHAPE, _NUM_CLASSES, _PADDING = (32, 32, 3), 10, 4
@@ -73,12 +73,12 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns the test images as they are."""
+    """Returns global batches of the test images, without augmentation."""
     return data.read(config, _DATA, "validation", batch_fn=_image_and_label)
 
 
 def _augmented(example: Any, seed: tf.Tensor) -> Any:
-    """Four pixels of padding, a region of the image's size, and left for right."""
+    """Pads by four pixels, crops at random to the original size, and flips at random."""
     sides = [[_PADDING] * 2, [_PADDING] * 2, [0, 0]]
     region = tf.image.stateless_random_crop(tf.pad(example["image"], sides), _SHAPE, seed)
     return example | {"image": images.flip(region, seed)}

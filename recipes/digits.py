@@ -35,7 +35,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets besides the arguments of the model."""
+    """Hyperparameters besides the arguments of the model, which `--set NAME=VALUE` sets."""
 
     mixup: float = Field(0.0, ge=0)  # alpha of the beta distribution; 0: images are not mixed
 
@@ -55,7 +55,7 @@ _SHUFFLE_BUFFER = 2048  # more than there are images: every order is possible
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network; the images come as uint8 and are normalised on the device."""
+    """Returns the compiled network for uint8 images, which it normalizes on the device."""
     model = models.image_classifier(config.model, (8, 8, 1), 10, config.set, scale=1 / _MAX_PIXEL)
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
@@ -107,7 +107,7 @@ def _image_and_label(config: TrainConfig) -> Callable[[Any], tuple[tf.Tensor, tf
 
 
 def _written(config: TrainConfig, split: str) -> Path:
-    """Returns a split's folder, whose shards are written where they are missing."""
+    """Returns the folder of a split, and writes its shards if they are missing."""
     folder = Path(config.data_dir) / "digits" / split
     pipelines.write_shards(
         _examples(split),
@@ -120,7 +120,7 @@ def _written(config: TrainConfig, split: str) -> Path:
 
 
 def _examples(split: str) -> Iterator[dict[str, np.ndarray]]:
-    """Every image of a split, in an order that never changes."""
+    """Yields the images of a split, always in the same order."""
     # Imported where the images are written, once: it takes as long as reading them does.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split

@@ -30,7 +30,7 @@ _NUM_TRAINING = 1437  # four fifths; the rest is held out
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets."""
+    """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     latent_dim: PositiveInt = 16
     d_rate: PositiveFloat = 0.25  # the discriminator's learning rate, as a part of the generator's
@@ -105,7 +105,7 @@ class GAN(keras.Model):
         return self.tracked(self.d_loss(images, made, training=False), g_loss, logits)
 
     def d_loss(self, images: Any, made: Any, training: bool = True) -> Any:
-        """Returns the discriminator's loss: real images are 1, made ones 0."""
+        """Returns the discriminator's loss; labels are 1 (real) and 0 (generated)."""
         of_real = self.discriminator(images, training=training)
         of_made = self.discriminator(made, training=training)
         real = self.loss_of(ops.ones_like(of_real), of_real)
@@ -119,7 +119,7 @@ class GAN(keras.Model):
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled pair; the rate, and its rule, are the generator's."""
+    """Returns the compiled GAN; learning rate and schedule are those of the generator."""
     own = Hyperparameters.model_validate(config.set)
     rate = schedules.learning_rate(config, steps_per_epoch)
     model = GAN(own.latent_dim, own.d_rate * schedules.peak(config))

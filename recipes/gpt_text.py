@@ -1,4 +1,4 @@
-"""A small GPT on text, with the bytes for tokens.
+"""A small GPT on text, with bytes as tokens.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the small text is what
 `help()` of this Python knows of its language: half a million bytes of English and code.
@@ -34,7 +34,7 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "cosine",
     "warmup_epochs": 1,
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {"batch_size": 8, "set": {"size": "tiny", "length": 32}}
 
 _VOCABULARY_SIZE = text.END + 1  # bytes, and the end of a document
@@ -42,7 +42,7 @@ _SHUFFLED_ROWS, _VALIDATION_STEPS = 2048, 20
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets."""
+    """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     size: Literal["tiny", "mini", "small", "medium"] = "small"
     length: int = Field(128, ge=2)  # tokens of a row
@@ -52,7 +52,7 @@ class Hyperparameters(BaseModel):
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network; its loss is in nats for each byte."""
+    """Returns the compiled network; its loss is in nats per byte."""
     own = Hyperparameters.model_validate(config.set)
     model = models.gpt(
         _VOCABULARY_SIZE, own.length, size=own.size, dropout=own.dropout, remat=own.remat
@@ -68,7 +68,7 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
 
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns global batches of tokens and of those behind them, both int32 (batch, length)."""
+    """Returns global batches of tokens and the next tokens, both int32 `(batch, length)`."""
     own = Hyperparameters.model_validate(config.set)
     return _rows(config, "train").shuffle(_SHUFFLED_ROWS, config.seed).batch(
         config.batch_size, drop_remainder=True
@@ -76,13 +76,13 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns some batches of the held-out text likewise, always the same."""
+    """Returns some batches of held-out text, always the same."""
     rows = _rows(config, "validation").repeat()
     return rows.batch(config.batch_size, drop_remainder=True).take(_VALIDATION_STEPS)
 
 
 def _rows(config: TrainConfig, split: str) -> tf.data.Dataset:
-    """Documents laid end to end: tokens of a row, and the tokens behind each of them."""
+    """Concatenates documents, and returns rows of tokens with the next token of each."""
     length = Hyperparameters.model_validate(config.set).length
     if config.data == data.SYNTHETIC:
         tokens = data.Noise((length + 1,), "int32", _VOCABULARY_SIZE)

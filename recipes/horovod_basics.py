@@ -31,15 +31,15 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def in_the_open() -> None:
-    """Horovod's own way, where every rank feeds itself; `--strategy horovod` splits batches."""
-    # 1. Init: the ranks that mpirun started find each other.
-    # 2. Pin the GPU: init shows each rank the one of its local rank, and no other.
+    """Trains as in Horovod's examples, where each rank reads its own batches."""
+    # 1. Initialize Horovod, which connects the ranks that mpirun started.
+    # 2. Pin the GPU: init makes only the GPU of its local rank visible to each rank.
     hvd.init()
 
-    # 3. Scale the rate: a step sees as many batches as there are ranks.
+    # 3. Scale the learning rate, because a step uses one batch of each rank.
     config = TrainConfig(**{**DEFAULTS, "batch_size": 32, "learning_rate": 0.05 * hvd.size()})
 
-    # Every rank draws batches of its own out of all images, as many as the others.
+    # Every rank draws its own batches from all images; all ranks draw the same number.
     data = train_data(config.model_copy(update={"seed": hvd.rank()})).repeat()
     steps_per_epoch = NUM_TRAINING // config.batch_size // hvd.size()
     model = build_model(config, steps_per_epoch)
@@ -47,9 +47,9 @@ def in_the_open() -> None:
     # 4. Wrap the optimizer: the gradients of all ranks are averaged before they are applied.
     model.compile(hvd.DistributedOptimizer(model.optimizer), model.loss, metrics=["accuracy"])
     callbacks = [
-        # 5. Broadcast: all ranks begin with rank 0's weights.
+        # 5. Broadcast the initial weights of rank 0 to all ranks.
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        # Metrics over all ranks, and three epochs of rising rate, for it was scaled.
+        # Average metrics over all ranks, and warm up the scaled learning rate for three epochs.
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.LearningRateWarmupCallback(config.learning_rate, warmup_epochs=3),
     ]
@@ -62,7 +62,7 @@ def in_the_open() -> None:
         verbose=2 if hvd.rank() == 0 else 0,
     )
 
-    # 6. Rank 0 saves; the others would write the same file at the same time.
+    # 6. Save on rank 0 only; otherwise all ranks would write the same file at the same time.
     if hvd.rank() == 0:
         model.save("horovod_basics.keras")
 

@@ -41,7 +41,7 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "cosine",
     "warmup_epochs": 0.5,
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {
     "batch_size": 8,
     "set": {"image_size": 64, "width": 8, "num_blocks": [1, 1], "randaugment": 0},
@@ -53,7 +53,7 @@ _SUFFIXES = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets, besides the arguments of the model."""
+    """Hyperparameters besides the arguments of the model, which `--set NAME=VALUE` sets."""
 
     image_size: int = Field(160, ge=8)  # height and width in pixels
     flip: bool = True  # flip half of the training images horizontally

@@ -47,7 +47,7 @@ DEFAULTS: Mapping[str, Any] = {
     "warmup_epochs": 5,
     "warmup_start": 0.1,  # of any batch: section 2.2
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {
     "model": "resnet18",
     "batch_size": 16,
@@ -58,7 +58,7 @@ _NUM_CLASSES = 1000
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets besides the arguments of the model."""
+    """Hyperparameters besides the arguments of the model, which `--set NAME=VALUE` sets."""
 
     image_size: int = Field(224, ge=8)  # pixels of a side
 

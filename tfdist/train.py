@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-        The exit code: 0; 1 for an error; 130 for an interrupt; `tfdist.errors.REQUEUE` where a
-        scheduler wants its machine back.
+        The exit code: 0; 1 for an error; 130 for an interrupt; `tfdist.errors.REQUEUE` after a
+        preemption.
     """
 
     def parse_and_run() -> None:
@@ -38,14 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(config: TrainConfig) -> keras.callbacks.History:
-    """Trains what the configuration says and writes the run folder.
+    """Runs the training of a configuration, and writes the run folder.
 
     Raises:
-        TfdistError: Something that the configuration asks for cannot be honoured.
-        KeyboardInterrupt: The user stopped the training; the last state is saved. A `Preempted`
-            where a scheduler wants its machine back.
+        TfdistError: The configuration is invalid or not supported, or the training failed.
+        KeyboardInterrupt: The user stopped the training; the last state is saved. `Preempted`
+            after a preemption.
     """
-    from tfdist.run.training_run import TrainingRun  # `--help` answers without TensorFlow
+    from tfdist.run.training_run import TrainingRun  # imported here to keep `--help` fast
 
     with closing(TrainingRun(config)) as run:
         run.finish(run.fit())

@@ -12,7 +12,7 @@ import pipelines
 from tfdist.data.data_set import Small
 
 _NUM_EXAMPLES = {"train": 2048, "validation": 512}
-_BLUR = 4  # factor from the pixels of a class's pattern to those of an image
+_BLUR = 4  # pixels of an image per pixel of the pattern
 
 
 def drawn_images(size: int, num_classes: int, names: tuple[str, ...] = ()) -> Small:
@@ -40,13 +40,14 @@ def drawn_images(size: int, num_classes: int, names: tuple[str, ...] = ()) -> Sm
         for number in range(_NUM_EXAMPLES[split]):
             label = number % num_classes
             fine = pictures[label].repeat(_BLUR, 0).repeat(_BLUR, 1)[:size, :size]
-            yield {"image": png(_seen(fine, random)), "label": label}
+            yield {"image": png(_variation(fine, random)), "label": label}
 
     what = f"{_NUM_EXAMPLES['train']} drawn images of {num_classes} classes"
     return Small(what, features, examples)
 
 
-def _seen(picture: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _variation(picture: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Returns a pattern shifted, with another brightness and noise."""
     shifted = np.roll(picture, random.integers(-_BLUR, _BLUR + 1, 2), (0, 1))
     light, noise = random.uniform(0.6, 1.0), random.normal(0, 32, picture.shape)
     return np.clip(shifted * light + noise, 0, 255).astype(np.uint8)
