@@ -285,7 +285,9 @@ class Trainer:
         )  # fmt: skip
         callbacks = self._callback_list(callbacks, verbose, 1, handler.num_batches, history=False)
         logs = keras_loops.evaluate(self._outer, handler, callbacks)
-        return logs if return_dict else keras_training.in_order_of_metrics(self.model, logs)
+        if return_dict:
+            return dict(sorted(logs.items()))  # in the order of Keras
+        return keras_training.in_order_of_metrics(self.model, logs)
 
     @_on_all_workers
     @through_the_model

@@ -42,7 +42,7 @@ def metrics(command: list[str], folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["tables", pytest.param("images", marks=pytest.mark.long)],
+    ["texts", *(pytest.param(name, marks=pytest.mark.long) for name in ("images", "tables"))],
 )
 def test_metrics_stay_the_same(name: str, tmp_path: Path) -> None:
     pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")

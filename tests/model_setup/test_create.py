@@ -218,6 +218,48 @@ def test_model_without_config_raises(strategy: Mirrored) -> None:
     assert model.compiled
 
 
+class OfTwoLayers(keras.Model):
+    """A class as in Keras's guides: it takes neither `trainable` nor `dtype`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.out = layers.Dense(3), layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.dense(inputs))
+
+
+class OfLayers(keras.Model):
+    """A class with an argument that no configuration can hold."""
+
+    def __init__(self, parts: set[Any]) -> None:
+        super().__init__()
+        self.parts = list(parts)
+
+    def call(self, inputs: Any) -> Any:
+        return self.parts[0](inputs)
+
+
+def test_class_without_keyword_arguments(strategy: Mirrored) -> None:
+    model = OfTwoLayers()
+    model.compile("sgd", "mse")
+    model(X)
+    made = create.create(model, strategy)
+    assert made is not model
+    assert_same_weights(made, model)
+
+
+def test_message_of_a_class_that_cannot_be_rebuilt_is_one_traceback(strategy: Mirrored) -> None:
+    model = OfLayers({layers.Dense(1)})
+    model.compile("sgd", "mse")
+    with pytest.raises(UnsupportedModelError, match="OfLayers cannot be rebuilt") as caught:
+        create.create(model, strategy)
+    assert caught.value.__suppress_context__
+    reason, _, cure = str(caught.value).partition("): ")
+    assert reason.endswith("in order to be serializable")  # the whole sentence of Keras
+    assert cure == "pass a function that builds it instead of the model."
+
+
 def test_build_function_without_a_model_raises(strategy: Mirrored) -> None:
     with pytest.raises(ConfigurationError, match="returned NoneType, expected a compiled keras"):
         create.create(lambda: None, strategy)

@@ -6,6 +6,7 @@ Errors of Keras and TensorFlow become messages of two lines with the cause and t
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any
 
 import keras
@@ -123,7 +124,7 @@ def root_cause(error: Exception) -> str:
     line = lines[max(node, 1) - 1] if lines else type(error).__name__
     if asserted := re.search(r"assertion failed: \[(.*?)\]", line):
         line = asserted[1]  # the message of an assertion in the data pipeline
-    return re.sub(r"^\(\d+\) [A-Z_]+:\s*", "", line)[:300]
+    return textwrap.shorten(re.sub(r"^\(\d+\) [A-Z_]+:\s*", "", line), 300, placeholder=" ...")
 
 
 def _user_traceback(error: Exception) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import tempfile
+import textwrap
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.model_setup.build import root_cause
 from tfdist.upstream import keras_layers, keras_model, keras_optimizers
 
 
@@ -23,7 +25,7 @@ def rebuild(model: keras.Model) -> keras.Model:
         if keras_model.is_functional(model):
             copied = _clone_uncompiled(model)
         else:
-            copied = type(model).from_config(model.get_config())
+            copied = _from_config(model)
         if type(copied) is not type(model):
             raise TypeError(f"the result is a {type(copied).__name__}")
         for old, new in [(model, copied), *zip(model.layers, copied.layers, strict=True)]:
@@ -39,11 +41,38 @@ def rebuild(model: keras.Model) -> keras.Model:
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be rebuilt from its configuration "
-            f"({root_cause(error)}): pass a function that builds it instead of the model."
-        ) from error
+            f"({_reason(error)}): pass a function that builds it instead of the model."
+        ) from None  # the message has the cause, and Keras's traceback is long
     if model.compiled:
         compile_like(model, copied)
     return copied
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first sentence of an error, without its final period."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return textwrap.shorten(re.split(r"\.(?= |$)", words)[0], 300, placeholder=" ...")
+
+
+def _from_config(model: keras.Model) -> keras.Model:
+    """Returns a new model of the same class.
+
+    A class such as in Keras's guides takes neither `trainable` nor `dtype`, which Keras adds to
+    each configuration. They are left out where they have their defaults, if the configuration has
+    all arguments of the class.
+    """
+    config, kind = model.get_config(), type(model)
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    names = {one.name for one in list(parameters)[1:]}
+    is_plain = (
+        all(one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) for one in parameters)
+        and kind.from_config.__func__ is keras.Model.from_config.__func__
+    )
+    is_usual = model.trainable and model.dtype_policy.name == keras.config.dtype_policy().name
+    further = config.keys() - names
+    if is_plain and is_usual and names <= config.keys() and further <= {"trainable", "dtype"}:
+        return kind(**{name: config[name] for name in names})
+    return kind.from_config(config)
 
 
 def _clone_uncompiled(model: keras.Model) -> keras.Model:
