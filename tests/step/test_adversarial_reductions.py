@@ -1,7 +1,7 @@
 """No reduction is inferred by accident of the first weights or of the first batch.
 
 Each case looks like a mean, a sum, or a row-by-row function as the training starts. The fast form
-compares what is inferred with what is known; the long one trains under mirrored and on one device.
+compares what is inferred with what is known; the long one trains on replicas and on one device.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from keras import layers, ops
 
 import tfdist
 from tests import start_tensorflow
+from tests.conformance.engines import create_strategy
 from tfdist.step import reductions
 from tfdist.step.reductions import Reduction, ReductionProbe
 from tfdist.step.row_independence import full_batch_reason
@@ -234,6 +235,7 @@ CASES = {
 def _in_float64() -> Any:
     floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
@@ -302,13 +304,14 @@ def test_no_loss_is_row_by_row_by_accident(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("strategy", ["mirrored", "towers", "sharded parameters"])
 @pytest.mark.parametrize("name", CASES)
-def test_trains_as_on_one_device(name: str) -> None:
+def test_trains_as_on_one_device(name: str, strategy: str) -> None:
     def build() -> keras.Model:
         return _model(CASES[name][0])
 
     trained = []
-    for runner in (build(), tfdist.Trainer(build, strategy="mirrored", devices=2)):
+    for runner in (build(), tfdist.Trainer(build, strategy=create_strategy(strategy, 2))):
         runner.fit(
             np.tile(X, (3, 1)) * [[1, 2, -1, 3]], np.tile(Y, (3, 1)), batch_size=5, epochs=2,
             shuffle=False, verbose=0,
@@ -323,6 +326,7 @@ def main() -> None:
     """Prints what decides each case: the analysis, a probe, or full-batch mode."""
     start_tensorflow()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     for name, (_, right) in CASES.items():
         reductions.DECISIONS.clear()
         found = _inferred(name)

@@ -26,6 +26,7 @@ from tfdist import devices
 from tfdist.errors import UnsupportedModelError
 from tfdist.step import batch_norm, perturbation
 from tfdist.step.equal_draws import draws_alike_for_all_rows
+from tfdist.step.row_analysis import RowAnalysis
 from tfdist.step.row_dependence import FREE, MIXED, UNKNOWN, Dependence, Kind
 from tfdist.step.scope import Scope
 from tfdist.step.traced_forward import TracedForward, change_is_sum
@@ -80,7 +81,10 @@ class ReductionProbe:
         traced = self.traced(training)
         if traced is not None and len(traced.losses) == num_losses:
             values = [traced.analysis.of(loss) for loss in traced.losses]
-            kinds = [_kind_of(f"add_loss number {i}", value) for i, value in enumerate(values)]
+            kinds = [
+                _decided(f"add_loss number {i}", reduction_of(value))
+                for i, value in enumerate(values)
+            ]
         else:
             kinds = [None] * num_losses
         found = [kind for kind in kinds if kind is not None]
@@ -110,7 +114,8 @@ class ReductionProbe:
         what = f"The update of {variable.path!r}"
         if (traced := self.traced(True)) is not None:
             for changed, start, new in traced.changed:
-                if changed is variable and (kind := _kind_of_change(what, traced, start, new)):
+                found = reduction_of_change(traced.analysis, start, new)
+                if changed is variable and (kind := _decided(what, found)):
                     return kind
         passes = self._forward_passes(True)
         if id(variable) not in passes[0][0].changes:
@@ -219,40 +224,47 @@ def traced_or_none(model: keras.Model, x: Any, training: bool) -> TracedForward 
         return None
 
 
-def _kind_of(what: str, value: Dependence) -> Reduction | None:
-    """Returns the reduction of the sum over the elements of a value; None if it is not known.
+def reduction_of(value: Dependence) -> Reduction | Dependence:
+    """Returns the reduction of the sum over the elements of a value, or MIXED or UNKNOWN."""
+    if value.is_mean:
+        return Reduction.MEAN
+    if value.is_sum or (value.kind is Kind.ROWS and value.power == 0):
+        return Reduction.SUM
+    is_mixed = value.kind is Kind.MIXED or (value.kind in (Kind.ROWS, Kind.SUMMED) and value.power)
+    return MIXED if is_mixed else UNKNOWN
+
+
+def reduction_of_change(
+    analysis: RowAnalysis, start: tf.Tensor | None, new: tf.Tensor
+) -> Reduction | Dependence:
+    """Returns the reduction of a variable's change, or MIXED or UNKNOWN.
+
+    Args:
+        analysis: Of the graph.
+        start: The variable's value before the change; None if that is not known.
+        new: Its value after it.
+    """
+    value = analysis.of(new)
+    if value.is_mean:
+        return Reduction.MEAN
+    change = change_is_sum(analysis, start, new)
+    if change is FREE:
+        return Reduction.SUM
+    return MIXED if value.kind is Kind.MIXED and change is not UNKNOWN else UNKNOWN
+
+
+def _decided(what: str, found: Reduction | Dependence) -> Reduction | None:
+    """Returns a reduction that the analysis found; None if it found none.
 
     Raises:
         UnsupportedModelError: The value is neither a mean nor a sum over rows.
     """
-    if value.is_mean:
-        kind = Reduction.MEAN
-    elif value.is_sum or (value.kind is Kind.ROWS and value.power == 0):
-        kind = Reduction.SUM
-    elif value.kind is Kind.MIXED or (value.kind in (Kind.ROWS, Kind.SUMMED) and value.power):
-        DECISIONS["analysis"] += 1
-        raise _not_reducible(what)
-    else:
+    if found is UNKNOWN:
         return None
     DECISIONS["analysis"] += 1
-    return kind
-
-
-def _kind_of_change(
-    what: str, traced: TracedForward, start: tf.Tensor | None, new: tf.Tensor
-) -> Reduction | None:
-    value = traced.analysis.of(new)
-    if value.is_mean:
-        DECISIONS["analysis"] += 1
-        return Reduction.MEAN
-    change = change_is_sum(traced.analysis, start, new)
-    if change is FREE:
-        DECISIONS["analysis"] += 1
-        return Reduction.SUM
-    if value.kind is Kind.MIXED and change is not UNKNOWN:
-        DECISIONS["analysis"] += 1
+    if not isinstance(found, Reduction):
         raise _not_reducible(what)
-    return None
+    return found
 
 
 def _traced_metrics(

@@ -20,7 +20,7 @@ The rules below are exact: they say ROWS or SUMMED only where that holds for all
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +49,7 @@ class Dependence:
         power: The power of the number of rows by which a value is multiplied.
         axis: Of ROWS: the axis along which the rows are.
         factor: Of ROWS: the number of entries in the block of a row. Of FREE: the integer by which
-            the power of B is multiplied. None if that is unknown. A FREE tensor with the factor 0
+            the power of B is multiplied. None if that is unknown. The factor of zeros is 0.
         parts: Of SHAPE: the class of each entry. Of LIST: that of the elements, if there are any.
     """
 
@@ -85,6 +85,11 @@ class Dependence:
         is_size = self.kind is Kind.FREE and self.power == 1
         return is_size or self.is_zero or (self.kind is Kind.SUMMED and self.power == 0)
 
+
+#: The classes of several tensors, and a rule: from an operation and the classes of its inputs, the
+#: class of its outputs.
+Values = Sequence[Dependence]
+Rule = Callable[[Any, Values], Dependence]
 
 FREE = Dependence(Kind.FREE)
 ZERO = Dependence(Kind.FREE, factor=0)
@@ -126,6 +131,11 @@ def unusual(values: Sequence[Dependence]) -> Dependence | None:
 def with_power(value: Dependence, change: int) -> Dependence:
     """Returns the class of a value times a power of the number of rows."""
     return replace(value, power=value.power + change) if change else value
+
+
+def without_factor(value: Dependence) -> Dependence:
+    """Returns a class without the integer that a FREE value is known to be, unless that is 0."""
+    return value if value.is_zero or value.kind is not Kind.FREE else size(None, value.power)
 
 
 def elementwise(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:

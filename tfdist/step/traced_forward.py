@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -39,6 +39,7 @@ class TracedForward:
         batch: Inputs and whatever else `compute` takes; gives shapes and dtypes.
         training: As in `Model.call`.
         compute: Called with the batch's tensors in place of the model's call.
+        known: Tensors of the graph with their classes, which `compute` may append.
 
     Attributes:
         outputs: Of the model, or of `compute`.
@@ -56,6 +57,7 @@ class TracedForward:
         batch: Any,
         training: bool,
         compute: Callable[[Any], Any] | None = None,
+        known: Sequence[tuple[tf.Tensor, Dependence]] = (),
     ) -> None:
         flat = tf.nest.flatten(batch)
         leaves = [leaf for leaf in flat if leaf is not None]
@@ -77,13 +79,14 @@ class TracedForward:
 
         self._function = tf.function(forward, autograph=False)
         try:
-            with tf.init_scope():
+            # An init_scope stops all tapes, also those that `compute` opens.
+            with nullcontext() if tf.executing_eagerly() else tf.init_scope():
                 graph = self._function.get_concrete_function(*specs).graph
         except Exception as error:
             raise ValueError(f"The model cannot be traced: {error}") from error
         free_with(self._function, [graph])
         kinds = [rows() if has else FREE for has in self._has_rows]
-        self.analysis = RowAnalysis(zip(self._inputs, kinds, strict=True))
+        self.analysis = RowAnalysis([*zip(self._inputs, kinds, strict=True), *known])
         for call in self.calls:
             self._know_outputs(call)
 
@@ -162,7 +165,7 @@ def change_is_sum(analysis: RowAnalysis, start: tf.Tensor | None, new: tf.Tensor
         start: The variable's value before the change; None if that is not known.
         new: Its value after it.
     """
-    if (changes := _added_to(start, new)) is None:
+    if (changes := added_to(start, new)) is None:
         return UNKNOWN if worst([analysis.of(new)]) is UNKNOWN else MIXED
     values = [analysis.of(change) for change in changes]
     if all(value.is_sum for value in values):
@@ -170,7 +173,7 @@ def change_is_sum(analysis: RowAnalysis, start: tf.Tensor | None, new: tf.Tensor
     return UNKNOWN if worst(values) is UNKNOWN else MIXED
 
 
-def _added_to(start: tf.Tensor | None, new: tf.Tensor) -> list[tf.Tensor] | None:
+def added_to(start: tf.Tensor | None, new: tf.Tensor) -> list[tf.Tensor] | None:
     """Returns what is added to a tensor, or subtracted from it; None if it is used otherwise."""
     if new is start:
         return []
@@ -178,12 +181,12 @@ def _added_to(start: tf.Tensor | None, new: tf.Tensor) -> list[tf.Tensor] | None
     if op.type in ("Identity", "StopGradient") or (
         op.type == "Cast" and op.inputs[0].dtype == new.dtype
     ):
-        return _added_to(start, op.inputs[0])
+        return added_to(start, op.inputs[0])
     if op.type in ("Add", "AddV2", "Sub"):
         one, other = op.inputs
-        if (before := _added_to(start, one)) is not None:
+        if (before := added_to(start, one)) is not None:
             return [*before, other]
-        if op.type != "Sub" and (before := _added_to(start, other)) is not None:
+        if op.type != "Sub" and (before := added_to(start, other)) is not None:
             return [*before, one]
     return None
 

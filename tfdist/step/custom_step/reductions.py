@@ -1,10 +1,13 @@
 """Reduction inference for custom steps.
 
-Whether the values that a custom step computes are a mean or a sum over rows is inferred once: the
-step is run on both halves of some rows, and on all of them, at several perturbations of the weights
-and of the first batch. To compare like with like, the runs on the halves continue with the
-gradients and metrics' results of the run on all rows. So all runs have the same weights when they
-compute a second loss, and a second update.
+Whether the values that a custom step computes are a mean or a sum over rows is inferred once. The
+static analysis of the traced step (`traced_step.py`) decides that where it knows all operations.
+What it does not know is probed: the step is run on both halves of some rows, and on all of them, at
+several perturbations of the weights and of the first batch.
+
+To compare like with like, the runs on the halves continue with the gradients and metrics' results
+of the run on all rows. So all runs have the same weights when they compute a second loss, and a
+second update.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from tfdist.errors import TfdistError
 from tfdist.precision import Scaling
 from tfdist.step import batch_norm, perturbation
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun
+from tfdist.step.custom_step.traced_step import NotReducibleError, TracedStep
 from tfdist.step.custom_step.trial import StepFn, flat_logs, try_step
-from tfdist.step.reductions import Reduction, closest, rounding, rounding_of_change
+from tfdist.step.reductions import DECISIONS, Reduction, closest, rounding, rounding_of_change
 from tfdist.strategies import batches
 from tfdist.upstream import keras_model
 
@@ -79,16 +83,52 @@ def infer_reductions(parts: BatchParts, num_replicas: int) -> ReductionPlan:
     if num_replicas == 1:
         return full_batch
     try:
-        plan = _Comparison(parts.model, [*parts.of(whole), whole]).plan()
+        parts.check(whole)
+        traced = parts.traced()
+        if (plan := _plan_of_analysis(parts.model, whole, traced)) is not None:
+            return plan
+        DECISIONS["probe"] += 1
+        plan = _Comparison(parts.model, [*parts.of(whole), whole], traced).plan()
         for number in _FURTHER:
-            _confirm(plan, parts, number)
+            _confirm(plan, parts, number, traced)
         return plan
     except NotReducibleError as reason:
         full_batch.full_batch_reason = str(reason)
         return full_batch
 
 
-def _confirm(plan: ReductionPlan, parts: BatchParts, number: int) -> None:
+def _plan_of_analysis(
+    model: keras.Model, whole: BatchPart, traced: TracedStep | None
+) -> ReductionPlan | None:
+    """Returns the plan if the analysis decides it all, so that there is nothing to probe."""
+    if traced is None or any(whole.indices):
+        return None
+    statistics = _statistics_of(model)
+    results = {id(result) for result in whole.scope.results}
+    logs = {n: Reduction.SAME if id(v) in results else traced.log(n) for n, v in whole.logs.items()}
+    gradients = [traced.gradient(number) for number in range(len(whole.gradients))]
+    states = {
+        key: Reduction.MEAN if key in statistics else traced.state(variable)
+        for key, variable in whole.scope.assigned.items()
+    }
+    known_logs = {name: kind for name, kind in logs.items() if kind}
+    known_gradients = [kind for kind in gradients if kind]
+    known_states = {key: kind for key, kind in states.items() if kind}
+    known = [*known_logs.values(), *known_gradients, *known_states.values()]
+    if len(known) < len(logs) + len(gradients) + len(states):
+        return None
+    alike: list[frozenset[int]] = [frozenset()] * len(gradients)
+    return ReductionPlan(known_logs, None, known_gradients, alike, known_states)
+
+
+def _statistics_of(model: keras.Model) -> set[int]:
+    """Returns the ids of the variables of BatchNormalization, each replica's own by definition."""
+    return {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+
+
+def _confirm(
+    plan: ReductionPlan, parts: BatchParts, number: int, traced: TracedStep | None
+) -> None:
     """Compares a plan with that for a perturbation of weights and batch.
 
     Raises:
@@ -105,19 +145,27 @@ def _confirm(plan: ReductionPlan, parts: BatchParts, number: int) -> None:
         logger.info("The step takes no perturbed batch: %s", error)
         return
     if all(run.is_finite for run in runs):
-        other = _Comparison(parts.model, runs).plan()
+        other = _Comparison(parts.model, runs, traced).plan()
         if other.digest() != plan.digest():
             raise NotReducibleError("its reductions depend on the weights or the rows")
 
 
 class _Comparison:
-    """Compares the runs on two parts with the run on both of them together."""
+    """Compares the runs on two parts with the run on both of them together.
 
-    def __init__(self, model: keras.Model, parts: Sequence[BatchPart]) -> None:
-        self._parts, self._both = parts, parts[2]
+    Args:
+        model: Built.
+        parts: The runs.
+        traced: The traced step, whose analysis has precedence; None if it cannot be traced.
+    """
+
+    def __init__(
+        self, model: keras.Model, parts: Sequence[BatchPart], traced: TracedStep | None
+    ) -> None:
+        self._parts, self._both, self._traced = parts, parts[2], traced
         is_precise = model.dtype_policy.compute_dtype in ("float32", "float64")
         self._tolerance = rounding(model) if is_precise else _16_BIT_TOLERANCE
-        self._statistics = {id(v) for x in batch_norm.layers_of(model) for v in x.variables}
+        self._statistics = _statistics_of(model)
         self._metrics = {
             id(v): metric for metric in keras_model.metrics_of(model) for v in metric.variables
         }
@@ -138,6 +186,8 @@ class _Comparison:
         )
 
     def _gradient(self, number: int) -> Reduction:
+        if self._traced and (kind := self._traced.gradient(number)):
+            return kind
         what = f"its gradient number {number}"
         by_variable = zip(*(part.gradients[number] for part in self._parts), strict=True)
         return _one({self._kind(what, v) for v in by_variable if v[2] is not None}, what)
@@ -158,6 +208,8 @@ class _Comparison:
         value = self._both.logs[name]
         if any(value is result for result in self._both.scope.results):
             return Reduction.SAME
+        if self._traced and (kind := self._traced.log(name)):
+            return kind
         what = f"its log {name!r}"
         return _one({self._kind(what, [array(part.logs[name]) for part in self._parts])}, what)
 
@@ -167,13 +219,15 @@ class _Comparison:
         what = f"the update of {variable.path!r}"
         if not all(key in part.changes for part in self._parts):
             raise NotReducibleError(f"{what} does not happen for all rows")
+        if key in self._statistics:
+            return Reduction.MEAN
+        if self._traced and (kind := self._traced.state(variable)):
+            return kind
         changes = [part.changes[key] for part in self._parts]
         is_same = all(np.array_equal(change, changes[2]) for change in changes)
         is_float = keras.backend.is_float_dtype(variable.dtype)
         if is_same and (key in scope.by_optimizers or not is_float):
             return Reduction.SAME
-        if key in self._statistics:
-            return Reduction.MEAN
         kind = self._kind(what, changes, rounding_of_change(variable))
         if kind is None and key in self._metrics:
             return self._of_metric(self._metrics[key], what)
@@ -222,10 +276,6 @@ def _one(kinds: set[Reduction | None], what: str) -> Reduction:
 
 #: Most rows of a trial, if the step accepts fewer than a batch.
 MAX_ROWS = 64
-
-
-class NotReducibleError(Exception):
-    """A value of the step is neither a mean nor a sum over rows; the message names it."""
 
 
 @dataclass
@@ -292,6 +342,27 @@ class BatchParts:
             )
             return self._part(0, rows, RecordingRun(), 1.0)  # the batch size may be hard-coded
 
+    def check(self, whole: BatchPart) -> None:
+        """Checks that replicas can compute the step on their rows.
+
+        Raises:
+            NotReducibleError: They cannot.
+        """
+        if whole.run.inner:
+            raise NotReducibleError("its loss contains gradients of weights")
+        if found := batches.uneven(self.batch):
+            raise NotReducibleError(found)
+        if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(self.batch)):
+            raise NotReducibleError("its input is sparse")
+
+    def traced(self) -> TracedStep | None:
+        """Returns the traced step; None if it cannot be analyzed."""
+        try:
+            return TracedStep(self.model, self.known, self.step, self.scalings, self.batch)
+        except ValueError as error:
+            logger.info("No static analysis of the step: %s", error)
+            return None
+
     def of(self, whole: BatchPart) -> list[BatchPart]:
         """Returns the results for the first and the second half of the rows.
 
@@ -299,14 +370,8 @@ class BatchParts:
             NotReducibleError: The step cannot be run on them.
         """
         rows = whole.num_rows
-        if whole.run.inner:
-            raise NotReducibleError("its loss contains gradients of weights")
         if rows < 2:
             raise NotReducibleError("the first batch has only one row")
-        if found := batches.uneven(self.batch):
-            raise NotReducibleError(found)
-        if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(self.batch)):
-            raise NotReducibleError("its input is sparse")
         try:
             return [
                 self._part(*bounds, ReplayRun(whole.run), 0.0)
@@ -374,7 +439,10 @@ class RecordingRun(LocalRun):
         self.taken: list[list] = []
         self.results: list[Any] = []
 
-    def gradients(self, compute: Callable[[], list], inner: bool) -> list:
+    def gradients(
+        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+    ) -> list:
+        del targets
         self.inner |= inner
         self.taken.append(compute())
         return self.taken[-1]
@@ -393,8 +461,10 @@ class ReplayRun(RecordingRun):
         super().__init__()
         self._whole = whole
 
-    def gradients(self, compute: Callable[[], list], inner: bool) -> list:
-        super().gradients(compute, inner)
+    def gradients(
+        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+    ) -> list:
+        super().gradients(compute, inner, targets)
         return self._whole.taken[len(self.taken) - 1]
 
     def result(

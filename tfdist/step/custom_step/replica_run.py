@@ -44,7 +44,10 @@ class ReplicaRun(LocalRun):
     def seed(self, drawn: tf.Tensor) -> tf.Tensor:
         return drawn + offset(drawn, self._replica.index) if self._replica_random else drawn
 
-    def gradients(self, compute: Callable[[], list], inner: bool) -> list:
+    def gradients(
+        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+    ) -> list:
+        del targets
         known, number = self._plan.gradients, self._num_taken
         self._num_taken += 1
         if inner or number >= len(known):

@@ -29,12 +29,15 @@ from tfdist.upstream.patching import replaced
 class StepRun(Protocol):
     """Everything in a run of a custom step that may depend on the rows of other replicas."""
 
-    def gradients(self, compute: Callable[[], list], inner: bool) -> list:
+    def gradients(
+        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+    ) -> list:
         """Returns the gradients of variables.
 
         Args:
             compute: Returns the gradients for this run's rows.
             inner: Whether another tape records, so that the gradients are part of a loss.
+            targets: What is differentiated; None if it is multiplied by other gradients.
         """
 
     def result(
@@ -49,8 +52,10 @@ class StepRun(Protocol):
 class LocalRun:
     """A `StepRun` that has all rows: those of the full batch, or of a trial."""
 
-    def gradients(self, compute: Callable[[], list], inner: bool) -> list:
-        del inner
+    def gradients(
+        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+    ) -> list:
+        del inner, targets
         return compute()
 
     def result(
@@ -265,7 +270,9 @@ def _gradients(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **o
         others.update(enumerate(found))
         return [found[i] for i in variables]
 
-    taken = scope.run.gradients(compute, scope.is_inside(tape))
+    is_multiplied = bool(args) or options.get("output_gradients") is not None
+    targets = None if is_multiplied else tf.nest.flatten(target)
+    taken = scope.run.gradients(compute, scope.is_inside(tape), targets)
     gradients = others | dict(zip(variables, taken, strict=True))
     return tf.nest.pack_sequence_as(sources, [gradients[i] for i in range(len(flat))])
 

@@ -1,0 +1,27 @@
+"""How TensorFlow's operations pass on the dependence on rows: a rule for each type of operation.
+
+A rule gets an operation and the classes of its inputs (`row_dependence.Dependence`), and returns
+the class of its outputs. Operations without a rule are UNKNOWN as soon as rows reach them.
+"""
+
+from __future__ import annotations
+
+from tfdist.step.row_dependence import Rule
+from tfdist.step.row_rules import (
+    elementwise,
+    linear_algebra,
+    lists,
+    reductions,
+    selection,
+    shapes,
+)
+
+#: The rules, by type of operation.
+RULES: dict[str, Rule] = {
+    **elementwise.RULES,
+    **linear_algebra.RULES,
+    **lists.RULES,
+    **reductions.RULES,
+    **selection.RULES,
+    **shapes.RULES,
+}

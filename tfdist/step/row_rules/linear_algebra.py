@@ -1,0 +1,141 @@
+"""Rules of products, of convolutions, and of functions of the last axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist.step import row_dependence
+from tfdist.step.row_dependence import (
+    FREE,
+    MIXED,
+    UNKNOWN,
+    Dependence,
+    Kind,
+    Rule,
+    Values,
+    rows,
+    summed,
+    worst,
+)
+
+#: Operations whose first input and output have one entry per row along the first axis, and whose
+#: other inputs are weights; by the place of the input with rows.
+_LEADING = {
+    0: """
+    AvgPool AvgPool3D BiasAdd Conv Conv1D Conv2D Conv3D DepthwiseConv2dNative Dilation2D
+    ExtractImagePatches LRN MaxPool MaxPool3D MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear
+    ResizeNearestNeighbor SpaceToDepth DepthToSpace AdjustContrastv2 AdjustHue AdjustSaturation
+    ImageProjectiveTransformV3 ImageProjectiveTransformV2 HSVToRGB RGBToHSV
+    """,
+    2: "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
+}
+
+#: Functions of the last axes of a tensor, by the number of these axes.
+_LAST_AXES = {
+    "Softmax": 1, "LogSoftmax": 1, "TopKV2": 1, "TopK": 1, "Cholesky": 2,
+    "MatrixBandPart": 2, "MatrixInverse": 2, "MatrixDeterminant": 2, "MatrixDiagPartV3": 2,
+    "Svd": 2, "Qr": 2, "SelfAdjointEigV2": 2, "FFT": 1, "IFFT": 1, "RFFT": 1, "IRFFT": 1,
+    "FFT2D": 2, "IFFT2D": 2, "RFFT2D": 2, "IRFFT2D": 2,
+}  # fmt: skip
+
+
+def _last_axes(op: Any, values: Values) -> Dependence:
+    value, rank = values[0], op.inputs[0].shape.rank
+    if not all(v.is_plain for v in values[1:]):
+        return worst(values) or UNKNOWN
+    if value.kind is not Kind.ROWS:
+        return row_dependence.elementwise(op.inputs[:1], values[:1], op.outputs[0])
+    if rank is None:
+        return UNKNOWN
+    return MIXED if value.power or value.axis >= rank - _LAST_AXES[op.type] else value
+
+
+def _leading(op: Any, values: Values, place: int) -> Dependence:
+    others = [v for i, v in enumerate(values) if i != place]
+    if values[place].kind is Kind.ROWS and values[place].is_row_wise:
+        kinds = (v.is_plain or (v.kind is Kind.SHAPE and place == 2) for v in others)
+        return values[place] if all(kinds) else worst(others) or UNKNOWN
+    if all(v.is_plain or v.kind is Kind.SHAPE for v in values):
+        return FREE
+    return worst(values) or UNKNOWN
+
+
+def _product(op: Any, values: Values) -> Dependence:
+    """`MatMul` and `BatchMatMulV2`, as sums over labeled axes."""
+    ranks = [t.shape.rank for t in list(op.inputs)[:2]]
+    if None in ranks:
+        return _einsum_of(op, values, None, "")
+    turned = [
+        any(n in op.node_def.attr and op.get_attr(n) for n in names)
+        for names in (("transpose_a", "adj_x"), ("transpose_b", "adj_y"))
+    ]
+    ends = ["km" if turned[0] else "mk", "nk" if turned[1] else "kn"]
+    rank = max(ranks)
+    letters = "abcdefgh"[: rank - 2]
+    # Axes of length 1 are broadcast: they get labels of their own.
+    labels = []
+    for tensor, own, end in zip(list(op.inputs)[:2], ranks, ends, strict=True):
+        lengths = tensor.shape[: own - 2]
+        front = letters[len(letters) - (own - 2) :]
+        labels.append(
+            [("1" if n == 1 else c) for c, n in zip(front, lengths, strict=True)] + [*end]
+        )
+    return _einsum_of(op, values, labels, letters + "mn")
+
+
+def _einsum(op: Any, values: Values) -> Dependence:
+    given, out = op.get_attr("equation").decode().replace(" ", "").split("->")
+    if "." in given:
+        return _einsum_of(op, values, None, "")
+    return _einsum_of(op, values, [list(part) for part in given.split(",")], out)
+
+
+def _einsum_of(op: Any, values: Values, labels: list[list[str]] | None, out: str) -> Dependence:
+    """Returns the class of a sum of products.
+
+    Args:
+        op: The operation.
+        values: The classes of its factors.
+        labels: Those of the axes of each factor; None if they are not known.
+        out: The labels of the axes of the result.
+    """
+    if (bad := worst(values)) is not None:
+        return bad
+    if all(value.is_plain for value in values):
+        return FREE
+    power = sum(value.power for value in values)
+    kinds = [value.kind for value in values]
+    if Kind.SUMMED in kinds:
+        return summed(power) if kinds.count(Kind.FREE) == len(kinds) - 1 else MIXED
+    if Kind.ROWS not in kinds or labels is None:
+        return UNKNOWN
+    pairs = list(zip(values, labels, strict=True))
+    of_rows = [(v, own[v.axis]) for v, own in pairs if v.kind is Kind.ROWS]
+    found = {label for _, label in of_rows}
+    if len(found) > 1:
+        return MIXED
+    label = found.pop()
+    if label == "1":
+        return UNKNOWN
+    if any(label in own for v, own in pairs if v.kind is not Kind.ROWS):
+        return MIXED  # a weight for each place in the batch
+    factors = {v.factor for v, _ in of_rows}
+    if len(factors - {None}) > 1:
+        return UNKNOWN
+    if label not in out:
+        return summed(power)
+    known = factors - {None}
+    return rows(out.index(label), known.pop() if known else None, power)
+
+
+def _rules() -> dict[str, Rule]:
+    found: dict[str, Rule] = dict.fromkeys(_LAST_AXES, _last_axes)
+    for place, text in _LEADING.items():
+        rule = lambda op, v, place=place: _leading(op, v, place)  # noqa: E731
+        found |= dict.fromkeys(text.split(), rule)
+    found |= dict.fromkeys(["MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"], _product)
+    return found | {"Einsum": _einsum}
+
+
+#: The rules, by type of operation.
+RULES = _rules()

@@ -1,0 +1,59 @@
+"""Rules of TensorFlow's lists of tensors, in which loops keep their results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tfdist.step import row_dependence
+from tfdist.step.row_dependence import UNKNOWN, Dependence, Kind, Rule, Values, size, worst
+
+
+def _list_reserved(op: Any, values: Values) -> Dependence:
+    del op, values
+    return Dependence(Kind.LIST)
+
+
+def _list_set(op: Any, values: Values) -> Dependence:
+    listed, item = values[0], values[2]
+    if listed.kind is not Kind.LIST or not values[1].is_plain:
+        return worst(values[1:]) or UNKNOWN
+    return row_dependence.joined(listed, Dependence(Kind.LIST, parts=(item,)))
+
+
+def _list_get(op: Any, values: Values) -> Dependence:
+    listed = values[0]
+    if listed.kind is not Kind.LIST or not listed.parts or not values[1].is_plain:
+        return UNKNOWN if listed.kind is Kind.LIST else listed
+    return listed.parts[0]
+
+
+def _list_stacked(op: Any, values: Values) -> Dependence:
+    listed = values[0]
+    if listed.kind is not Kind.LIST or not listed.parts:
+        return UNKNOWN if listed.kind is Kind.LIST else listed
+    item = listed.parts[0]
+    if item.kind is Kind.ROWS:
+        return replace(item, axis=item.axis + 1)
+    return item if item.kind is not Kind.FREE else size(0 if item.is_zero else None, item.power)
+
+
+def _list_of(op: Any, values: Values) -> Dependence:
+    """`TensorListFromTensor`."""
+    value = values[0]
+    if value.kind is Kind.ROWS:
+        if value.axis == 0:
+            return UNKNOWN
+        value = replace(value, axis=value.axis - 1)
+    return Dependence(Kind.LIST, parts=(value,)) if worst([value]) is None else value
+
+
+#: The rules, by type of operation.
+RULES: dict[str, Rule] = {
+    "TensorListReserve": _list_reserved,
+    "EmptyTensorList": _list_reserved,
+    "TensorListSetItem": _list_set,
+    "TensorListGetItem": _list_get,
+    "TensorListStack": _list_stacked,
+    "TensorListFromTensor": _list_of,
+}

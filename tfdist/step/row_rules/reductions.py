@@ -1,0 +1,115 @@
+"""Rules of reductions over axes of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.step.row_dependence import (
+    FREE,
+    MIXED,
+    UNKNOWN,
+    Dependence,
+    Kind,
+    Rule,
+    Values,
+    rows,
+    summed,
+    without_factor,
+    worst,
+)
+from tfdist.step.row_rules.elementwise import elementwise_rule
+from tfdist.step.row_rules.shapes import product_of
+
+
+def _axes_of(op: Any, place: int = 1) -> list[int] | None:
+    """Returns the axes that an input holds, counted from the front; None if they are unknown."""
+    axes, rank = tf.get_static_value(op.inputs[place]), op.inputs[0].shape.rank
+    if axes is None or rank is None:
+        return None
+    return [int(axis) % rank if rank else 0 for axis in np.ravel(axes)]
+
+
+def _reduced(op: Any, values: Values, is_linear: bool) -> Dependence:
+    """Reductions: `Sum` and `Mean` are linear, others are not."""
+    value = values[0]
+    if value.kind is Kind.SHAPE:
+        return product_of(value) if op.type == "Prod" else UNKNOWN
+    if value.kind in (Kind.FREE, Kind.SUMMED):
+        if value.kind is Kind.FREE and not value.power:
+            return value if value.is_zero else FREE
+        return without_factor(value) if is_linear else MIXED
+    axes = _axes_of(op)
+    if value.kind is Kind.SELECTED and axes is not None:
+        if 0 not in axes:
+            return value
+        return summed(0) if op.type == "Sum" else MIXED
+    if value.kind is not Kind.ROWS or axes is None:
+        return value if value.kind is Kind.MIXED else UNKNOWN
+    if not is_linear and value.power:
+        return MIXED
+    if value.axis not in axes:
+        is_kept = op.get_attr("keep_dims") if "keep_dims" in op.node_def.attr else False
+        before = 0 if is_kept else sum(axis < value.axis for axis in set(axes))
+        return replace(value, axis=value.axis - before)
+    if not is_linear:
+        return MIXED
+    return summed(value.power - (op.type in ("Mean", "EuclideanNorm")))
+
+
+def _one_axis(op: Any, values: Values) -> Dependence:
+    """`ArgMax` and `ArgMin`: one axis is left out."""
+    value = values[0]
+    if value.kind is not Kind.ROWS or value.power:
+        return elementwise_rule(op, values[:1]) if value.kind is not Kind.ROWS else MIXED
+    if (axes := _axes_of(op)) is None:
+        return UNKNOWN
+    if value.axis in axes:
+        return MIXED
+    return replace(value, axis=value.axis - (axes[0] < value.axis))
+
+
+def _cumulative(op: Any, values: Values) -> Dependence:
+    """`Cumsum`, `Reverse`, `Roll`: the entries along an axis are combined or moved."""
+    value = values[0]
+    place = 2 if op.type == "Roll" else 1
+    if value.kind is not Kind.ROWS:
+        return elementwise_rule(op, values)
+    if (axes := _axes_of(op, place)) is None or not all(v.is_plain for v in values[1:]):
+        return UNKNOWN
+    return MIXED if value.axis in axes or value.power else value
+
+
+def _half_of_squares(op: Any, values: Values) -> Dependence:
+    if values[0].kind is Kind.ROWS:
+        return MIXED if values[0].power else summed(0)
+    return elementwise_rule(op, values)
+
+
+def _cross_entropy(op: Any, values: Values) -> Dependence:
+    """Softmax cross-entropies of logits [rows, classes] and labels."""
+    if all(v.is_plain for v in values):
+        return FREE
+    if worst(values) is None and all(v.is_row_wise for v in values):
+        factors = {v.factor for v in values if v.kind is Kind.ROWS} - {None}
+        return rows(0, factors.pop() if len(factors) == 1 else None)
+    return worst(values) or MIXED
+
+
+def _rules() -> dict[str, Rule]:
+    found: dict[str, Rule] = {"L2Loss": _half_of_squares}
+    found |= dict.fromkeys(["Sum", "Mean"], lambda op, v: _reduced(op, v, is_linear=True))
+    names = ["Max", "Min", "Prod", "All", "Any", "EuclideanNorm"]
+    found |= dict.fromkeys(names, lambda op, v: _reduced(op, v, is_linear=False))
+    found |= dict.fromkeys(["Cumsum", "Cumprod", "CumulativeLogsumexp"], _cumulative)
+    found |= dict.fromkeys(["ReverseV2", "Roll"], _cumulative)
+    found |= dict.fromkeys(["ArgMax", "ArgMin"], _one_axis)
+    names = ["SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"]
+    return found | dict.fromkeys(names, _cross_entropy)
+
+
+#: The rules, by type of operation.
+RULES = _rules()

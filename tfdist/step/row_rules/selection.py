@@ -1,0 +1,192 @@
+"""Rules of slices, lookups, and other operations that select entries of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.step import row_dependence
+from tfdist.step.row_dependence import (
+    FREE,
+    MIXED,
+    UNKNOWN,
+    Dependence,
+    Kind,
+    Rule,
+    Values,
+    size,
+    worst,
+)
+from tfdist.step.row_rules.elementwise import constant
+from tfdist.step.row_rules.shapes import parts_of
+
+
+def _sliced(op: Any, values: Values) -> Dependence:
+    """`Slice`."""
+    value, begins, lengths = values[0], *(tf.get_static_value(t) for t in list(op.inputs)[1:])
+    if value.kind is Kind.SHAPE:
+        if begins is None or lengths is None:
+            return UNKNOWN
+        begin, length = int(begins[0]), int(lengths[0])
+        end = len(value.parts) if length < 0 else begin + length
+        return replace(value, parts=value.parts[begin:end])
+    if value.kind is not Kind.ROWS:
+        return value if all(v.is_plain or v.kind is Kind.SHAPE for v in values[1:]) else UNKNOWN
+    first = parts_of(op.inputs[1], values[1])
+    number = parts_of(op.inputs[2], values[2])
+    if first is None or number is None or not first[value.axis].is_zero:
+        return MIXED if first is not None and first[value.axis].factor else UNKNOWN
+    whole = (size(-1), size(value.factor, 1))
+    is_whole = number[value.axis] in whole and number[value.axis].factor is not None
+    return value if is_whole else UNKNOWN
+
+
+def _strided(op: Any, values: Values) -> Dependence:
+    """`StridedSlice`."""
+    value = values[0]
+    if value.kind in (Kind.MIXED, Kind.UNKNOWN, Kind.LIST):
+        return worst(values) or UNKNOWN
+    if value.kind is Kind.SUMMED:
+        return value
+    if value.kind is Kind.FREE:
+        is_fixed = all(v.is_plain or v.kind is Kind.SHAPE for v in values[1:])
+        if not is_fixed:
+            return UNKNOWN
+        return value if value.power or value.is_zero else constant(op, [])
+    bounds = [tf.get_static_value(t, partial=True) for t in list(op.inputs)[1:]]
+    masks = [
+        op.get_attr(f"{name}_mask")
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    ]
+    if any(bound is None for bound in bounds[:1] + bounds[2:]):
+        return UNKNOWN
+    if value.kind is Kind.SHAPE:
+        return _entries(value, bounds, masks)
+    rank, taken, made = op.inputs[0].shape.rank, 0, 0
+    if rank is None:
+        return UNKNOWN
+    count, new_axes = len(bounds[0]), bin(masks[3]).count("1")
+    for place in range(count):
+        bit = 1 << place
+        if masks[2] & bit:
+            skipped = rank - (count - 1 - new_axes)
+            if taken <= value.axis < taken + skipped:
+                return replace(value, axis=made + value.axis - taken)
+            taken, made = taken + skipped, made + skipped
+            continue
+        if masks[3] & bit:
+            made += 1
+            continue
+        if taken == value.axis:
+            from_start = masks[0] & bit or bounds[0][place] == 0
+            is_whole = from_start and masks[1] & bit and bounds[2][place] == 1
+            if is_whole and not masks[4] & bit:
+                return replace(value, axis=made)
+            return UNKNOWN if bounds[1] is None and not masks[4] & bit else MIXED
+        taken, made = taken + 1, made + (not masks[4] & bit)
+    return replace(value, axis=made + value.axis - taken)
+
+
+def _entries(value: Dependence, bounds: list[Any], masks: list[int]) -> Dependence:
+    """Returns the class of entries of a vector of sizes."""
+    if len(bounds[0]) != 1 or masks[2] or masks[3]:
+        return UNKNOWN
+    if any(bound is not None and bound[0] is None for bound in bounds):
+        return UNKNOWN
+    begin = None if masks[0] & 1 else int(bounds[0][0])
+    if masks[4] & 1:
+        place = begin or 0
+        return value.parts[place] if -len(value.parts) <= place < len(value.parts) else UNKNOWN
+    if bounds[1] is None and not masks[1] & 1:
+        return UNKNOWN
+    end = None if masks[1] & 1 else int(bounds[1][0])
+    return replace(value, parts=value.parts[begin : end : int(bounds[2][0])])
+
+
+def _padded(op: Any, values: Values) -> Dependence:
+    value, widths = values[0], tf.get_static_value(op.inputs[1])
+    if value.kind is not Kind.ROWS:
+        return UNKNOWN if value.kind is Kind.SHAPE else value
+    if widths is None or not all(v.is_plain for v in values[1:]) or value.power:
+        return UNKNOWN
+    return MIXED if np.any(widths[value.axis]) else value
+
+
+def _gathered(op: Any, values: Values) -> Dependence:
+    """`GatherV2`, `Gather` and `ResourceGather`: entries of a table, or entries of each row."""
+    table, indices = values[0], values[1]
+    if table.kind is Kind.SHAPE:
+        places = tf.get_static_value(op.inputs[1])
+        if places is None:
+            return UNKNOWN
+        parts = tuple(table.parts[int(place)] for place in np.ravel(places))
+        return parts[0] if np.ndim(places) == 0 else replace(table, parts=parts)
+    if indices.kind is Kind.SELECTED and table.kind is Kind.ROWS and table.is_row_wise:
+        is_first = op.type == "GatherV2" and not tf.get_static_value(op.inputs[2])
+        return indices if is_first and not op.get_attr("batch_dims") else UNKNOWN
+    if (bad := worst(values[:2])) is not None:
+        return bad
+    axis = tf.get_static_value(op.inputs[2]) if op.type == "GatherV2" else 0
+    batch_dims = op.get_attr("batch_dims") if "batch_dims" in op.node_def.attr else 0
+    table_rank = None if op.type == "ResourceGather" else op.inputs[0].shape.rank
+    if axis is None or (table_rank is None and axis < 0):
+        return UNKNOWN
+    axis = int(axis) % table_rank if table_rank else int(axis)
+    if table.is_plain and indices.is_plain:
+        return FREE
+    if table.kind is Kind.SUMMED or indices.kind is Kind.SUMMED:
+        return table if indices.is_plain and table.kind is Kind.SUMMED else MIXED
+    if table.kind is Kind.FREE and indices.kind is Kind.ROWS and not (table.power or indices.power):
+        if batch_dims:
+            return UNKNOWN
+        return replace(indices, axis=axis + indices.axis)
+    if table.kind is not Kind.ROWS:
+        return UNKNOWN
+    if batch_dims:
+        is_by_row = indices.kind is Kind.ROWS and table.axis == indices.axis < batch_dims
+        is_alike = (
+            is_by_row and table.factor == indices.factor and not (table.power or indices.power)
+        )
+        return table if is_alike else UNKNOWN
+    if indices.kind is Kind.ROWS:
+        return MIXED if table.axis == axis else UNKNOWN
+    rank = op.inputs[1].shape.rank
+    if table.axis == axis or rank is None:
+        return MIXED if table.axis == axis else UNKNOWN
+    return replace(table, axis=table.axis + (rank - 1 if table.axis > axis else 0))
+
+
+def _where(op: Any, values: Values) -> Dependence:
+    """`Where`: the places of rows that are selected by their own numbers."""
+    value, mask = values[0], op.inputs[0]
+    if value.is_plain:
+        return FREE
+    if value.kind is not Kind.ROWS or not value.is_row_wise or mask.shape.rank != 1:
+        return worst(values) or UNKNOWN
+    while mask.op.type in ("Reshape", "Identity"):
+        mask = mask.op.inputs[0]
+    return Dependence(Kind.SELECTED, factor=hash(mask.name))
+
+
+def _one_hot(op: Any, values: Values) -> Dependence:
+    value, rank = values[0], op.inputs[0].shape.rank
+    if not all(v.is_plain for v in values[1:]) or (value.kind is Kind.ROWS and value.power):
+        return worst(values) or UNKNOWN
+    if value.kind is not Kind.ROWS:
+        return row_dependence.elementwise(op.inputs[:1], values[:1], op.outputs[0])
+    if rank is None:
+        return UNKNOWN
+    return replace(value, axis=value.axis + (op.get_attr("axis") % (rank + 1) <= value.axis))
+
+
+def _rules() -> dict[str, Rule]:
+    found: dict[str, Rule] = dict.fromkeys(["Pad", "PadV2", "MirrorPad"], _padded)
+    found |= dict.fromkeys(["GatherV2", "Gather", "ResourceGather"], _gathered)
+    return found | {"Slice": _sliced, "StridedSlice": _strided, "OneHot": _one_hot, "Where": _where}
+
+
+#: The rules, by type of operation.
+RULES = _rules()

@@ -1,0 +1,278 @@
+"""Rules of shapes, of operations that change the shape of a tensor, and of draws of a shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.step import row_dependence
+from tfdist.step.row_dependence import (
+    FREE,
+    MIXED,
+    UNKNOWN,
+    Dependence,
+    Kind,
+    Rule,
+    Values,
+    rows,
+    size,
+    without_factor,
+    worst,
+)
+
+#: Draws of random numbers, whose first input is their shape.
+_DRAWS = """
+RandomStandardNormal RandomUniform RandomUniformInt StatelessRandomNormalV2
+StatelessRandomUniformFullIntV2 StatelessRandomUniformIntV2 StatelessRandomUniformV2
+StatelessTruncatedNormalV2 TruncatedNormal
+"""
+
+
+def parts_of(tensor: Any, value: Dependence) -> tuple[Dependence, ...] | None:
+    """Returns the classes of the entries of a vector of sizes; None if they are not known."""
+    if value.kind is Kind.SHAPE:
+        return value.parts
+    constant = tf.get_static_value(tensor)
+    if constant is not None:
+        return tuple(size(int(length)) for length in np.ravel(constant))
+    if value.kind is not Kind.FREE:
+        return None
+    length = tensor.shape[0] if tensor.shape.rank == 1 else 1 if tensor.shape.rank == 0 else None
+    if length is None or (value.power and length != 1):
+        return None
+    return (value,) * length
+
+
+def product_of(shape: Dependence) -> Dependence:
+    """Returns the class of the product of a vector of sizes: a number of elements."""
+    factors = [part.factor for part in shape.parts]
+    power = sum(part.power for part in shape.parts)
+    known = [factor for factor in factors if factor is not None]
+    return size(math.prod(known) if len(known) == len(factors) else None, power)
+
+
+def _shape(op: Any, values: Values) -> Dependence:
+    value, shape = values[0], op.inputs[0].shape
+    if value.kind in (Kind.FREE, Kind.SUMMED) or shape.is_fully_defined():
+        return FREE
+    if value.kind is not Kind.ROWS or shape.rank is None:
+        return worst([value]) or UNKNOWN
+    parts = [size(length) for length in shape]
+    parts[value.axis] = size(value.factor, 1)
+    return Dependence(Kind.SHAPE, parts=tuple(parts))
+
+
+def _num_elements(op: Any, values: Values) -> Dependence:
+    shape = _shape(op, values)
+    if shape.kind is Kind.SHAPE:
+        return product_of(shape)
+    return size(op.inputs[0].shape.num_elements()) if shape.is_plain else shape
+
+
+def _packed(op: Any, values: Values) -> Dependence:
+    axis, rank = op.get_attr("axis"), op.outputs[0].shape.rank
+    is_free = all(v.kind is Kind.FREE for v in values)
+    if is_free and rank == 1 and any(v.power for v in values):
+        return Dependence(Kind.SHAPE, parts=tuple(values))
+    found = row_dependence.added(op.inputs, values, op.inputs[0])
+    if rank is None or found.kind is not Kind.ROWS:
+        return without_factor(found)
+    return replace(found, axis=found.axis + (axis % rank <= found.axis))
+
+
+def _unpacked(op: Any, values: Values) -> Dependence:
+    value, rank = values[0], op.inputs[0].shape.rank
+    if value.kind is Kind.SHAPE:
+        return UNKNOWN
+    if value.kind is not Kind.ROWS or rank is None:
+        return value if value.kind is not Kind.ROWS else UNKNOWN
+    axis = op.get_attr("axis") % rank
+    return UNKNOWN if axis == value.axis else replace(value, axis=value.axis - (axis < value.axis))
+
+
+def _concatenated(op: Any, values: Values) -> Dependence:
+    tensors, classes = list(op.inputs)[:-1], values[:-1]
+    axis, rank = tf.get_static_value(op.inputs[-1]), op.outputs[0].shape.rank
+    is_free = all(value.kind in (Kind.FREE, Kind.SHAPE) for value in classes)
+    if is_free and rank == 1 and any(v.power or v.kind is Kind.SHAPE for v in classes):
+        parts = [parts_of(t, v) for t, v in zip(tensors, classes, strict=True)]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return UNKNOWN
+        return Dependence(Kind.SHAPE, parts=tuple(v for part in known for v in part))
+    found = row_dependence.added(tensors, classes, op.outputs[0])
+    if found.kind is Kind.ROWS and (axis is None or rank is None or axis % rank == found.axis):
+        return UNKNOWN
+    return without_factor(found)
+
+
+def _split(op: Any, values: Values) -> Dependence:
+    place = 1 if op.type == "Split" else 0
+    value, rank = values[place], op.inputs[place].shape.rank
+    axis = tf.get_static_value(op.inputs[0 if op.type == "Split" else 2])
+    if value.kind is not Kind.ROWS:
+        return UNKNOWN if value.kind is Kind.SHAPE else value
+    if axis is None or rank is None:
+        return UNKNOWN
+    return MIXED if int(axis) % rank == value.axis else value
+
+
+def _expanded(op: Any, values: Values) -> Dependence:
+    value, axis = values[0], tf.get_static_value(op.inputs[1])
+    rank = op.outputs[0].shape.rank
+    if value.kind is not Kind.ROWS:
+        return UNKNOWN if value.kind is Kind.SHAPE else value
+    if axis is None or rank is None:
+        return UNKNOWN
+    return replace(value, axis=value.axis + (int(np.ravel(axis)[0]) % rank <= value.axis))
+
+
+def _squeezed(op: Any, values: Values) -> Dependence:
+    value, rank = values[0], op.inputs[0].shape.rank
+    if value.kind is not Kind.ROWS:
+        return UNKNOWN if value.kind is Kind.SHAPE and op.outputs[0].shape.rank else value
+    axes = op.get_attr("squeeze_dims")
+    if rank is None or not axes:
+        return UNKNOWN
+    axes = {axis % rank for axis in axes}
+    return (
+        UNKNOWN
+        if value.axis in axes
+        else replace(value, axis=value.axis - sum(axis < value.axis for axis in axes))
+    )
+
+
+def _transposed(op: Any, values: Values) -> Dependence:
+    value, order = values[0], tf.get_static_value(op.inputs[1])
+    if value.kind is not Kind.ROWS:
+        return UNKNOWN if value.kind in (Kind.SHAPE, Kind.SELECTED) else value
+    return UNKNOWN if order is None else replace(value, axis=list(order).index(value.axis))
+
+
+def _reshaped(op: Any, values: Values) -> Dependence:
+    value, inputs, out = values[0], op.inputs[0], op.outputs[0]
+    if value.kind is Kind.SHAPE:
+        is_vector = out.shape.rank == 1
+        return value if is_vector else value.parts[0] if len(value.parts) == 1 else UNKNOWN
+    parts = parts_of(op.inputs[1], values[1])
+    if value.kind is Kind.SELECTED:
+        return value if parts and parts[0].factor == -1 else UNKNOWN
+    if value.kind is not Kind.ROWS:
+        if parts is not None and any(part.power for part in parts):
+            return UNKNOWN
+        return value
+    if value.axis or not parts:
+        return UNKNOWN  # the entries of a row are not beside each other
+    if parts[0].power == 1 and not any(part.power for part in parts[1:]):
+        return rows(0, parts[0].factor or _block(inputs, out, value), value.power)
+    if parts[0].power or parts[0].factor != -1:
+        return UNKNOWN
+    if any(part.power for part in parts[1:]):
+        return UNKNOWN
+    block = _block(inputs, out, value)
+    if block is None and (inputs.shape[1:] == out.shape[1:]) and out.shape[1:].is_fully_defined():
+        block = value.factor
+    if block is None and not _suffix_divides(inputs, out):
+        return UNKNOWN
+    return rows(0, block, value.power)
+
+
+def _block(inputs: Any, out: Any, value: Dependence) -> int | None:
+    """Returns how many leading entries of a reshaped tensor a row has, if that is known."""
+    if value.factor is None or not inputs.shape[1:].is_fully_defined():
+        return None
+    if not out.shape[1:].is_fully_defined():
+        return None
+    per_row, per_entry = (math.prod(t.shape[1:]) for t in (inputs, out))
+    per_row *= value.factor
+    return per_row // per_entry if per_entry and per_row % per_entry == 0 else None
+
+
+def _suffix_divides(inputs: Any, out: Any) -> bool:
+    """Tells whether the last axes of a tensor, which are known, make up an entry of another."""
+    if not out.shape[1:].is_fully_defined():
+        return False
+    wanted, found = math.prod(out.shape[1:]), 1
+    for length in reversed(inputs.shape[1:].as_list()):
+        if length is None:
+            break
+        found *= length
+    return bool(wanted) and found % wanted == 0
+
+
+def _filled(op: Any, values: Values) -> Dependence:
+    """`Fill` and `BroadcastTo` with a shape that holds the number of rows."""
+    is_fill = op.type == "Fill"
+    shape, value = (values[0], values[1]) if is_fill else (values[1], values[0])
+    parts = parts_of(op.inputs[0 if is_fill else 1], shape)
+    return _spread(op.inputs[1 if is_fill else 0], value, parts, op.outputs[0])
+
+
+def _spread(
+    tensor: Any, value: Dependence, parts: Sequence[Dependence] | None, out: Any
+) -> Dependence:
+    if (bad := worst([value])) is not None:
+        return bad
+    if parts is None:
+        return UNKNOWN
+    axes = [axis for axis, part in enumerate(parts) if part.power]
+    if value.kind is Kind.ROWS:
+        if tensor.shape.rank is None or out.shape.rank is None:
+            return UNKNOWN
+        axis = value.axis + out.shape.rank - tensor.shape.rank
+        is_kept = axes in ([], [axis]) and (parts[axis].power == 1 or parts[axis].factor in (1, -1))
+        return replace(value, axis=axis) if is_kept else UNKNOWN
+    if not axes:
+        return value
+    if value.kind is not Kind.FREE or len(axes) > 1 or parts[axes[0]].power != 1:
+        return MIXED if value.kind is Kind.SUMMED else UNKNOWN
+    if tensor.shape.rank is None:
+        return UNKNOWN
+    place = axes[0] - len(parts)
+    if -place <= tensor.shape.rank and tensor.shape[place] != 1:
+        return UNKNOWN
+    return rows(axes[0], parts[axes[0]].factor, value.power)
+
+
+def _tiled(op: Any, values: Values) -> Dependence:
+    value, parts = values[0], parts_of(op.inputs[1], values[1])
+    if value.kind is Kind.ROWS and parts is not None and parts[value.axis] == size(1):
+        return value if not any(part.power for part in parts) else MIXED
+    return (
+        UNKNOWN if value.kind is Kind.ROWS else _spread(op.inputs[0], value, parts, op.outputs[0])
+    )
+
+
+def _range(op: Any, values: Values) -> Dependence:
+    return FREE if all(v.is_plain for v in values) else worst(values) or UNKNOWN
+
+
+def _drawn(op: Any, values: Values) -> Dependence:
+    """Random numbers: every replica draws its rows of the global draw, or the same numbers."""
+    parts = parts_of(op.inputs[0], values[0])
+    if parts is None or not all(v.is_plain for v in values[1:]):
+        return worst(values) or UNKNOWN
+    if not any(part.power for part in parts):
+        return FREE
+    is_led = parts[0].power == 1 and not any(part.power for part in parts[1:])
+    return rows(0, parts[0].factor) if is_led else UNKNOWN
+
+
+def _rules() -> dict[str, Rule]:
+    found: dict[str, Rule] = dict.fromkeys(_DRAWS.split(), _drawn)
+    found |= dict.fromkeys(["Fill", "BroadcastTo"], _filled)
+    found |= dict.fromkeys(["Split", "SplitV"], _split)
+    return found | {
+        "Shape": _shape, "Size": _num_elements, "Pack": _packed, "Unpack": _unpacked,
+        "ConcatV2": _concatenated, "ExpandDims": _expanded, "Squeeze": _squeezed,
+        "Transpose": _transposed, "Reshape": _reshaped, "Tile": _tiled, "Range": _range,
+    }  # fmt: skip
+
+
+#: The rules, by type of operation.
+RULES = _rules()
