@@ -1,4 +1,4 @@
-"""`python -m tests.keras_suite PATH`: runs Keras's test suite redirected a tfdist Trainer.
+"""`python -m tests.keras_suite PATH`: runs Keras's test suite through a tfdist Trainer.
 
 PATH is the folder keras/src of a checkout of the installed version, or of the installation if it
 contains the tests. Nothing is downloaded. A test that also fails without tfdist is not applicable.
@@ -47,9 +47,9 @@ def _stub_jax() -> None:
 
 
 def _run(files: list[str], arguments: argparse.Namespace) -> dict:
-    """Runs the tests redirected a Trainer, and those that fail again without it."""
+    """Runs the tests through a Trainer, and those that fail again without it."""
     from tests.keras_suite.outcomes import FAILED, NOT_APPLICABLE, Outcome, Recorder
-    from tests.keras_suite.redirected import Redirect
+    from tests.keras_suite.redirect import Redirect
 
     replicas = 1 if arguments.strategy == "one_device" else arguments.replicas
     redirected = Recorder(Redirect(arguments.strategy, replicas))

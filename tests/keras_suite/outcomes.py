@@ -29,7 +29,7 @@ class Outcome:
 
 
 class Recorder:
-    """A pytest plugin that runs tests redirect a Trainer and records their outcomes.
+    """A pytest plugin that runs tests through a Trainer and records their outcomes.
 
     Args:
         redirect: Replaces the methods of models; None to keep those of Keras.
