@@ -50,8 +50,9 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     """Returns the cases to run, with their engines and numbers of replicas.
 
     Plain Keras runs with 2 replicas only, because a process can have only one `MirroredStrategy`.
-    Parameter servers match one device only with one worker. Programs run under strategies of one
-    process, with 2 replicas if those are selected: more replicas exercise no other code.
+    Parameter servers match one device only with one worker. Programs run with 2 replicas or
+    processes if those are selected, because more of them exercise no other code, and over several
+    processes only under strategies that `--strategy` names.
     """
     selected = set(arguments.replicas)
     program_replicas = [2] if 2 in selected else arguments.replicas
@@ -62,16 +63,18 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     counts |= {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
     # Two devices only: more of them exercise no other code of the NCCL stand-in.
     counts |= {"mirrored hierarchical_copy": [2], "mirrored NCCL stand-in": [2]}
+    program_counts = counts | {engine: counts[engine][:1] for engine in LAYOUTS}
     cases = TABLES[arguments.table] if arguments.table else ALL_CASES
-    return [
-        Question(case, engine, num_replicas)
-        for case in arguments.case or cases
-        for engine in arguments.strategy or ENGINES
-        if case in CASES or engine in STRATEGIES
-        for num_replicas in counts.get(
-            engine, arguments.replicas if case in CASES else program_replicas
-        )
-    ]
+    found = []
+    for case in arguments.case or cases:
+        engines = arguments.strategy or (ENGINES if case in CASES else STRATEGIES)
+        for engine in engines:
+            if case in CASES:
+                numbers = counts.get(engine, arguments.replicas)
+            else:
+                numbers = program_counts.get(engine, program_replicas)
+            found += [Question(case, engine, number) for number in numbers]
+    return found
 
 
 def _with_answers(text: str, answers: table.Verdicts) -> str:

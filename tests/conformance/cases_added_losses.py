@@ -65,14 +65,14 @@ def add_loss_only() -> keras.Model:
 
 @case(points())
 def activity_regularizer() -> keras.Model:
-    """An activity regulariser."""
+    """An activity regularizer."""
     hidden = layers.Dense(3, activation="tanh", activity_regularizer=keras.regularizers.L2(0.02))
     return compiled(keras.Sequential([keras.Input((4,)), hidden, layers.Dense(1)]))
 
 
 @case(points())
 def weight_regularizer() -> keras.Model:
-    """Regularisers of weights."""
+    """Weight regularizers."""
     hidden = layers.Dense(3, activation="tanh", kernel_regularizer="l2", bias_regularizer="l1")
     return compiled(keras.Sequential([keras.Input((4,)), hidden, layers.Dense(1)]))
 

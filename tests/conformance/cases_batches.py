@@ -21,7 +21,7 @@ def root_mean_square(y_true: Any, y_pred: Any) -> Any:
 
 @case(points())
 def metric_function_of_batch() -> keras.Model:
-    """A metric function that returns one number a batch."""
+    """A metric function that returns one number per batch."""
     mean = lambda y_true, y_pred: ops.mean(ops.abs(y_true - y_pred))  # noqa: E731
     return compiled(mlp(), metrics=[root_mean_square, mean])
 
@@ -46,7 +46,7 @@ class BatchError(metrics.Metric):
 
 @case(points(), may_refuse=True)
 def metric_that_counts_batches() -> keras.Model:
-    """A metric of one's own that counts batches."""
+    """A custom metric that counts batches."""
     return compiled(mlp(), metrics=[BatchError()])
 
 
@@ -68,7 +68,7 @@ class LargestError(metrics.Metric):
 
 @case(points(), may_refuse=True)
 def metric_of_a_maximum() -> keras.Model:
-    """A metric of one's own whose state is a maximum."""
+    """A custom metric whose state is a maximum."""
     return compiled(mlp(), metrics=[LargestError()])
 
 
@@ -90,7 +90,7 @@ class Tracked(keras.Sequential):
 
 @case(points(), may_refuse=True)
 def compute_loss_tracked() -> keras.Model:
-    """`compute_loss` overridden with a metric of its own."""
+    """`compute_loss` overridden, with a custom metric."""
     return compiled(Tracked([keras.Input((4,)), *mlp().layers]), loss=None)
 
 
@@ -128,7 +128,7 @@ class Peak(layers.Layer):
 
 @case(points())
 def layer_state_of_batch() -> keras.Model:
-    """A layer of one's own that keeps a maximum over its batches."""
+    """A custom layer whose state is the maximum over all batches."""
     return compiled(keras.Sequential([keras.Input((4,)), Peak(), layers.Dense(1)]))
 
 

@@ -48,7 +48,7 @@ def list_of_inputs() -> keras.Model:
 
 @case(Data({"left": points().x, "right": np.arange(15) % 4}, points().y), feed="dataset")
 def dict_of_inputs() -> keras.Model:
-    """Several inputs as a dictionary, one of them integers."""
+    """Several inputs as a dictionary, one of integers."""
     inputs = {"left": keras.Input((4,), name="left"), "right": keras.Input((), name="right")}
     right = layers.CategoryEncoding(4, output_mode="one_hot")(layers.Reshape((1,))(inputs["right"]))
     hidden = layers.Concatenate()([layers.Dense(2, activation="tanh")(inputs["left"]), right])
@@ -73,7 +73,7 @@ WORDS = np.array(["red", "green", "blue"])
 
 @case(Data(WORDS[classes().y][:, None], points().y), feed="dataset")
 def strings() -> keras.Model:
-    """Strings, looked up inside the model."""
+    """Strings that the model looks up."""
     model = keras.Sequential(
         [
             keras.Input((1,), dtype="string"),
@@ -106,7 +106,7 @@ def dataset() -> keras.Model:
 
 @case(points(), feed="unknown length")
 def unknown_length() -> keras.Model:
-    """A dataset of unknown length: exactly the steps made are counted."""
+    """A dataset of unknown length, whose steps are counted exactly."""
     decay = keras.optimizers.schedules.ExponentialDecay(0.2, 1, 0.8)
     return compiled(mlp(), keras.optimizers.SGD(decay), metrics=["mae"])
 

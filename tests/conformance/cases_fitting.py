@@ -10,13 +10,13 @@ from tests.support.data import points
 
 @case(points(), feed="endless", fit={"steps_per_epoch": 2}, evaluate={"steps": 3}, epochs=3)
 def steps_per_epoch() -> keras.Model:
-    """Epochs of `steps_per_epoch` steps that cut across an endless dataset."""
+    """`steps_per_epoch` with an infinite dataset."""
     return compiled(mlp(), metrics=["mae"])
 
 
 @case(points(22), fit={"validation_split": 0.3})
 def validation_split() -> keras.Model:
-    """`validation_split`, also uneven."""
+    """`validation_split`, with uneven batches."""
     return compiled(mlp(), metrics=["mae"])
 
 
@@ -30,13 +30,13 @@ def validation_split() -> keras.Model:
     },
 )
 def validation_freq() -> keras.Model:
-    """`validation_data` looked at every second epoch."""
+    """`validation_freq=2`."""
     return compiled(mlp(), metrics=["mae"])
 
 
 @case(points(), epochs=5, fit={"initial_epoch": 3})
 def initial_epoch() -> keras.Model:
-    """Training that begins at a later epoch."""
+    """`initial_epoch`."""
     return compiled(mlp(), metrics=["mae"])
 
 
@@ -62,13 +62,13 @@ STOP = {"monitor": "val_loss", "patience": 1, "restore_best_weights": True}
     },
 )
 def early_stopping() -> keras.Model:
-    """A callback that ends training and restores the best weights (`EarlyStopping`)."""
+    """A callback that stops training and restores the best weights (`EarlyStopping`)."""
     return compiled(mlp())
 
 
 @case(points(), accumulate=2)
 def accumulate() -> keras.Model:
-    """The trainer's `accumulate`: a global batch worked off in rounds."""
+    """The trainer's `accumulate`: a global batch in several rounds."""
     return compiled(mlp(), keras.optimizers.SGD(0.1, momentum=0.9), metrics=["mae"])
 
 

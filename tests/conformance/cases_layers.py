@@ -13,7 +13,7 @@ from tests.support.data import points, tokens
 
 @case(points())
 def large_weights() -> keras.Model:
-    """Weights of more than 10 MB, up to which TensorFlow folds constants."""
+    """Weights above 10 MB, TensorFlow's limit for constant folding."""
     wide = layers.Dense(1700, activation="tanh")
     return compiled(
         keras.Sequential([keras.Input((4,)), layers.Dense(1700), wide, layers.Dense(1)]),
@@ -85,7 +85,7 @@ def no_gradient() -> keras.Model:
 
 @case(points())
 def frozen_layer() -> keras.Model:
-    """A layer that is not trained."""
+    """A frozen layer."""
     model = mlp()
     model.layers[0].trainable = False
     return compiled(model)
@@ -105,13 +105,13 @@ class Tied(keras.Model):
 
 @case(points(outputs=4))
 def tied_weights() -> keras.Model:
-    """A weight that is used twice."""
+    """Tied weights."""
     return compiled(Tied())
 
 
 @case(points())
 def nested_model() -> keras.Model:
-    """A model inside a model, called twice."""
+    """A nested model that is called twice."""
     inner = mlp(outputs=4, activation="tanh")
     inputs = keras.Input((4,))
     return compiled(keras.Model(inputs, layers.Dense(1)(inner(inner(inputs)))))

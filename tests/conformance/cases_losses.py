@@ -34,7 +34,7 @@ def loss_mean_with_sample_weight() -> keras.Model:
 
 @case(points())
 def loss_not_reduced() -> keras.Model:
-    """Loss reduction `none`: the rows' gradients are summed."""
+    """Loss reduction `none`, which sums the rows' gradients."""
     loss = keras.losses.MeanSquaredError(reduction="none")
     return compiled(mlp(), keras.optimizers.SGD(0.02), loss)
 
@@ -46,19 +46,19 @@ def cubed(y_true: Any, y_pred: Any) -> Any:
 
 @case(points(weighted=True))
 def loss_function_of_rows() -> keras.Model:
-    """A loss function of one's own that returns a number per row."""
+    """A custom loss function that returns a number per row."""
     return compiled(mlp(), keras.optimizers.SGD(0.05), cubed)
 
 
 @case(points())
 def loss_function_mean() -> keras.Model:
-    """A loss function of one's own that returns the batch's mean."""
+    """A custom loss function that returns the batch's mean."""
     return compiled(mlp(), loss=lambda y_true, y_pred: ops.mean((y_true - y_pred) ** 2))
 
 
 @case(points())
 def loss_function_sum() -> keras.Model:
-    """A loss function of one's own that returns the batch's sum."""
+    """A custom loss function that returns the batch's sum."""
     loss = lambda y_true, y_pred: ops.sum((y_true - y_pred) ** 2)  # noqa: E731
     return compiled(mlp(), keras.optimizers.SGD(0.02), loss)
 
@@ -87,7 +87,7 @@ class MeanError(keras.Sequential):
 
 @case(points())
 def compute_loss_mean() -> keras.Model:
-    """`compute_loss` overridden by a mean over rows, with a regulariser."""
+    """`compute_loss` overridden by a mean over rows, with a regularizer."""
     hidden = layers.Dense(3, activation="tanh", kernel_regularizer="l2")
     model = MeanError([keras.Input((4,)), hidden, layers.Dense(1)])
     return compiled(model, keras.optimizers.SGD(0.02), None, metrics=["mae"])

@@ -77,7 +77,7 @@ class Bias(metrics.Metric):
 
 @case(points())
 def custom_metric() -> keras.Model:
-    """A metric of one's own, from sums, and a metric function."""
+    """A custom metric made of sums, and a metric function."""
     return compiled(mlp(), metrics=[Bias(), cubic_error])
 
 

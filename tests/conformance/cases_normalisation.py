@@ -26,7 +26,7 @@ def _normalised(layer: layers.Layer, **options: Any) -> keras.Model:
 
 @case(points(), sync_batch_norm=True)
 def batch_norm() -> keras.Model:
-    """BatchNorm with `sync_batch_norm`, on uneven shares and a single row."""
+    """BatchNorm with `sync_batch_norm`, on uneven per-replica batches and a single row."""
     return _normalised(layers.BatchNormalization(momentum=0.7), metrics=["mae"])
 
 
@@ -113,5 +113,5 @@ class RunningMean(layers.Layer):
 
 @case(points())
 def layer_state() -> keras.Model:
-    """A layer of one's own that keeps a moving mean of its batches."""
+    """A custom layer with a moving mean over batches."""
     return _normalised(RunningMean())

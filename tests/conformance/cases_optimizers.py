@@ -34,7 +34,7 @@ def clipvalue() -> keras.Model:
 
 @case(points())
 def moving_average() -> keras.Model:
-    """Weights replaced at the end by their moving average (`use_ema`)."""
+    """Weights replaced by their moving average at the end (`use_ema`)."""
     return compiled(mlp(), optimizers.SGD(0.2, use_ema=True, ema_momentum=0.8))
 
 
@@ -60,7 +60,7 @@ def gradient_accumulation_clipped() -> keras.Model:
 
 @case(points())
 def weight_decay() -> keras.Model:
-    """Weight decay (AdamW), with a bias left out."""
+    """Weight decay (AdamW) without biases."""
     optimizer = optimizers.AdamW(0.05, weight_decay=0.1, epsilon=1e-2)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     return compiled(mlp(), optimizer)
@@ -107,7 +107,7 @@ def loss_scale_factor() -> keras.Model:
 
 @case(points(), epochs=3)
 def loss_scale() -> keras.Model:
-    """A `LossScaleOptimizer` whose scale grows on the way."""
+    """A `LossScaleOptimizer` whose scale grows."""
     inner = optimizers.SGD(0.1, momentum=0.9)
     scaled = optimizers.LossScaleOptimizer(inner, initial_scale=8.0, dynamic_growth_steps=3)
     return compiled(mlp(), scaled)
@@ -115,7 +115,7 @@ def loss_scale() -> keras.Model:
 
 @case(points())
 def loss_scale_clipped() -> keras.Model:
-    """A `LossScaleOptimizer` around one that clips: unscaled first, then clipped."""
+    """A `LossScaleOptimizer` whose inner optimizer clips unscaled gradients."""
     inner = optimizers.SGD(0.3, global_clipnorm=0.3)
     return compiled(mlp(), optimizers.LossScaleOptimizer(inner, initial_scale=1024.0))
 
@@ -130,7 +130,7 @@ def _one_row_overflows() -> Data:
 
 @case(_one_row_overflows())
 def loss_scale_overflow() -> keras.Model:
-    """A `LossScaleOptimizer` and one row that overflows: all skip the step, the scale halves."""
+    """A `LossScaleOptimizer` with one row that overflows: all replicas skip the step."""
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
     optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=2.0**115)
     return compiled(model, optimizer, "mae")
@@ -176,7 +176,7 @@ def loss_scale_overflow_state() -> keras.Model:
 
 @case(tokens(weighted=True, empty=()), epochs=3, sync_batch_norm=True)
 def all_together() -> keras.Model:
-    """Most of the above at once."""
+    """Most of the above features together."""
     model = keras.Sequential(
         [
             keras.Input((5,), dtype="int32"),
@@ -233,7 +233,7 @@ def _optimizer_case(name: str) -> None:
         return compiled(positioned(), OPTIMIZERS[name]())
 
     build.__name__ = name.split()[0].lower()
-    build.__doc__ = f"The optimizer {name}, of tokens and their positions."
+    build.__doc__ = f"The optimizer {name}, on token and position embeddings."
     case(tokens(empty=()))(build)
 
 

@@ -53,7 +53,7 @@ class TwoLosses(keras.Sequential):
 
 @case(points())
 def own_step() -> keras.Model:
-    """`train_step` and `test_step` overridden: two losses, gradients clipped by hand."""
+    """`train_step` and `test_step` overridden, with two losses and manual clipping."""
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     hidden = layers.Dense(3, activation="tanh", kernel_regularizer="l2")
     model = TwoLosses([keras.Input((4,)), hidden, layers.Dense(1)])

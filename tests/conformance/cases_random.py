@@ -25,7 +25,7 @@ def dropout() -> keras.Model:
 
 @case(points(), is_random=True)
 def dropout_aligned() -> keras.Model:
-    """Dropout of a width that Philox's groups of four divide."""
+    """Dropout of a width that is a multiple of Philox's groups of four."""
     return _dense(layers.Dropout(0.4, seed=3), width=8)
 
 
@@ -47,7 +47,7 @@ def noise_layers() -> keras.Model:
 
 @case(tokens(empty=()), is_random=True)
 def dropout_in_sequences() -> keras.Model:
-    """Dropout of whole channels, of attention, and inside of a recurrent layer."""
+    """Dropout of channels, of attention, and inside a recurrent layer."""
     inputs = keras.Input((5,), dtype="int32")
     x = layers.SpatialDropout1D(0.3, seed=1)(layers.Embedding(7, 4)(inputs))
     x = layers.MultiHeadAttention(2, 3, dropout=0.3, seed=2)(x, x)
@@ -57,7 +57,7 @@ def dropout_in_sequences() -> keras.Model:
 
 @case(images(), is_random=True)
 def augmentation() -> keras.Model:
-    """Random augmentation of images inside of the model."""
+    """Random augmentation of images inside the model."""
     return compiled(
         keras.Sequential(
             [
@@ -104,7 +104,7 @@ class Draws(layers.Layer):
 
 @case(points(), is_random=True)
 def draws() -> keras.Model:
-    """Draws of every distribution, several a row, and noise on a weight."""
+    """Draws of every distribution, several per row, and noise on a weight."""
     return compiled(keras.Sequential([keras.Input((4,)), Draws(), layers.Dense(1)]))
 
 
@@ -129,3 +129,72 @@ def own_step_with_noise() -> keras.Model:
     model = Denoising([keras.Input((4,)), hidden, layers.Dropout(0.2, seed=5), layers.Dense(4)])
     model.seed = keras.random.SeedGenerator(7)
     return compiled(model)
+
+
+class Sampling(layers.Layer):
+    """Draws from the distribution whose mean and log-variance it gets, as an autoencoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(11)
+
+    def call(self, inputs: Any) -> Any:
+        """Maps [rows, 2 * latents] to [rows, latents], and adds the divergence from a normal."""
+        mean, log_variance = ops.split(inputs, 2, axis=-1)
+        divergence = ops.exp(log_variance) + mean**2 - 1 - log_variance
+        self.add_loss(0.05 * ops.mean(ops.sum(divergence, axis=-1)))
+        noise = keras.random.normal(ops.shape(mean), seed=self.seed)
+        return mean + ops.exp(0.5 * log_variance) * noise
+
+
+@case(points(outputs=4), is_random=True)
+def variational_autoencoder() -> keras.Model:
+    """A variational autoencoder, which draws its latent variables."""
+    hidden = layers.Dense(4, activation="tanh")
+    return compiled(keras.Sequential([keras.Input((4,)), hidden, Sampling(), layers.Dense(4)]))
+
+
+class Adversaries(keras.Model):
+    """A generator of rows from noise, and a critic, each with its own optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(4)])
+        self.critic = keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(3, "tanh"),
+                layers.Dropout(0.3, seed=2),
+                layers.Dense(1),
+            ]
+        )
+        self.critic_optimizer = keras.optimizers.SGD(0.1)
+        self.seed = keras.random.SeedGenerator(13)
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        """Maps noise [rows, 4] to rows of the same shape."""
+        return self.generator(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, _ = data
+        noise = keras.random.normal(ops.shape(x), seed=self.seed)
+        mixed = keras.random.uniform((ops.shape(x)[0], 1), seed=self.seed)
+        with tf.GradientTape() as tape:
+            made = self.generator(noise, training=True)
+            real = ops.softplus(-self.critic(x, training=True))
+            loss = ops.mean(mixed * real + ops.softplus(self.critic(made, training=True)))
+        weights = self.critic.trainable_variables
+        self.critic_optimizer.apply(tape.gradient(loss, weights), weights)
+        with tf.GradientTape() as tape:
+            made = self.generator(noise, training=True)
+            fooled = ops.mean(ops.softplus(-self.critic(made, training=True)))
+        weights = self.generator.trainable_variables
+        self.optimizer.apply(tape.gradient(fooled, weights), weights)
+        return {"critic": loss, "fooled": fooled}
+
+
+@case(points(outputs=4), is_random=True)
+def adversarial_step_with_noise() -> keras.Model:
+    """`train_step` overridden by that of a GAN: two optimizers, noise, and dropout."""
+    return compiled(Adversaries())

@@ -21,7 +21,7 @@ class Centred(layers.Layer):
 
 @case(points())
 def rows_that_mix() -> keras.Model:
-    """A layer that subtracts the batch's mean, with BatchNorm: whole batches."""
+    """A layer that subtracts the batch's mean, with BatchNorm (full batches)."""
     hidden = [layers.Dense(6, activation="tanh"), Centred()]
     model = [keras.Input((4,)), *hidden, layers.BatchNormalization(), layers.Dense(1)]
     adam = keras.optimizers.Adam(0.02, epsilon=1e-2)

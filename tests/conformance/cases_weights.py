@@ -64,7 +64,7 @@ def masked_sum() -> keras.Model:
 
 @case(tokens(empty=()))
 def masked_pooling() -> keras.Model:
-    """A mask that ends in a pooling layer."""
+    """A mask that a pooling layer consumes."""
     model = keras.Sequential(
         [
             keras.Input((5,), dtype="int32"),
@@ -92,7 +92,7 @@ def steps_weighted() -> keras.Model:
 
 @case(tokens(labels="class"))
 def ignore_class() -> keras.Model:
-    """Labels to leave out of the loss (`ignore_class`)."""
+    """Labels that the loss ignores (`ignore_class`)."""
     model = keras.Sequential(
         [keras.Input((5,), dtype="int32"), layers.Embedding(7, 2), layers.Dense(3)]
     )
@@ -102,14 +102,14 @@ def ignore_class() -> keras.Model:
 
 @case(Data(points().x, points().y, np.eye(15, dtype="float32")[[5, 12, 14]].sum(axis=0)))
 def weights_of_zero() -> keras.Model:
-    """Sample weights that are 0 but for one row of each batch, divided by their sum."""
+    """Sample weights that are 0 except for one row of each batch, divided by their sum."""
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     return compiled(mlp(), loss=loss, weighted_metrics=["mae"])
 
 
 @case(tokens())
 def lstm() -> keras.Model:
-    """An LSTM that leaves out what is masked, rows that are masked as a whole included."""
+    """An LSTM with masked steps and fully masked rows."""
     model = keras.Sequential(
         [
             keras.Input((5,), dtype="int32"),

@@ -73,6 +73,7 @@ OPTIONS |= {
 #: Cases that pipeline parallelism refuses with an error: models that call their layers in a custom
 #: `call`, custom `train_step`s, and models with fewer layers than stages.
 _REFUSED_BY_PIPELINE = {
+    "adversarial-step-with-noise",
     "loss-scale-overflow",
     "metric-in-call",
     "own-step",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -145,18 +146,28 @@ def _tolerant(make_answer: Callable[..., Callable[..., Any]], *arguments: Any) -
     return tolerant
 
 
-def training(strategy: str, num_devices: int) -> Callable[[str], Result]:
-    """Runs in a worker: returns a function that trains a case, given its name."""
+def training(strategy: str, num_devices: int) -> Callable[[str, str], Result]:
+    """Runs in a worker: returns a function that trains a case or a program, given its name.
+
+    The function also gets a folder for the files of callbacks, which all workers share.
+    """
     from tests.conformance import engines
 
     engines.create_strategy(strategy, num_devices)  # before TensorFlow is initialized
     from tests.conformance.cases import CASES
+    from tests.programs import engines as program_engines
+    from tests.programs.programs import PROGRAMS
 
-    return lambda case: engines.tfdist(CASES[case], strategy, num_devices)
+    def train(name: str, folder: str) -> Result:
+        if name in PROGRAMS:
+            return program_engines.tfdist(PROGRAMS[name], strategy, num_devices, folder)
+        return engines.tfdist(CASES[name], strategy, num_devices)
+
+    return train
 
 
 class Group(AnsweringPool):
-    """Workers of one layout that train cases. A context manager."""
+    """Workers of one layout that train cases and programs. A context manager."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout, training, layout.strategy, layout.num_devices)
@@ -169,7 +180,8 @@ class Group(AnsweringPool):
             AssertionError: If a worker failed, or the workers' results are not bitwise identical.
         """
         try:
-            answers = self.ask(case)
+            with tempfile.TemporaryDirectory() as folder:
+                answers = self.ask(case, folder)
         except LaunchError as error:  # a TfdistError, but not one that refuses the case
             raise AssertionError(f"{self.layout}: {error}") from None
         if all(answer.declined for answer in answers):

@@ -10,6 +10,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tests import start_tensorflow
@@ -91,6 +92,9 @@ def judge(question: Question) -> Verdict:
         may_refuse = engines.may_refuse(case, question.engine, num_replicas)
         refused = may_refuse and isinstance(error, TfdistError)
         first_line = (str(error).strip() or "no message").splitlines()[0]
+        if question.engine in LAYOUTS and not isinstance(error, TfdistError):
+            _restart(question.engine, num_replicas)
+            first_line = (str(error).strip() or "no message").splitlines()[-1]
         status = "refused" if refused else "crash"
         return Verdict(status, math.inf, (f"{type(error).__name__}: {first_line}",))
     differences = results.compare(result, reference, case)
@@ -103,6 +107,13 @@ def judge(question: Question) -> Verdict:
 def _group(strategy: str, num_workers: int) -> Group:
     """Returns the worker processes of a layout, which end with this process."""
     return Group(next(o for o in LAYOUTS[strategy] if o.num_workers == num_workers))
+
+
+def _restart(strategy: str, num_workers: int) -> None:
+    """Stops the workers of a layout, which a failed case may have left in an inconsistent state."""
+    with suppress(Exception):
+        _group(strategy, num_workers).stop()
+    _group.cache_clear()
 
 
 def _serve(connection: Connection) -> None:

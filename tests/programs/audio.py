@@ -54,7 +54,7 @@ def captcha_by_ctc() -> keras.Model:
 
 @program(Data(normal(64), integers(3)), floatx="float32")
 def speaker_by_spectrum() -> keras.Model:
-    """A speaker known by the spectrum, taken within the model."""
+    """Speaker recognition from a spectrum that the model computes."""
     inputs = keras.Input((64,))
     real, imaginary = ops.fft((inputs, ops.zeros_like(inputs)))
     x = ops.sqrt(ops.square(real) + ops.square(imaginary) + 1e-3)[:, :32, None]
@@ -65,7 +65,7 @@ def speaker_by_spectrum() -> keras.Model:
 
 @program(Data(normal(64), integers(3)), floatx="float32", sync_batch_norm=True)
 def spectrograms() -> keras.Model:
-    """Spectrograms by layers, on the scale of mel and of frequency, through convolutions."""
+    """Mel and linear spectrogram layers, through convolutions."""
     inputs = keras.Input((64,))
     mel = layers.MelSpectrogram(16, 8, sampling_rate=64, num_mel_bins=4, min_freq=1)(inputs)
     mel = layers.BatchNormalization()(layers.Conv2D(2, 3, padding="same")(mel[..., None]))

@@ -1,4 +1,4 @@
-"""Who runs a program: plain Keras on one device, and tfdist."""
+"""Engines that run a program: plain Keras on one device, and tfdist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,27 @@ from tests.programs.programs import PROGRAMS
 
 @functools.cache
 def reference(name: str) -> Result:
-    """What plain Keras on one device makes of a program."""
+    """Returns the result of a program in plain Keras on one device."""
     return plain(PROGRAMS[name])
 
 
 def plain(program: Program) -> Result:
-    """What plain Keras on one device makes of it."""
+    """Returns the result of a program in plain Keras on one device."""
     with _floatx(program.floatx):
         return _run(of_known_length(program), program.build())
 
 
-def tfdist(program: Program, strategy: str, num_replicas: int) -> Result:
-    """What a Trainer makes of it.
+def tfdist(program: Program, strategy: str, num_replicas: int, folder: str = "") -> Result:
+    """Returns the result of a program with a Trainer.
+
+    Args:
+        program: The program.
+        strategy: Name of a strategy of `tests.conformance.engines`.
+        num_replicas: Number of devices of this process.
+        folder: For the files of callbacks, the same for all workers; empty for a new one.
 
     Raises:
-        tfdist.errors.TfdistError: it declines the program.
+        tfdist.errors.TfdistError: The Trainer refuses the program.
     """
     from tfdist import Trainer
 
@@ -49,19 +55,22 @@ def tfdist(program: Program, strategy: str, num_replicas: int) -> Result:
                 accumulate=program.accumulate,
                 sync_batch_norm=program.sync_batch_norm,
             ),
+            folder,
         )
 
 
-def _run(program: Program, runner: Any) -> Result:
-    """Fits, evaluates and predicts by a model or a Trainer."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+def _run(program: Program, runner: Any, folder: str = "") -> Result:
+    """Fits, evaluates and predicts with a model or a Trainer."""
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        files = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         arguments = feeds.fit_arguments(program)
-        if callbacks := list(program.callbacks(Path(folder))):
+        if callbacks := list(program.callbacks(files)):
             arguments["callbacks"] = callbacks
         history = program.train(runner, arguments)
-        for own in ("loss_scale", "skipped_steps"):  # logged besides what Keras logs
-            history.history.pop(own, None)
+        for name in ("loss_scale", "skipped_steps"):  # metrics that Keras does not log
+            history.history.pop(name, None)
         evaluation: dict[str, float] = {}
         predicted: Any = []
         if not program.only_fit:
@@ -75,7 +84,7 @@ def _run(program: Program, runner: Any) -> Result:
 
 @contextmanager
 def _floatx(name: str) -> Iterator[None]:
-    """Lets Keras compute in a dtype."""
+    """Sets the dtype in which Keras computes."""
     floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx(name)
     keras.config.set_dtype_policy(name)

@@ -18,7 +18,7 @@ IMAGES = Data(np.abs(np.sin(normal(8, 8, 1))), np.abs(np.sin(normal(8, 8, 1))))
 
 @program(IMAGES, quick=True)
 def denoising_autoencoder() -> keras.Model:
-    """Noisy pictures made clean by strided convolutions and transposed ones."""
+    """A denoising autoencoder of strided and transposed convolutions."""
     inputs = keras.Input((8, 8, 1))
     x = layers.Conv2D(3, 3, activation="relu", padding="same")(inputs)
     x = layers.Conv2D(3, 3, activation="relu", padding="same")(layers.MaxPooling2D(2)(x))
@@ -48,7 +48,7 @@ class MaskedConvolution(layers.Layer):
 
 @program(Data((normal(8, 8, 1) > 0).astype("float64"), (normal(8, 8, 1) > 0).astype("float64")))
 def pixel_cnn() -> keras.Model:
-    """Pixel after pixel: convolutions whose kernels are masked."""
+    """PixelCNN: convolutions with masked kernels."""
     inputs = keras.Input((8, 8, 1))
     x = layers.ReLU()(MaskedConvolution(3)(inputs))
     x = layers.ReLU()(MaskedConvolution(3)(x) + x)
@@ -86,7 +86,7 @@ class Stylised(keras.Model):
 
 @program(IMAGES, may_refuse=True)
 def style_transfer() -> keras.Model:
-    """A painter judged by Gram matrices of a frozen network, in `compute_loss`."""
+    """Style transfer: Gram matrices of a frozen network, in `compute_loss`."""
     model = Stylised()
     model(np.zeros((1, 8, 8, 1)))
     model.features(np.zeros((1, 8, 8, 1)))
@@ -114,7 +114,7 @@ class Coupling(keras.Model):
 
 @program(Data(normal(2), normal(1)))
 def normalising_flow() -> keras.Model:
-    """A normalising flow trained by the likelihood, without labels that count."""
+    """A normalizing flow trained on the likelihood."""
 
     def likelihood(_: Any, made: Any) -> Any:
         return ops.sum(0.5 * ops.square(made[:, :2]), 1) - made[:, 2]
@@ -124,7 +124,7 @@ def normalising_flow() -> keras.Model:
 
 @program(Data([np.abs(np.sin(normal(8, 8, 1))), normal(1)], normal(8, 8, 1, seed=3)))
 def noise_predicted() -> keras.Model:
-    """The noise in a picture predicted, given how much of it there is, coded by sines."""
+    """A diffusion network with a sinusoidal embedding of the noise level."""
     picture, level = keras.Input((8, 8, 1)), keras.Input((1,))
     angles = level * ops.convert_to_tensor([[1.0, 2.0, 4.0]], level.dtype)
     code = layers.Dense(3, activation="swish")(

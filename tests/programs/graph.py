@@ -50,7 +50,7 @@ class GraphAttention(layers.Layer):
 
 @program(_molecules(), quick=True)
 def graph_attention() -> keras.Model:
-    """Attention over neighbours on padded graphs."""
+    """Graph attention on padded graphs."""
     inputs = _graph()
     x = GraphAttention(4)(inputs["nodes"], inputs["edges"])
     x = GraphAttention(3)(ops.elu(x), inputs["edges"])
@@ -60,7 +60,7 @@ def graph_attention() -> keras.Model:
 
 @program(_molecules())
 def graph_convolution() -> keras.Model:
-    """Convolutions on padded graphs, with a skip and a normalisation by degree."""
+    """Graph convolutions on padded graphs, normalized by degree."""
     inputs = _graph()
     degree = ops.sum(inputs["edges"], -1, keepdims=True)
     x = layers.Dense(3, activation="gelu")(inputs["nodes"])
@@ -71,7 +71,7 @@ def graph_convolution() -> keras.Model:
 
 @program(_molecules())
 def messages_between_nodes() -> keras.Model:
-    """Messages passed along edges, and a GRU cell that takes them in."""
+    """Message passing with a GRU cell."""
 
     class Passing(layers.Layer):
         def __init__(self) -> None:
@@ -124,13 +124,13 @@ def _merged() -> tf.data.Dataset:
 
 @program(Data(_merged), feed="data set", may_refuse=True)
 def merged_molecules() -> keras.Model:
-    """Molecules merged into one graph a batch: atoms are no rows."""
+    """Molecules merged into one graph per batch."""
     return compiled(Atoms(), "adam", "mse")
 
 
 @program(Data([integers(6, 1), integers(6, 1, seed=5)], integers(2, 1).astype("float64")))
 def node_embeddings() -> keras.Model:
-    """Nodes embedded so that neighbours have a large product."""
+    """Node embeddings trained on neighbors."""
     one, other = keras.Input((1,), dtype="int32"), keras.Input((1,), dtype="int32")
     table = layers.Embedding(6, 3, embeddings_initializer="he_normal")
     product = layers.Dot(2)([table(one), table(other)])
@@ -140,7 +140,7 @@ def node_embeddings() -> keras.Model:
 
 @program(Data([normal(4, seed=n) for n in range(3)], integers(2, seed=4)), quick=True)
 def bags_of_instances() -> keras.Model:
-    """Bags of instances: attention that adds up to one over what came as separate inputs."""
+    """Multiple-instance learning: attention over separate inputs."""
     bag = [keras.Input((4,)) for _ in range(3)]
     embed, score = layers.Dense(3, activation="relu"), layers.Dense(1, use_bias=False)
     embedded = [embed(x) for x in bag]
@@ -153,7 +153,7 @@ def bags_of_instances() -> keras.Model:
 
 @program(Data(normal(5, 3), integers(3)))
 def sets_of_points() -> keras.Model:
-    """Sets, order left out: sums, maxima and minima over the points."""
+    """Deep sets: sums, maxima and minima over points."""
     inputs = keras.Input((5, 3))
     x = layers.Dense(3, activation="relu")(inputs)
     pooled = [ops.sum(x, 1), ops.max(x, 1), ops.min(x, 1)]

@@ -69,7 +69,7 @@ def _frozen_base() -> keras.Model:
 
 @program(pictures(), train=_thaw, sync_batch_norm=True, quick=True)
 def fine_tuning() -> keras.Model:
-    """A frozen base that is thawed, compiled anew and trained on."""
+    """Fine-tuning: a frozen base that is unfrozen, recompiled and trained."""
     return _frozen_base()
 
 
@@ -96,7 +96,7 @@ def _enable_lora(runner: Any, arguments: Arguments) -> History:
 
 @program(vectors(), train=_enable_lora, may_refuse=True, floatx="float32")
 def low_rank_adaptation_later() -> keras.Model:
-    """A trained dense layer that gets matrices of low rank, and trains on."""
+    """LoRA enabled on a trained dense layer."""
     # Keras keeps such matrices in float32, whatever it computes with.
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(1)])
     return compiled(model)
@@ -104,7 +104,7 @@ def low_rank_adaptation_later() -> keras.Model:
 
 @program(vectors(), floatx="float32")
 def low_rank_adaptation() -> keras.Model:
-    """A dense layer with matrices of low rank, from the beginning."""
+    """A dense layer with LoRA from the start."""
     inputs = keras.Input((4,))
     x = layers.Dense(3, activation="relu")(layers.Dense(4, lora_rank=2)(inputs))
     return compiled(keras.Model(inputs, layers.Dense(1)(x)), keras.optimizers.SGD(0.1))
@@ -117,7 +117,7 @@ def low_rank_adaptation() -> keras.Model:
     why="each share's gradient is rounded to the 8 bits of bfloat16, and so is every output",
 )
 def mixed_precision() -> keras.Model:
-    """Layers in bfloat16 under weights in float32, one of them in float32 throughout."""
+    """mixed_bfloat16 layers, and one float32 layer."""
     inputs = keras.Input((4,))
     x = layers.Dense(3, activation="tanh", dtype="mixed_bfloat16")(inputs)
     model = keras.Model(inputs, layers.Dense(1, dtype="float32")(x))

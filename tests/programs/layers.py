@@ -232,7 +232,7 @@ def augmenting_at_rest() -> keras.Model:
 
 @program(Data(np.abs(normal(8, 8, 3)), normal(1)), epochs=1, floatx="float32")
 def levelling_pictures() -> keras.Model:
-    """Layers that level the colours of pictures, which draw nothing."""
+    """Preprocessing layers of images without random numbers."""
     return branches(
         keras.Input((8, 8, 3)),
         layers.AutoContrast(value_range=(0, 1)),
@@ -247,7 +247,7 @@ WORDS = np.array([["b a", "a c", "c"][i % 3] for i in range(NUM_ROWS)], object)
 
 @program(Data({"words": WORDS, "number": integers(6, 1)}, normal(1)), feed="dataset")
 def looking_up() -> keras.Model:
-    """Layers that turn words, numbers and pairs of them into categories."""
+    """Preprocessing layers of categories."""
     words = keras.Input((), name="words", dtype="string")
     number = keras.Input((1,), name="number", dtype="int32")
     scaled = layers.Normalization(mean=2.0, variance=1.5)(keras.ops.cast(number, "float64"))

@@ -82,7 +82,7 @@ def binary_focal() -> keras.Model:
 
 @program(Data(normal(4), ONE_HOT), quick=True)
 def of_logits_extended() -> keras.Model:
-    """A loss that is taken from the logits behind the probabilities, in an own `compute_loss`."""
+    """A loss of the logits behind the probabilities, in an overridden `compute_loss`."""
     inputs = keras.Input((4,))
     model = Doubled(inputs, layers.Dense(3, activation="softmax")(inputs))
     return compiled(model, keras.optimizers.SGD(0.05), losses.BinaryCrossentropy())
@@ -90,7 +90,7 @@ def of_logits_extended() -> keras.Model:
 
 @program(Data(normal(4), [ONE_HOT, ONE_HOT, integers(3)]))
 def of_whole_batches() -> keras.Model:
-    """Losses that join the rows of a batch: dice, Tversky and circle."""
+    """Losses over the full batch: Dice, Tversky and Circle."""
     return judged("softmax", 3, [losses.Dice(), losses.Tversky(), losses.Circle()])
 
 
@@ -200,6 +200,6 @@ class Seen(keras.layers.Layer):
 
 @program(Data(normal(4), normal(1)))
 def metrics_within_a_layer() -> keras.Model:
-    """`Sum` and `Mean`, updated by a layer as rows pass."""
+    """`Sum` and `Mean`, updated by a layer."""
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2), Seen(), layers.Dense(1)])
     return compiled(model, "adam")

@@ -1,7 +1,6 @@
-"""`python -m tests.programs.random`: draws small models and compares them with plain Keras.
+"""`python -m tests.programs.random`: trains random small models and compares them with plain Keras.
 
-A model is drawn from a seed and a number, which bring the same one back: `--seed 3 --first 17
---count 1` tries the seventeenth again.
+A seed and a number identify a model: `--seed 3 --first 17 --count 1` repeats model 17 of seed 3.
 """
 
 from __future__ import annotations
@@ -26,16 +25,29 @@ from tfdist.errors import TfdistError
 
 Make = Callable[[], Any]
 
-#: What a model may be given, by the name of its kind: the shape of a row.
+
+def _of_columns(weights: Any) -> Any:
+    """A regularizer of weights: the largest column, almost."""
+    return 0.1 * ops.logsumexp(ops.sum(ops.abs(weights), axis=0))
+
+
+def _of_mean_output(outputs: Any) -> Any:
+    """A regularizer of outputs that is neither a mean nor a sum over the rows."""
+    return 0.1 * ops.sum(ops.mean(outputs, axis=0) ** 2)
+
+
+#: Shapes of a row, by the kind of input.
 INPUTS = {"vector": (4,), "series": (4, 3), "picture": (5, 5, 2), "words": (5,)}
 
-#: Layers by the rank of a row that they take, and leave.
+#: Layers by the rank of their inputs and outputs, without the axis of the rows.
 LAYERS: dict[int, dict[str, Make]] = {
     1: {
         "dense": lambda: layers.Dense(3, activation="tanh"),
         "dense, regularised": lambda: layers.Dense(3, kernel_regularizer="l2"),
         "dense, constrained": lambda: layers.Dense(3, kernel_constraint="max_norm"),
         "dense, activity": lambda: layers.Dense(2, activity_regularizer="l2"),
+        "dense, custom regularised": lambda: layers.Dense(3, kernel_regularizer=_of_columns),
+        "dense, custom activity": lambda: layers.Dense(2, activity_regularizer=_of_mean_output),
         "normalised": layers.LayerNormalization,
         "batch normalised": layers.BatchNormalization,
         "unit": layers.UnitNormalization,
@@ -44,6 +56,7 @@ LAYERS: dict[int, dict[str, Make]] = {
     2: {
         "convolution": lambda: layers.Conv1D(3, 2, padding="same", activation="relu"),
         "depthwise": lambda: layers.DepthwiseConv1D(2, padding="same"),
+        "masked": lambda: layers.Masking(0.0),
         "lstm": lambda: layers.LSTM(2, return_sequences=True),
         "gru": lambda: layers.GRU(2, return_sequences=True),
         "both ways": lambda: layers.Bidirectional(layers.SimpleRNN(2, return_sequences=True)),
@@ -61,10 +74,10 @@ LAYERS: dict[int, dict[str, Make]] = {
     },
 }
 
-#: Whose loops take five times as long to trace as all the rest: drawn as seldom as that.
+#: Layers with loops, which take five times as long to trace as all others, and are drawn rarely.
 RECURRENT = ("lstm", "gru", "both ways")
 
-#: What `Extra` computes, in this order.
+#: Functions that `Extra` computes, in this order.
 INNER: dict[str, Make] = {
     "rows": lambda x: x,
     "squares": ops.square,
@@ -90,11 +103,11 @@ TARGETS = ("mean loss", "sum loss", "outputs", "state")
 
 
 class Extra(layers.Layer):
-    """Adds a loss, changes what passes through, or keeps a state; at first perhaps not at all.
+    """Adds a loss, changes its inputs, or updates a state.
 
     Args:
-        names: keys of `INNER`, `REDUCED` and `OUTER`, and one of `TARGETS`.
-        gated: whether a weight of zero is in front of it.
+        names: Keys of `INNER`, `REDUCED` and `OUTER`, and one of `TARGETS`.
+        gated: Whether a weight that starts at zero multiplies all of this.
     """
 
     def __init__(self, names: tuple[str, ...], gated: bool) -> None:
@@ -102,13 +115,13 @@ class Extra(layers.Layer):
         self.names, self.gated = names, gated
 
     def build(self, shape: Any) -> None:
-        """Makes the weight and the state."""
+        """Creates the weight and the state."""
         first = "zeros" if self.gated else keras.initializers.Constant(0.1)
         self.gate = self.add_weight(name="gate", shape=(), initializer=first)
         self.state = self.add_weight(name="state", shape=(), initializer="zeros", trainable=False)
 
     def call(self, inputs: Any) -> Any:
-        """Passes [rows, features] on."""
+        """Maps [rows, features] to the same shape."""
         inner, reduced, outer, target = self.names
         found = self.gate * OUTER[outer](REDUCED[reduced](INNER[inner](inputs)))
         if target == "outputs":
@@ -120,7 +133,7 @@ class Extra(layers.Layer):
         return inputs
 
 
-#: What leaves a vector of a row.
+#: Layers that reduce a row to a vector.
 ENDS: dict[int, dict[str, Make]] = {
     1: {"as it is": layers.Identity},
     2: {
@@ -139,7 +152,42 @@ MERGES: dict[str, Make] = {
     "multiply": layers.Multiply,
 }
 
-#: Losses, each with the activation of the outputs and what the labels are.
+
+class Custom(losses.Loss):
+    """A custom loss.
+
+    Args:
+        function: Maps labels and outputs, [rows, 3] each, to values of the rows or to a number.
+        reduction: As in `keras.losses.Loss`.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], reduction: str) -> None:
+        super().__init__(reduction=reduction)
+        self.function = function
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self.function(y_true, y_pred)
+
+
+def _focal(y: Any, p: Any) -> Any:
+    error = ops.abs(ops.cast(y, p.dtype) - p)
+    return ops.mean(error ** (2 + ops.stop_gradient(ops.max(error, axis=-1, keepdims=True))), -1)
+
+
+def _masked(y: Any, p: Any) -> Any:
+    kept = ops.cast(y > -0.5, p.dtype)
+    return ops.sum(kept * (y - p) ** 2) / (1.0 + ops.sum(kept))
+
+
+def _of_pairs(y: Any, p: Any) -> Any:
+    return ops.mean((y - p) ** 2, -1) + 0.1 * ops.relu(ops.mean(p) - 1.0)
+
+
+def _log_cosh_of_batch(y: Any, p: Any) -> Any:
+    return ops.mean(ops.log(ops.cosh(y - p)))
+
+
+#: Losses, each with the activation of the outputs and the kind of labels.
 LOSSES: dict[str, tuple[Callable[[str], Any], str | None, str]] = {
     "squares": (lambda r: losses.MeanSquaredError(reduction=r), None, "numbers"),
     "Huber": (lambda r: losses.Huber(reduction=r), None, "numbers"),
@@ -149,7 +197,16 @@ LOSSES: dict[str, tuple[Callable[[str], Any], str | None, str]] = {
     "of numbers": (lambda r: losses.SparseCategoricalCrossentropy(reduction=r), "softmax", "class"),
     "binary": (lambda r: losses.BinaryCrossentropy(reduction=r), "sigmoid", "one-hot"),
     "hinge": (lambda r: losses.CategoricalHinge(reduction=r), "tanh", "one-hot"),
+    "custom": (lambda r: Custom(_focal, r), "sigmoid", "one-hot"),
+    "custom, masked": (lambda r: Custom(_masked, r), None, "numbers"),
+    "custom, of pairs": (lambda r: Custom(_of_pairs, r), None, "numbers"),
+    "custom, of a batch": (lambda r: Custom(_log_cosh_of_batch, r), None, "numbers"),
 }
+#: Layers and losses that accumulation refuses, because they need full batches.
+FULL_BATCH = (
+    *("batch normalised", "dense, custom activity", "custom, masked", "custom, of pairs"),
+    "custom, of a batch",
+)
 REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
 
 OPTIMIZERS: dict[str, Make] = {
@@ -172,23 +229,23 @@ OPTIMIZERS: dict[str, Make] = {
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A small model and how it is trained: names out of the tables above.
+    """A small model and how it is trained, as names in the tables above.
 
     Attributes:
-        inputs: what a row is.
-        branches: for each branch its layers.
-        end: of each branch.
-        merge: of the branches.
-        loss: with its reduction.
-        optimizer: with its own parameters.
-        weighted: whether rows have weights.
-        rows: how many, in batches of `batch_size`.
-        batch_size: rows of a batch.
-        accumulate: rounds of a batch.
-        strategy: and so many replicas.
-        only_fit: whether it is trained alone, which is traced in half the time.
-        extra: the names of an `Extra` before the last layer; none for none.
-        gated: whether that is gated.
+        inputs: Kind of input.
+        branches: Layers of each branch.
+        end: The last layer of each branch.
+        merge: Merges the branches.
+        loss: Name and reduction.
+        optimizer: Name.
+        weighted: Whether rows have weights.
+        rows: Number of rows.
+        batch_size: Rows of a global batch.
+        accumulate: Accumulation rounds of a batch.
+        strategy: Name and number of replicas.
+        only_fit: Whether the program neither evaluates nor predicts, which halves the tracing.
+        extra: The names of an `Extra` before the last layer; empty for none.
+        gated: Whether the `Extra` is gated.
     """
 
     inputs: str
@@ -207,7 +264,7 @@ class Recipe:
     gated: bool = False
 
     def program(self) -> Program:
-        """Returns what trains it in both ways."""
+        """Returns the program that trains the model."""
 
         def build() -> keras.Model:
             keras.utils.set_random_seed(1)
@@ -221,7 +278,7 @@ class Recipe:
 
     @property
     def rank(self) -> int:
-        """Of a row, behind the embedding of words."""
+        """The rank of a row, after the embedding of words."""
         return 2 if self.inputs == "words" else len(INPUTS[self.inputs])
 
     def _model(self) -> keras.Model:
@@ -260,19 +317,20 @@ class Recipe:
 
 
 def drawn(seed: int, number: int) -> Recipe:
-    """Returns the recipe of that number among those of a seed."""
+    """Returns a recipe by its seed and number."""
     draw = random.Random(f"{seed} {number}")
     inputs = draw.choice(list(INPUTS))
     rank = 2 if inputs == "words" else len(INPUTS[inputs])
     accumulate = draw.choice([1, 1, 1, 1, 2, 3])
-    known = [name for name in LAYERS[rank] if accumulate == 1 or name != "batch normalised"]
+    known = [name for name in LAYERS[rank] if accumulate == 1 or name not in FULL_BATCH]
+    known_losses = [name for name in LOSSES if accumulate == 1 or name not in FULL_BATCH]
     branches = [_seldom(draw, known, draw.randint(1, 2)) for _ in range(draw.randint(1, 2))]
     recipe = Recipe(
         inputs=inputs,
         branches=tuple(map(tuple, branches)),
         end=_seldom(draw, list(ENDS[rank]), 1)[0],
         merge=draw.choice(list(MERGES)),
-        loss=(draw.choice(list(LOSSES)), draw.choice(REDUCTIONS)),
+        loss=(draw.choice(known_losses), draw.choice(REDUCTIONS)),
         optimizer=draw.choice(list(OPTIMIZERS)),
         weighted=draw.random() < 0.3,
         rows=draw.randint(3, 13),
@@ -281,23 +339,23 @@ def drawn(seed: int, number: int) -> Recipe:
         strategy=draw.choice([("mirrored", 2)] * 3 + [("towers", 2)] * 2 + [("mirrored", 3)]),
         only_fit=draw.random() < 0.8,
     )
-    if accumulate > 1 or draw.random() < 0.5:  # rounds refuse what needs the full batch
+    if accumulate > 1 or draw.random() < 0.5:  # accumulation refuses what needs full batches
         return recipe
     extra = tuple(draw.choice(list(names)) for names in (INNER, REDUCED, OUTER, TARGETS))
     return dataclasses.replace(recipe, extra=extra, gated=draw.random() < 0.5)
 
 
 def _seldom(draw: random.Random, names: list[str], number: int) -> list[str]:
-    """Draws so many names, recurrent layers among them seldom."""
+    """Draws names, of which few are recurrent layers."""
     weights = [0.2 if name in RECURRENT else 1.0 for name in names]
     return draw.choices(names, weights, k=number)
 
 
 def wrong(recipe: Recipe) -> list[str]:
-    """Trains a recipe by a Trainer and by plain Keras; returns in what they differ.
+    """Trains a recipe with a Trainer and with plain Keras; returns the differences.
 
     Raises:
-        TfdistError: The Trainer declines it, which it has no reason to.
+        TfdistError: The Trainer refuses it, for which there is no reason.
     """
     from tests.programs import engines
 
@@ -307,7 +365,7 @@ def wrong(recipe: Recipe) -> list[str]:
 
 
 def main() -> int:
-    """Tries as many as asked for, and prints those that differ; returns 1 where there are any."""
+    """Trains the models, and prints those that differ; returns 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m tests.programs.random", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="default: 1000")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")

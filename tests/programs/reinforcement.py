@@ -37,7 +37,7 @@ class ActorCritic(layers.Layer):
     Data({"state": normal(4), "action": integers(2, 1), "reward": normal(1, seed=6)}), quick=True
 )
 def actor_critic() -> keras.Model:
-    """An actor and its critic, whose losses a layer adds."""
+    """Actor and critic, whose losses a layer adds."""
     inputs = {
         "state": keras.Input((4,), name="state"),
         "action": keras.Input((1,), name="action", dtype="int32"),
@@ -59,7 +59,7 @@ class Taken(keras.losses.Loss):
 
 @program(Data(normal(6, 6, 2), np.concatenate([integers(3, 1), normal(1, seed=4)], 1)))
 def deep_q_network() -> keras.Model:
-    """Values of actions from frames; only the action that was taken is judged."""
+    """Deep Q-learning from frames."""
     inputs = keras.Input((6, 6, 2))
     x = layers.Flatten()(layers.Conv2D(4, 3, strides=2, activation="relu")(inputs))
     model = keras.Model(inputs, layers.Dense(3)(layers.Dense(4, activation="relu")(x)))
@@ -95,7 +95,7 @@ class Clipped(keras.Model):
     )
 )
 def clipped_policy() -> keras.Model:
-    """A policy trained by the clipped ratio to its former self, in `compute_loss`."""
+    """Proximal policy optimization, in `compute_loss`."""
     return compiled(Clipped(), keras.optimizers.Adam(3e-3), None)
 
 

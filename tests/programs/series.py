@@ -29,7 +29,7 @@ def weather_by_lstm() -> keras.Model:
 
 @program(sequences())
 def stacked_grus() -> keras.Model:
-    """Stacked GRUs with recurrent regularisers, one of them from the end."""
+    """Stacked GRUs with recurrent regularizers, one backwards."""
     inputs = keras.Input((6, 2))
     x = layers.GRU(3, return_sequences=True, recurrent_regularizer="l2")(inputs)
     return forecast(inputs, layers.GRU(2, go_backwards=True, reset_after=False)(x))
@@ -57,7 +57,7 @@ def causal_dilated_convolutions() -> keras.Model:
 
 @program(Data(normal(8, 1), integers(3)), sync_batch_norm=True, quick=True)
 def classified_by_convolutions() -> keras.Model:
-    """A classifier of series: convolutions with synchronised BatchNorm, pooled over time."""
+    """A time series classifier: convolutions with `sync_batch_norm`."""
     x = inputs = keras.Input((8, 1))
     for _ in range(2):
         x = layers.Conv1D(3, 3, padding="same")(x)
@@ -94,28 +94,28 @@ class Roads(layers.Layer):
 
 @program(Data(normal(4, 3, 2), normal(3, seed=5)))
 def traffic() -> keras.Model:
-    """Traffic on a graph of roads: rows and roads folded into one dimension on the way."""
+    """Traffic on a graph, with rows and roads reshaped into one axis."""
     inputs = keras.Input((4, 3, 2))
     return compiled(keras.Model(inputs, Roads()(inputs)), keras.optimizers.RMSprop(1e-2))
 
 
 @program(Data(normal(4, 2)[:10], normal(1, seed=2)[:10]), batch_size=5, may_refuse=True, epochs=1)
 def stateful_lstm() -> keras.Model:
-    """An LSTM that goes on from batch to batch, with a state for each row."""
+    """A stateful LSTM."""
     inputs = keras.Input(batch_shape=(5, 4, 2))
     return forecast(inputs, layers.LSTM(3, stateful=True)(inputs))
 
 
 @program(sequences(), feed="unknown length", fit={"validation_data": (normal(6, 2), normal(1))})
 def windows_from_a_stream() -> keras.Model:
-    """Windows from a stream of unknown length, validated after each epoch."""
+    """Windows from a stream of unknown length, with validation."""
     inputs = keras.Input((6, 2))
     return forecast(inputs, layers.SimpleRNN(3)(inputs), keras.optimizers.Adam(1e-2))
 
 
 @program(Data(normal(5, 2), normal(5, 1, seed=4)), quick=True)
 def gaps_masked() -> keras.Model:
-    """Steps masked where nothing was measured, with an answer for each step."""
+    """Masked time steps with an output per step."""
     inputs = keras.Input((5, 2))
     x = layers.Masking(0.0)(layers.ReLU()(inputs))
     x = layers.TimeDistributed(layers.Dense(3))(layers.GRU(3, return_sequences=True)(x))

@@ -35,7 +35,7 @@ PEOPLE = named(
 
 @program(PEOPLE, quick=True)
 def wide_and_deep() -> keras.Model:
-    """Wide and deep: categories one-hot beside embeddings through dense layers."""
+    """Wide and deep: one-hot categories and embeddings."""
     inputs = people()
     wide = layers.concatenate(
         [
@@ -51,7 +51,7 @@ def wide_and_deep() -> keras.Model:
 
 @program(PEOPLE)
 def crossed_features() -> keras.Model:
-    """Deep and cross: features multiplied with each other, layer after layer."""
+    """Deep and cross networks."""
     inputs = people()
     x = [layers.Flatten()(layers.Embedding(4, 2)(inputs[name])) for name in ("job", "town")]
     first = crossed = layers.concatenate([inputs["age"], inputs["hours"], *x])
@@ -122,13 +122,13 @@ RATINGS = Data(np.stack([integers(5), integers(7, seed=3)], 1), np.abs(np.sin(no
 
 @program(RATINGS, quick=True)
 def recommender() -> keras.Model:
-    """A recommender of users and films with regularised embeddings."""
+    """A recommender of users and films with regularized embeddings."""
     return compiled(Recommender(), keras.optimizers.Adam(1e-2), "binary_crossentropy")
 
 
 @program(RATINGS, may_refuse=True)
 def recommender_with_tensordot() -> keras.Model:
-    """A recommender whose `tensordot` adds up over the rows of the batch."""
+    """A recommender whose `tensordot` sums over the rows of the batch."""
     return compiled(Recommender(tensordot=True), keras.optimizers.Adam(1e-2), "mse")
 
 
@@ -155,7 +155,7 @@ def table_transformer() -> keras.Model:
 
 @program(Data(normal(5), YES), fit={"class_weight": {0: 0.3, 1: 2.0}})
 def rare_fraud() -> keras.Model:
-    """Rare cases weighted by `class_weight`, counted by metrics of confusion."""
+    """Imbalanced classes with `class_weight` and confusion metrics."""
     inputs = keras.Input((5,))
     model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(inputs))
     names = ("FalseNegatives", "FalsePositives", "TrueNegatives", "TruePositives")
@@ -183,7 +183,7 @@ class Tree(layers.Layer):
 
 @program(vectors(5))
 def decision_forest() -> keras.Model:
-    """A forest of decision trees that gradients train."""
+    """A neural decision forest."""
     inputs = keras.Input((5,))
     model = keras.Model(inputs, ops.mean(ops.stack([Tree()(inputs) for _ in range(2)]), 0))
     return compiled(model, keras.optimizers.Ftrl(0.1), "mae")
@@ -211,7 +211,7 @@ def _answers() -> Data:
 
 @program(_answers())
 def knowledge_tracing() -> keras.Model:
-    """What a pupil knows: an LSTM over questions and answers, each guess with a weight."""
+    """Knowledge tracing: an LSTM with a weight per answer."""
     asked, right = keras.Input((4,), dtype="int32"), keras.Input((4,), dtype="int32")
     x = layers.Embedding(10, 3)(asked + 5 * right)
     x = layers.Dense(5, activation="sigmoid")(layers.LSTM(3, return_sequences=True)(x))
@@ -224,7 +224,7 @@ def knowledge_tracing() -> keras.Model:
     Data(np.array([["a", "b", "c"][i % 3] for i in range(NUM_ROWS)], object), YES), feed="dataset"
 )
 def looked_up_strings() -> keras.Model:
-    """Strings looked up in a vocabulary within the model."""
+    """Strings looked up in a vocabulary inside the model."""
     inputs = keras.Input((), dtype="string")
     x = layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")(inputs)
     return binary(inputs, x)
@@ -232,7 +232,7 @@ def looked_up_strings() -> keras.Model:
 
 @program(vectors(4), quick=True)
 def normalised_columns() -> keras.Model:
-    """Columns normalised by what was adapted to beforehand."""
+    """Columns through an adapted `Normalization` layer."""
     inputs = keras.Input((4,))
     normalise = layers.Normalization()
     normalise.adapt(normal(4, seed=11))

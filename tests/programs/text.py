@@ -44,7 +44,7 @@ class Embedded(layers.Layer):
 
 @program(sentences(), quick=True)
 def transformer_classifier() -> keras.Model:
-    """A text transformer with embeddings of words and of places, by Adam."""
+    """A text transformer with token and position embeddings, trained by Adam."""
     inputs = keras.Input((6,), dtype="int32")
     x = layers.GlobalAveragePooling1D()(encoder(Embedded()(inputs)))
     return binary(inputs, layers.Dropout(0.0)(x))
@@ -75,7 +75,7 @@ def _masked_words() -> Data:
 
 @program(_masked_words())
 def masked_language_model() -> keras.Model:
-    """Hidden words guessed; a weight for each word says which of them count."""
+    """Masked language modeling with a sample weight per token."""
     inputs = keras.Input((6,), dtype="int32")
     x = encoder(Embedded()(inputs))
     model = keras.Model(inputs, layers.Dense(9, activation="softmax")(x))
@@ -90,7 +90,7 @@ def _translation(steps: int = 5) -> Data:
 
 @program(_translation())
 def sequence_to_sequence() -> keras.Model:
-    """Translation by an LSTM whose last states are another one's first."""
+    """Translation by an LSTM encoder and decoder."""
     source, target = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="int32")
     _, *states = layers.LSTM(3, return_state=True)(layers.Embedding(9, 3)(source))
     x = layers.Embedding(7, 3)(target)
@@ -112,7 +112,7 @@ def translation_transformer() -> keras.Model:
 
 @program(Data(integers(9, 6), integers(4, 6)))
 def named_entities() -> keras.Model:
-    """A tag for every word, by a loss of one's own that leaves padding out."""
+    """Named entity recognition with a custom loss that ignores padding."""
 
     def unpadded(y: Any, logits: Any) -> Any:
         each = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
@@ -135,7 +135,7 @@ class Fourier(layers.Layer):
 
 @program(sentences(), floatx="float32")
 def fourier_mixing() -> keras.Model:
-    """Words mixed by a Fourier transform in place of attention, as in FNet."""
+    """FNet: a Fourier transform in place of attention."""
     inputs = keras.Input((6,), dtype="int32")
     x = Embedded()(inputs)
     x = layers.LayerNormalization()(Fourier()(x) + x)
@@ -144,7 +144,7 @@ def fourier_mixing() -> keras.Model:
 
 @program(sentences(), may_refuse=True)
 def mixture_of_experts() -> keras.Model:
-    """Words sent to experts, and a loss that spreads them evenly over the batch."""
+    """A mixture of experts with a load-balancing loss."""
 
     class Router(layers.Layer):
         def __init__(self) -> None:
@@ -201,7 +201,7 @@ def sums_by_characters() -> keras.Model:
 
 @program(sentences())
 def pretrained_embeddings() -> keras.Model:
-    """Embeddings that were trained elsewhere and are frozen here."""
+    """Pretrained, frozen embeddings."""
     table = keras.initializers.Constant(np.random.default_rng(0).normal(size=(9, 4)))
     inputs = keras.Input((6,), dtype="int32")
     x = layers.Embedding(9, 4, embeddings_initializer=table, trainable=False)(inputs)
@@ -215,7 +215,7 @@ def _continued() -> Data:
 
 @program(_continued(), quick=True)
 def generative_transformer() -> keras.Model:
-    """A small generative transformer whose output layer is its embedding, reversed."""
+    """A small generative transformer with tied input and output embeddings."""
     inputs = keras.Input((6,), dtype="int32")
     words = layers.ReversibleEmbedding(8, 4)
     x = words(inputs) + layers.Embedding(6, 4)(ops.arange(6))
@@ -247,7 +247,7 @@ def relative_positions() -> keras.Model:
 
 @program(sentences())
 def clipped_positions() -> keras.Model:
-    """A position embedding whose gradient is clipped to a norm of its own."""
+    """A position embedding whose gradient is clipped separately."""
     inputs = keras.Input((6,), dtype="int32")
     x = layers.Flatten()(Embedded()(inputs))
     return binary(inputs, x, keras.optimizers.SGD(0.5, clipnorm=0.05))

@@ -73,7 +73,7 @@ def mlp_mixer() -> keras.Model:
 
 @program(pictures())
 def external_attention() -> keras.Model:
-    """External attention: two small memories shared by all pictures, normalised twice."""
+    """External attention: two small memories shared by all images."""
     inputs = keras.Input((8, 8, 1))
     tokens = Patches()(inputs)
     scores = ops.softmax(layers.Dense(5, use_bias=False)(tokens), axis=1)
@@ -84,7 +84,7 @@ def external_attention() -> keras.Model:
 
 @program(pictures(), sync_batch_norm=True, quick=True)
 def conv_mixer() -> keras.Model:
-    """A ConvMixer: depthwise and pointwise convolutions, each with a synchronised BatchNorm."""
+    """A ConvMixer: depthwise and pointwise convolutions with `sync_batch_norm`."""
     inputs = keras.Input((8, 8, 1))
     x = layers.Conv2D(4, 2, strides=2)(inputs)
     x = layers.BatchNormalization()(layers.Activation("gelu")(x))
@@ -157,7 +157,7 @@ def _tower() -> keras.Model:
     Data([normal(8, 8, 1), normal(8, 8, 1, seed=9)], integers(2, 1).astype("float64")), quick=True
 )
 def siamese_contrastive() -> keras.Model:
-    """Two pictures through one tower, their distance, and a contrastive loss."""
+    """A Siamese network with a contrastive loss."""
 
     def contrastive(y: Any, distance: Any) -> Any:
         margin = ops.maximum(1.0 - distance, 0.0)
@@ -184,7 +184,7 @@ class Triplets(layers.Layer):
 
 @program(Data([normal(8, 8, 1, seed=n) for n in (1, 2, 3)]))
 def triplets() -> keras.Model:
-    """Three pictures as a list without labels, and a triplet loss that a layer adds."""
+    """A triplet loss that a layer adds, without labels."""
     inputs, tower = [keras.Input((8, 8, 1)) for _ in range(3)], _tower()
     model = keras.Model(inputs, Triplets()([tower(x) for x in inputs]))
     model.compile(keras.optimizers.Adam(1e-3))
@@ -222,7 +222,7 @@ def metric_learning() -> keras.Model:
 
 @program(pictures())
 def squeeze_and_excite() -> keras.Model:
-    """Channels weighted by what the whole picture says, after a group normalisation."""
+    """Squeeze-and-excitation after GroupNormalization."""
     inputs = keras.Input((8, 8, 1))
     x = layers.GroupNormalization(2)(layers.Conv2D(4, 3)(inputs))
     gate = layers.GlobalAveragePooling2D(keepdims=True)(x)
@@ -343,7 +343,7 @@ class Orthogonal(keras.regularizers.Regularizer):
 
 @program(Data(normal(6, 3), integers(3)), sync_batch_norm=True, may_refuse=True)
 def point_cloud() -> keras.Model:
-    """PointNet: a learned transform of each cloud, its activity held near to orthogonal."""
+    """PointNet, with an orthogonality regularizer of activities."""
     inputs = keras.Input((6, 3))
     x = layers.BatchNormalization(momentum=0.0)(layers.Conv1D(4, 1)(inputs))
     x = layers.GlobalMaxPooling1D()(layers.Activation("relu")(x))
@@ -357,7 +357,7 @@ def point_cloud() -> keras.Model:
 
 @program(Data(normal(8, 8, 1), {"box": np.abs(normal(4, seed=3)), "kind": integers(3)}), quick=True)
 def boxes_and_kinds() -> keras.Model:
-    """A detector with two heads: a box by Huber's loss, a kind by cross-entropy, weighted."""
+    """A detector with two heads: Huber loss of the box, weighted cross-entropy of the class."""
     inputs = keras.Input((8, 8, 1))
     x = layers.Flatten()(layers.Conv2D(3, 3, strides=2, activation="relu")(inputs))
     heads = {"box": layers.Dense(4, name="box")(x), "kind": layers.Dense(3, name="kind")(x)}
@@ -397,7 +397,7 @@ def video_transformer() -> keras.Model:
 
 @program(Data(normal(5, 4, seed=3), integers(3)))
 def frames_by_a_recurrent_network() -> keras.Model:
-    """Features of frames through GRUs, frames that are missing masked by an input."""
+    """Frame features through GRUs, with a mask as an input."""
     frames = keras.Input((5, 4))
     there = ops.any(frames > 0.5, axis=-1)
     x = layers.GRU(4, return_sequences=True)(frames, mask=there)
@@ -411,7 +411,7 @@ def _caption_rows() -> Data:
 
 @program(_caption_rows(), quick=True)
 def captions() -> keras.Model:
-    """Captions: a picture's regions attended to by a causal decoder of words."""
+    """Image captions: a causal decoder that attends to image regions."""
     image, words = keras.Input((4, 4, 1)), keras.Input((4,), dtype="int32")
     regions = layers.Reshape((-1, 4))(layers.Conv2D(4, 2, strides=2)(image))
     x = layers.Embedding(7, 4)(words)
@@ -434,7 +434,7 @@ def radiance_field() -> keras.Model:
 
 @program(pictures())
 def learned_resizer() -> keras.Model:
-    """Pictures made smaller by layers that learn how, with a residual by interpolation."""
+    """A learned resizer with a residual by interpolation."""
     inputs = keras.Input((8, 8, 1))
     small = layers.Resizing(4, 4)(inputs)
     x = layers.LeakyReLU(0.2)(layers.Conv2D(3, 5, padding="same")(inputs))
@@ -444,7 +444,7 @@ def learned_resizer() -> keras.Model:
 
 @program(Data(np.abs(normal(8, 8, 1)), np.abs(normal(8, 8, 1))))
 def low_light() -> keras.Model:
-    """Curves that lighten a picture, judged by losses of its own exposure and smoothness."""
+    """Zero-DCE: low-light enhancement with losses of exposure and smoothness."""
 
     def exposure(_: Any, light: Any) -> Any:
         pooled = ops.average_pool(light, 4, 4)
