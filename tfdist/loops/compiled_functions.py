@@ -28,6 +28,7 @@ from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
+from tfdist.upstream.keras_losses import seeds_of_compiled
 from tfdist.upstream.keras_model import compile_config
 from tfdist.upstream.keras_optimizers import optimizers_of
 
@@ -102,6 +103,7 @@ class CompiledFunctions:
                 groups[f"optimizer {number}"] = optimizer.variables
         groups["loss scale"] = [v for scaling in self._scalings for v in scaling.variables]
         groups["steps"] = self._custom_steps.variables
+        groups["seeds"] = seeds_of_compiled(model) if model.compiled else []
         seen: set[int] = set()
         for name, variables in groups.items():
             new = {id(v): v for v in variables if id(v) not in seen}

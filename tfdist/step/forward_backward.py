@@ -246,7 +246,8 @@ def _update_metrics(
         local_pred = y_pred
         x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
         gather_masks_and_logits(replica, local_pred, y_pred)
-        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        with replica.full_batch():
+            model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return
     with state.counting(scope, replica):
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)

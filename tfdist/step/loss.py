@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -59,7 +60,8 @@ def replica_loss(
         all_added = replica.sum_through(added) + penalties
         gathered = replica.gather((x, y, y_pred, sample_weight))
         gather_masks_and_logits(replica, y_pred, gathered[2])
-        loss = total_loss(model, all_added, gathered, training)
+        with nullcontext() if is_all else replica.full_batch():
+            loss = total_loss(model, all_added, gathered, training)
         return loss if is_all else loss / replica.num_replicas
     losses = added + [_by_rows(_aggregate(penalty), replica) for penalty in penalties]
     if compile_loss(model) is not None:
@@ -145,10 +147,12 @@ class _ReplicaLoss:
         in_mask = keras_model.mask_of(y_pred)
         predicted = keras.tree.map_structure(as_tensor, y_pred)
         expected = keras.tree.map_structure(as_tensor, y_true)
+        before = _scoped_values()
         values = loss.call(expected, predicted)
         if not hasattr(values, "shape"):
             values = as_tensor(values)  # a Python number
         if not (_has_rows(values, predicted) and self._has_independent_rows(expected, predicted)):
+            _reset_scoped_values(before)  # the loss draws its random numbers once
             return self._of_full_batch(y_true, y_pred, sample_weight)
         masks = [m for m in (in_mask, keras_model.mask_of(values)) if m is not None]
         mask = (masks[0] & masks[1] if len(masks) == 2 else masks[0]) if masks else None
@@ -161,7 +165,9 @@ class _ReplicaLoss:
         replica = self._replica
         y_true, gathered, sample_weight = replica.gather((y_true, y_pred, sample_weight))
         gather_masks_and_logits(replica, y_pred, gathered)
-        return self._loss(y_true, gathered, sample_weight) / replica.num_replicas
+        with replica.full_batch():
+            loss = self._loss(y_true, gathered, sample_weight)
+        return loss / replica.num_replicas
 
     def _reduce(self, values: tf.Tensor, weight: Any, mask: Any) -> tf.Tensor:
         """Does what Keras's `reduce_weighted_values` does, with divisors of the global batch."""
@@ -189,6 +195,19 @@ class _ReplicaLoss:
         """Returns the number of elements that `tensor` has in the global batch."""
         per_row = tf.reduce_prod(tf.shape(tensor)[1:])
         return tf.cast(self._replica.total_rows * per_row, dtype or tensor.dtype)
+
+
+def _scoped_values() -> dict[int, Any]:
+    """Returns the values that were assigned to variables in the replica's scope, by id."""
+    scope = keras_model.stateless_scope()
+    return {} if scope is None else dict(scope.state_mapping)
+
+
+def _reset_scoped_values(before: dict[int, Any]) -> None:
+    """Undoes the assignments to variables since `_scoped_values`."""
+    if (scope := keras_model.stateless_scope()) is not None:
+        scope.state_mapping.clear()
+        scope.state_mapping.update(before)
 
 
 def _has_rows(values: Any, y_pred: Any) -> bool:

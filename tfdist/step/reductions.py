@@ -317,7 +317,8 @@ def _has_independent_rows(
     except ValueError as error:
         logger.info("No static analysis of the loss: %s", error)
     DECISIONS["probe"] += 1
-    found = [_computes_rows_alone(loss, taken, n, rtol) for n in range(perturbation.COUNT)]
+    with keras.StatelessScope(), draws_alike_for_all_rows():  # the loss's seed must not move
+        found = [_computes_rows_alone(loss, taken, n, rtol) for n in range(perturbation.COUNT)]
     return all(each is not False for each in found) and True in found
 
 

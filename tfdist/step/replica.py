@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +117,17 @@ class Replica:
 
     def __exit__(self, *exception: object) -> None:
         _local.replica = None
+
+    @contextmanager
+    def full_batch(self) -> Iterator[None]:
+        """Returns a context for computing with the gathered rows of the global batch.
+
+        In it, random numbers are those of the global batch, alike on every replica, and not those
+        of this replica's rows.
+        """
+        _local.replica = None
+        yield
+        _local.replica = self
 
     def sum(self, terms: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums scalars over the global batch; no gradient flows through them."""

@@ -135,6 +135,18 @@ def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return [] if model._compile_metrics is None else model._compile_metrics.metrics
 
 
+def seeds_of_compiled(model: keras.Model) -> list[keras.Variable]:
+    """Returns the seeds of the losses and metrics that `compile` was given.
+
+    `CompileLoss._flat_losses`, and the attributes of each loss and metric.
+    """
+    found = getattr(model, "_compile_loss", None)
+    losses = [] if found is None else [entry.loss for entry in found._flat_losses or ()]
+    values = [value for each in [*losses, *model.metrics] for value in vars(each).values()]
+    seeds = [v.state for v in values if isinstance(v, keras.random.SeedGenerator)]
+    return list({id(seed): seed for seed in seeds}.values())
+
+
 def function_of(metric: keras.metrics.Metric) -> Any:
     """Returns what a `MeanMetricWrapper` wraps, or the metric's class: `MeanMetricWrapper._fn`."""
     return getattr(metric, "_fn", type(metric))

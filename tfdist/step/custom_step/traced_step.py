@@ -69,8 +69,9 @@ class TracedStep:
             self._scope, self._ends = scope, dict(scope.state_mapping)
 
         self._run = run
-        traced = TracedForward(model, batch, training=True, compute=compute, known=run.known)
-        self._analysis = traced.analysis
+        # The graph lives as long as the traced forward pass.
+        self._traced = TracedForward(model, batch, training=True, compute=compute, known=run.known)
+        self._analysis = self._traced.analysis
 
     @property
     def has_inner_gradients(self) -> bool:
