@@ -142,7 +142,8 @@ def seeds_of_compiled(model: keras.Model) -> list[keras.Variable]:
     """
     found = getattr(model, "_compile_loss", None)
     losses = [] if found is None else [entry.loss for entry in found._flat_losses or ()]
-    values = [value for each in [*losses, *model.metrics] for value in vars(each).values()]
+    metrics = [*compiled_metrics(model), *model.metrics]
+    values = [value for each in [*losses, *metrics] for value in vars(each).values()]
     seeds = [v.state for v in values if isinstance(v, keras.random.SeedGenerator)]
     return list({id(seed): seed for seed in seeds}.values())
 
