@@ -57,7 +57,14 @@ class InBatchNegatives(keras.Model):
     def call(self, x: Any) -> Any:
         return self.query(x)
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **options: Any) -> Any:
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
         logits = ops.matmul(y_pred, ops.transpose(self.candidate(y)))
         labels = ops.eye(ops.shape(x)[0], dtype=logits.dtype)
         found = self.layer(logits, **self.arguments(y, labels))
