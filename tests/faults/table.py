@@ -76,10 +76,11 @@ def _stalls(found: list[dict[str, Any]]) -> str:
 
 
 def _said(one: dict[str, Any]) -> str:
-    """Returns the first sentence that names the rank, without host and process."""
+    """Returns the first sentence that names the rank, without host, process and prefix of a log."""
     if not one["named"]:
         return "an error that does not name the rank"
-    return re.sub(r" on \S+ \(pid \d+\)", "", one["said"]).partition(". ")[0]
+    message = re.sub(r"^[IWE]\d{4} .*?\] ", "", one["said"])
+    return re.sub(r" on \S+ \(pid \d+\)", "", message).partition(". ")[0]
 
 
 def _soak(found: list[dict[str, Any]]) -> str:

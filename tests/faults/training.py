@@ -61,8 +61,9 @@ class TimesSeen(keras.metrics.Metric):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         numbers = tf.cast(tf.reshape(y_true, [-1]), tf.int32)
-        dtype = self.times.dtype
-        self.times.assign_add(tf.math.bincount(numbers, minlength=NUM_ROWS, dtype=dtype))
+        # Unlike `bincount`, this is recognized as a sum over rows, which accumulation needs.
+        rows = tf.one_hot(numbers, NUM_ROWS, dtype=self.times.dtype)
+        self.times.assign_add(tf.reduce_sum(rows, 0))
 
     def result(self) -> Any:
         return keras.ops.max(self.times) if self._most else keras.ops.min(self.times)
