@@ -42,7 +42,7 @@ def test_redraws_one_line_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_can_redraw", lambda: True)
-    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_REDRAW_SECONDS", 0.0)
     monkeypatch.setenv("COLUMNS", "50")
     fit(1, epochs=1)
     (line,) = capsys.readouterr().out.rstrip("\n").split("\n")
