@@ -17,6 +17,7 @@ COMMANDS = {
     "large_batch": "benchmarks.large_batch",
     "link": "benchmarks.link",
     "memory": "benchmarks.memory",
+    "pack_parts": "benchmarks.pack_parts",
     "pipeline": "benchmarks.pipeline",
     "precision": "benchmarks.precision",
     "published": "benchmarks.published",

@@ -1,4 +1,4 @@
-"""`python -m benchmarks bucket`: reading images from an S3 server beside reading local files."""
+"""`python -m benchmarks bucket`: reading from an S3 server beside reading local files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from tfdist.bench import harness
 
-DESCRIPTION = "reading images from an S3 server beside reading local files"
-_HEADER = ("source", "added latency", "images", "images/s", "CPU s", "requests")
+DESCRIPTION = "reading images and text from an S3 server beside reading local files"
+_HEADER = ("source", "added latency", "records", "records/s", "CPU s", "requests")
+_NUM_LINES = 10  # of text per image, to have about as many bytes
+#: Kinds of records.
+_DECODED, _BYTES, _TEXT = _RECORDS = ("decoded images", "image bytes", "lines of text")
 _NUM_KINDS, _PIXELS, _NUM_SHARDS, _SHUFFLE_BUFFER = 16, 128, 8, 5000
 
 
@@ -27,8 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=PositiveInt, default=256, metavar="N", help="batch size")
     parser.add_argument(
-        "--latencies", nargs="+", type=NonNegativeFloat, default=[0.0, 20.0], metavar="MS",
-        help="milliseconds that a proxy adds to each request",
+        "--latencies", nargs="+", type=NonNegativeFloat, default=[0.0, 5.0, 20.0, 80.0],
+        metavar="MS", help="milliseconds that a proxy adds to each request",
     )  # fmt: skip
     harness.add_arguments(parser, table=True)
 
@@ -56,39 +59,46 @@ def run(
     os.environ.update(buckets.ENVIRONMENT)
     results = []
     with tempfile.TemporaryDirectory() as name, buckets.s3_server() as address:
-        folder, url = Path(name) / "images", "s3://bucket/images"
-        features = (
-            pipelines.Feature(
-                name="image", dtype="uint8", shape=(_PIXELS, _PIXELS, 3), encoding="jpeg"
-            ),
-        )
-        pipelines.write_shards(
-            _examples(images), folder, features, num_shards=_NUM_SHARDS, source="images"
-        )
         proxy = buckets.Proxy(address)
         os.environ["AWS_ENDPOINT_URL"] = address
         buckets.create_bucket(address, "bucket")
-        pipelines.read(folder, batch)  # writes the offsets
-        buckets.upload(folder, url)
-        for decode in (True, False):
-            results.append(_measure("local", folder, batch, decode))
-            results.append(_measure("S3", url, batch, decode))
-            cached = pipelines.Tuning(cache_dir=f"{name}/cache-{decode}")
-            _measure("S3", url, batch, decode, cached)
-            results.append(_measure("S3, cached", url, batch, decode, cached))
+        for records in _RECORDS:
+            folder, url = Path(name) / records, f"s3://bucket/{records}".replace(" ", "-")
+            _write(folder, images, records)
+            pipelines.read(folder, batch)  # writes the offsets
+            buckets.upload(folder, url)
+            results.append(_measure("local", folder, batch, records))
+            results.append(_measure("S3", url, batch, records))
+            cached = pipelines.Tuning(cache_dir=f"{name}/cache of {records}")
+            _measure("S3", url, batch, records, cached)
+            results.append(_measure("S3, cached", url, batch, records, cached))
             for latency in latencies:
                 proxy.delay, before = latency / 1000, proxy.num_requests
                 os.environ["AWS_ENDPOINT_URL"] = proxy.address
                 storage._store.cache_clear()
-                row = _measure("S3 by proxy", url, batch, decode)
+                row = _measure("S3 by proxy", url, batch, records)
                 row |= {"latency_ms": latency, "requests": proxy.num_requests - before}
                 results.append(row)
                 os.environ["AWS_ENDPOINT_URL"] = address
                 storage._store.cache_clear()
         proxy.close()
-    title = f"{images} JPEG images of {_PIXELS}x{_PIXELS} pixels, batch {batch}"
+    title = f"{images} JPEG images of {_PIXELS}x{_PIXELS} pixels, {_NUM_LINES * images} lines of "
+    title += f"text, batch {batch}"
     output.show(_HEADER, [_cells(row) for row in results], title)
     output.conclude(results)
+
+
+def _write(folder: Path, num_images: int, records: str) -> None:
+    import pipelines
+
+    shape = (_PIXELS, _PIXELS, 3)
+    feature = pipelines.Feature(name="image", dtype="uint8", shape=shape, encoding="jpeg")
+    examples = _examples(num_images)
+    if records == _TEXT:
+        feature = pipelines.Feature(name="text", dtype="string", encoding="bytes")
+        lines = (f"line {i} " + "of the text " * 40 for i in range(_NUM_LINES * num_images))
+        examples = ({"text": line} for line in lines)
+    pipelines.write_shards(examples, folder, (feature,), num_shards=_NUM_SHARDS, source=records)
 
 
 def _examples(num_images: int) -> Iterator[dict[str, object]]:
@@ -105,7 +115,7 @@ def _examples(num_images: int) -> Iterator[dict[str, object]]:
         yield {"image": encoded[number % _NUM_KINDS]}
 
 
-def _measure(source: str, where: Any, batch: int, decode: bool, tuning: Any = None) -> dict:
+def _measure(source: str, where: Any, batch: int, records: str, tuning: Any = None) -> dict:
     """Reads one epoch and returns its throughput and the CPU time of this process."""
     import pipelines
 
@@ -114,16 +124,16 @@ def _measure(source: str, where: Any, batch: int, decode: bool, tuning: Any = No
         batch,
         shuffle_buffer=_SHUFFLE_BUFFER,
         seed=1,
-        decode_images=decode,
+        decode_images=records == _DECODED,
         tuning=tuning or pipelines.Tuning(),
     )
     cpu, begin, count = time.process_time(), time.perf_counter(), 0
     for one in dataset:
-        count += int(one["image"].shape[0])
+        count += int(next(iter(one.values())).shape[0])
     return {
         "source": source,
-        "decode": decode,
-        "images_per_s": count / (time.perf_counter() - begin),
+        "records": records,
+        "records_per_s": count / (time.perf_counter() - begin),
         "cpu_s": time.process_time() - cpu,
     }
 
@@ -132,8 +142,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["source"],
         f"{row['latency_ms']:g} ms" if "latency_ms" in row else "",
-        "decoded" if row["decode"] else "bytes",
-        f"{row['images_per_s']:,.0f}",
+        row["records"],
+        f"{row['records_per_s']:,.0f}",
         f"{row['cpu_s']:.2f}",
         str(row.get("requests", "")),
     )

@@ -15,14 +15,19 @@ import io
 import os
 import re
 import time
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from pipelines.errors import DataError
 
+_Result = TypeVar("_Result")
+
+#: URLs of buckets, for obstore.
+_SCHEMES = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss://", "memory://")
 #: Bytes requested at a time when a file is read sequentially.
 _BUFFER_BYTES = 4 << 20
 #: Attempts of a request whose answer ends early, beyond the retries of obstore.
@@ -32,8 +37,31 @@ CLIENT_OPTIONS: dict[str, Any] = {"connect_timeout": "10s", "read_timeout": "20s
 RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
 
 
+#: Parts of a file that are transferred at the same time, and the smallest size of a part. Object
+#: stores take at most 10,000 parts. The memory of a transfer is the product of the two.
+_NUM_PARTS, _PART_BYTES, _MAX_PARTS = 4, 8 << 20, 9_000
+
+
 class _TransferError(DataError):
     """A transfer failed in spite of the retries of obstore."""
+
+
+class ChangedError(DataError):
+    """A conditional write was refused, because the object has another version."""
+
+
+class Version(NamedTuple):
+    """One version of an object.
+
+    Attributes:
+        data: Its contents.
+        modified: When it was written, by the clock of the server.
+        identity: Identifies the version in a conditional write.
+    """
+
+    data: bytes
+    modified: datetime
+    identity: dict[str, str]
 
 
 class RemotePath:
@@ -81,13 +109,11 @@ class RemotePath:
 
     def num_bytes(self) -> int:
         """Returns the size of the object. Raises `FileNotFoundError` if it is missing."""
-        with _translated(self):
-            return int(_obstore().head(self._store, self._key)["size"])
+        return _repeated(self, lambda: int(_obstore().head(self._store, self._key)["size"]))
 
     def read_bytes(self) -> bytes:
         """Returns the contents. Raises `FileNotFoundError` if the object is missing."""
-        with _translated(self):
-            return bytes(_obstore().get(self._store, self._key).bytes())
+        return _repeated(self, lambda: bytes(_obstore().get(self._store, self._key).bytes()))
 
     def read_range(self, begin: int, end: int) -> bytes:
         """Returns the bytes from `begin` to `end`, fewer if the object ends before.
@@ -107,21 +133,84 @@ class RemotePath:
             time.sleep(0.1 * 2**attempt)
         raise DataError(f"{self}: the server repeatedly sent too few bytes; check the connection")
 
-    def write_bytes(self, data: bytes, *, overwrite: bool = True) -> None:
-        """Writes the object atomically.
+    def read_version(self) -> Version:
+        """Returns the contents and what identifies them in `replace`."""
+
+        def read() -> Version:
+            answer = _obstore().get(self._store, self._key)
+            return Version(
+                bytes(answer.bytes()), answer.meta["last_modified"], _identity(answer.meta)
+            )
+
+        return _repeated(self, read)
+
+    def write_bytes(self, data: bytes, *, overwrite: bool = True) -> dict[str, str]:
+        """Writes the object atomically, and returns the identity of the version.
 
         Raises:
             FileExistsError: The object exists, and `overwrite` is false.
         """
+        if overwrite:
+            return _repeated(self, lambda: _identity(_obstore().put(self._store, self._key, data)))
         with _translated(self):
-            mode = "overwrite" if overwrite else "create"
-            _obstore().put(self._store, self._key, data, mode=mode)
+            return _identity(_obstore().put(self._store, self._key, data, mode="create"))
+
+    def replace(self, data: bytes, identity: dict[str, str]) -> dict[str, str]:
+        """Writes the object if it still has a version, and returns the identity of the new one.
+
+        Raises:
+            ChangedError: The object has another version, or is missing.
+        """
+        try:
+            with _translated(self):
+                return _identity(_obstore().put(self._store, self._key, data, mode=identity))
+        except FileNotFoundError:
+            raise ChangedError(f"{self} was deleted") from None
+
+    def upload(self, file: Path) -> None:
+        """Writes the object from a local file, in parts, with bounded memory.
+
+        The object appears when it is complete.
+        """
+        part = max(_PART_BYTES, -(-file.stat().st_size // _MAX_PARTS))
+        options = {"chunk_size": part, "max_concurrency": _NUM_PARTS}
+        _repeated(self, lambda: _obstore().put(self._store, self._key, file, **options))
+
+    def download(self, file: Path) -> None:
+        """Copies the object to a local file, in parts, with bounded memory."""
+        size = self.num_bytes()
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+        def copy(begin: int) -> None:
+            data = self.read_range(begin, min(begin + _PART_BYTES, size))
+            while data:
+                written = os.pwrite(descriptor, data, begin)
+                data, begin = data[written:], begin + written
+
+        try:
+            with ThreadPoolExecutor(_NUM_PARTS) as pool:
+                for _ in pool.map(copy, range(0, size, _PART_BYTES)):
+                    pass
+        finally:
+            os.close(descriptor)
+
+    def copy_to(self, target: RemotePath) -> None:
+        """Copies the object within its bucket, without transferring it to this machine."""
+        _repeated(self, lambda: _obstore().copy(self._store, self._key, target._key))
+
+    def delete_below(self, names: Iterable[str]) -> None:
+        """Deletes objects of this folder, in the given order.
+
+        Args:
+            names: Their names, as `sizes` returns them. Missing objects are ignored.
+        """
+        for name in names:
+            (self / name).unlink(missing_ok=True)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Deletes the object."""
         try:
-            with _translated(self):
-                _obstore().delete(self._store, self._key)
+            _repeated(self, lambda: _obstore().delete(self._store, self._key))
         except FileNotFoundError:
             if not missing_ok:
                 raise
@@ -136,12 +225,15 @@ class RemotePath:
     def sizes(self) -> dict[str, int]:
         """Returns the sizes of all objects in this folder, by their relative names."""
         prefix = f"{self._key}/" if self._key else ""
-        with _translated(self):
+
+        def listed() -> dict[str, int]:
             return {
                 entry["path"].removeprefix(prefix): int(entry["size"])
                 for chunk in _obstore().list(self._store, self._key or None)
                 for entry in chunk
             }
+
+        return _repeated(self, listed)
 
     @property
     def _store(self) -> Any:
@@ -169,6 +261,11 @@ def at(location: str | Path | RemotePath) -> AnyPath:
 def is_url(location: str) -> bool:
     """Returns whether a location is a URL and not a local path."""
     return re.match(r"[a-z][a-z0-9+.-]+://", location) is not None
+
+
+def is_object_store(location: str) -> bool:
+    """Returns whether a location is the URL of a bucket that obstore reads and writes."""
+    return location.startswith(_SCHEMES)
 
 
 def num_bytes(path: AnyPath) -> int:
@@ -274,6 +371,20 @@ def _profile_credentials() -> dict[str, Any]:
     return {"credential_provider": provider}
 
 
+def _identity(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {name: facts[name] for name in ("e_tag", "version") if facts.get(name)}
+
+
+def _repeated(path: RemotePath, request: Callable[[], _Result]) -> _Result:
+    """Returns the result of a request that may be repeated; does so if a transfer breaks off."""
+    for attempt in range(_NUM_ATTEMPTS - 1):
+        with contextlib.suppress(_TransferError), _translated(path):
+            return request()
+        time.sleep(0.1 * 2**attempt)
+    with _translated(path):
+        return request()
+
+
 @contextlib.contextmanager
 def _translated(path: RemotePath | str) -> Iterator[None]:
     """Turns errors of obstore into `DataError` of one line, and names the missing permission."""
@@ -284,6 +395,8 @@ def _translated(path: RemotePath | str) -> Iterator[None]:
         raise FileNotFoundError(2, "No such object", str(path)) from None
     except errors.AlreadyExistsError:
         raise FileExistsError(17, "The object exists already", str(path)) from None
+    except errors.PreconditionError:
+        raise ChangedError(f"{path} was changed by another process") from None
     except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
         raise DataError(
             f"{path}: permission denied ({_first_line(error)}); set the credentials of the cloud, "

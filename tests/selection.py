@@ -71,6 +71,8 @@ CHECK: dict[str, float] = {
     "notebooks/": 60,
     "tests/bench/": 100,
     "tests/benchmarks/": 12,
+    "tests/checkpoint/test_bucket_faults.py": 40,
+    "tests/checkpoint/test_buckets.py": 15,
     "tests/checkpoint/test_resume.py::test_data_position_is_restored": 13.6,
     "tests/conformance/test_suite.py": 160,
     "tests/custom_steps/test_models.py": 60,

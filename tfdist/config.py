@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from tfdist import cluster
-from tfdist.console import durations
+from tfdist.console import durations, sizes
 from tfdist.errors import ConfigurationError
 from tfdist.models import MODELS
 from tfdist.strategies import STRATEGIES, current_name, options_by_name
@@ -66,6 +66,15 @@ def seconds_of(time: object) -> object:
     return seconds
 
 
+def bytes_of(size: object) -> object:
+    """Returns the bytes of a size such as `512MB`; numbers are returned unchanged.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    return sizes.num_bytes(size) if isinstance(size, str) and not size.isdigit() else size
+
+
 def scales_dynamically(precision: object, loss_scale: object) -> bool:
     """Returns whether the loss scale is dynamic: requested, or the default for float16."""
     in_float16 = precision in ("float16", "mixed_float16")
@@ -94,6 +103,14 @@ class Run(BaseModel):
     )
     data_dir: str = Field(
         default_factory=default_data_dir, description="cache folder for packed data sets"
+    )
+    read_ahead: Annotated[PositiveInt, BeforeValidator(bytes_of)] | None = Field(
+        None,
+        description="memory for data that are read ahead of their use from a bucket; default: "
+        "512MB",
+    )
+    cache_dir: str | None = Field(
+        None, description="local folder that caches what is read from a bucket; default: no cache"
     )
     seed: NonNegativeInt = Field(
         0, description="seed of weights, shuffling, augmentation and dropout"

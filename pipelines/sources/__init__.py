@@ -12,6 +12,7 @@ from pipelines.sources.source import Options, Source
 #: Modules by the name of the format: specific layouts, which are tried first, then general formats.
 _LAYOUTS = {"tfds": "tfds", "cifar": "cifar", "celeba": "celeba", "imagenet": "imagenet"}
 _GENERAL = {
+    "webdataset": "webdataset",
     "images": "images",
     "csv": "table",
     "parquet": "table",

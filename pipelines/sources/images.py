@@ -9,9 +9,9 @@ import io
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import BinaryIO, Literal, Self
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict
@@ -145,13 +145,14 @@ class ImageCoding(BaseModel):
 
 OPTIONS = frozenset({"image_format", "image_size", "quality", "channels"})
 _FORMATS: dict[str, Literal["jpeg", "png"]] = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
-_SUFFIXES = frozenset(_FORMATS) | {".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm"}
+#: Files that are images.
+IMAGE_SUFFIXES = frozenset(_FORMATS) | {".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm"}
 _NUM_LOOKED_AT = 64
 
 
 def fits(location: str) -> bool:
     """Returns whether the location is a folder with images."""
-    return Path(location).is_dir() and bool(files_below(Path(location), _SUFFIXES))
+    return Path(location).is_dir() and bool(files_below(Path(location), IMAGE_SUFFIXES))
 
 
 class ImageFolder(Source):
@@ -184,7 +185,7 @@ class ImageFolder(Source):
 def open_source(location: str, options: Options) -> Source:
     """Opens an image folder."""
     folder = Path(location)
-    return ImageFolder(folder, files_below(folder, _SUFFIXES), options)
+    return ImageFolder(folder, files_below(folder, IMAGE_SUFFIXES), options)
 
 
 def label_features(classes: tuple[str, ...]) -> tuple[Feature, ...]:
@@ -195,8 +196,15 @@ def label_features(classes: tuple[str, ...]) -> tuple[Feature, ...]:
     return Feature(name="label", dtype="int64", encoding="list", label_names=classes), file
 
 
-def coding_for(paths: Sequence[Path], options: Options) -> ImageCoding:
+def coding_for(
+    paths: Sequence[Path], options: Options, open_file: Callable[[Path], BinaryIO] | None = None
+) -> ImageCoding:
     """Returns how to store these files: unchanged if possible.
+
+    Args:
+        paths: The image files.
+        options: Options of the command.
+        open_file: Opens one of them; by default, in the file system.
 
     Raises:
         DataError: The files have several formats, and the user has not chosen one.
@@ -210,16 +218,16 @@ def coding_for(paths: Sequence[Path], options: Options) -> ImageCoding:
             f"images are stored as jpeg or as png, found {found}; pass --image-format jpeg or "
             "--image-format png to re-encode the others"
         )
-    channels = options.channels or _channels(paths)
+    channels = options.channels or _channels(paths, open_file or (lambda path: path.open("rb")))
     return ImageCoding.of(image_format, channels, options.image_size, options.quality)
 
 
-def _channels(paths: Sequence[Path]) -> int:
+def _channels(paths: Sequence[Path], open_file: Callable[[Path], BinaryIO]) -> int:
     """Returns 1 if a sample of the images is gray, else 3. A wrong guess fails later."""
     step = -(-len(paths) // _NUM_LOOKED_AT)
     for path in paths[::step]:
         try:
-            with Image.open(path) as image:
+            with open_file(path) as file, Image.open(file) as image:
                 if image.mode not in ("L", "1"):
                     return 3
         except OSError as error:

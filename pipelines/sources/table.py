@@ -1,20 +1,26 @@
 """Tables: CSV, TSV or Parquet, one file or a folder of files with the same columns.
 
+Parquet files of Hugging Face's `datasets` may have columns of images (`bytes` and `path`) and the
+names of classes in their metadata. Both are stored as such.
+
 Every worker holds the table in memory, in Arrow's compact format. Empty cells are an error unless
 the user fills them or drops their rows.
 """
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pipelines.errors import DataError
-from pipelines.format.feature import Feature
+from pipelines.format.feature import Feature, image_format
+from pipelines.sources import images
 from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
 
-OPTIONS = frozenset({"label", "fill", "drop_gaps"})
+OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | images.OPTIONS
 _SUFFIXES = (".csv", ".tsv", ".parquet")
 _ROWS_AT_ONCE = 1000
 #: Stored NumPy dtypes by Arrow's type names, where they differ.
@@ -42,9 +48,18 @@ class Table(Source):
         if self._length == 0:  # an empty CSV file has no column types
             raise DataError(f"{files[0]}: expected rows, found none")
         self._classes = _classes(self._loaded(), label) if label else ()
+        self._names = _class_names(files[0])
+        self._images = {
+            name: _coding(self._loaded()[name], options) for name in _image_columns(files[0])
+        }
         self.features = tuple(self._feature(field) for field in self._loaded().schema)
+        if not self._images and any(name in options.given() for name in images.OPTIONS):
+            raise DataError(f"{files[0]}: has no images, to which the image options apply")
         mark = fingerprint(files, files[0].parent, contents=True)
         self.description = f"table, {self._length} rows {mark}" + (f", {label}" if label else "")
+        self.description += "".join(
+            f", {name}: {coding.description}" for name, coding in self._images.items()
+        )
         self.description += f", gaps filled: {self._fill}" if self._fill else ""
 
     def __len__(self) -> int:
@@ -57,6 +72,8 @@ class Table(Source):
             for row in self._loaded().take(chunk).to_pylist():
                 if self._label:
                     row[self._label] = numbers_of[row[self._label]]
+                for name, coding in self._images.items():
+                    row[name] = coding.encode(row[name], f"{self._files[0].parent}: {name}")
                 yield row
 
     def __getstate__(self) -> dict[str, object]:
@@ -73,6 +90,10 @@ class Table(Source):
             return Feature(
                 name=field.name, dtype="int64", encoding="list", label_names=self._classes
             )
+        if field.name in self._images:
+            return self._images[field.name].feature(field.name)
+        if names := self._names.get(field.name):
+            return Feature(name=field.name, dtype="int64", encoding="list", label_names=names)
         shape: tuple[int | None, ...] = ()
         kind = str(field.type)
         if hasattr(field.type, "value_type") and "list" in kind:
@@ -118,7 +139,7 @@ def _load(files: Sequence[Path], fill: Mapping[str, str], drop_gaps: bool) -> An
         delimiter = "\t" if file.suffix == ".tsv" else ","
         try:
             if _is_parquet(file):
-                table = parquet.read_table(file)
+                table = _without_paths(parquet.read_table(file))
             else:
                 options = csv.ParseOptions(delimiter=delimiter)
                 # An empty text cell counts as empty, not as an empty string.
@@ -132,6 +153,61 @@ def _load(files: Sequence[Path], fill: Mapping[str, str], drop_gaps: bool) -> An
         return pa.concat_tables(tables)
     except pa.ArrowException as error:
         raise DataError(f"{files[0].parent}: files with different columns: {error}") from None
+
+
+def _without_paths(table: Any) -> Any:
+    """Replaces columns of images, which are structs, by the bytes of the images."""
+    import pyarrow.compute as pc
+
+    for place, field in enumerate(table.schema):
+        if _is_image(field):
+            table = table.set_column(place, field.name, pc.struct_field(table[field.name], "bytes"))
+    return table
+
+
+def _is_image(field: Any) -> bool:
+    kind = field.type
+    return hasattr(kind, "num_fields") and {kind.field(i).name for i in range(kind.num_fields)} == {
+        "bytes",
+        "path",
+    }
+
+
+def _image_columns(file: Path) -> list[str]:
+    return [field.name for field in _schema(file) if _is_image(field)]
+
+
+def _schema(file: Path) -> Any:
+    from pyarrow import parquet
+
+    return parquet.read_schema(file) if _is_parquet(file) else ()
+
+
+def _class_names(file: Path) -> dict[str, tuple[str, ...]]:
+    """Returns the names of classes by column, from the metadata that `datasets` writes."""
+    try:
+        metadata = _schema(file).metadata[b"huggingface"]
+        features = json.loads(metadata)["info"]["features"]
+        return {
+            name: tuple(feature["names"])
+            for name, feature in features.items()
+            if isinstance(feature, Mapping) and "names" in feature  # a ClassLabel
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _coding(column: Any, options: Options) -> images.ImageCoding:
+    """Returns how the images of a column are stored."""
+    names = []
+    for number, value in enumerate(column):
+        data = bytes(value.as_buffer()[:8])
+        names.append(Path(f"{number}.{image_format(data) or 'other'}"))
+
+    def open_image(path: Path) -> BinaryIO:
+        return io.BytesIO(column[int(path.stem)].as_py())
+
+    return images.coding_for(names, options, open_image)
 
 
 def _is_parquet(file: Path) -> bool:

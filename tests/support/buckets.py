@@ -15,11 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 
+import pytest
+
 from pipelines import storage
 
 #: What happens to a request: nothing, a status, a connection that is closed in the middle of the
 #: answer, or one that stays silent.
-Fault = Literal["", "403", "503", "cut", "stall"]
+Fault = Literal["", "403", "500", "503", "507", "cut", "stall"]
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
@@ -57,6 +59,27 @@ def create_bucket(address: str, name: str) -> None:
     """Creates a bucket."""
     request = urllib.request.Request(f"{address}/{name}", method="PUT")
     urllib.request.urlopen(request, timeout=30).close()
+
+
+@contextlib.contextmanager
+def through_proxy(address: str, patch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Runs a proxy before a server, and makes it the endpoint of this process."""
+    proxy = Proxy(address)
+    for name, value in ENVIRONMENT.items():
+        patch.setenv(name, value)
+    patch.setenv("AWS_ENDPOINT_URL", proxy.address)
+    patch.setitem(storage.CLIENT_OPTIONS, "read_timeout", "1s")
+    storage._store.cache_clear()
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+        storage._store.cache_clear()
+
+
+def remote(url: str) -> storage.RemotePath:
+    """Returns the path of a URL."""
+    return storage.RemotePath(url)
 
 
 def upload(folder: Path, url: str) -> None:
@@ -119,8 +142,8 @@ class Proxy:
         self._ended.wait(self.delay)
         if fault == "stall":
             self._ended.wait(60)
-        if fault in ("stall", "403", "503"):
-            request.send_response(403 if fault == "403" else 503)
+        if fault and fault != "cut":
+            request.send_response(int(fault) if fault.isdecimal() else 503)
             request.send_header("Content-Length", "0")
             request.end_headers()
             return

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _list(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.store import checkpoints_of
+    from tfdist.checkpoint.locations import checkpoints_of
 
     rows, problems = [], []
     for checkpoint in checkpoints_of(path):
@@ -66,8 +66,9 @@ def _list(path: str) -> int:
 
 def _inspect(path: str) -> int:
     from tfdist.checkpoint import manifest
+    from tfdist.checkpoint.locations import checkpoints_of
     from tfdist.checkpoint.snapshot import Snapshot
-    from tfdist.checkpoint.store import checkpoints_of, load
+    from tfdist.checkpoint.store import load
 
     path = checkpoints_of(path)[0]
     tables.facts([name, _text(value)] for name, value in manifest.read(path).items())
@@ -82,7 +83,8 @@ def _inspect(path: str) -> int:
 
 def _verify(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.store import checkpoints_of, load
+    from tfdist.checkpoint.locations import checkpoints_of
+    from tfdist.checkpoint.store import load
 
     num_problems = 0
     for checkpoint in checkpoints_of(path):
@@ -98,7 +100,7 @@ def _verify(path: str) -> int:
 
 def _export(path: str, target: Path) -> int:
     from tfdist.checkpoint.export import export
-    from tfdist.checkpoint.store import checkpoints_of
+    from tfdist.checkpoint.locations import checkpoints_of
 
     newest = checkpoints_of(path)[0]
     export(newest, target)

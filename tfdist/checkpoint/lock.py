@@ -16,6 +16,8 @@ from pathlib import Path
 
 from filelock import SoftFileLease, Timeout
 
+from pipelines import storage
+from tfdist.checkpoint.bucket_lock import BucketLock
 from tfdist.errors import ConfigurationError
 
 NAME = ".lock"
@@ -24,11 +26,17 @@ _HEARTBEAT_SECONDS = 2.0
 _LEASE_SECONDS = 60.0
 
 
+def lock_of(folder: str | os.PathLike[str]) -> FolderLock | BucketLock:
+    """Returns the lock of a local folder or of one in an object store; it is not acquired yet."""
+    path = os.fspath(folder)
+    return BucketLock(path) if storage.is_object_store(path) else FolderLock(path)
+
+
 class FolderLock:
     """A lock on a folder.
 
-    The lock does nothing in a folder that cannot be written, and on object stores (`gs://...`),
-    where `tf.io.gfile` has no exclusive creation.
+    The lock does nothing in a folder that cannot be written, and on remote file systems other than
+    object stores.
 
     Args:
         folder: The folder to lock; is created if it does not exist.

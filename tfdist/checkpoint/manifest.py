@@ -17,6 +17,9 @@ from typing import Any
 import google_crc32c
 import tensorflow as tf
 
+import pipelines
+from pipelines import storage
+from pipelines.storage import RemotePath
 from tfdist.errors import ConfigurationError
 
 NAME = "manifest.json"
@@ -61,11 +64,13 @@ def write(folder: str, facts: Mapping[str, Any], files: Sequence[str]) -> None:
 
 def exists(folder: str) -> bool:
     """Returns whether a folder has a manifest, damaged or not."""
+    if storage.is_object_store(folder):
+        return (RemotePath(folder) / NAME).is_file()
     return bool(tf.io.gfile.exists(posixpath.join(folder, NAME)))
 
 
 def read(folder: str) -> dict[str, Any]:
-    """Returns the manifest of a folder, without reading the files that it lists.
+    """Returns the manifest of a folder or URL, without reading the files that it lists.
 
     Raises:
         DamagedError: The manifest is missing or damaged.
@@ -73,12 +78,13 @@ def read(folder: str) -> dict[str, Any]:
     """
     path = posixpath.join(folder, NAME)
     try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            content = json.loads(file.read())
-    except tf.errors.NotFoundError:
+        content = json.loads(_read_bytes(path))
+    except (tf.errors.NotFoundError, FileNotFoundError):
         raise DamagedError(f"{folder} is not a checkpoint: it has no {NAME}") from None
     except tf.errors.OpError as error:
         raise error_of(path, error) from None
+    except pipelines.DataError as error:
+        raise UnreadableError(str(error)) from None
     except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
         raise DamagedError(f"{path} is damaged ({_first_line(error)})") from None
     if not isinstance(content, dict) or content.get(_CHECKSUM) != _checksum_of(content):
@@ -143,6 +149,13 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return str(__import__(package).__version__)
+
+
+def _read_bytes(path: str) -> bytes:
+    if storage.is_object_store(path):
+        return RemotePath(path).read_bytes()
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return bytes(file.read())
 
 
 def _measure(path: str) -> dict[str, Any]:

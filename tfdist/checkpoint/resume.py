@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tfdist.checkpoint.locations import store_at
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.checkpoint.store import Place, Store, load
@@ -78,7 +79,7 @@ def _load(
         return None
     path = os.fspath(settings.resume).rstrip("/")
     for folder in (path, posixpath.join(path, "checkpoints")):  # the second is that of a run folder
-        if found := Store(folder).load_newest(say):
+        if found := store_at(folder).load_newest(say):
             break
     else:
         found = path, load(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,7 +28,8 @@ class Checkpoints:
         ['epoch-0002-step-000000058', 'epoch-0003-step-000000087']
 
     Attributes:
-        folder: The folder for the checkpoints of one run; any path that `tf.io.gfile` supports.
+        folder: The folder for the checkpoints of one run: local, the URL of a folder in an object
+            store (`s3://...`), or another path that `tf.io.gfile` supports.
         every: `"epoch"`; a number of training steps; or a time, such as `"10m"` or `"1h30m"`. A
             training that ends or is stopped is saved in any case.
         keep: How many of the newest checkpoints to keep.
@@ -41,6 +42,8 @@ class Checkpoints:
         on_error: What to do if a checkpoint cannot be written: `"go_on"` prints a warning and
             continues the training, `"stop"` ends it.
         configuration: Stored in each checkpoint, for information.
+        before_upload: Called in a background thread before a checkpoint is uploaded to an object
+            store; for files that a resumed run needs together with it.
 
     Raises:
         ConfigurationError: An option has an invalid value.
@@ -53,6 +56,7 @@ class Checkpoints:
     resume: str | Path = "auto"
     on_error: OnError = "go_on"
     configuration: Mapping[str, Any] = field(default_factory=dict)
+    before_upload: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if self.steps is None and self.seconds is None and not self.at_epochs:

@@ -1,7 +1,7 @@
 """A folder of checkpoints: complete ones only, the newest few and the best.
 
 A checkpoint is a folder that is written under a temporary name and renamed when it is complete.
-Where a rename is not atomic (object stores) it is written in place, with its manifest last.
+`bucket_store` has the variant for object stores.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+import pipelines
+from pipelines import storage
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError, UnreadableError
 from tfdist.checkpoint.snapshot import Packed, Snapshot
+from tfdist.checkpoint.staging import temporary_folder
 from tfdist.errors import ConfigurationError
 
 _FORM = re.compile(r"epoch-(\d+)-step-(\d+)")
@@ -43,6 +46,12 @@ class Place(NamedTuple):
     def name(self) -> str:
         """The name of the checkpoint's folder."""
         return f"epoch-{self.epoch:04d}-step-{self.step:09d}"
+
+    @classmethod
+    def named(cls, name: str) -> Place | None:
+        """Returns the place of a folder's name, or None if it is not named like a checkpoint."""
+        match = _FORM.fullmatch(name)
+        return match and cls(int(match[2]), int(match[1]))
 
 
 class Store:
@@ -78,8 +87,7 @@ class Store:
             return []  # it, or a folder on the way to it, does not exist
         except tf.errors.OpError as error:
             raise manifest.error_of(self.folder, error) from None
-        found = (_FORM.fullmatch(name) for name in names)
-        return sorted((Place(int(m[2]), int(m[1])) for m in found if m), reverse=True)
+        return sorted(filter(None, map(Place.named, names)), reverse=True)
 
     def load_newest(self, say: Callable[[str], None]) -> tuple[str, Packed] | None:
         """Reads the newest checkpoint that is not damaged.
@@ -126,9 +134,9 @@ class Store:
         """Renames checkpoints, so that they no longer count as checkpoints; returns the names."""
         renamed = []
         for place in places:
-            name = f"{_DAMAGED}{place.name}"
-            if tf.io.gfile.exists(posixpath.join(self.folder, name)):
-                name = f"{name}-{uuid.uuid4().hex[:8]}"
+            name = damaged_name(
+                place, lambda name: bool(tf.io.gfile.exists(posixpath.join(self.folder, name)))
+            )
             tf.io.gfile.rename(self.path(place), posixpath.join(self.folder, name))
             renamed.append(name)
         return renamed
@@ -180,6 +188,13 @@ class Store:
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(posixpath.join(path, manifest.NAME))
                 tf.io.gfile.rmtree(path)
+
+    def finish(self) -> None:
+        """Completes what is still to be transferred, at the end of a training.
+
+        Raises:
+            ConfigurationError: The last checkpoint is not where it should be.
+        """
 
     def _is_intact(self, place: Place) -> bool:
         try:
@@ -236,33 +251,52 @@ class BackgroundWriter:
 def load(path: str) -> Packed:
     """Reads a checkpoint after comparing every file with its manifest.
 
+    Args:
+        path: A local folder, or the URL of one in an object store, which is downloaded.
+
     Raises:
         DamagedError: The checkpoint is damaged.
         UnreadableError: The checkpoint cannot be read, for another reason.
     """
+    if storage.is_object_store(path):
+        with temporary_folder() as folder:
+            try:
+                _download(path, Path(folder))
+                return load(folder)
+            except (DamagedError, UnreadableError) as error:
+                raise type(error)(str(error).replace(folder, path)) from None
     manifest.verify(path)
     packed = Packed.read(path)
     Snapshot.unpacked(packed, path)
     return packed
 
 
-def checkpoints_of(path: str) -> list[str]:
-    """Returns the checkpoints that a path refers to, the newest first.
+def damaged_name(place: Place, exists: Callable[[str], bool]) -> str:
+    """Returns a new name for a damaged checkpoint.
 
     Args:
-        path: A checkpoint, a folder of checkpoints, or a run folder.
+        place: Of the checkpoint.
+        exists: Returns whether a name is in use.
+    """
+    name = f"{_DAMAGED}{place.name}"
+    return f"{name}-{uuid.uuid4().hex[:8]}" if exists(name) else name
+
+
+def _download(url: str, folder: Path) -> None:
+    """Downloads the files of a checkpoint.
 
     Raises:
-        ConfigurationError: There is none.
+        DamagedError: A file is missing.
+        UnreadableError: The files cannot be transferred.
     """
-    for folder in (path, posixpath.join(path, "checkpoints")):
-        if places := (store := Store(folder)).places():
-            return [store.path(place) for place in places]
-    if manifest.exists(path):
-        return [path.rstrip("/")]
-    raise ConfigurationError(
-        f"{path}: expected a checkpoint, a folder of checkpoints, or a run folder."
-    )
+    listed = manifest.read(url)["files"]
+    for name in (*listed, manifest.NAME):
+        try:
+            (storage.RemotePath(url) / name).download(folder / name)
+        except FileNotFoundError:
+            raise DamagedError(f"{url}/{name} is missing") from None
+        except (OSError, pipelines.DataError) as error:
+            raise UnreadableError(f"{url}/{name} cannot be downloaded ({error})") from None
 
 
 def _flush(folder: str) -> None:

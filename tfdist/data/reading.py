@@ -52,6 +52,11 @@ def read(
         )
         return few.map(batch_fn, tf.data.AUTOTUNE) if batch_fn else few
     trains = split == "train"
+    tuning = options.pop("tuning", pipelines.Tuning())
+    if config.read_ahead is not None:
+        tuning = tuning._replace(read_ahead_bytes=config.read_ahead)
+    if config.cache_dir is not None:
+        tuning = tuning._replace(cache_dir=config.cache_dir)
     return pipelines.read(
         folder(config, data_set, split),
         config.batch_size,
@@ -59,6 +64,7 @@ def read(
         seed=config.seed,
         augment_fn=augment_fn if trains else None,
         batch_fn=batch_fn,
+        tuning=tuning,
         **options,
     )
 

@@ -18,7 +18,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint import resume
-from tfdist.checkpoint.lock import FolderLock
+from tfdist.checkpoint.locations import store_at
+from tfdist.checkpoint.lock import lock_of
 from tfdist.checkpoint.manifest import versions
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
@@ -52,8 +53,8 @@ class Checkpointing(CheckpointHooks):
     ) -> None:
         super().__init__()
         self._settings, self._model, self._strategy = settings, model, strategy
-        self._state, self._store = state, Store(settings.folder)
-        self._lock = FolderLock(settings.folder)
+        self._state, self._store = state, store_at(settings.folder, settings.before_upload)
+        self._lock = lock_of(settings.folder)
         self._writing = CheckpointWriter(settings, self._store, strategy)
         self._saved_at = time.monotonic()
         # The checkpoint to resume from, until its state is completely restored.
@@ -132,19 +133,20 @@ class Checkpointing(CheckpointHooks):
 
     def close(self) -> None:
         try:
-            self._writing.submit(None)
+            self._writing.finish()
         finally:
             self._lock.release()
 
     def save_aside(self, name: str, call: Call) -> str:
         self._advance(call)
-        store = Store(posixpath.join(self._store.folder, name))
+        store = store_at(posixpath.join(self._store.folder, name))
         path = store.path(self.progress.place)
         snapshot = self._state.take(self.progress)
         if snapshot is not None:
             self._writing.submit(None)  # waits for the thread, which writes to the same disk
             facts = self._writing.facts(self.progress, self._epochs)
             store.write(self.progress.place, snapshot.packed(), facts)
+            store.finish()
         return path
 
     def _advance(self, call: Call) -> None:
@@ -241,6 +243,17 @@ class CheckpointWriter:
             say(f"{line}. Training continues; earlier checkpoints are intact.")
         if job is not None:
             self._writer.submit(job)
+
+    def finish(self) -> None:
+        """Waits for the write in progress, and for its upload.
+
+        Raises:
+            ConfigurationError: The last checkpoint could not be uploaded.
+        """
+        try:
+            self.submit(None)
+        finally:
+            self._store.finish()
 
     def facts(self, progress: Progress, epochs: int) -> dict[str, Any]:
         """Returns the manifest of a checkpoint."""

@@ -32,6 +32,8 @@ ONLY_WITH = {
     "ema": "",
     "model": "",
     "data": "",
+    "read_ahead": "",
+    "cache_dir": "",
 }
 
 

@@ -50,7 +50,7 @@ _GIT_SECONDS = 10.0
 #: Fields that may differ when a run is resumed: they do not change what is computed.
 _MAY_DIFFER = (
     {*Spread.model_fields, *StrategyOptions.model_fields, *Saving.model_fields}
-    | {"run_dir", "verbose", "accumulate", "remat", "steps_per_call"}
+    | {"run_dir", "read_ahead", "cache_dir", "verbose", "accumulate", "remat", "steps_per_call"}
     | {"run_eagerly", "jit_compile", "max_time", *Outcome.model_fields}
 ) - {"sync_batch_norm", "replica_random"}
 

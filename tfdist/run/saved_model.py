@@ -66,7 +66,7 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
     Raises:
         TfdistError: There is no such model, or no data to evaluate it on.
     """
-    from tfdist.checkpoint.store import checkpoints_of
+    from tfdist.checkpoint.locations import checkpoints_of
     from tfdist.run import from_config, recipe
     from tfdist.trainer import Trainer
 

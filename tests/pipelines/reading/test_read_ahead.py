@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import random
 import threading
 from pathlib import Path
 
@@ -112,3 +114,41 @@ def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "write_bytes", full)
     assert cached(Range("a", 0, 1000)) == fetch(Range("a", 0, 1000))
     assert not list(tmp_path.iterdir())
+
+
+def _read_through(folder: str, seed: int, limit: int) -> int:
+    """Reads all ranges twice through a cache, in an order of its own, and counts wrong results."""
+    ranges = [Range("a", 100 * i, 100 * i + 100) for i in range(30)] * 2
+    random.Random(seed).shuffle(ranges)
+    cached = caching(fetch, folder, limit, {"a": "version 1"})
+    return sum(cached(one) != fetch(one) for one in ranges * 10)
+
+
+def test_two_processes_share_a_cache(tmp_path: Path) -> None:
+    limit = 2000  # less than what they read: both write and remove files all the time
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        calls = [(str(tmp_path), seed, limit) for seed in (1, 2)]
+        assert pool.starmap(_read_through, calls) == [0, 0]
+    caching(fetch, tmp_path, limit, {})(Range("b", 0, 100))  # removes old files at its first write
+    names = [path.name for path in tmp_path.iterdir()]
+    assert not any(name.startswith(".") for name in names)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit
+
+
+def test_cache_on_a_disk_that_is_full_within_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written of a range is removed, and earlier ranges stay."""
+    write = Path.write_bytes
+
+    def half(path: Path, data: bytes) -> None:
+        write(path, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    first, second = Range("a", 0, 1000), Range("a", 1000, 2000)
+    cached = caching(fetch, tmp_path, 10_000, {})
+    cached(first)
+    monkeypatch.setattr(Path, "write_bytes", half)
+    assert cached(second) == fetch(second)
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == fetch(first)

@@ -30,16 +30,9 @@ def proxy() -> Iterator[buckets.Proxy]:
     pytest.importorskip("obstore", reason="needs the extra 'cloud'")
     pytest.importorskip("moto", reason="needs the S3 server of the extra 'dev'")
     with buckets.s3_server() as address, pytest.MonkeyPatch.context() as patch:
-        proxy = buckets.Proxy(address)
         buckets.create_bucket(address, "bucket")
-        for name, value in buckets.ENVIRONMENT.items():
-            patch.setenv(name, value)
-        patch.setenv("AWS_ENDPOINT_URL", proxy.address)
-        patch.setitem(storage.CLIENT_OPTIONS, "read_timeout", "1s")
-        storage._store.cache_clear()
-        yield proxy
-        proxy.close()
-        storage._store.cache_clear()
+        with buckets.through_proxy(address, patch) as proxy:
+            yield proxy
 
 
 @pytest.fixture(params=["memory", "s3"])

@@ -1,0 +1,19 @@
+"""Checkpoints in a bucket stay intact if their writer is killed or meets faults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+
+def test_ten_kills_and_every_fault() -> None:
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    pytest.importorskip("moto", reason="needs the S3 server of the extra 'dev'")
+    command = [sys.executable, "-m", "tests.checkpoint.bucket_faults", "--kills=10", "--saves=2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kills 10, intact 10, damaged 0" in done.stdout

@@ -1,0 +1,201 @@
+"""A lock on a folder in an object store, by conditional writes.
+
+The lock is an object that names its owner, and that the owner rewrites every few seconds with the
+condition that nobody else has written it. It is taken over, with the same condition, at once if the
+owner was a process of this host that no longer runs, and otherwise if it was not rewritten for a
+minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import pipelines
+from pipelines.storage import ChangedError, RemotePath, Version
+from tfdist.errors import ConfigurationError
+
+NAME = ".lock"
+
+_HEARTBEAT_SECONDS = 10.0
+_LEASE_SECONDS = 60.0
+
+
+class BucketLock:
+    """A lock on a folder in an object store.
+
+    Args:
+        url: The folder to lock.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._path = RemotePath(self._url) / NAME
+        self._token = uuid.uuid4().hex
+        self._num_beats = 0
+        self._identity: dict[str, str] = {}
+        self._lost = ""
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self) -> None:
+        """Takes the lock. Waits for up to a minute if its owner may have been killed.
+
+        Raises:
+            ConfigurationError: Another run holds the lock, or the bucket cannot be written.
+        """
+        if self._thread is not None:
+            return
+        try:
+            self._identity = self._written()
+        except pipelines.DataError as error:
+            raise ConfigurationError(f"{self._url} cannot be locked: {error}") from None
+        self._ended.clear()
+        self._thread = threading.Thread(
+            target=self._refresh_until_released, name=f"tfdist lock of {self._url}", daemon=True
+        )
+        self._thread.start()
+
+    def check(self) -> None:
+        """Checks that the lock is still held.
+
+        Raises:
+            ConfigurationError: Another run took the lock over, because this process was suspended
+                or without a connection for so long that it seemed to have ended.
+        """
+        if self._lost:
+            raise ConfigurationError(
+                f"{self._url}: this run lost its lock ({self._lost}), and another run may write to "
+                "the folder now. Stop one of them, and resume with --resume auto."
+            )
+
+    def release(self) -> None:
+        """Gives the lock back; does nothing if it is not held."""
+        if self._thread is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._thread = None
+        with contextlib.suppress(OSError, pipelines.DataError):
+            if self._is_mine(self._path.read_version()):
+                self._path.unlink(missing_ok=True)
+
+    def is_held(self) -> bool:
+        """Returns whether another process holds the lock and refreshed it lately."""
+        try:
+            found = self._path.read_version()
+        except FileNotFoundError:
+            return False
+        return time.time() - found.modified.timestamp() < _LEASE_SECONDS and not _has_ended(found)
+
+    def _written(self) -> dict[str, str]:
+        """Writes the lock when it is free, and returns the identity of the object."""
+        seen: Version | None = None
+        since = 0.0
+        while True:
+            try:
+                return self._path.write_bytes(self._content(), overwrite=False)
+            except FileExistsError:
+                pass
+            with contextlib.suppress(FileNotFoundError, ChangedError):
+                found = self._path.read_version()
+                if self._is_mine(found):  # the answer to the write was lost
+                    return found.identity
+                if seen is None:
+                    seen, since = found, time.monotonic()
+                expired = time.monotonic() - since >= _LEASE_SECONDS
+                if _has_ended(found) or (expired and found.data == seen.data):
+                    return self._path.replace(self._content(), found.identity)
+                if found.data != seen.data:  # a refresh while we wait: the owner is alive
+                    raise ConfigurationError(self._in_use(found))
+            time.sleep(_HEARTBEAT_SECONDS / 20)
+
+    def _refresh_until_released(self) -> None:
+        while not self._ended.wait(_HEARTBEAT_SECONDS):
+            try:
+                self._refresh()
+            except ChangedError as error:
+                self._lost = str(error)
+                return
+            except (OSError, pipelines.DataError):
+                continue  # the connection: after a lease another run may take over
+
+    def _refresh(self) -> None:
+        """Rewrites the lock.
+
+        Raises:
+            ChangedError: It is another run's.
+        """
+        self._num_beats += 1
+        try:
+            self._identity = self._path.replace(self._content(), self._identity)
+        except ChangedError:
+            try:
+                found = self._path.read_version()
+            except FileNotFoundError:
+                raise ChangedError(f"{self._path} was deleted") from None
+            if not self._is_mine(found):
+                raise ChangedError(f"it is held by {_owner(found)}") from None
+            self._identity = found.identity  # the answer to an earlier write was lost
+
+    def _content(self) -> bytes:
+        # The counter makes every version differ: some servers identify a version by its contents.
+        owner = {"host": _host(), "pid": os.getpid(), "started": _started(os.getpid())}
+        return json.dumps({**owner, "token": self._token, "beat": self._num_beats}).encode()
+
+    def _is_mine(self, found: Version) -> bool:
+        return _facts(found).get("token") == self._token
+
+    def _in_use(self, found: Version) -> str:
+        return (
+            f"{self._url} is in use by another run: {_owner(found)} holds {self._path}. Wait until "
+            "it ends, stop it, or use another folder."
+        )
+
+
+def _facts(found: Version) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        facts = json.loads(found.data)
+        if isinstance(facts, dict):
+            return facts
+    return {}
+
+
+def _owner(found: Version) -> str:
+    facts = _facts(found)
+    host = str(facts.get("host", "?")).partition("?")[0]
+    return f"process {facts.get('pid', '?')} on host {host or '?'}"
+
+
+def _has_ended(found: Version) -> bool:
+    """Returns whether the owner was a process of this host that no longer runs."""
+    facts = _facts(found)
+    pid = facts.get("pid")
+    if facts.get("host") != _host() or not isinstance(pid, int):
+        return False
+    return _started(pid) != facts.get("started")
+
+
+def _host() -> str:
+    """Returns a name for this host and its namespace of process numbers (containers)."""
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = ""
+    return f"{socket.gethostname()}?{namespace}"
+
+
+def _started(pid: int) -> float | None:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None

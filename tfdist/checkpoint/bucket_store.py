@@ -1,0 +1,172 @@
+"""Checkpoints in an object store (`s3://`, `gs://`, `az://`).
+
+A checkpoint is written to a local staging folder first, by the code for local folders, and then
+uploaded file by file, its manifest last. A folder without a manifest is no checkpoint: it is what
+an interrupted upload left, and is removed. A bucket has the same files as a local folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pipelines
+from pipelines.storage import RemotePath
+from tfdist.checkpoint import manifest
+from tfdist.checkpoint.manifest import DamagedError, UnreadableError
+from tfdist.checkpoint.snapshot import Packed
+from tfdist.checkpoint.staging import left_folder, staging_folder
+from tfdist.checkpoint.store import Place, Store, damaged_name
+from tfdist.errors import ConfigurationError
+
+
+class BucketStore(Store):
+    """The checkpoints of one run in a bucket.
+
+    Args:
+        url: The folder.
+        before_upload: Called before each upload, in the same thread; for files that a resumed run
+            needs together with the checkpoint.
+    """
+
+    def __init__(self, url: str, before_upload: Callable[[], None] | None = None) -> None:
+        super().__init__(url.rstrip("/"))
+        self._root = RemotePath(self.folder)
+        self._staged = Store(staging_folder(self.folder))
+        self._before_upload = before_upload or (lambda: None)
+        self._waiting: Place | None = None  # is complete in the staging folder, not in the bucket
+        self._has_staged = False
+
+    def places(self) -> list[Place]:
+        return sorted((place for place, files in self._found().items() if _is_whole(files)))[::-1]
+
+    def write(self, place: Place, snapshot: Packed, facts: Mapping[str, Any]) -> str:
+        """Writes a checkpoint and uploads it; an intact one of the same name is kept.
+
+        Raises:
+            OSError, tf.errors.OpError: It cannot be written or uploaded. What cannot be uploaded is
+                kept in the staging folder until the next one, and `finish` tries it again.
+        """
+        with _as_os_error():
+            if self._is_uploaded(place):
+                return self.path(place)
+        self._clear_staging()
+        self._has_staged = True
+        self._staged.write(place, snapshot, facts)
+        self._waiting = place
+        self._upload(place)
+        return self.path(place)
+
+    def finish(self) -> None:
+        try:
+            if self._waiting is not None:
+                self._upload(self._waiting)
+        except OSError as error:
+            kept = self._keep_waiting()
+            raise ConfigurationError(
+                f"The last checkpoint could not be uploaded to {self.folder}: {error}. It is in "
+                f"{kept}; copy that folder to {self.folder}/{kept.name} to resume from it."
+            ) from error
+        finally:
+            if self._has_staged:
+                self._clear_staging()
+
+    def clean(self) -> None:
+        for place, files in self._found().items():
+            if not _is_whole(files):
+                self._remove(place, files)
+
+    def keep(self, newest: int, best: Place | None) -> None:
+        with _as_os_error():
+            found = self._found()
+            whole = sorted((place for place, files in found.items() if _is_whole(files)))[::-1]
+            for place in found:
+                if place not in whole[:newest] and place != best:
+                    self._remove(place, found[place])
+
+    def set_aside(self, places: Sequence[Place]) -> list[str]:
+        renamed = []
+        found = self._found()
+        for place in places:
+            name = damaged_name(place, lambda name: bool((self._root / name).sizes()))
+            for file in found[place]:
+                (self._root / place.name / file).copy_to(self._root / name / file)
+            self._remove(place, found[place])
+            renamed.append(name)
+        return renamed
+
+    def _found(self) -> dict[Place, dict[str, int]]:
+        """Returns the sizes of the files of each folder that is named like a checkpoint.
+
+        Raises:
+            UnreadableError: The bucket cannot be listed.
+        """
+        found: dict[Place, dict[str, int]] = {}
+        try:
+            sizes = self._root.sizes()
+        except pipelines.DataError as error:
+            raise UnreadableError(str(error)) from None
+        for name, size in sizes.items():
+            folder, _, file = name.partition("/")
+            if (place := Place.named(folder)) is not None:
+                found.setdefault(place, {})[file] = size
+        return found
+
+    def _is_uploaded(self, place: Place) -> bool:
+        """Returns whether a checkpoint is in the bucket; removes one with missing files."""
+        files = self._found().get(place, {})
+        with contextlib.suppress(DamagedError, UnreadableError):
+            listed = manifest.read(self.path(place))["files"]
+            if all(files.get(name) == entry["bytes"] for name, entry in listed.items()):
+                return True
+        self._remove(place, files)
+        return False
+
+    def _upload(self, place: Place) -> None:
+        local, target = Path(self._staged.path(place)), self._root / place.name
+        with _as_os_error():
+            self._before_upload()
+            for file in sorted(local.iterdir()):
+                if file.name != manifest.NAME:
+                    (target / file.name).upload(file)
+            content = (local / manifest.NAME).read_bytes()
+            try:
+                (target / manifest.NAME).write_bytes(content, overwrite=False)
+            except FileExistsError:  # a put whose answer was lost, unless it has other contents
+                if (target / manifest.NAME).read_bytes() != content:
+                    raise OSError(f"{target} was written by another run") from None
+        self._waiting = None
+        self._clear_staging()
+
+    def _remove(self, place: Place, files: Mapping[str, int]) -> None:
+        # The manifest first: what an interrupted removal leaves is not a checkpoint.
+        names = sorted(files, key=lambda name: name != manifest.NAME)
+        (self._root / place.name).delete_below(names)
+
+    def _keep_waiting(self) -> Path:
+        """Moves the checkpoint that could not be uploaded to where no run removes it."""
+        staged = Path(self._staged.path(cast(Place, self._waiting)))
+        kept = left_folder(self.folder) / staged.name
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(staged, kept))
+
+    def _clear_staging(self) -> None:
+        self._waiting = None
+        shutil.rmtree(self._staged.folder, ignore_errors=True)
+
+
+def _is_whole(files: Mapping[str, int]) -> bool:
+    return manifest.NAME in files
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Raises errors of transfers as OSError, as a local disk would."""
+    try:
+        yield
+    except (pipelines.DataError, UnreadableError) as error:
+        raise OSError(str(error)) from error

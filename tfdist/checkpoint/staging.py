@@ -1,0 +1,34 @@
+"""Local folders for files on their way to or from an object store."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from tfdist.config import default_data_dir
+
+
+def staging_folder(url: str) -> Path:
+    """Returns the local folder for the files of a run or of its checkpoints.
+
+    Only the process that holds the lock of the URL writes to it. It is below the cache folder,
+    which `XDG_CACHE_HOME` sets.
+    """
+    return Path(default_data_dir()) / "staging" / _as_path(url)
+
+
+def left_folder(url: str) -> Path:
+    """Returns the local folder that keeps files which could not be uploaded."""
+    return Path(default_data_dir()) / "not-uploaded" / _as_path(url)
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Returns a new folder on the disk of the staging folders, removed by its `with` block."""
+    root = Path(default_data_dir())
+    root.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryDirectory(prefix="download-", dir=root)
+
+
+def _as_path(url: str) -> str:
+    return re.sub(r"[^\w.=/-]", "_", url.replace("://", "/")).replace("..", "_")
