@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+import tfdist
 from tfdist.step.row_independence import full_batch_reason
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
@@ -89,3 +90,30 @@ def test_parts_of_different_numbers_of_rows() -> None:
     model = keras.Model([one, other], ops.sum(one) + ops.sum(other))
     found = reason(model, training=True, x=(X, X[:3]))
     assert found == "the parts of a batch have different numbers of rows: 0/0 has 6, 0/1 has 3"
+
+
+class MovingSquare(layers.Layer):
+    """Keeps a moving mean of the squares of its inputs, also in evaluation and prediction."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.mean.assign(0.9 * self.mean + ops.mean(inputs**2))
+        return inputs
+
+
+def test_a_prediction_updates_states_as_on_one_device() -> None:
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), MovingSquare(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    plain, trainer = build(), tfdist.Trainer(build, strategy="mirrored", devices=2)
+    for model in (plain, trainer):
+        model.predict(X[:5], batch_size=3, verbose=0)
+        model.evaluate(X[:5], X[:5, :1], batch_size=3, verbose=0)
+        model.predict(X[:5], batch_size=3, verbose=0)
+    state = float(plain.layers[0].mean.numpy())
+    assert float(trainer.model.layers[0].mean.numpy()) == pytest.approx(state, rel=1e-6)

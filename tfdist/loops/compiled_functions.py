@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -31,6 +31,9 @@ from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.upstream.keras_losses import seeds_of_compiled
 from tfdist.upstream.keras_model import compile_config
 from tfdist.upstream.keras_optimizers import optimizers_of
+
+#: Keras's names of its loops, as in the names of callbacks' methods.
+Loop = Literal["train", "test", "predict"]
 
 #: Makes up to a number of steps, each on a batch of the iterator; returns what was done, and the
 #: logs after the last step.
@@ -70,7 +73,7 @@ class CompiledFunctions:
 
     def predict(self, data: DataHandler) -> OutputsFn:
         """Returns the function that computes the outputs for batches."""
-        needs_full_batch = self._full_batch_reason(data, training=False) is not None
+        needs_full_batch = self._full_batch_reason(data, "predict") is not None
         self._strategy.place(self._model)
         is_first = not (self._steps or self._outputs.is_traced)
         if is_first and self._model.compiled and self._strategy.stops_together:
@@ -116,11 +119,11 @@ class CompiledFunctions:
         """The gradients that wait on the replicas, of the step that was made last."""
         return self._accumulations[-1] if self._accumulations else None
 
-    def _full_batch_reason(self, data: DataHandler, training: bool) -> str | None:
+    def _full_batch_reason(self, data: DataHandler, loop: Loop) -> str | None:
         """Builds the model's weights, and returns why it needs full batches, if it does."""
         with policy(self._options.precision):
             build.build_weights(self._model, self._strategy, data.element_spec)
-        return self._full_batch_mode.for_data(data, training)
+        return self._full_batch_mode.for_data(data, loop)
 
     def _inner_loop(self, data: DataHandler, training: bool) -> StepsFn:
         model, strategy = self._model, self._strategy
@@ -132,7 +135,8 @@ class CompiledFunctions:
                 f"{type(model).__name__}.train_step uses its own tapes. Make its layers in a "
                 "keras.RematScope instead."
             )
-        reason = self._full_batch_reason(data, training) if custom_step is None else None
+        loop: Loop = "train" if training else "test"
+        reason = self._full_batch_reason(data, loop) if custom_step is None else None
         key = (training, data.may_end, data.own_rows)
         trainable = [id(v) for v in model.trainable_variables]
         if self._trainable.get(key, trainable) != trainable:
@@ -211,7 +215,7 @@ class CompiledFunctions:
 
 
 class FullBatchMode:
-    """Decides once, for training and for other calls, whether a model needs full batches.
+    """Decides once for each of Keras's loops whether a model needs full batches.
 
     Args:
         model: The model.
@@ -221,25 +225,28 @@ class FullBatchMode:
 
     def __init__(self, model: keras.Model, strategy: Strategy, accumulate: int) -> None:
         self._model, self._strategy, self._accumulate = model, strategy, accumulate
-        self._reasons: dict[bool, str | None] = {}
+        self._reasons: dict[Loop, str | None] = {}
 
-    def for_data(self, data: DataHandler, training: bool) -> str | None:
+    def for_data(self, data: DataHandler, loop: Loop) -> str | None:
         """Returns why the model needs full batches, and sets `full_batches` of the data.
 
         Args:
             data: Before its first epoch; the model is built.
-            training: Whether the model is called as in training.
+            loop: Keras's name of the loop.
         """
-        if training not in self._reasons:
-            self._reasons[training] = self._reason(data, training)
-        data.full_batches = self._reasons[training] is not None
-        return self._reasons[training]
+        if loop not in self._reasons:
+            self._reasons[loop] = self._reason(data, loop)
+        data.full_batches = self._reasons[loop] is not None
+        return self._reasons[loop]
 
-    def _reason(self, data: DataHandler, training: bool) -> str | None:
+    def _reason(self, data: DataHandler, loop: Loop) -> str | None:
+        training = loop == "train"
         if self._strategy.num_replicas * (self._accumulate if training else 1) == 1:
             return None
         try:
-            reason = full_batch_reason(self._model, data.first_batch, training)
+            reason = full_batch_reason(
+                self._model, data.first_batch, training, predicts=loop == "predict"
+            )
         except DataError:
             if not data.own_rows:  # with a data set per worker, other workers may have data
                 raise

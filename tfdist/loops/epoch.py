@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -18,15 +18,12 @@ import numpy as np
 from tfdist.errors import DataError
 from tfdist.loops import interrupts
 from tfdist.loops.callbacks import may_change_model
-from tfdist.loops.compiled_functions import CompiledFunctions, StepsFn
+from tfdist.loops.compiled_functions import CompiledFunctions, Loop, StepsFn
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.steps_per_call import StepsPerCall, StepsPerCallCache, wants_every_batch
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.watchdog.watchdog import Watchdog
-
-#: Keras's names of its loops, as in the names of callbacks' methods.
-Loop = Literal["train", "test", "predict"]
 
 #: The attribute of a model by which a callback stops a loop.
 STOP: dict[Loop, str] = {

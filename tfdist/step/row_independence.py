@@ -41,7 +41,7 @@ _NUM_ROWS = 2
 
 
 def full_batch_reason(
-    model: keras.Model, first_batch: Callable[[], Any], training: bool
+    model: keras.Model, first_batch: Callable[[], Any], training: bool, predicts: bool = False
 ) -> str | None:
     """Returns why a model needs full batches, with the name of the layer; None if it does not.
 
@@ -50,6 +50,8 @@ def full_batch_reason(
         first_batch: Returns the first global batch. Called outside of any graph, and only for a
             model that has other layers than Keras's.
         training: Whether the model is called as in training.
+        predicts: Whether replicas exchange nothing but outputs, so that a state which the call
+            updates needs full batches.
     """
     if training and (found := _overwritten_weight(model)):
         return f"{found} is updated with the largest value of the full batch"
@@ -64,7 +66,7 @@ def full_batch_reason(
         probe = ReductionProbe(model, lambda: (x,))
         traced = probe.traced(training)
         return _outputs_reason(model, traced, x, training) or _reductions_reason(
-            probe, traced, model, x, training
+            probe, traced, model, x, training, predicts
         )
 
 
@@ -136,12 +138,21 @@ def _probe_beside(
 
 
 def _reductions_reason(
-    probe: ReductionProbe, traced: TracedForward | None, model: keras.Model, x: Any, training: bool
+    probe: ReductionProbe,
+    traced: TracedForward | None,
+    model: keras.Model,
+    x: Any,
+    training: bool,
+    predicts: bool,
 ) -> str | None:
-    """Returns which added loss or updated state is neither a mean nor a sum over rows."""
+    """Returns which added loss or updated state needs the full batch.
+
+    In a prediction, every updated state does. Otherwise it is one that is neither a mean nor a sum
+    over rows.
+    """
     generator = keras_model.global_generator()
     metrics = {id(v) for v in model.metrics_variables}
-    known = {id(v) for v in keras_model.seeds_of(model)} | metrics
+    known = {id(v) for v in keras_model.seeds_of(model)} | (set() if predicts else metrics)
     known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
     known |= set() if generator is None else {id(generator.state)}
     if traced is not None:
@@ -161,8 +172,11 @@ def _reductions_reason(
         if num_losses:
             probe.loss_reductions(num_losses, training)
         for state in updated:
-            if id(state) not in known and not keras_model.is_seed(state):
-                probe.state_reduction(state)
+            if id(state) in known or keras_model.is_seed(state):
+                continue
+            if predicts:
+                return f"a prediction updates {state.path!r}"
+            probe.state_reduction(state)
     except UnsupportedModelError as error:
         return str(error).split(",")[0]
     return None
