@@ -93,6 +93,7 @@ def _rows(config: TrainConfig, split: str) -> tf.data.Dataset:
         1,
         shuffle_buffer=_SHUFFLED_ROWS if split == "train" else 0,
         seed=config.seed,
+        tuning=data.with_flags(pipelines.Tuning(), config),
         map_fn=lambda example: text.byte_tokens(example["text"]),
     )
     return text.pack(documents, length + 1).map(_shifted)

@@ -52,11 +52,7 @@ def read(
         )
         return few.map(batch_fn, tf.data.AUTOTUNE) if batch_fn else few
     trains = split == "train"
-    tuning = options.pop("tuning", pipelines.Tuning())
-    if config.read_ahead is not None:
-        tuning = tuning._replace(read_ahead_bytes=config.read_ahead)
-    if config.cache_dir is not None:
-        tuning = tuning._replace(cache_dir=config.cache_dir)
+    tuning = with_flags(options.pop("tuning", pipelines.Tuning()), config)
     return pipelines.read(
         folder(config, data_set, split),
         config.batch_size,
@@ -67,6 +63,15 @@ def read(
         tuning=tuning,
         **options,
     )
+
+
+def with_flags(tuning: pipelines.Tuning, config: TrainConfig) -> pipelines.Tuning:
+    """Returns the tuning with the values of `--read-ahead` and `--cache-dir`, if they are given."""
+    if config.read_ahead is not None:
+        tuning = tuning._replace(read_ahead_bytes=config.read_ahead)
+    if config.cache_dir is not None:
+        tuning = tuning._replace(cache_dir=config.cache_dir)
+    return tuning
 
 
 def folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
