@@ -29,8 +29,7 @@ def test_a_cell_shows_the_worst_number_of_replicas() -> None:
     lines = table.markdown(VERDICTS).splitlines()
     assert lines[-3:] == [
         "| The area under a curve (`AUC`) | crash | wrong (0.2) |",
-        "| The trainer's `accumulate`: a global batch worked off in rounds "
-        "| no such option | exact |",
+        "| The trainer's `accumulate`: a global batch in several rounds | no such option | exact |",
         "| The trainer's `accumulate` with a loss that compares rows with each other "
         "| exact | refused |",
     ]
