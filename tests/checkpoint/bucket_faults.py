@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import signal
 import sys
@@ -16,6 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+# The process must be single-threaded when it forks.
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 import numpy as np
 import pytest
