@@ -19,13 +19,16 @@
 #   make lint                         ruff, mypy, import contract, private names
 #   make docs                         builds the site in build/docs from manuals, pages and docstrings
 #   make notebooks                    runs all notebooks in full and stores their outputs
-#   make coverage                     make check with a coverage report of the product code
+#   make coverage                     make check with a coverage report of the product code; fails
+#                                     below COVERAGE=75 percent of the lines
 #   make canary                       tests with the newest pre-releases of TensorFlow and Keras
 #   make release                      builds sdist and wheel, and tests them in a new environment
 PYTHON ?= python3
 EXTRAS ?=
 ARGS ?=
 HOROVOD ?= horovod
+# The least coverage of the product code, in percent, by all tests of make check.
+COVERAGE ?= 75
 BIN := .venv/bin
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
@@ -80,7 +83,7 @@ notebooks: .venv/installed-dev $(HOROVOD)
 	$(BIN)/python -m tests.run_notebooks $(ARGS)
 
 coverage: .venv/installed-dev $(HOROVOD)
-	$(PYTEST) --cov --cov-report=term:skip-covered $(ARGS)
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE) $(ARGS)
 
 canary: .venv/installed-dev
 	$(BIN)/python -m tests.canary $(ARGS)

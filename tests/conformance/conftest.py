@@ -18,6 +18,8 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], engi
     """Returns a function from the name of a case to its results with plain Keras on one device."""
     own = tmp_path_factory.getbasetemp()  # inside a folder that all processes of this run share
     folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    if kept := os.environ.get("TFDIST_TEST_REFERENCES"):
+        folder = Path(kept)
 
     @functools.cache
     def known(name: str) -> engines.References:
