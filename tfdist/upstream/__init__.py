@@ -1,1 +1,1 @@
-"""Every private name of Keras and TensorFlow that tfdist needs, in one place: see README.md."""
+"""Every use of a private name of Keras and TensorFlow; README.md lists them."""

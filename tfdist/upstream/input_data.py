@@ -21,24 +21,24 @@ from tfdist.upstream.tensorflow_runtime import seed_of_process
 
 
 def data_adapter(x: Any, **options: Any) -> Any:
-    """Returns what reads any data that `fit` takes, and gives them as a `tf.data.Dataset`.
+    """Returns Keras's adapter for any data that `fit` accepts, which makes a `tf.data.Dataset`.
 
-    `keras.src.trainers.data_adapters.get_data_adapter`, since our `fit` takes the same data.
+    `keras.src.trainers.data_adapters.get_data_adapter`: `Trainer.fit` accepts the same data.
 
     Raises:
-        ValueError, TypeError: Data of no kind that Keras knows, or that contradict each other.
+        ValueError, TypeError: Keras does not support the data, or they contradict each other.
     """
     return data_adapters.get_data_adapter(x=x, **options)
 
 
 @dataclass
 class Shuffle:
-    """How arrays are put in order.
+    """How arrays are shuffled.
 
     Attributes:
-        seed: What the order follows from.
-        as_keras: Whether it is the order that Keras makes of this seed, the same in each pass.
-        number: Returns the number of a pass that begins.
+        seed: The seed of the order.
+        as_keras: Whether to use Keras's order for this seed, which is the same in each pass.
+        number: Returns the number of the pass that begins.
     """
 
     seed: int
@@ -47,17 +47,17 @@ class Shuffle:
 
     @classmethod
     def of_this_process(cls, number: Callable[[], int]) -> Shuffle:
-        """Returns that of the seed which was set; where none was, one is drawn."""
+        """Returns the shuffle of the seed that the user set, or of a random seed."""
         seed = seed_of_process()
         drawn = int.from_bytes(os.urandom(4), "big") >> 1
         return cls(drawn if seed is None else seed, seed is not None, number)
 
     def __call__(self, plain: Callable[[Any], Any], value: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor of numbers in that order; called in a graph, by Keras's adapter.
+        """Returns row numbers in the shuffled order; Keras's adapter calls it in a graph.
 
         Args:
             plain: `tf.random.shuffle`.
-            value: Rows, int64: all, or those of a batch.
+            value: Row numbers, int64: all, or those of a batch.
         """
         if self.as_keras:
             tf.compat.v1.get_default_graph().seed = self.seed
@@ -69,21 +69,21 @@ class Shuffle:
 
 
 def are_arrays(adapter: Any) -> bool:
-    """Tells whether data are arrays: read by an `ArrayDataAdapter`."""
+    """Returns whether an `ArrayDataAdapter` reads the data."""
     return isinstance(adapter, ArrayDataAdapter)
 
 
 def dataset_of_arrays(adapter: Any, shuffle: Shuffle) -> tf.data.Dataset:
-    """Returns arrays as a data set, in an order of ours where Keras's adapter shuffles them."""
+    """Returns arrays as a data set, shuffled by `shuffle` instead of Keras's own order."""
     with replaced(tf.random, "shuffle", functools.partial(shuffle, tf.random.shuffle)):
         return adapter.get_tf_dataset()
 
 
 def first_batch(adapter: Any) -> Any:
-    """Returns the first batch of data that can be read once only, without taking it; else None.
+    """Returns the first batch of data that can be read only once, without consuming it; else None.
 
-    `GeneratorDataAdapter._first_batches` are the ones that Keras looked at itself. A PyDataset
-    gives its batch by number: its threads, if any, feed one reader at a time.
+    `GeneratorDataAdapter._first_batches` holds the batches that Keras itself has read. A PyDataset
+    returns a batch by its number; its threads serve one reader at a time.
     """
     if isinstance(adapter, GeneratorDataAdapter):
         return tf.nest.map_structure(_as_tensor, adapter._first_batches[0])
@@ -93,9 +93,9 @@ def first_batch(adapter: Any) -> Any:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """Turns a leaf of a batch into what the adapter's data set has of it.
+    """Converts a leaf of a batch as the adapter's data set does.
 
-    `scipy_sparse_to_tf_sparse` is what Keras's own adapters do with matrices of SciPy.
+    Keras's adapters convert SciPy matrices with `scipy_sparse_to_tf_sparse`.
     """
     if data_adapter_utils.is_scipy_sparse(leaf):
         return data_adapter_utils.scipy_sparse_to_tf_sparse(leaf)
@@ -104,10 +104,10 @@ def _as_tensor(leaf: Any) -> Any:
 
 
 def begin_epoch(adapter: Any) -> None:
-    """Tells data that an epoch begins, as `fit` does.
+    """Notifies the data that an epoch begins, as `fit` does.
 
-    A PyDataset without an end keeps its workers from one epoch to the next: batches are read ahead,
-    which its `enqueuer` refuses between `on_epoch_end` and `on_epoch_begin`.
+    An endless PyDataset keeps its workers from one epoch to the next: batches are prefetched, which
+    its `enqueuer` refuses between `on_epoch_end` and `on_epoch_begin`.
     """
     if _keeps_workers(adapter):
         adapter.enqueuer.start()
@@ -117,7 +117,7 @@ def begin_epoch(adapter: Any) -> None:
 
 
 def end_epoch(adapter: Any) -> None:
-    """Tells data that an epoch has ended, likewise."""
+    """Notifies the data that an epoch has ended, likewise."""
     if _keeps_workers(adapter):
         adapter.py_dataset.on_epoch_end()
     else:
@@ -125,7 +125,7 @@ def end_epoch(adapter: Any) -> None:
 
 
 def stop_workers(adapter: Any) -> None:
-    """Ends the workers of a PyDataset that `end_epoch` has kept."""
+    """Stops the workers of a PyDataset that `end_epoch` kept running."""
     if _keeps_workers(adapter):
         adapter.enqueuer.stop(drain_queue_and_join=False)
 
@@ -148,7 +148,7 @@ _FAIL_IF_STATEFUL = 2
 
 
 def is_reshuffled(dataset: tf.data.Dataset) -> bool:
-    """Tells whether each iteration has an order of its own, so that a look would change the next.
+    """Returns whether each iteration has another order, which reading a batch would change.
 
     `DatasetV2._inputs`, and `_reshuffle_each_iteration` of those that `shuffle` makes.
     """
@@ -157,21 +157,21 @@ def is_reshuffled(dataset: tf.data.Dataset) -> bool:
 
 
 def is_prefetched(dataset: tf.data.Dataset) -> bool:
-    """Tells whether a data set is what `prefetch` returned: `prefetch_op._PrefetchDataset`."""
+    """Returns whether a data set is the result of `prefetch`: `prefetch_op._PrefetchDataset`."""
     return isinstance(dataset, prefetch_op._PrefetchDataset)
 
 
 def iterator_state(iterator: Any) -> tf.Tensor | None:
-    """Returns the state of an iterator of `tf.data`, buffers included, or None where it has none.
+    """Returns the state of a `tf.data` iterator, buffers included.
 
-    Its `_iterator_resource`: `tf.train.Checkpoint` would write a file at once, and leaves out of
-    its state what draws numbers or calls Python without a word.
+    Uses its `_iterator_resource`: `tf.train.Checkpoint` would write a file at once, and silently
+    omits the state of random numbers and of Python functions.
 
     Returns:
-        For `set_iterator_state`; of dtype variant.
+        A tensor of dtype variant for `set_iterator_state`; None if the state cannot be saved.
     """
     if (resource := getattr(iterator, "_iterator_resource", None)) is None:
-        return None  # of several devices
+        return None  # An iterator over several devices has none.
     try:
         return tf.raw_ops.SerializeIterator(
             resource_handle=resource, external_state_policy=_FAIL_IF_STATEFUL
@@ -181,16 +181,16 @@ def iterator_state(iterator: Any) -> tf.Tensor | None:
 
 
 def set_iterator_state(iterator: Any, state: tf.Tensor) -> None:
-    """Gives an iterator the state of another one over the same data set.
+    """Sets the state of an iterator to that of another one over the same data set.
 
     Raises:
-        tf.errors.OpError: They do not go together.
+        tf.errors.OpError: The state is of another data set.
     """
     tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=state)
 
 
 def has_iterator_state(dataset: tf.data.Dataset) -> bool:
-    """Tells whether iterators over a data set have a state that can be saved."""
+    """Returns whether the state of an iterator over a data set can be saved."""
     try:
         tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),

@@ -11,7 +11,7 @@ from keras.src.backend.tensorflow import trainer
 
 from tfdist.upstream.patching import replaced
 
-#: What each class keeps besides its arguments; `on_train_begin` resets most of it.
+#: The state of each class besides its arguments; `on_train_begin` resets most of it.
 _REMEMBERED: dict[type, tuple[str, ...]] = {
     keras.callbacks.History: ("epoch", "history"),
     keras.callbacks.EarlyStopping: (
@@ -28,15 +28,15 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
 
 
 def remembered(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Returns what a callback of Keras remembers, by attribute; nothing of other classes."""
+    """Returns the state of a callback of Keras by attribute; empty for other classes."""
     if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch":
-        return {}  # it counts calls, of which there are more on a fast machine
+        return {}  # It counts calls, and a faster machine makes more of them.
     names = [n for kind, names in _REMEMBERED.items() if isinstance(callback, kind) for n in names]
     return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
 
 
 def remember(callback: keras.callbacks.Callback, values: dict[str, Any]) -> None:
-    """Gives a callback what another one of its class remembered."""
+    """Restores the state that `remembered` returned for a callback of the same class."""
     for name in remembered(callback).keys() & values.keys():
         setattr(callback, name, values[name])
     if isinstance(callback, keras.callbacks.History):
@@ -44,16 +44,16 @@ def remember(callback: keras.callbacks.Callback, values: dict[str, Any]) -> None
 
 
 def is_better(model: keras.Model, monitor: str, value: float, best: float) -> bool:
-    """Tells which of two values of a metric is better: `MonitorCallback._is_improvement`.
+    """Returns whether a value of a metric is an improvement: `MonitorCallback._is_improvement`.
 
     Args:
-        model: Compiled, with the metrics built.
-        monitor: A key of the logs; `max:` or `min:` before it says what is better.
-        value: The later one.
-        best: The best before it.
+        model: A compiled model whose metrics are built.
+        monitor: A key of the logs, with the prefix `max:` or `min:` to set the direction.
+        value: The new value.
+        best: The best value so far.
 
     Raises:
-        ValueError: Nobody knows which direction is better.
+        ValueError: Keras cannot infer the direction.
     """
     mode, _, name = monitor.rpartition(":")
     judge = keras.callbacks.EarlyStopping(name, mode=mode or "auto")
@@ -64,11 +64,11 @@ def is_better(model: keras.Model, monitor: str, value: float, best: float) -> bo
 
 @contextmanager
 def weights_swapped_by_assignment() -> Iterator[None]:
-    """A context in which `SwapEMAWeights` swaps weights that are not one `tf.Variable` each.
+    """Makes `SwapEMAWeights` swap sharded weights within the block.
 
-    Its `_tf_swap_variables` and `_tf_finalize_ema_values` add to `tf.Variable`s in place. What it
-    has for other backends, `_backend_swap_variables` and `_backend_finalize_ema_values`, assigns to
-    Keras variables.
+    Its `_tf_swap_variables` and `_tf_finalize_ema_values` update a `tf.Variable` in place. Those of
+    other backends, `_backend_swap_variables` and `_backend_finalize_ema_values`, assign to Keras
+    variables.
     """
     kind = keras.callbacks.SwapEMAWeights
     with (
@@ -79,7 +79,7 @@ def weights_swapped_by_assignment() -> Iterator[None]:
 
 
 def concatenated(tensors: Sequence[Any]) -> Any:
-    """Returns tensors end to end along the rows; of different inner shapes as a ragged one.
+    """Concatenates tensors along the rows; different inner shapes give a ragged tensor.
 
     `potentially_ragged_concat`, as in `keras.Model.predict`.
     """
@@ -103,7 +103,7 @@ def initial_epoch(model: keras.Model, given: int) -> int:
 
 
 def is_validated(model: keras.Model, epoch: int, validation_freq: int | Sequence[int]) -> bool:
-    """Tells whether an epoch, from 0, ends with a validation: `model._should_eval`."""
+    """Returns whether an epoch, counted from 0, ends with a validation: `model._should_eval`."""
     return model._should_eval(epoch, validation_freq)
 
 
@@ -113,7 +113,7 @@ def in_order_of_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
 
 
 def profiles_batches(board: keras.callbacks.TensorBoard) -> bool:
-    """Tells whether a TensorBoard is to profile batches, which it keeps as `_should_trace`."""
+    """Returns whether a TensorBoard callback profiles batches: its `_should_trace`."""
     return bool(board._should_trace)
 
 

@@ -69,7 +69,7 @@ def stand_for(value: tf.Tensor, source: GradientSource) -> None:
     value.handle = source
 
 
-#: Why plain Keras cannot train what is in parts, and the cure.
+#: Why plain Keras cannot train a model with sharded variables, and what to do instead.
 ELSEWHERE = (
     "The model's state is divided by the strategy of its Trainer: train with trainer.fit, or save "
     "trainer.model to a .keras file and go on with what keras.models.load_model returns."
@@ -78,12 +78,12 @@ _local = threading.local()
 
 
 def take_for(copy: tf.Variable, variable: tf.Variable) -> None:
-    """Lets an optimizer that knows a variable take a copy for it: `_unique_id`, its key there."""
+    """Makes an optimizer treat a copy as the variable: copies `_unique_id`, the optimizer's key."""
     copy._unique_id = variable._unique_id
 
 
 class Division(Protocol):
-    """How the elements of variables are divided among their owners.
+    """How the elements of variables are divided into shards.
 
     Attributes:
         reads_parts: Whether forward passes read the parts themselves, of which gradients are taken
@@ -108,9 +108,9 @@ class Division(Protocol):
 
 
 class ShardedGradient(tuple):
-    """The gradient of a variable of parts: one for each part that this process has.
+    """The gradient of a sharded variable: one tensor for each shard of this process.
 
-    A tuple, so that TensorFlow finds the tensors in it. Keras divides gradients by numbers.
+    It is a tuple, so that TensorFlow finds its tensors, and supports division, which Keras uses.
     """
 
     def __truediv__(self, by: Any) -> ShardedGradient:
@@ -118,38 +118,38 @@ class ShardedGradient(tuple):
 
 
 def pieces(gradient: Any) -> Sequence[Any]:
-    """Returns the gradients of the parts; of a variable that is whole its only one."""
+    """Returns the gradients of the shards; for an unsharded variable, its only gradient."""
     return gradient if isinstance(gradient, ShardedGradient) else [gradient]
 
 
 def each_piece(function: Callable[..., Any], gradient: Any, *others: Sequence[Any]) -> Any:
-    """Returns a gradient of what a function makes of it, or of each of its pieces.
+    """Applies a function to a gradient, or to each shard of a `ShardedGradient`.
 
     Args:
-        function: Takes a piece, and one of each of the others.
-        gradient: Whole, or `ShardedGradient`.
-        *others: As many as there are pieces.
+        function: Takes a gradient, and one element of each of `others`.
+        gradient: A tensor or a `ShardedGradient`.
+        *others: Sequences with one element per shard.
     """
     results = [function(*each) for each in zip(pieces(gradient), *others, strict=True)]
     return ShardedGradient(results) if isinstance(gradient, ShardedGradient) else results[0]
 
 
 def shapes_of_pieces(gradient: Any, variable: keras.Variable) -> list[Any]:
-    """Returns the shape of each piece of the gradient of a variable."""
+    """Returns the shape of each shard of the gradient of a variable."""
     in_parts = isinstance(gradient, ShardedGradient) and isinstance(variable, ShardedVariable)
     return [own.shape for own in (variable.parts if in_parts else [variable])]
 
 
 class ShardedVariable(keras.Variable):
-    """What `divide` makes of a Keras variable, whose identity, name and path stay.
+    """A Keras variable that `divide` has sharded; its identity, name and path stay the same.
 
-    To everybody it is whole: read, saved, assigned as ever; a read joins the parts. Inside of
-    `part(i)` it *is* its i-th part: an unmodified optimizer that computes each element by itself,
-    run once for each part, computes with that part alone; and so does an unmodified layer.
+    It is read, saved and assigned like any other variable; a read gathers the shards. Inside
+    `part(i)` it stands for its i-th shard. An unmodified optimizer that computes each element
+    separately runs once per shard and computes only with that shard; so does an unmodified layer.
 
     Attributes:
-        parts: Those that this process has, on their devices; of shapes as the division cuts them.
-        division: Who has which elements.
+        parts: The shards of this process, on their devices, in the shapes that the division gives.
+        division: Which process and device has which elements.
     """
 
     parts: list[tf.Variable]
@@ -157,7 +157,7 @@ class ShardedVariable(keras.Variable):
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a whole copy besides, which is what is read, and the parts follow."""
+        """Whether the process also has a full copy, which reads return and the shards follow."""
         return self._value is not None
 
     @property
@@ -176,7 +176,7 @@ class ShardedVariable(keras.Variable):
 
     @property
     def handle(self) -> Any:
-        """What a tape takes gradients of."""
+        """What a tape differentiates by."""
         return super().handle if self.is_whole else self._gradient_source()
 
     def _gradient_source(self) -> GradientSource:
@@ -196,20 +196,20 @@ class ShardedVariable(keras.Variable):
         return super().shape if number is None else self.parts[number].shape
 
     def joined(self, dtype: Any = None) -> tf.Tensor:
-        """Returns all elements, in the variable's shape, from the parts.
+        """Returns all elements, in the variable's shape, gathered from the shards.
 
         Args:
-            dtype: In which they cross; None: the variable's own.
+            dtype: The dtype in which they are sent; None: the variable's own.
         """
         own = self.parts[0].dtype if dtype is None else tf.as_dtype(dtype)
         return self.division.join(self.parts, super().shape, own)
 
     def cut(self, value: Any) -> list[tf.Tensor]:
-        """Returns what has the variable's shape as parts."""
+        """Returns the shards of a tensor of the variable's shape."""
         return self.division.cut(tf.convert_to_tensor(value))
 
     def assign_parts(self, value: Any) -> None:
-        """Gives the parts the elements of what has the variable's shape."""
+        """Assigns a tensor of the variable's shape to the shards."""
         for part, piece in zip(self.parts, self.cut(value), strict=True):
             part.assign(tf.cast(piece, part.dtype))
 
@@ -226,9 +226,9 @@ class ShardedVariable(keras.Variable):
 
 
 def source_of(variable: keras.Variable) -> Any:
-    """Returns what gradients of a variable are taken of.
+    """Returns what to differentiate by for the gradient of a variable.
 
-    Its value, or `ShardedGradient` of its parts, where forward passes read these.
+    This is its value, or a `ShardedGradient` of its shards if forward passes read these.
     """
     if isinstance(variable, ShardedVariable) and variable.division.reads_parts:
         return ShardedGradient(variable.parts)
@@ -237,7 +237,7 @@ def source_of(variable: keras.Variable) -> Any:
 
 @contextmanager
 def part(number: int) -> Iterator[None]:
-    """Within it, in this thread, each variable of parts is its part of that number."""
+    """Makes each sharded variable stand for its shard of that number, in this thread."""
     _local.number = number
     try:
         yield
@@ -252,13 +252,15 @@ def _part() -> int | None:
 def divide(
     variable: keras.Variable, division: Division, devices: Sequence[str], keep_whole: bool
 ) -> None:
-    """Makes a variable one of parts, by its class: whoever holds it finds it divided.
+    """Shards a variable in place, by changing its class: all references to it stay valid.
+
+    Call it outside of any graph.
 
     Args:
-        variable: Of floats; called outside of any graph.
-        division: Of its elements.
-        devices: Of the parts that this process has.
-        keep_whole: Whether the whole copy stays, for reading.
+        variable: A variable of a floating-point dtype.
+        division: The division of its elements.
+        devices: The devices of the shards of this process.
+        keep_whole: Whether to keep the full copy for reading.
     """
     whole = variable._value
     pieces = division.cut(whole.read_value())
@@ -273,27 +275,27 @@ def divide(
 
 
 def is_in_parts(variable: keras.Variable) -> bool:
-    """Tells whether a variable is kept in parts alone."""
+    """Returns whether a variable is stored only in shards."""
     return isinstance(variable, ShardedVariable) and not variable.is_whole
 
 
 def is_joined_to_read(variable: keras.Variable) -> bool:
-    """Tells whether a variable is kept in parts alone, which forward passes do not read as such."""
+    """Returns whether a variable is stored only in shards, which a forward pass has to gather."""
     return is_in_parts(variable) and not variable.division.reads_parts
 
 
 def is_elsewhere(variable: keras.Variable) -> bool:
-    """Tells whether a variable is kept in parts alone, some of them by other processes."""
+    """Returns whether a variable is stored only in shards, some of them in other processes."""
     return is_in_parts(variable) and not variable.division.has_all
 
 
 def values_of(variable: keras.Variable) -> list[tf.Variable]:
-    """Returns what this process keeps of a variable: its value, or where it has none the parts."""
+    """Returns what this process stores of a variable: its value, or else its shards."""
     return list(variable.parts) if is_in_parts(variable) else [variable.value]
 
 
 def unite(variable: ShardedVariable, device: str) -> None:
-    """Makes a variable of parts a plain one again, on a device."""
+    """Turns a sharded variable into a plain one again, on a device."""
     if not variable.is_whole:
         with tf.device(device):
             variable._value = tf.Variable(variable.joined(), trainable=variable.trainable)

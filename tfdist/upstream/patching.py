@@ -1,4 +1,4 @@
-"""The one way in which functions of Keras and TensorFlow are replaced."""
+"""Replaces attributes of Keras and TensorFlow, within a block or permanently."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ABSENT = object()
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute of a module, class or instance within the block, and puts it back.
+    """Sets an attribute of a module, class or instance within the block, and restores it.
 
-    Past Keras's tracking of what is assigned to layers and models.
+    Bypasses Keras's tracking of attributes of layers and models.
     """
     before = vars(owner).get(name, _ABSENT)
     replace(owner, name, value)
@@ -27,7 +27,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def replace(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute of a module, class or instance for good, past Keras's tracking."""
+    """Sets an attribute of a module, class or instance permanently, bypassing Keras's tracking."""
     _root(owner).__setattr__(owner, name, value)
 
 

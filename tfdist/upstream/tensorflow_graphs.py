@@ -57,10 +57,10 @@ def with_state(kinds: set[str]) -> set[str]:
 
 @contextmanager
 def functions_kept_whole() -> Iterator[None]:
-    """Within it `_nospecialize` is taken as an attribute of a `tf.function`, made and traced there.
+    """Allows the attribute `_nospecialize` for a `tf.function` that is created and traced within.
 
-    Without it the graph optimizer makes a function of its own of each call, and of all that the
-    function calls. `attributes.parse_func_attrs` knows the attributes that it allows from lists.
+    Without it the graph optimizer creates a separate copy of a function for each call, and of all
+    functions that it calls. `attributes.parse_func_attrs` has lists of allowed attributes.
     """
     with ExitStack() as stack:
         for kind in ("POLYMORPHIC_FUNCTION", "TRACING_COMPILATION", "MONOMORPHIC_FUNCTION"):
@@ -72,7 +72,7 @@ def functions_kept_whole() -> Iterator[None]:
 
 @contextmanager
 def outputs_where_computed() -> Iterator[None]:
-    """Within it, functions that are traced return each tensor from the device that computes it.
+    """Keeps the outputs of functions that are traced within on the devices that compute them.
 
     `AutomaticControlDependencies.mark_as_return` adds an identity to each output that has no device
     of its own. It is placed on the default one, the first GPU, even for tensors of other GPUs.
@@ -96,7 +96,7 @@ def optimized(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     """
     config = config_pb2.ConfigProto()
     config.ParseFromString(context().function_call_options.config_proto_serialized)
-    # A second pass takes as long as the first, and takes a fiftieth of what that has left.
+    # A second pass takes as long as the first, and removes only a fiftieth of the rest.
     options = config.graph_options.rewrite_options
     options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     whole = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
@@ -109,9 +109,9 @@ def optimized(graph: tf.Graph) -> tf.compat.v1.GraphDef:
 
 @contextmanager
 def calls_as_traced() -> Iterator[None]:
-    """Within it this thread adds calls of functions to graphs that are not optimized once more.
+    """Keeps functions from being optimized again where this thread calls them within the block.
 
-    By `context.function_call_options`, which tell a call how to optimize the function it makes.
+    By `context.function_call_options`, which a call passes to the function that it creates.
     """
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -124,9 +124,10 @@ def calls_as_traced() -> Iterator[None]:
 
 
 def graphs_run_by(fn: Callable[[], object]) -> list[Any]:
-    """Calls a function, and returns the graphs that TensorFlow ran in it, as it optimised them.
+    """Calls a function, and returns the optimized graphs that TensorFlow ran in it.
 
-    `context().enable_run_metadata` and its kin: run metadata were public in TensorFlow 1 alone.
+    `context().enable_run_metadata` and `export_run_metadata`: run metadata are no longer public in
+    TensorFlow 2.
 
     Returns:
         `RunMetadata.FunctionGraphs` messages; their `partition_graphs` are those of the devices.
@@ -140,9 +141,9 @@ def graphs_run_by(fn: Callable[[], object]) -> list[Any]:
 
 @contextmanager
 def seconds_of_tracing() -> Iterator[list[float]]:
-    """Adds up, in a list of one, the processor's seconds in which functions are traced within.
+    """Yields a list with one element: the CPU seconds spent on tracing functions within the block.
 
-    By `func_graph.func_graph_from_py_func`, counted where no other one is around it.
+    Times `func_graph.func_graph_from_py_func`, and counts nested calls once.
     """
     total, around, plain = [0.0], [0], func_graph.func_graph_from_py_func
 
@@ -161,11 +162,11 @@ def seconds_of_tracing() -> Iterator[list[float]]:
 
 
 def free_with(function: Any, graphs: Sequence[tf.Graph]) -> None:
-    """Frees the graphs of a function, and of the loops and branches in them, when it is gone.
+    """Frees the graphs of a function, with their loops and branches, when it is deleted.
 
-    `dismantle_func_graph`: a graph and its operations hold each other where Python's garbage
-    collector does not see it. TensorFlow undoes that for concrete functions that one asks for, not
-    for those that a `tf.function` makes when it is called, nor for loops in either.
+    `dismantle_func_graph`: a graph and its operations refer to each other in ways that Python's
+    garbage collector cannot see. TensorFlow resolves this for concrete functions that are requested
+    explicitly, but not for those that a `tf.function` creates when it is called, nor for their loops.
 
     Args:
         function: A `tf.function`.
@@ -177,18 +178,18 @@ def free_with(function: Any, graphs: Sequence[tf.Graph]) -> None:
 def without_tapes() -> AbstractContextManager[None]:
     """Returns a context in which no tape records: `record.stop_recording`.
 
-    A tape's own `stop_recording` is of that tape alone; there may be others that nobody here knows.
+    A tape's own method stops only that tape, and the caller may use others.
     """
     return record.stop_recording()
 
 
 def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:
-    """Lets an operation take another tensor of the same graph: `Operation._update_input`.
+    """Replaces an input of an operation by another tensor: `Operation._update_input`.
 
     Args:
-        operation: That is traced already.
-        old: What it takes, perhaps several times.
-        new: Of the same shape and dtype; does not depend on the operation.
+        operation: An operation that is already traced.
+        old: An input of it, which may occur several times.
+        new: A tensor of the same graph, shape and dtype that does not depend on the operation.
     """
     for place, taken in enumerate(operation.inputs):
         if taken is old:
@@ -196,11 +197,11 @@ def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> N
 
 
 def in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operation]]:
-    """Returns, by operation, others that it is to wait for when tracing ends: one an effect.
+    """Returns, by operation, those that it waits for when tracing ends: one for each effect.
 
     `AutomaticControlDependencies`: what touches the same resource (a variable, the token of a
     device's collectives) runs in the order in which it was traced, and so do the operations that
-    have an effect and touch none. Told are more than TensorFlow orders: it lets reads pass.
+    have an effect and touch none. The result orders more than TensorFlow does, which does not order reads.
     """
     last: dict[Any, tf.Operation] = {}
     found = {}
@@ -215,9 +216,9 @@ def in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operation
 
 
 def outermost_graph() -> tf.Graph:
-    """Returns the graph of the function that is traced, not of a loop or function in it.
+    """Returns the graph of the outermost function that is being traced, not of a loop in it.
 
-    `FuncGraph.outer_graph`: around the outermost is one that is traced by nobody.
+    Follows `FuncGraph.outer_graph` up to the last graph that is itself a `FuncGraph`.
     """
     graph = tf.compat.v1.get_default_graph()
     while isinstance(outer := getattr(graph, "outer_graph", None), FuncGraph):
@@ -258,13 +259,13 @@ def has_custom_gradient(operation: tf.Operation) -> bool:
 
 
 def run_after(operations: Sequence[tf.Operation], tensors: Sequence[tf.Tensor]) -> None:
-    """Has operations run when tensors are there: `Operation._add_control_input`.
+    """Makes operations wait for tensors: `Operation._add_control_input`.
 
-    Control dependencies are said when an operation is traced; these are, already.
+    The public `tf.control_dependencies` has no effect on operations that are already traced.
 
     Args:
-        operations: Of one graph.
-        tensors: Of that graph; none depends on the operations.
+        operations: Operations of one graph.
+        tensors: Tensors of that graph, none of which depends on the operations.
     """
     there = tf.group(tensors)
     for operation in operations:
@@ -282,19 +283,21 @@ def _dismantle(graphs: Sequence[Any]) -> None:
 
 
 def _forget_gradients(graph: tf.Graph) -> None:
-    """Takes `tf.custom_gradient` functions, which hold their tensors, out of TensorFlow's list."""
+    """Removes `tf.custom_gradient` functions, which keep their tensors alive, from the registry."""
     for operation in graph.get_operations():
         if operation.type == "IdentityN":
-            with suppress(ValueError):  # it has no gradient of its own
+            with suppress(ValueError):  # It has no custom gradient.
                 name = operation.get_attr("_gradient_op_type").decode()
-                if name.startswith("CustomGradient-"):  # one call's; others are for many
+                if name.startswith(
+                    "CustomGradient-"
+                ):  # Registered for one call; others are shared.
                     gradient_registry._registry.pop(name, None)
 
 
 def peak_memory(graph: tf.Graph) -> int:
     """Returns the peak memory of a function's graph, in bytes, on one device.
 
-    `cluster.Cluster.DeterminePeakMemoryUsage` and `item.Item`: there is no public way to ask.
+    `cluster.Cluster.DeterminePeakMemoryUsage` and `item.Item` have no public counterpart.
 
     Args:
         graph: The graph of a function without further calls; its shapes are known.

@@ -34,9 +34,9 @@ def computes_in_one_order() -> bool:
 
 
 def summaries_of_this_thread() -> Callable[[], AbstractContextManager[None]]:
-    """Returns what lets another thread write the summaries of this one: `_summary_state`.
+    """Returns a context for another thread, which writes to this one's summary writer.
 
-    The default writer, the step, and whether to record are kept by thread.
+    `_summary_state` holds the default writer, the step, and whether to record, for each thread.
     """
     state = summary_ops_v2._summary_state
     names = ("writer", "step", "is_recording")
@@ -84,9 +84,9 @@ def start_as_usual() -> None:
 
 @contextmanager
 def op_seeds_by(function: Callable[[int], int]) -> Iterator[None]:
-    """Lets operations of `tf.random` that are made within have the seed `function(seed)`.
+    """Gives operations of `tf.random` that are created within the block the seed `function(seed)`.
 
-    `random_seed.get_seed`, which gives an operation the same on each worker.
+    Replaces `random_seed.get_seed`, which returns the same seed on each worker.
     """
     plain = random_seed.get_seed
 
@@ -100,10 +100,10 @@ def op_seeds_by(function: Callable[[int], int]) -> Iterator[None]:
 
 @contextmanager
 def variables_assigned_by(function: Callable[..., Any]) -> Iterator[None]:
-    """Calls a function where a `tf.Variable` would be assigned to: there is no public hook.
+    """Calls a function in place of every assignment to a `tf.Variable`: there is no public hook.
 
-    Of `resource_variable_ops.ResourceVariable`, and `values.DistributedVariable` over several
-    devices.
+    Replaces methods of `resource_variable_ops.ResourceVariable`, and of
+    `values.DistributedVariable` for several devices.
     """
     with ExitStack() as stack:
         for owner in (resource_variable_ops.ResourceVariable, values.DistributedVariable):
@@ -113,9 +113,9 @@ def variables_assigned_by(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def current_device() -> str:
-    """Returns the name of the device of the scopes around the call: `context().device_name`.
+    """Returns the device that the enclosing scopes select: `context().device_name`.
 
-    The public `tf.device` sets it alone.
+    The public `tf.device` can only set it.
     """
     return context().device_name or ""
 
@@ -125,13 +125,15 @@ def bound_waiting(
 ) -> None:
     """Sets how long workers wait: `context().configure_coordination_service`, of a private class.
 
-    By itself TensorFlow waits an hour for one to come, and its public strategies take no number.
+    By default TensorFlow waits an hour for a worker to connect, and its public strategies have no
+    option for it.
 
     Args:
         tasks: Addresses by the name of the job.
-        leader: The job of the task that keeps the list of those who have come.
-        join_seconds: For all to come.
-        silence_seconds: Without a sign of life, after which one is given up; and for all to end.
+        leader: Job of the task that runs the coordination service.
+        join_seconds: Time for all workers to connect.
+        silence_seconds: Time without a heartbeat after which a worker counts as lost; also the time
+            for all workers to shut down.
     """
     jobs = [
         coordination_config_pb2.CoordinatedJob(name=name, num_tasks=len(addresses))
@@ -149,7 +151,7 @@ def bound_waiting(
 
 @contextmanager
 def workers_on(devices: Sequence[str]) -> Iterator[None]:
-    """Lets a `MultiWorkerMirroredStrategy` that is made within take the devices given.
+    """Makes a `MultiWorkerMirroredStrategy` that is created within the block use these devices.
 
     `CollectiveAllReduceExtended._initialize_local_devices`, which takes all GPUs, or one CPU.
 
@@ -181,7 +183,7 @@ def ordering_tokens(strategy: tf.distribute.Strategy) -> list[tf.Variable]:
     return [launcher._ordering_token for launcher in launchers]
 
 
-#: What replicas can do with tensors, each under keys of one's own.
+#: Collectives whose keys the caller chooses.
 _EXCHANGES = {"sum": collective_ops.all_reduce_v2, "lay end to end": collective_ops.all_gather_v2}
 
 
@@ -193,9 +195,9 @@ def exchanged_by_key(
     communication: str,
     token: tf.Variable,
 ) -> tf.Tensor:
-    """Sums tensors of replicas, or lays them end to end: `all_reduce_v2`, `all_gather_v2`.
+    """Sums tensors of replicas, or concatenates them: `all_reduce_v2`, `all_gather_v2`.
 
-    `tf.distribute` numbers an operation when it is traced, and so has one size for it.
+    `tf.distribute` assigns the keys of a collective when it is traced, which fixes its size.
 
     Args:
         operation: `"sum"` or `"lay end to end"`, that with an axis 0.
