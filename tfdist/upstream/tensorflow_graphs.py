@@ -166,7 +166,7 @@ def free_with(function: Any, graphs: Sequence[tf.Graph]) -> None:
 
     `dismantle_func_graph`: a graph and its operations refer to each other in ways that Python's
     garbage collector cannot see. TensorFlow resolves this for concrete functions that are requested
-    explicitly, but not for those that a `tf.function` creates when it is called, nor for their loops.
+    explicitly, but not for those that a `tf.function` creates when it is called, nor for loops.
 
     Args:
         function: A `tf.function`.
@@ -201,7 +201,7 @@ def in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operation
 
     `AutomaticControlDependencies`: what touches the same resource (a variable, the token of a
     device's collectives) runs in the order in which it was traced, and so do the operations that
-    have an effect and touch none. The result orders more than TensorFlow does, which does not order reads.
+    have an effect and touch none. The result has more order than TensorFlow's: that of reads, too.
     """
     last: dict[Any, tf.Operation] = {}
     found = {}
