@@ -40,7 +40,7 @@ def test_resolves_devices(devices_argument: Any, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices_argument", "says"),
+    ("devices_argument", "message"),
     [
         (0, "devices=0: expected at least 1"),
         (-2, "devices=-2: expected at least 1"),
@@ -53,8 +53,8 @@ def test_resolves_devices(devices_argument: Any, names: list[str]) -> None:
         ("tpu", "No device TPU here"),
     ],
 )
-def test_missing_devices_raise(devices_argument: Any, says: str) -> None:
-    with pytest.raises(DeviceError, match=says):
+def test_missing_devices_raise(devices_argument: Any, message: str) -> None:
+    with pytest.raises(DeviceError, match=message):
         devices.resolve(devices_argument, default_cpus=2)
 
 

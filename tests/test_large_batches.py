@@ -67,7 +67,7 @@ def test_growing_batches_of_a_dataset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"batch_size": {1: 4}}, "with a size for epoch 0"),
         ({"batch_size": {0: 0}}, "sizes of at least 1"),
@@ -75,8 +75,8 @@ def test_growing_batches_of_a_dataset() -> None:
         ({"batch_size": {0: 4}, "x": iter([(X, Y)]), "y": None}, "with initial_epoch"),
     ],
 )
-def test_invalid_growing_batches_raise(options: dict[str, Any], says: str) -> None:
-    with pytest.raises((ConfigurationError, DataError), match=says):
+def test_invalid_growing_batches_raise(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigurationError, DataError), match=message):
         mirrored(linear).fit(**{"x": X, "y": Y, "verbose": 0, **options})
 
 

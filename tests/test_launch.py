@@ -336,7 +336,7 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--num-workers", "0"], "--num-workers: expected a number of at least 1"),
         (["--num-workers", "two"], "expected a number of at least 0, got 'two'"),
@@ -361,11 +361,11 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_two_lines_at_most(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
     stderr = capsys.readouterr()
-    assert says in stderr.err
+    assert message in stderr.err
     assert stderr.err.startswith("error: ")
     assert len(stderr.err.splitlines()) <= 2
     assert stderr.out == ""

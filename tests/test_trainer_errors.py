@@ -42,7 +42,7 @@ def test_unknown_strategy_lists_the_names() -> None:
         tfdist.Trainer(build, strategy="mirorred")
 
 
-def test_option_of_another_strategy() -> None:
+def test_option_of_another_strategy_fails() -> None:
     with pytest.raises(ConfigurationError, match="'mirrored' takes no option 'parameter_device'"):
         tfdist.strategies.create("mirrored", 2, parameter_device="CPU:0")
 
@@ -53,7 +53,7 @@ def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"accumulate": 0}, "accumulate=0: expected an integer of at least 1"),
         ({"accumulate": "2"}, "accumulate='2': expected an integer of at least 1"),
@@ -62,8 +62,8 @@ def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
         ({"strategy": OneDevice()}, "devices= has no effect"),
     ],
 )
-def test_options_that_cannot_be_honoured(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         fit(**options)
 
 

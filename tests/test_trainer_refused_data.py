@@ -31,15 +31,15 @@ def test_label_out_of_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"),
+    ("labels", "message"),
     [
         (LABELS[:5], "Data cardinality is ambiguous"),
         (LABELS.astype("str"), "cannot be read: Invalid dtype"),
         (None, "do not fit the model: .* y None"),
     ],
 )
-def test_invalid_labels_raise(labels: Any, says: str) -> None:
-    with pytest.raises(DataError, match=says):
+def test_invalid_labels_raise(labels: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         fit(y=labels)
 
 

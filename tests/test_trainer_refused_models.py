@@ -39,18 +39,18 @@ def spread(y_true: Any, y_pred: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "loss", "accumulate", "says"),
+    ("make", "loss", "accumulate", "message"),
     [
         (Unbuildable, "mse", 1, "cannot be built from the data's shapes"),
         (network, spread, 2, "needs the full batch .* Use accumulate=1"),
         (squared_sum, "mse", 2, "neither a mean nor a sum .* accumulate=1"),
     ],
 )
-def test_unsupported_models_raise(make: Any, loss: Any, accumulate: int, says: str) -> None:
+def test_unsupported_models_raise(make: Any, loss: Any, accumulate: int, message: str) -> None:
     def build_model() -> keras.Model:
         return compiled(make(), loss=loss)
 
-    with pytest.raises(UnsupportedModelError, match=says):
+    with pytest.raises(UnsupportedModelError, match=message):
         fit(build_model, y=X[:, :3], accumulate=accumulate)
 
 

@@ -40,17 +40,17 @@ def test_help_needs_no_tensorflow(arguments: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["stap"], "stap"),
         (["step", "--models", "vgg"], "'mlp', 'cnn', 'resnet'"),
         (["step", "--rounds", "0"], "rounds"),
     ],
 )
-def test_error_is_two_lines(arguments: list[str], says: str, tmp_path: Path) -> None:
+def test_invalid_flag_prints_two_lines(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = run(tmp_path, *arguments)
     assert done.returncode == 1
-    assert says in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 2
 
 

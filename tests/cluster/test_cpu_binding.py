@@ -1,3 +1,5 @@
+"""Launchers that bind a worker to a few of the host's cores are reported."""
+
 from __future__ import annotations
 
 import os
@@ -24,11 +26,11 @@ def test_reports_idle_cores(
     assert record.describe_binding(local_size) == rows
 
 
-def test_inaccessible_launcher_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(process_id: int) -> set[int]:
+def test_unknown_affinity_of_the_launcher_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def affinity(process_id: int) -> set[int]:
         if process_id:
             raise PermissionError
         return {0}
 
-    monkeypatch.setattr(os, "sched_getaffinity", ask)
+    monkeypatch.setattr(os, "sched_getaffinity", affinity)
     assert record.describe_binding(2) == {}

@@ -69,25 +69,20 @@ def _fresh() -> Iterator[None]:
         (PYTORCH_JOB, ("Kubernetes", 1, 2, 0, 1)),
         (PYTORCH_JOB | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, ("Kubernetes", 1, 2, 1, 2)),
         (TRAIN_JOB, ("Kubernetes", 1, 2, 0, 1)),
-        # Several at once: the first of the order counts ...
+        # Of several, the first in a fixed order counts ...
         (tf_config(index=2) | SLURM | OPEN_MPI | PYTORCH_JOB, ("TF_CONFIG", 2, 3, 0, 1)),
         (SLURM | PYTORCH_JOB, ("Slurm", 1, 2, 0, 1)),
         (SLURM | {"PMI_RANK": "1", "PMI_SIZE": "2"}, ("Slurm", 1, 2, 0, 1)),
         (HYDRA | PYTORCH_JOB, ("MPICH / Hydra", 2, 3, 0, 1)),
-        # ... but an mpirun inside of a Slurm job leaves the variables of its daemons' step.
+        # ... except that mpirun in a Slurm job leaves the variables of its daemons' step.
         (SLURM | OPEN_MPI, ("Open MPI", 1, 4, 1, 2)),
         (SLURM | HYDRA, ("MPICH / Hydra", 2, 3, 0, 1)),
     ],
 )
-def test_variables_of_a_launcher(environ: dict[str, str], expected: tuple) -> None:
+def test_reads_the_variables_of_each_launcher(environ: dict[str, str], expected: tuple) -> None:
     found = discover(environ)
-    assert (
-        found.source,
-        found.rank,
-        found.size,
-        found.local_rank,
-        found.local_size,
-    ) == expected
+    got = (found.source, found.rank, found.size, found.local_rank, found.local_size)
+    assert got == expected
 
 
 def test_flags_override_environment_variables() -> None:
@@ -98,19 +93,14 @@ def test_flags_override_environment_variables() -> None:
 
 def test_parameter_servers_and_evaluator_are_not_workers() -> None:
     tasks = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1", "e:1"]}
+    names = ("chief", "worker", "worker", "ps", "ps", "evaluator")
+    indices = (0, 0, 1, 0, 1, 0)
     seen = [
         discover(tf_config(task, index, **tasks))
-        for task, index in [
-            ("chief", 0),
-            ("worker", 0),
-            ("worker", 1),
-            ("ps", 0),
-            ("ps", 1),
-            ("evaluator", 0),
-        ]
+        for task, index in zip(names, indices, strict=True)
     ]
     assert [found.rank for found in seen] == list(range(6))
-    assert [found.index for found in seen] == [0, 0, 1, 0, 1, 0]
+    assert tuple(found.index for found in seen) == indices
     assert [found.address for found in seen] == ["a:1", "b:1", "c:1", "d:1", "e:1", ""]
     assert [found.is_chief for found in seen] == [True] + 5 * [False]
     assert all(found.size == 3 and found.tasks() == tasks for found in seen)
@@ -122,7 +112,7 @@ def test_master_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "says"),
+    ("environ", "message"),
     [
         ({"TF_CONFIG": "{worker"}, "TF_CONFIG: its text: Invalid JSON"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG: task: Field required"),
@@ -145,14 +135,14 @@ def test_master_address() -> None:
         (PYTORCH_JOB | {"RANK": "2"}, "Kubernetes says rank 2 of 2"),
     ],
 )
-def test_contradictions(environ: dict[str, str], says: str) -> None:
-    with pytest.raises(ClusterError, match=says) as error:
+def test_contradictory_variables_raise(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ClusterError, match=message) as error:
         discover(environ)
     assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         ({"workers": ["a:1", "b:1"]}, "give each worker a rank of its own, from 0 to 1"),
         ({"workers": ["a:1", "b:1"], "rank": 2}, "--rank is 2"),
@@ -160,12 +150,12 @@ def test_contradictions(environ: dict[str, str], says: str) -> None:
         ({"rank": 0}, "--rank 0 without --workers"),
     ],
 )
-def test_flags_that_contradict_themselves(flags: dict[str, Any], says: str) -> None:
-    with pytest.raises(ClusterError, match=says):
+def test_contradictory_flags_raise(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
         discover({}, **flags)
 
 
-def test_start_up_table() -> None:
+def test_description_lists_the_workers() -> None:
     assert discover(tf_config(index=1)).describe() == {
         "cluster": "rank 1 of 3, 2 on this host, from TF_CONFIG",
         "workers": "10.0.0.1:2222, 10.0.0.1:2223, 10.0.0.2:2222",

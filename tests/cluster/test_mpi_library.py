@@ -1,3 +1,5 @@
+"""Which MPI library is installed."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,13 +9,13 @@ import pytest
 from tfdist.cluster import mpi_library
 
 
-def program(folder: Path, name: str, says: str = "", code: int = 0) -> None:
-    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\nexit {code}\n")
+def program(folder: Path, name: str, message: str = "", code: int = 0) -> None:
+    (folder / name).write_text(f"#!/bin/sh\necho '{message}'\nexit {code}\n")
     (folder / name).chmod(0o755)
 
 
 @pytest.mark.parametrize(
-    ("says", "kind", "version"),
+    ("message", "kind", "version"),
     [
         ("mpirun (Open MPI) 4.1.4", "Open MPI", "4.1.4"),
         ("HYDRA build details:\n    Version:      4.2.0", "MPICH", "4.2.0"),
@@ -21,8 +23,8 @@ def program(folder: Path, name: str, says: str = "", code: int = 0) -> None:
         ("something else", "MPI", ""),
     ],
 )
-def test_detects_the_mpi_library(says: str, kind: str, version: str, tmp_path: Path) -> None:
-    program(tmp_path, "mpirun", says)
+def test_detects_the_mpi_library(message: str, kind: str, version: str, tmp_path: Path) -> None:
+    program(tmp_path, "mpirun", message)
     found = mpi_library.find(str(tmp_path))
     assert found == mpi_library.Mpi(kind, version, str(tmp_path / "mpirun"), compiler=None)
     assert str(found) == f"{kind} {version}".strip()

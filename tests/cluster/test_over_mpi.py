@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support.starting import ENVIRON, run
 from tfdist.cluster import Cluster, exchange_addresses
 from tfdist.errors import ClusterError
 
@@ -25,15 +23,8 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
 def test_under_mpirun() -> None:
     pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
-    done = subprocess.run(
-        ["mpirun", "--oversubscribe", "-np", "2", sys.executable, "-c", PROGRAM],
-        env=os.environ | AS_ROOT | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    mpirun = ("mpirun", "--oversubscribe", "-np", "2")
+    done = run(*mpirun, sys.executable, "-c", PROGRAM, env=ENVIRON | AS_ROOT)
     first, second = sorted(line.split() for line in done.stdout.splitlines())
     assert first[:4] == ["0", "2", "0", "2"]
     assert second[:4] == ["1", "2", "1", "2"]
@@ -41,7 +32,7 @@ def test_under_mpirun() -> None:
     assert len(set(first[4].split(","))) == 2
 
 
-def test_mpi4py_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mpi4py_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ClusterError, match="pip install mpi4py"):
         exchange_addresses(Cluster("Open MPI", 0, 2))

@@ -26,7 +26,7 @@ IN_BETWEEN = 2.0
 
 
 @pytest.fixture(autouse=True)
-def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_RETRY_SECONDS", 0.02)
 
 
@@ -79,7 +79,7 @@ def test_addresses_reach_the_leaves_of_a_tree(monkeypatch: pytest.MonkeyPatch) -
     assert len(set(addresses)) == 9
 
 
-def test_worker_whose_parent_in_the_tree_failed() -> None:
+def test_lost_parent_in_the_tree_raises() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ClusterError, match=r"Rank 20 did not receive .* addresses from rank 1 at"):
         asyncio.run(relay.fetch(address, 20))
@@ -136,7 +136,7 @@ def test_different_address_lists_raise() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_port_in_use(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_raises(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_MESSAGE_SECONDS", 0.1)
     clusters = with_addresses(2)
     host, _, port = clusters[rank].address.partition(":")
@@ -156,19 +156,14 @@ def test_unrelated_connections_are_closed() -> None:
             one = socket.create_connection((host, int(port)), timeout=1)
         except OSError:
             return False  # nobody listens there yet
-        with one, contextlib.suppress(OSError):  # it may be sent away in the middle
+        with one, contextlib.suppress(OSError):  # the server may close the connection
             one.sendall(sent)
         return True
 
     def strangers() -> None:
-        for bytes_sent in (
-            b"",
-            b"GET / HTTP/1.0\r\n\r\n",
-            b"[1]\n",
-            b'{"rank": 1}\n',
-            b"x" * 10**5,
-        ):
-            wait_for(lambda sent=bytes_sent: send(sent), LONG)
+        http = b"GET / HTTP/1.0\r\n\r\n"
+        for message in (b"", http, b"[1]\n", b'{"rank": 1}\n', b"x" * 10**5):
+            wait_for(lambda sent=message: send(sent), LONG)
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(exchange, [clusters[0]])
@@ -257,7 +252,7 @@ def test_listens_on_the_network_of_the_workers(
     assert networks.listen_address(hosts) == address
 
 
-def test_second_rendezvous_is_not_needed() -> None:
+def test_completed_rendezvous_is_not_repeated() -> None:
     (one,) = exchange(with_master(1))
     assert isinstance(one, Cluster)
     with socket.create_server(("", int(one.address.rpartition(":")[2]))):  # as TensorFlow's does

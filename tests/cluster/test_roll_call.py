@@ -71,7 +71,7 @@ def test_number_of_requests_is_proportional_to_the_number_of_ranks(
     assert len(requests) == 2 * size - 1
 
 
-def test_launcher_that_exited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_that_exited_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_ports(1) as (port,):
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(port))

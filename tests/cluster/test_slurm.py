@@ -26,7 +26,7 @@ from tfdist.errors import ClusterError
         ("n[1-2]-ib", ["n1-ib", "n2-ib"]),
     ],
 )
-def test_hosts(text: str, hosts: list[str]) -> None:
+def test_expands_lists_of_hosts(text: str, hosts: list[str]) -> None:
     assert slurm.expand_hosts(text) == hosts
 
 
@@ -45,7 +45,7 @@ def test_expands_ranges_in_brackets(numbers: list[int], width: int) -> None:
 @pytest.mark.parametrize(
     ("text", "counts"), [("2", [2]), ("2(x3),1", [2, 2, 2, 1]), ("1,4", [1, 4]), ("", [])]
 )
-def test_counts(text: str, counts: list[int]) -> None:
+def test_expands_numbers_of_tasks(text: str, counts: list[int]) -> None:
     assert slurm.expand_counts(text) == counts
 
 
@@ -90,7 +90,7 @@ def test_batch_script_is_a_single_process(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "environ", variables)
     monkeypatch.setattr(membership, "_discovered", membership.discover)
     monkeypatch.setattr(membership, "_in_use", None)
-    assert membership.size() == 2  # for who wants the others
+    assert membership.size() == 2  # if the script asks for the cluster
     assert membership.started_together() is None
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n[1-2]")
     assert membership.started_together() == membership.current()
@@ -110,7 +110,7 @@ def test_cyclic_distribution_of_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "says"),
+    ("variables", "message"),
     [
         (environ(0, 3, "n[1-2]", "2"), "3 tasks, but '2' of them on the nodes"),
         (environ(0, 3, "n[1-2]", "1(x2)"), "3 tasks, but"),
@@ -120,6 +120,6 @@ def test_cyclic_distribution_of_tasks() -> None:
         ({"SLURM_PROCID": "x", "SLURM_NTASKS": "2"}, r"\$SLURM_PROCID: expected a number"),
     ],
 )
-def test_contradictions(variables: dict[str, str], says: str) -> None:
-    with pytest.raises(ClusterError, match=says):
+def test_contradictory_variables_raise(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
         slurm.read_slurm(variables)

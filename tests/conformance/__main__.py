@@ -89,13 +89,13 @@ def _with_answers(text: str, answers: table.Verdicts) -> str:
 def main() -> int:
     """Prints the tables, and returns 1 if a result of tfdist is wrong."""
     arguments = _arguments()
-    progress, one_writes = Console(stderr=True), threading.Lock()
+    progress, write_lock = Console(stderr=True), threading.Lock()
     before = arguments.write.read_text("utf-8") if arguments.write else ""
     answers: dict[Question, Verdict] = {}
 
     def report(question: Question, verdict: Verdict) -> None:
         if arguments.write:  # immediately, so that an interrupted command keeps its results
-            with one_writes:
+            with write_lock:
                 answers[question] = verdict
                 arguments.write.write_text(_with_answers(before, answers), "utf-8")
         progress.print(

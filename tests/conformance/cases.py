@@ -10,7 +10,7 @@ from tests.conformance import (  # noqa: F401 - importing registers the cases
     cases_layers,
     cases_losses,
     cases_metrics,
-    cases_normalisation,
+    cases_normalization,
     cases_optimizers,
     cases_own_steps,
     cases_random,

@@ -1,4 +1,4 @@
-"""Cases of losses besides the compiled one: added, regularising, one for each output."""
+"""Cases of losses besides the compiled one: added, of regularizers, one for each output."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from tests.support.data import Data, classes, points
 
 
 class AddedLoss(layers.Layer):
-    """Adds a loss on what passes through, averaged or summed over the rows."""
+    """Adds a loss of its inputs, averaged or summed over the rows."""
 
     def __init__(self, reduce: Any) -> None:
         super().__init__()
         self.reduce = reduce
 
     def call(self, inputs: Any) -> Any:
-        """Passes [rows, ...] on unchanged."""
         self.add_loss(0.1 * self.reduce(inputs**2))
         return inputs
 
@@ -44,7 +43,6 @@ class Shrunk(layers.Dense):
     """A dense layer that adds a penalty on its weights by hand."""
 
     def call(self, inputs: Any) -> Any:
-        """Maps [rows, features] to [rows, units]."""
         self.add_loss(0.05 * ops.sum(self.kernel**2))
         return super().call(inputs)
 
@@ -116,15 +114,13 @@ def several_losses_dict() -> keras.Model:
 
 
 class Router(layers.Layer):
-    """Chooses among experts; its weights are nearly zero at first, as is usual."""
+    """Chooses among experts, with initial weights near zero, as is usual."""
 
     def build(self, shape: Any) -> None:
-        """Makes the weights."""
         nearly_zero = keras.initializers.RandomNormal(stddev=1e-4)
         self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 3), initializer=nearly_zero)
 
     def call(self, inputs: Any) -> Any:
-        """Maps [rows, features] to [rows, 3]."""
         chosen = ops.softmax(5.0 * inputs @ self.kernel)
         self.add_loss(1.0 + 3.0 * ops.sum(ops.square(ops.mean(chosen, axis=0))))
         return chosen
@@ -140,7 +136,7 @@ def add_loss_of_router() -> keras.Model:
 
 
 def _of_both(y_true: Any, y_pred: Any) -> Any:
-    """One number for each row of two outputs [rows, 1] each."""
+    """Returns one number for each row of two outputs [rows, 1] each."""
     difference = (y_true["a"] - y_pred["a"]) ** 2 + ops.abs(y_true["b"] - y_pred["b"])
     return ops.mean(difference * (1.0 + y_pred["b"] ** 2), axis=-1)
 

@@ -1,6 +1,6 @@
-"""Cases of numbers that exist only for a whole batch: no sum over shares gives them.
+"""Cases of values that are defined for a full batch only: they are no sum over replicas.
 
-tfdist may refuse most of these with an error that says so, but never give another number.
+tfdist may refuse most of these with an error, but must not return another value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.data import classes, points
 
 
 def root_mean_square(y_true: Any, y_pred: Any) -> Any:
-    """One number for a batch."""
+    """Returns one number per batch."""
     return ops.sqrt(ops.mean((y_true - y_pred) ** 2))
 
 
@@ -40,7 +40,6 @@ class BatchError(metrics.Metric):
         self.batches.assign_add(1.0)
 
     def result(self) -> Any:
-        """The mean."""
         return self.total / self.batches
 
 
@@ -62,7 +61,6 @@ class LargestError(metrics.Metric):
         self.largest.assign(ops.maximum(self.largest, ops.max(ops.abs(y_true - y_pred))))
 
     def result(self) -> Any:
-        """The largest so far."""
         return self.largest.value
 
 
@@ -82,7 +80,7 @@ class Tracked(keras.Sequential):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **_: Any
     ) -> Any:
-        """The mean squared error, which the metric sees too."""
+        """Returns the mean squared error, and updates the metric with it."""
         loss = ops.mean((y_pred - y) ** 2)
         self.tracker.update_state(loss)
         return loss
@@ -98,7 +96,6 @@ class Spread(layers.Layer):
     """Adds the square of the batch's mean as a loss: neither a mean nor a sum over rows."""
 
     def call(self, inputs: Any) -> Any:
-        """Passes [rows, features] on unchanged."""
         self.add_loss(ops.sum(ops.mean(inputs, axis=0) ** 2))
         return inputs
 
@@ -115,11 +112,9 @@ class Peak(layers.Layer):
     """Divides by the largest input so far, a state that is no mean over rows."""
 
     def build(self, shape: Any) -> None:
-        """Makes the state."""
         self.peak = self.add_weight(shape=(), initializer="ones", trainable=False, name="peak")
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Maps [rows, features] to [rows, features]."""
         outputs = inputs / self.peak
         if training:
             self.peak.assign(ops.maximum(self.peak, ops.max(ops.abs(inputs))))

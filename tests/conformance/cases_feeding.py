@@ -1,4 +1,4 @@
-"""Cases of how rows arrive: shares, structures of inputs, data sets of every kind."""
+"""Cases of data: uneven batches, structures of inputs, and datasets of every kind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def dict_of_inputs() -> keras.Model:
 
 
 class Unbuilt(keras.Model):
-    """A subclassed model whose weights are made when it sees data."""
+    """A subclassed model whose weights are created on the first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,6 @@ class Unbuilt(keras.Model):
         self.head = layers.Dense(1)
 
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        """Maps [rows, 4] to [rows, 1]."""
         return self.head(self.hidden(inputs))
 
 

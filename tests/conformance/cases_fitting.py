@@ -1,4 +1,4 @@
-"""Cases of how `fit` goes about it: epochs, validation, callbacks, accumulation."""
+"""Cases of the arguments of `fit`: epochs, validation, callbacks; and of accumulation."""
 
 from __future__ import annotations
 

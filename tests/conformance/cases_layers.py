@@ -1,4 +1,4 @@
-"""Cases of what a model is made of, and of gradients that are sparse, missing or shared."""
+"""Cases of layers, and of gradients that are sparse, missing or shared."""
 
 from __future__ import annotations
 
@@ -64,14 +64,12 @@ def positions_accumulate() -> keras.Model:
 
 
 class Unused(layers.Layer):
-    """A layer with a weight that takes no part in the loss."""
+    """A layer with a weight that does not affect the loss."""
 
     def build(self, shape: Any) -> None:
-        """Makes the weight."""
         self.idle = self.add_weight(shape=(2,), initializer="ones", name="idle")
 
     def call(self, inputs: Any) -> Any:
-        """Passes [rows, ...] on unchanged."""
         return inputs
 
 
@@ -92,14 +90,13 @@ def frozen_layer() -> keras.Model:
 
 
 class Tied(keras.Model):
-    """Codes and decodes with one matrix."""
+    """Encodes and decodes with one matrix."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kernel = self.add_weight(shape=(4, 2), initializer="glorot_uniform", name="kernel")
 
     def call(self, inputs: Any) -> Any:
-        """Maps [rows, 4] to [rows, 4]."""
         return ops.tanh(inputs @ self.kernel) @ ops.transpose(self.kernel)
 
 

@@ -1,4 +1,4 @@
-"""Cases of how rows make one number: reductions, functions and methods of one's own."""
+"""Cases of losses: reductions, custom functions, and overridden methods."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def circle() -> keras.Model:
 
 
 class MeanError(keras.Sequential):
-    """A model with a loss of its own that is a mean of rows."""
+    """A model with a custom loss, a mean over the rows."""
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **_: Any
     ) -> Any:
-        """The mean of the fourth powers of the errors, and what regularisers add."""
+        """Returns the mean fourth power of the errors, plus the penalties of regularizers."""
         return ops.mean((y - y_pred) ** 4) + ops.sum(self.losses)
 
 

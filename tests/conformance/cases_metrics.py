@@ -1,4 +1,4 @@
-"""Cases of what is reported: metrics that no average of averages gives."""
+"""Cases of metrics that are not averages of the batches' values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ class Bias(metrics.Metric):
         self.rows.assign_add(ops.cast(ops.size(y_true), "float32"))
 
     def result(self) -> Any:
-        """The mean."""
         return self.total / self.rows
 
 
@@ -94,7 +93,6 @@ class Counting(keras.Sequential):
         self.size = metrics.Mean(name="size")
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Maps [rows, 4] to [rows, 1]."""
         outputs = super().call(inputs, training=training, mask=mask)
         self.size.update_state(ops.abs(outputs))
         return outputs
@@ -106,7 +104,7 @@ def metric_in_call() -> keras.Model:
     return compiled(Counting([keras.Input((4,)), *mlp().layers]))
 
 
-class _TiesAtRandom(metrics.Mean):
+class _RandomTies(metrics.Mean):
     """Adds noise to the outputs, as ranking metrics do to break ties."""
 
     def __init__(self) -> None:
@@ -122,4 +120,4 @@ class _TiesAtRandom(metrics.Mean):
 @case(points(), is_random=True)
 def metric_with_noise() -> keras.Model:
     """A metric that draws random numbers by a seed of its own."""
-    return compiled(mlp(), metrics=[_TiesAtRandom()])
+    return compiled(mlp(), metrics=[_RandomTies()])

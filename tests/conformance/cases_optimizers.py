@@ -1,4 +1,4 @@
-"""Cases of what `compile` carries: the optimizers and what they do besides stepping."""
+"""Cases of optimizers, and of the other options of `compile`."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def loss_scale_clipped() -> keras.Model:
 
 
 def _one_row_overflows() -> Data:
-    """The fifth row's gradient is beyond float32 once it is scaled, the others' far from it."""
+    """Returns rows of which only the fifth has a scaled gradient beyond the range of float32."""
     data = points()
     x = np.array(data.x)
     x[4, 2] = 1e6
@@ -140,7 +140,6 @@ class _Seen(layers.Layer):
     """Counts rows and batches, and keeps a moving mean."""
 
     def build(self, shape: Any) -> None:
-        """Makes the states."""
         zeros = {"initializer": "zeros", "trainable": False}
         self.rows = self.add_weight(name="rows", shape=(), **zeros)
         self.batches = self.add_weight(
@@ -149,7 +148,6 @@ class _Seen(layers.Layer):
         self.mean = self.add_weight(name="mean", shape=(), **zeros)
 
     def call(self, inputs: Any) -> Any:
-        """Passes [rows, ...] on unchanged."""
         self.rows.assign(self.rows + keras.ops.cast(keras.ops.shape(inputs)[0], "float32"))
         self.batches.assign(self.batches + 1)
         self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(inputs))
@@ -157,7 +155,7 @@ class _Seen(layers.Layer):
 
 
 def _one_label_overflows() -> Data:
-    """The fifth row's gradient is beyond float32 once it is scaled; the forward pass is not."""
+    """Returns rows for which the fifth scaled gradient overflows, but not the forward pass."""
     data = points()
     y = np.array(data.y)
     y[4] = 1e5
@@ -202,12 +200,12 @@ def all_together() -> keras.Model:
 
 
 def _of_kernels(kernels: optimizers.Optimizer, others: optimizers.Optimizer) -> Any:
-    """An optimizer for kernels and another for all other weights."""
+    """Returns an optimizer that uses one optimizer for kernels, another for all other weights."""
     return optimizers.MultiOptimizer(lambda v: kernels if v.name == "kernel" else others)
 
 
 OPTIMIZERS: dict[str, Callable[[], optimizers.Optimizer]] = {
-    # An epsilon of 1e-2: at 1e-7 the step is nearly the gradient's sign, which rounding turns.
+    # An epsilon of 1e-2: at 1e-7 the step is nearly the gradient's sign, which rounding can flip.
     "SGD with Nesterov momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "Adam": lambda: optimizers.Adam(0.05, epsilon=1e-2),
     "Nadam": lambda: optimizers.Nadam(0.05, epsilon=1e-2),

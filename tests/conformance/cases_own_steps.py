@@ -1,4 +1,4 @@
-"""Cases of models whose class overrides the training step, the test step, or both."""
+"""Cases of models that override `train_step`, `test_step`, or both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.data import points
 
 
 class TwoLosses(keras.Sequential):
-    """Trains its last layer, then all of it: the second loss sees what the first has changed."""
+    """Trains its last layer, then all layers, with a loss of the updated weights."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -32,7 +32,7 @@ class TwoLosses(keras.Sequential):
         return self.measured(x, y, y_pred) | {"norm": norm, "raw_loss": loss}
 
     def apply(self, gradients: list, weights: list) -> None:
-        """Gives those of the other layers no gradient."""
+        """Applies gradients, and zeros for all other weights."""
         known = {id(v): g for v, g in zip(weights, gradients, strict=True)}
         every = self.trainable_weights
         pairs = [(known.get(id(v), ops.zeros_like(v)), v) for v in every]
@@ -44,7 +44,7 @@ class TwoLosses(keras.Sequential):
         return self.measured(x, y, y_pred) | {"raw_loss": self.compute_loss(x, y, y_pred)}
 
     def measured(self, x: Any, y: Any, y_pred: Any) -> dict[str, Any]:
-        """Metrics, one of them updated once a batch."""
+        """Returns the metrics, one of which is updated once per batch."""
         error = ops.abs(y - y_pred)
         self.large.update_state(ops.mean(ops.cast(error > 0.5, "float32")))
         measured = self.compute_metrics(x, y, y_pred)
@@ -61,7 +61,7 @@ def own_step() -> keras.Model:
 
 
 class OfPairs(keras.Sequential):
-    """Compares the rows of a batch with each other in its own training step."""
+    """Compares the rows of a batch with each other in a custom `train_step`."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data

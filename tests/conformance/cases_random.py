@@ -80,11 +80,10 @@ class Draws(layers.Layer):
         self.seed = keras.random.SeedGenerator(1)
 
     def build(self, shape: Any) -> None:
-        """Makes a weight of as many rows as no batch has."""
+        """Creates a weight whose first axis is as long as no batch."""
         self.kernel = self.add_weight(shape=(3, shape[-1]), name="kernel")
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Maps [rows, 4] to the same."""
         if not training:
             return inputs
         rows, width = ops.shape(inputs)
@@ -109,7 +108,7 @@ def draws() -> keras.Model:
 
 
 class Denoising(keras.Sequential):
-    """Learns to take noise out of its inputs, in its own training step."""
+    """Learns to remove noise from its inputs, in a custom `train_step`."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, _ = data
@@ -181,14 +180,14 @@ class Adversaries(keras.Model):
         noise = keras.random.normal(ops.shape(x), seed=self.seed)
         mixed = keras.random.uniform((ops.shape(x)[0], 1), seed=self.seed)
         with tf.GradientTape() as tape:
-            made = self.generator(noise, training=True)
+            generated = self.generator(noise, training=True)
             real = ops.softplus(-self.critic(x, training=True))
-            loss = ops.mean(mixed * real + ops.softplus(self.critic(made, training=True)))
+            loss = ops.mean(mixed * real + ops.softplus(self.critic(generated, training=True)))
         weights = self.critic.trainable_variables
         self.critic_optimizer.apply(tape.gradient(loss, weights), weights)
         with tf.GradientTape() as tape:
-            made = self.generator(noise, training=True)
-            fooled = ops.mean(ops.softplus(-self.critic(made, training=True)))
+            generated = self.generator(noise, training=True)
+            fooled = ops.mean(ops.softplus(-self.critic(generated, training=True)))
         weights = self.generator.trainable_variables
         self.optimizer.apply(tape.gradient(fooled, weights), weights)
         return {"critic": loss, "fooled": fooled}

@@ -15,7 +15,6 @@ class Centred(layers.Layer):
     """Subtracts the batch's mean."""
 
     def call(self, inputs: Any) -> Any:
-        """Takes and returns [rows, features]."""
         return inputs - ops.mean(inputs, axis=0)
 
 

@@ -1,4 +1,4 @@
-"""Cases of rows that count for more or less: sample weights, class weights, masks."""
+"""Cases of weighted rows: sample weights, class weights, masks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def class_weight() -> keras.Model:
 
 
 def _tagger(outputs: int = 1) -> keras.Model:
-    """One output per token, masked where there is none."""
+    """Returns a model with one output per token, masked at padding."""
     return keras.Sequential(
         [
             keras.Input((5,), dtype="int32"),

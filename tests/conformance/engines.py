@@ -109,38 +109,13 @@ REFUSED = {
 
 #: Cases that 4 stages can run; the others have fewer layers.
 _FOUR_STAGE_CASES = {
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adam",
-    "adamax",
-    "all-together",
-    "attention",
-    "batch-norm-images",
-    "batch-norm-masked",
-    "convolution",
-    "dict-of-inputs",
-    "ftrl",
-    "lamb",
-    "lars",
-    "lion",
-    "list-of-inputs",
-    "lstm",
-    "masked-mean-with-sample-weight",
-    "masked-pooling",
-    "masked-steps",
-    "masked-sum",
-    "masked-weighted-steps",
-    "multioptimizer",
-    "muon",
-    "nadam",
-    "positions",
-    "positions-accumulate",
-    "rmsprop",
-    "rows-that-mix",
-    "schedulefreeadamw",
-    "sgd",
-}
+    "adadelta", "adafactor", "adagrad", "adam", "adamax", "all-together", "attention",
+    "batch-norm-images", "batch-norm-masked", "convolution", "dict-of-inputs", "ftrl", "lamb",
+    "lars", "lion", "list-of-inputs", "lstm", "masked-mean-with-sample-weight",
+    "masked-pooling", "masked-steps", "masked-sum", "masked-weighted-steps", "multioptimizer",
+    "muon", "nadam", "positions", "positions-accumulate", "rmsprop", "rows-that-mix",
+    "schedulefreeadamw", "sgd",
+}  # fmt: skip
 
 
 def may_refuse(case: Case, strategy: str, num_replicas: int = 2) -> bool:
@@ -180,14 +155,14 @@ class References:
     """Results of plain Keras on one device for a case and for variants of its rows.
 
     Attributes:
-        right: The reference result.
+        expected: The reference result.
         half_evaluated: Trained on all rows, evaluated on half of every batch.
         permuted: The rows of every batch in another order, which may change results by rounding
             only.
         half_lost: Trained on half of every batch, evaluated on all rows.
     """
 
-    right: Result
+    expected: Result
     half_evaluated: Result
     permuted: Result
     half_lost: Result
@@ -200,12 +175,12 @@ def references(name: str) -> References:
     half, permuted = (feeds.laid_out(one(case)) for one in (feeds.half_lost, feeds.permuted))
     whole, model = feeds.laid_out(case), case.build()
     begin = _beginning(model, case)
-    right, half_evaluated = _keras_fit(case, [case, half], model)
+    expected, half_evaluated = _keras_fit(case, [case, half], model)
     begin()
     (in_another_order,) = _keras_fit(permuted, [permuted], model)
     begin()
     (half_lost,) = _keras_fit(half, [whole], model)
-    return References(right, half_evaluated, in_another_order, half_lost)
+    return References(expected, half_evaluated, in_another_order, half_lost)
 
 
 def _beginning(model: keras.Model, case: Case) -> Callable[[], None]:
@@ -241,7 +216,7 @@ def keras_mirrored(case: Case, num_replicas: int) -> Result:
         model = case.build()
         for layer in model._flatten_layers():
             if case.sync_batch_norm and isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = True  # the remedy that Keras offers
+                layer.synchronized = True  # the option that Keras offers
         return _keras_fit(case, [case], model)[0]
 
 
@@ -252,10 +227,10 @@ def create_strategy(strategy: str, num_replicas: int, batch_size: int = 4) -> st
         return NcclStandIn(num_replicas)
     if strategy == "pipeline" and batch_size < 4:  # one row for each micro-batch
         options = {"micro_batches": batch_size}
-    made = strategies.create(strategy.partition(" ")[0], num_replicas, **options)
-    if strategy.startswith("sharded") and made.bucket_bytes:
-        made.bucket_bytes = 1  # as in `OPTIONS` for the others
-    return made
+    created = strategies.create(strategy.partition(" ")[0], num_replicas, **options)
+    if strategy.startswith("sharded") and created.bucket_bytes:
+        created.bucket_bytes = 1  # as in `OPTIONS` for the others
+    return created
 
 
 def tfdist(case: Case, strategy: str, num_replicas: int) -> Result:

@@ -1,4 +1,4 @@
-"""Pools of workers that train cases together: their processes and their answers."""
+"""Pools of worker processes that train a case together."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tfdist.strategies import STRATEGIES
 if TYPE_CHECKING:
     from tests.conformance.results import Result
 
-#: Horovod polls for work every so many milliseconds. At its default of 1 ms, three idle processes
-#: take more than half a core away from those that trace.
+#: Horovod polls for work every so many milliseconds. At the default of 1 ms, three idle processes
+#: use more than half a core.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "HOROVOD_CYCLE_TIME": "10"}
 #: Time-out of an answer in seconds. On a busy machine the slowest case takes 50 s.
 SECONDS = 300.0
@@ -127,23 +127,23 @@ class AnsweringPool(WorkerPool):
     ) -> None:
         self.layout = layout
         super().__init__(
-            _tolerant, make_answer, *arguments,
+            _catching_errors, make_answer, *arguments,
             num_workers=layout.num_workers, via=layout.via, environ=QUIET, answer_seconds=SECONDS,
         )  # fmt: skip
 
 
-def _tolerant(make_answer: Callable[..., Callable[..., Any]], *arguments: Any) -> Callable:
+def _catching_errors(make_answer: Callable[..., Callable[..., Any]], *arguments: Any) -> Callable:
     """Runs in a worker: wraps the result of `make_answer` so that it returns an `Answer`."""
     answer = make_answer(*arguments)
 
-    def tolerant(*question: Any) -> Answer:
+    def catching_errors(*question: Any) -> Answer:
         try:
             return Answer(answer(*question))
         except Exception as error:
             declined = str(error) if isinstance(error, TfdistError) else ""
             return Answer(None, traceback.format_exc(), declined)
 
-    return tolerant
+    return catching_errors
 
 
 def training(strategy: str, num_devices: int) -> Callable[[str, str], Result]:

@@ -37,7 +37,7 @@ def test_equals_one_device(
         if not engines.may_refuse(case, strategy, num_replicas):
             raise
         return
-    differences = results.compare(result, references(name).right, case)
+    differences = results.compare(result, references(name).expected, case)
     assert not differences, "\n".join(map(str, differences))
 
 

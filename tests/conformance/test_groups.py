@@ -62,5 +62,5 @@ def test_equals_one_device_on_every_worker(
         if not engines.may_refuse(case, layout.strategy):
             raise
         return
-    differences = results.compare(result, references(name).right, case)
+    differences = results.compare(result, references(name).expected, case)
     assert not differences, "\n".join(map(str, differences))

@@ -27,8 +27,8 @@ def answers(name: str, references: Callable[[str], References]) -> References:
 
 def test_reference_is_finite(answers: References) -> None:
     """The reference contains no NaN, which `assert_equal` would consider equal to another NaN."""
-    right = answers.right
-    for values in (right.weights, right.optimizer, right.history, right.evaluation):
+    expected = answers.expected
+    for values in (expected.weights, expected.optimizer, expected.history, expected.evaluation):
         assert all(np.all(np.isfinite(value)) for value in values.values())
 
 
@@ -36,18 +36,18 @@ def test_row_order_is_within_tolerance(name: str, answers: References) -> None:
     """Summing the rows in another order stays within the tolerance."""
     if CASES[name].is_random:
         pytest.skip("random numbers depend on the position of a row in its batch")
-    differences = results.compare(answers.permuted, answers.right, CASES[name])
+    differences = results.compare(answers.permuted, answers.expected, CASES[name])
     assert not differences, "\n".join(map(str, differences))
 
 
 def test_detects_lost_training_rows(name: str, answers: References) -> None:
     """Training without half of each batch is far outside of the tolerance."""
-    assert _far_off(answers.half_lost, answers, name, "weight")
+    assert _large_differences(answers.half_lost, answers, name, "weight")
 
 
 def test_detects_lost_evaluation_rows(name: str, answers: References) -> None:
     """Evaluating without half of each batch is far outside of the tolerance."""
-    assert _far_off(answers.half_evaluated, answers, name, "evaluation")
+    assert _large_differences(answers.half_evaluated, answers, name, "evaluation")
 
 
 def test_selection_names_cases_and_strategies() -> None:
@@ -56,8 +56,8 @@ def test_selection_names_cases_and_strategies() -> None:
     assert not {*selection.FEW, *selection.GATE} - {*engines.STRATEGIES, *LAYOUTS}
 
 
-def _far_off(
+def _large_differences(
     result: results.Result, answers: References, name: str, what: str
 ) -> list[results.Difference]:
-    differences = results.compare(result, answers.right, CASES[name])
+    differences = results.compare(result, answers.expected, CASES[name])
     return [d for d in differences if d.what.startswith(what) and d.times > 10.0]

@@ -25,7 +25,7 @@ def test_counts_exclude_absent_options() -> None:
     assert table.counts(VERDICTS) == "plain Keras: 1 of 2, tfdist towers: 1 of 3 and 1 refused"
 
 
-def test_a_cell_shows_the_worst_number_of_replicas() -> None:
+def test_cell_shows_the_worst_number_of_replicas() -> None:
     lines = table.markdown(VERDICTS).splitlines()
     assert lines[-3:] == [
         "| The area under a curve (`AUC`) | crash | wrong (0.2) |",

@@ -59,8 +59,8 @@ class MoCo(Noisy):
         keys = ops.stop_gradient(ops.normalize(self.key(other), axis=1))
         with tf.GradientTape() as tape:
             queries = ops.normalize(self.query(one), axis=1)
-            right = ops.sum(queries * keys, 1, keepdims=True)
-            logits = ops.concatenate([right, ops.matmul(queries, ops.transpose(self.queue))], 1)
+            positive = ops.sum(queries * keys, 1, keepdims=True)
+            logits = ops.concatenate([positive, ops.matmul(queries, ops.transpose(self.queue))], 1)
             labels = ops.zeros(ops.shape(logits)[0], "int32")
             loss = ops.mean(
                 keras.losses.sparse_categorical_crossentropy(labels, logits / 0.3, from_logits=True)

@@ -1,7 +1,7 @@
-"""No reduction of a custom step is inferred by accident of the first weights or the first batch.
+"""Reduction inference in custom steps does not depend on the initial weights or the first batch.
 
-Each case looks like a mean or a sum, or like nothing at all, as the training starts. The fast form
-compares what is inferred with what is known; the long form trains on replicas and on one device.
+With its initial weights, each case looks like a mean or a sum, or is zero. The fast test compares
+the inferred reduction with the known one; the long test trains the model.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Adversary(keras.Model):
         return self.functions[name](self, x)
 
 
-def number_of(x: Any) -> Any:
+def num_rows(x: Any) -> Any:
     return ops.cast(ops.shape(x)[0], x.dtype)
 
 
@@ -98,13 +98,13 @@ CASES: dict[str, tuple[str, Callable[..., Any], Any]] = {
     "penalty on weights": ("loss", lambda s, x: ops.sum(s.router**2), MEAN),
     "log of a mean": ("log", lambda s, x: ops.mean(s(x) ** 2), MEAN),
     "log that is zero": ("log", lambda s, x: ops.sum(ops.relu(x - 9)), SUM),
-    "log of rows": ("log", lambda s, x: number_of(x), SUM),
+    "log of rows": ("log", lambda s, x: num_rows(x), SUM),
     "log of a maximum": ("log", lambda s, x: ops.relu(ops.max(x) - 9), FULL),
     "log of a weight": ("log", lambda s, x: s.gate, MEAN),
     "moving mean": ("state", lambda s, x: 0.9 * s.state + 0.1 * ops.mean(x), MEAN),
     "moving variance": ("state", lambda s, x: 0.9 * s.state + 0.1 * s.gate * ops.var(x), FULL),
     "largest mean": ("state", lambda s, x: ops.maximum(s.state, ops.mean(x)), FULL),
-    "rows seen": ("state", lambda s, x: s.state + number_of(x), SUM),
+    "rows seen": ("state", lambda s, x: s.state + num_rows(x), SUM),
     "large entries": ("state", lambda s, x: s.state + ops.sum(ops.cast(x > 9, x.dtype)), SUM),
     "batches with large entries": (
         "state",
@@ -138,15 +138,15 @@ def build(name: str) -> keras.Model:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_inferred_by_accident(name: str) -> None:
+def test_initial_weights_do_not_mislead_reduction_inference(name: str) -> None:
     strategy = strategies.create("one_device", 1)
     with strategy.scope():
         model = build(name)
     batch = (tf.constant(X), tf.constant(Y))
     known = trial.build(model, strategy, "train_step", batch)
     plan = infer_reductions(BatchParts(model, known, model.train_step, {}, batch), num_replicas=2)
-    target, _, right = CASES[name]
-    if right is FULL:
+    target, _, expected = CASES[name]
+    if expected is FULL:
         assert plan.full_batch_reason
         return
     assert plan.full_batch_reason is None
@@ -156,7 +156,7 @@ def test_nothing_is_inferred_by_accident(name: str) -> None:
         "state": lambda: plan.states[id(model.state)],
         "metric": lambda: plan.states[id(model.value.variables[0])],
     }
-    assert found[target]() == right
+    assert found[target]() == expected
 
 
 @pytest.mark.long
@@ -171,7 +171,7 @@ def test_trains_as_on_one_device(name: str) -> None:
             logs.append(runner.fit(x, y, **fit).history)
         model = getattr(runner, "model", runner)
         trained.append([keras.ops.convert_to_numpy(v) for v in model.variables])
-    for right, found in zip(*trained, strict=True):
-        np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
-    for key, right in logs[0].items():
-        np.testing.assert_allclose(logs[1][key], right, rtol=1e-9, atol=1e-9)
+    for expected, found in zip(*trained, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    for key, expected in logs[0].items():
+        np.testing.assert_allclose(logs[1][key], expected, rtol=1e-9, atol=1e-9)

@@ -83,7 +83,7 @@ class Resetting(Stepping):
         loss, tracker = self.trained(data), self.metrics[0]
         tracker.reset_state()
         tracker.update_state(loss)
-        return {"alone": tracker.result(), "value": loss}
+        return {"current": tracker.result(), "value": loss}
 
 
 class Tables(layers.Layer):
@@ -114,15 +114,15 @@ def builder(
     return build_model
 
 
-def synchronised() -> Any:
+def synchronized_norm() -> Any:
     return layers.BatchNormalization(synchronized=True)
 
 
 STEPS = {
     "sum": builder(Total),
     "of-rows": builder(OfRows),
-    "sync-batch-norm": builder(hidden=synchronised),
-    "sync-batch-norm-sum": builder(Total, synchronised),
+    "sync-batch-norm": builder(hidden=synchronized_norm),
+    "sync-batch-norm-sum": builder(Total, synchronized_norm),
     "tables-clipped": builder(
         hidden=Tables, optimizer=lambda: keras.optimizers.Adam(0.05, epsilon=1e-2, clipnorm=0.02)
     ),
@@ -169,8 +169,8 @@ class Drawing(Stepping):
 def test_keras_draws_match_one_device_and_tensorflow_draws_repeat() -> None:
     build = builder(Drawing, lambda: layers.Dropout(0.5))
     plain = build().fit(**FIT, epochs=2).history
-    found, again = (mirrored(build).fit(**FIT, epochs=2).history for _ in range(2))
-    assert found == again
+    found, repeated = (mirrored(build).fit(**FIT, epochs=2).history for _ in range(2))
+    assert found == repeated
     assert found["keras"] == pytest.approx(plain["keras"], 1e-5)
     # TensorFlow's stateful ops draw other numbers: this is the mean over the replicas.
     assert abs(found["tf"][0] - plain["tf"][0]) > 1e-3
@@ -224,9 +224,7 @@ def test_xla_is_ignored_with_a_warning() -> None:
 
 
 def test_accumulating_a_custom_step_raises() -> None:
-    with pytest.raises(
-        ConfigurationError, match="Set gradient_accumulation_steps of its optimizers"
-    ):
+    with pytest.raises(ConfigurationError, match="Set gradient_accumulation_steps of its optim"):
         mirrored(builder(), accumulate=2).fit(**FIT)
 
 

@@ -1,3 +1,5 @@
+"""The measurement of all-reduce."""
+
 from __future__ import annotations
 
 from tfdist import strategies

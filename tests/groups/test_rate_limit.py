@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.graphs import ancestors
 from tfdist.groups import buckets
 
 _BUCKETS = 5
@@ -53,23 +54,13 @@ def _waited_for(step: Any) -> list[list[int]]:
     flat = graph.structured_outputs
     gradients, sums = ([_source(own.op) for (own,) in each] for each in flat)
     return [
-        [j for j, total in enumerate(sums) if total in _all_before(gradient)]
+        [j for j, total in enumerate(sums) if total in ancestors(gradient)]
         for gradient in gradients
     ]
 
 
 def _source(operation: tf.Operation) -> tf.Operation:
     return operation.inputs[0].op if operation.type == "Identity" else operation
-
-
-def _all_before(operation: tf.Operation) -> set[tf.Operation]:
-    found, left = set(), [operation]
-    while left:
-        one = left.pop()
-        new = {t.op for t in one.inputs} | set(one.control_inputs)
-        left += new - found
-        found |= new
-    return found
 
 
 @pytest.mark.parametrize(
@@ -83,8 +74,8 @@ def test_byte_limit_bounds_buckets_in_flight(num_bytes: int, unsent: int) -> Non
 @pytest.mark.parametrize("model", [_chain, _with_a_skip, _all_used_twice])
 def test_rate_limit_does_not_change_gradients(model: Callable) -> None:
     x = tf.linspace(-1.0, 1.0, _SIZE)
-    held, free = (_step(model, num_bytes)(x) for num_bytes in (1, 1 << 20))
-    for one, other in zip(tf.nest.flatten(held), tf.nest.flatten(free), strict=True):
+    limited, unlimited = (_step(model, num_bytes)(x) for num_bytes in (1, 1 << 20))
+    for one, other in zip(tf.nest.flatten(limited), tf.nest.flatten(unlimited), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -98,22 +89,22 @@ def test_side_effects_keep_their_traced_order() -> None:
     weights = [tf.Variable(tf.fill([_SIZE], 1.0 + i)) for i in range(_BUCKETS)]
     token = tf.Variable(0)
 
-    def next_in_line(tensor: tf.Tensor) -> tf.Tensor:
+    def ordered(tensor: tf.Tensor) -> tf.Tensor:
         added = tf.raw_ops.AssignAddVariableOp(resource=token.handle, value=1)
         with tf.control_dependencies([added]):
             return tf.identity(tensor)
 
     @tf.custom_gradient
-    def normalised(x: tf.Tensor) -> Any:
-        return next_in_line(x), next_in_line
+    def normalized(x: tf.Tensor) -> Any:
+        return ordered(x), ordered
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> list:
         with tf.GradientTape() as tape:
             for weight in weights[::-1]:
-                x = normalised(tf.tanh(x * weight))
+                x = normalized(tf.tanh(x * weight))
         gradients = tape.gradient(x, weights)
-        sums = [next_in_line(gradient) for gradient in gradients]
+        sums = [ordered(gradient) for gradient in gradients]
         buckets.limit_rate(gradients, sums, 1)
         return sums
 
@@ -121,8 +112,8 @@ def test_side_effects_keep_their_traced_order() -> None:
     assert int(token) == 3 * _BUCKETS
 
 
-@pytest.mark.parametrize(("num_bytes", "is_held"), [(16, True), (None, False), ("auto", False)])
-def test_two_buckets_of_the_chosen_size_are_in_flight(num_bytes: Any, is_held: bool) -> None:
+@pytest.mark.parametrize(("num_bytes", "is_delayed"), [(16, True), (None, False), ("auto", False)])
+def test_two_buckets_of_the_chosen_size_are_in_flight(num_bytes: Any, is_delayed: bool) -> None:
     """The default bucket size of 25 MB is larger than these gradients."""
 
     @tf.function(autograph=False)
@@ -133,7 +124,7 @@ def test_two_buckets_of_the_chosen_size_are_in_flight(num_bytes: Any, is_held: b
 
     graph = sums.get_concrete_function(tf.TensorSpec([_SIZE])).graph
     waiting = [own for own in graph.get_operations() if own.type == "Tanh" and own.control_inputs]
-    assert bool(waiting) == is_held
+    assert bool(waiting) == is_delayed
 
 
 def test_eager_mode_adds_no_dependencies() -> None:

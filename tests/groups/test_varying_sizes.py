@@ -25,11 +25,11 @@ _SIZES = st.one_of(
 )
 
 
-def tokens(places: list[str]) -> list[tf.Variable]:
+def tokens(device_names: list[str]) -> list[tf.Variable]:
     """Returns an ordering token on each of several devices."""
     made = []
-    for place in places:
-        with tf.device(place):
+    for device_name in device_names:
+        with tf.device(device_name):
             made.append(tf.Variable(0.0, trainable=False))
     return made
 
@@ -72,15 +72,15 @@ def test_sums_of_changing_sizes_over_several_groups(
 ) -> None:
     """More than 2^22 elements, and more sums than in one group; repeated by a new object."""
     monkeypatch.setattr(varying_sizes, "_OPERATIONS_A_GROUP", 2)
-    places = [f"/device:{name}" for name in devices.resolve(3, 3)][:num_replicas]
-    sums = VaryingSizes(tokens(places), 0, num_replicas, "ring")
+    device_names = [f"/device:{name}" for name in devices.resolve(3, 3)][:num_replicas]
+    sums = VaryingSizes(tokens(device_names), 0, num_replicas, "ring")
     spec = tf.TensorSpec([None])
 
     @tf.function(autograph=False, input_signature=[spec, spec])
     def run(small: tf.Tensor, large: tf.Tensor) -> list[tf.Tensor]:
         results = []
-        for index, place in enumerate(places):
-            with tf.device(place):
+        for index, device_name in enumerate(device_names):
+            with tf.device(device_name):
                 results += [sums.reduce(small[i:] * index, index) for i in range(3)]
                 results += [sums.reduce(large, index)[-1:]]
         return results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from tests.support.manifest_schemas import JOBS
+from tests.support.starting import run
 from tfdist.cluster import messages
 from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launch import with_strategy
@@ -59,11 +59,8 @@ def test_tf_job_with_servers() -> None:
     made = manifest("--print-k8s", "--num-workers", "3", "--num-ps", "2", "--gpus-per-worker", "1")
     jsonschema.validate(made, JOBS["tfjob"])
     tasks = made["spec"]["tfReplicaSpecs"]
-    assert {task: one["replicas"] for task, one in tasks.items()} == {
-        "Chief": 1,
-        "Worker": 3,
-        "PS": 2,
-    }
+    replicas = {task: one["replicas"] for task, one in tasks.items()}
+    assert replicas == {"Chief": 1, "Worker": 3, "PS": 2}
     with_gpus = [task for task, one in tasks.items() if "nvidia.com/gpu" in str(one)]
     assert with_gpus == ["Worker"]
     container = tasks["Worker"]["template"]["spec"]["containers"][0]
@@ -86,12 +83,7 @@ def test_ray_job_starts_the_launcher_in_a_cluster_with_a_pod_per_worker() -> Non
     flags = ["--elastic", "2:3", "--max-restarts", "5", "--gpus-per-worker", "1"]
     spec = manifest("--print-k8s", "--via", "ray", *flags)["spec"]
     launch = "python -m tfdist.launch --via ray --elastic 2:3 --gpus-per-worker 1 --max-restarts 5"
-    assert shlex.split(spec["entrypoint"]) == [
-        *launch.split(),
-        *COMMAND[:1],
-        "python",
-        *COMMAND[2:],
-    ]
+    assert shlex.split(spec["entrypoint"]) == [*launch.split(), "--", "python", *COMMAND[2:]]
     assert parse(shlex.split(spec["entrypoint"])[3:]).elastic == (2, 3)
     cluster = spec["rayClusterSpec"]
     assert "nvidia.com/gpu" not in str(cluster["headGroupSpec"])
@@ -155,23 +147,9 @@ def test_secret_is_no_argument_and_policy_excludes_other_pods(kind: str) -> None
 
 #: Texts that a shell, Slurm, YAML or the kubelet could interpret.
 HOSTILE = [
-    "a\ntouch /tmp/P #",
-    "a; touch P",
-    "$(touch P)",
-    "`touch P`",
-    "a b",
-    "'",
-    '"',
-    "a\r#SBATCH --wrap=x",
-    "../../etc",
-    "-rf",
-    "*",
-    "a\x00b",
-    "\x1b[2J",
-    "{{x}}",
-    "",
-    "é",
-]
+    "a\ntouch /tmp/P #", "a; touch P", "$(touch P)", "`touch P`", "a b", "'", '"',
+    "a\r#SBATCH --wrap=x", "../../etc", "-rf", "*", "a\x00b", "\x1b[2J", "{{x}}", "", "é",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=repr)
@@ -218,7 +196,7 @@ def test_slurm_script_creates_a_new_secret(tmp_path: Any) -> None:
     assert len(set(found)) == 2
 
 
-def test_slurm_script() -> None:
+def test_slurm_script_has_its_directives_first() -> None:
     flags = ["--print-slurm", "--hosts", "n1:2,n2:2", "--gpus-per-worker", "1", "--name", "digits"]
     script = manifests.slurm(parse([*flags, *COMMAND]))
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
@@ -266,14 +244,6 @@ read -r code < {folder}/codes; {shutil.which("sed")} -i 1d {folder}/codes; exit 
     for name, body in programs.items():
         (folder / name).write_text(f"#!{bash}\n{body}\n")
         (folder / name).chmod(0o755)
-    done = subprocess.run(
-        [bash, "-s"],
-        input=script,
-        cwd=folder,
-        env={"PATH": str(folder), "SLURM_JOB_ID": "17"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    environ = {"PATH": str(folder), "SLURM_JOB_ID": "17"}
+    done = run(bash, "-s", input=script, cwd=folder, env=environ, code=None)
     return done.returncode, done.stdout

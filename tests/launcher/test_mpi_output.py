@@ -9,21 +9,14 @@ import sys
 
 import pytest
 
-from tests.support.starting import ENVIRON
+from tests.support.starting import ENVIRON, run
 
 HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "5"}
 
 
 def prefixed(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tfdist.launcher.output", *program],
-        env=ENVIRON | HYDRA,
-        pass_fds=fds,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    wrapper = (sys.executable, "-m", "tfdist.launcher.output")
+    return run(*wrapper, *program, env=ENVIRON | HYDRA, pass_fds=fds, code=None)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +43,7 @@ def test_inherited_file_descriptors_stay_open() -> None:
         os.close(writer)
 
 
-def test_missing_program() -> None:
+def test_missing_program_is_reported() -> None:
     done = prefixed("/not/there")
     assert done.returncode == 127
     assert done.stderr == "error: '/not/there' cannot be started (No such file or directory).\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 
@@ -12,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.support.starting import ENVIRON
+from tests.support.starting import run
 from tfdist.errors import LaunchError
 
 #: As in a notebook's kernel: definitions are in no module that workers could import.
@@ -29,15 +28,7 @@ print(tfdist.notebook_launch(fn, num_workers=3))
 
 
 def test_function_defined_in_a_cell() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CELL],
-        env=ENVIRON,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(sys.executable, "-c", CELL)
     assert done.stdout.splitlines() == ["rank 0", "30"]  # only the output of rank 0
 
 
@@ -52,7 +43,7 @@ def test_workers_are_separate_processes_of_one_cluster() -> None:
     assert process_id != os.getpid()
 
 
-def test_arguments() -> None:
+def test_arguments_are_passed() -> None:
     def fn(first: int, *, second: int) -> int:
         return first + second
 

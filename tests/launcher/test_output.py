@@ -40,7 +40,7 @@ def relayed(code: str, name: str = "3") -> tuple[str, str, Relay]:
         (b"\xff\n", "[3] ?\n"),
     ],
 )
-def test_lines(written: bytes, shown: str) -> None:
+def test_lines_are_prefixed_and_encoded(written: bytes, shown: str) -> None:
     out, err, _ = relayed(f"import sys; sys.stdout.buffer.write({written!r})")
     assert (out, err) == (shown, "")
 

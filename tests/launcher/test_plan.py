@@ -31,29 +31,29 @@ def test_slots_match_horovod() -> None:
 
 def test_all_workers_get_the_same_cluster() -> None:
     slots = plan.slots({"a": 2, "b": 1})
-    made = plan.workers(["run"], slots, ports=plan.ports_from(5000, slots), interface="eth0")
-    seen = [cluster.discover(process.environ) for process in made.processes]
+    planned = plan.workers(["run"], slots, ports=plan.ports_from(5000, slots), interface="eth0")
+    seen = [cluster.discover(process.environ) for process in planned.processes]
     assert [found.rank for found in seen] == [0, 1, 2]
     assert [found.local_rank for found in seen] == [0, 1, 0]
     assert {found.addresses for found in seen} == {("a:5001", "a:5002", "b:5001")}
-    assert made.rendezvous == "a:5000"
-    assert [process.host for process in made.processes] == ["a", "a", "b"]
+    assert planned.rendezvous == "a:5000"
+    assert [process.host for process in planned.processes] == ["a", "a", "b"]
 
 
 def test_each_worker_gets_separate_gpus() -> None:
     slots = plan.slots({"a": 2, "b": 1})
-    made = plan.workers(["run"], slots, ports=plan.ports_from(5000, slots), gpus_per_worker=2)
-    visible = [process.environ["CUDA_VISIBLE_DEVICES"] for process in made.processes]
+    planned = plan.workers(["run"], slots, ports=plan.ports_from(5000, slots), gpus_per_worker=2)
+    visible = [process.environ["CUDA_VISIBLE_DEVICES"] for process in planned.processes]
     assert visible == ["0,1", "2,3", "0,1"]
 
 
 def test_servers_and_workers_get_the_same_cluster() -> None:
-    made = plan.with_parameter_servers(["run"], num_workers=2, num_ps=1)
-    seen = [cluster.discover(process.environ) for process in made]
+    planned = plan.with_parameter_servers(["run"], num_workers=2, num_ps=1)
+    seen = [cluster.discover(process.environ) for process in planned]
     assert [found.task for found in seen] == ["chief", "worker", "worker", "ps"]
-    assert [process.name for process in made] == ["chief", "worker 0", "worker 1", "ps 0"]
+    assert [process.name for process in planned] == ["chief", "worker 0", "worker 1", "ps 0"]
     assert len({*seen[0].addresses, *seen[0].ps}) == 4
-    assert [process.ends_run for process in made] == [True, False, False, False]
+    assert [process.ends_run for process in planned] == [True, False, False, False]
 
 
 def parsed(*flags: str) -> Options:
@@ -69,7 +69,9 @@ def parsed(*flags: str) -> Options:
         ("Intel MPI", ["--hosts", "a:2,b:1"], "-hosts a:2,b:1 -n 3 "),
     ],
 )
-def test_mpirun(kind: str, flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_command(
+    kind: str, flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         mpi_library, "find", lambda: mpi_library.Mpi(kind, "1", "/bin/mpirun", None)
     )
@@ -82,7 +84,7 @@ def test_mpirun(kind: str, flags: list[str], words: str, monkeypatch: pytest.Mon
     )
 
 
-def test_horovodrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_horovodrun_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi_library, "search_path", lambda: str(tmp_path))
     with pytest.raises(LaunchError, match="make horovod"):
         mpirun.process(parsed("--via", "horovodrun"))
@@ -91,7 +93,7 @@ def test_horovodrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.command[3:] == ("-np", "3", "-H", "a:2,b:1", "program", "--flag")
 
 
-def test_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_without_mpi_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi_library, "find", lambda: None)
     with pytest.raises(LaunchError, match="no MPI is installed"):
         mpirun.process(parsed("--via", "mpirun"))
@@ -138,9 +140,9 @@ def test_host_name_must_not_be_loopback(
 @pytest.mark.skipif(not horovod.installed(), reason="no Horovod")
 def test_rendezvous_server_stores_values() -> None:
     slots = plan.slots({plan.LOCAL: 2})
-    made = plan.workers(["run"], slots)
-    with plan.rendezvous(made, slots):
-        url = f"http://{made.rendezvous}/scope/key"
+    planned = plan.workers(["run"], slots)
+    with plan.rendezvous(planned, slots):
+        url = f"http://{planned.rendezvous}/scope/key"
         put = urllib.request.Request(url, data=b"value", method="PUT")
         urllib.request.urlopen(put, timeout=10).close()
         with urllib.request.urlopen(url, timeout=10) as got:

@@ -49,7 +49,7 @@ def test_one_worker_is_the_chief() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_container_is_not_changed(num_workers: int) -> None:
+def test_container_is_not_changed(num_workers: int) -> None:
     container = kc.CallbackList([Writer() if num_workers == 1 else kc.TerminateOnNaN()])
     assert create(container, Worker(0, num_workers), ProgressBar(None)) is container
 

@@ -37,26 +37,26 @@ DECIDE = {
 }
 
 
-def made(cls: type[kc.Callback], **members: object) -> kc.Callback:
+def instance_of_subclass(cls: type[kc.Callback], **members: object) -> kc.Callback:
     """Returns an instance of a user-defined subclass that needs no arguments."""
     return type("Mine", (cls,), {"__init__": lambda self: None, **members})()
 
 
 def test_every_keras_callback_has_a_role() -> None:
-    there = {getattr(kc, name) for name in dir(kc) if isinstance(getattr(kc, name), type)}
-    assert there - {kc.CallbackList} <= WRITE | DECIDE
+    available = {getattr(kc, name) for name in dir(kc) if isinstance(getattr(kc, name), type)}
+    assert available - {kc.CallbackList} <= WRITE | DECIDE
 
 
 @pytest.mark.parametrize("cls", sorted(WRITE, key=str))
 def test_writers_run_on_the_chief(cls: type[kc.Callback]) -> None:
-    assert is_chief_only(made(cls))
-    assert not is_chief_only(made(cls, chief_only=False))
+    assert is_chief_only(instance_of_subclass(cls))
+    assert not is_chief_only(instance_of_subclass(cls, chief_only=False))
 
 
 @pytest.mark.parametrize("cls", sorted(DECIDE, key=str))
 def test_deciding_callbacks_run_on_every_worker(cls: type[kc.Callback]) -> None:
-    assert not is_chief_only(made(cls))
-    assert is_chief_only(made(cls, chief_only=True))
+    assert not is_chief_only(instance_of_subclass(cls))
+    assert is_chief_only(instance_of_subclass(cls, chief_only=True))
 
 
 def test_writers_do_not_change_the_model(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_writers_do_not_change_the_model(tmp_path: Path) -> None:
     for callback in (kc.ModelCheckpoint(path), kc.CSVLogger(path), Curves(path), MetricsLog(path)):
         assert not may_change_model(callback)
     assert may_change_model(kc.BackupAndRestore(path))
-    assert may_change_model(made(kc.ModelCheckpoint))
-    assert may_change_model(made(kc.Callback, chief_only=True))
+    assert may_change_model(instance_of_subclass(kc.ModelCheckpoint))
+    assert may_change_model(instance_of_subclass(kc.Callback, chief_only=True))
 
 
 def test_chief_only_of_an_instance() -> None:
@@ -80,10 +80,10 @@ def test_chief_only_of_an_instance() -> None:
 def test_experiment_trackers_run_on_the_chief(module: str) -> None:
     tracker = type("Logger", (kc.Callback,), {"__module__": module})
     assert is_chief_only(tracker())
-    assert is_chief_only(made(tracker))
+    assert is_chief_only(instance_of_subclass(tracker))
 
 
 def test_tensorboard_hparams_callback_runs_on_the_chief() -> None:
     from tensorboard.plugins.hparams import api
 
-    assert is_chief_only(made(api.KerasCallback))
+    assert is_chief_only(instance_of_subclass(api.KerasCallback))

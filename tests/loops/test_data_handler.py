@@ -27,19 +27,13 @@ def limited() -> Iterator[None]:
 @pytest.mark.usefixtures("limited")
 def test_limits_of_keras_config() -> None:
     assert (limited_epochs(1), limited_epochs(5)) == (1, 2)
-    assert (
-        limited_steps_per_epoch(None),
-        limited_steps_per_epoch(7),
-    ) == (1, 1)
+    assert (limited_steps_per_epoch(None), limited_steps_per_epoch(7)) == (1, 1)
     assert run(OneDevice()) == [1]
 
 
 def test_default_config_has_no_limits() -> None:
     assert (limited_epochs(0), limited_epochs(5)) == (0, 5)
-    assert (
-        limited_steps_per_epoch(None),
-        limited_steps_per_epoch(7),
-    ) == (None, 7)
+    assert (limited_steps_per_epoch(None), limited_steps_per_epoch(7)) == (None, 7)
 
 
 def test_data_that_end_early_make_no_further_calls() -> None:

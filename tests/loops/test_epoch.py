@@ -84,7 +84,7 @@ def test_order_of_observers() -> None:
     assert events == [f"{name} {what}" for what in expected for name in ("first", "second")]
 
 
-def test_an_observer_stops_the_epoch() -> None:
+def test_observer_stops_the_epoch() -> None:
     assert run(OneDevice(), Observer(), Stop(), Observer()) == [1]
 
 

@@ -1,3 +1,5 @@
+"""Signals are held back while a step runs, and raised at the end of the block."""
+
 from __future__ import annotations
 
 import os

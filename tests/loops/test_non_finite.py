@@ -18,8 +18,8 @@ ROWS = 32
 X = np.ones((ROWS, 2), "float32")
 Y = np.ones((ROWS, 1), "float32")
 #: The third of four batches contains NaN.
-BROKEN = X.copy()
-BROKEN[20] = np.nan
+WITH_NAN = X.copy()
+WITH_NAN[20] = np.nan
 
 
 def build() -> keras.Model:
@@ -28,7 +28,7 @@ def build() -> keras.Model:
     return model
 
 
-def fit(x: np.ndarray = BROKEN, **options: Any) -> Trainer:
+def fit(x: np.ndarray = WITH_NAN, **options: Any) -> Trainer:
     trainer = Trainer(build, "mirrored", devices=2, steps_per_call=1, **options)
     trainer.fit(x, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     return trainer
@@ -50,23 +50,20 @@ def test_stop_raises_at_the_step() -> None:
 def test_checkpoint_saves_the_state_to_a_separate_folder(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"The state was saved to .*non-finite/epoch-0000"):
         fit(on_nan="checkpoint", checkpoints=Checkpoints(tmp_path, every=1))
-    assert [place.step for place in Store(tmp_path).places()] == [
-        2,
-        1,
-    ]  # intact
+    assert [place.step for place in Store(tmp_path).places()] == [2, 1]  # intact
     ((path, packed),) = [Store(tmp_path / "non-finite").load_newest(print)]
     assert path.endswith("step-000000003")
     assert np.isnan(packed.arrays["model/00000"]).any()
 
 
-def test_checkpoint_needs_checkpoints() -> None:
+def test_invalid_on_nan_raises() -> None:
     with pytest.raises(ConfigurationError, match="set checkpoints too"):
         fit(on_nan="checkpoint")
     with pytest.raises(ConfigurationError, match="on_nan='never': expected one of warn, stop"):
         fit(on_nan="never")
 
 
-def test_steps_that_the_loss_scale_skips_do_not_count() -> None:
+def test_steps_that_the_loss_scale_skips_are_not_reported() -> None:
     """One batch overflows in float16: its loss is infinite, and its step is skipped."""
 
     def scaled() -> keras.Model:
@@ -86,8 +83,8 @@ def test_steps_that_the_loss_scale_skips_do_not_count() -> None:
     assert np.isfinite(trainer.model.get_weights()[0]).all()
 
 
-def test_terminate_on_nan_handles_the_loss() -> None:
+def test_terminate_on_nan_takes_precedence() -> None:
     trainer = Trainer(build, "one_device", on_nan="stop", steps_per_call=1)
     callbacks = [keras.callbacks.TerminateOnNaN()]
-    history = trainer.fit(BROKEN, Y, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+    history = trainer.fit(WITH_NAN, Y, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
     assert len(history.epoch) == 1

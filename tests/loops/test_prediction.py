@@ -12,13 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.support.forms import FORMS, sliced
-from tests.support.training import (
-    X,
-    assert_close,
-    build,
-    dataset,
-    mirrored,
-)
+from tests.support.training import X, assert_close, build, dataset, mirrored
 from tfdist import strategies
 from tfdist.trainer import Trainer
 
@@ -68,7 +62,7 @@ def test_predict_returns_exactly_the_rows_given(
     assert all(isinstance(leaf, np.ndarray) for leaf in keras.tree.flatten(found))
 
 
-def test_predict_some_steps_of_endless_data(predictor: Trainer, predicted: Any) -> None:
+def test_predict_takes_some_steps_of_endless_data(predictor: Trainer, predicted: Any) -> None:
     found = predictor.predict(sliced(INPUTS, size=7).repeat(), steps=3, verbose=0)
     assert_close(found, predicted)
 

@@ -1,4 +1,4 @@
-"""The number of steps per call."""
+"""The choice of the number of steps per call."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def calls(
     pacing: StepsPerCall, clock: list[float], seconds_per_step: float, number: int
 ) -> list[int]:
     """Makes calls, and returns the number of steps of each."""
-    given = []
+    step_counts = []
     for _ in range(number):
-        given.append(pacing.num_steps)
+        step_counts.append(pacing.num_steps)
         pacing.begin_call()
         clock[0] += seconds_per_step * pacing.num_steps
         pacing.end_call(pacing.num_steps)
-    return given
+    return step_counts
 
 
 def test_calls_grow_to_their_target_duration(model: keras.Model, clock: list[float]) -> None:
@@ -55,12 +55,12 @@ def test_calls_grow_to_their_target_duration(model: keras.Model, clock: list[flo
 def test_next_pass_starts_with_the_last_number_of_steps(
     model: keras.Model, clock: list[float]
 ) -> None:
-    noted: list[int] = []
-    pacing = StepsPerCall("auto", model, [], note=noted.append)
+    recorded: list[int] = []
+    pacing = StepsPerCall("auto", model, [], note=recorded.append)
     calls(pacing, clock, 0.001, 4)
     pacing.end_pass()
-    pacing = StepsPerCall("auto", model, [], known=noted[-1])
-    assert calls(pacing, clock, 0.002, 2) == [noted[-1], int(TARGET_SECONDS / 0.002)]
+    pacing = StepsPerCall("auto", model, [], known=recorded[-1])
+    assert calls(pacing, clock, 0.002, 2) == [recorded[-1], int(TARGET_SECONDS / 0.002)]
 
 
 def test_one_slow_step_per_call(model: keras.Model, clock: list[float]) -> None:

@@ -1,3 +1,5 @@
+"""Throughput and the share of time spent waiting for data."""
+
 from __future__ import annotations
 
 from typing import Any

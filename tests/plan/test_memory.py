@@ -141,7 +141,7 @@ def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("memory --strategy pipeline", "--strategy pipeline splits a model over several devices"),
         ("memory --model lstm", "lstm"),
@@ -150,6 +150,8 @@ def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> Non
         ("memory --input a,b", "--input a,b: expected numbers like 224,224,3"),
     ],
 )
-def test_wrong_flags_are_refused(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_refused(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert plan.main(line.split()) == 1
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_command_writes_table_and_chart(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (["--workers", "0..4"], "--workers 0..4: expected 1..256"),
         (["--latency", "20"], "'20': expected a time like 20us"),
@@ -97,10 +97,10 @@ def test_command_writes_table_and_chart(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_wrong_flags_are_refused(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plan.main(["scaling", *flags]) == 1
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_latencies_are_parsed() -> None:

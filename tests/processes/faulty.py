@@ -11,7 +11,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-import tests  # noqa: F401 - quietens TensorFlow
+import tests  # noqa: F401 - silences TensorFlow
 import tfdist
 from tests.support.training import build
 from tfdist.console import command

@@ -9,7 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-import tests  # noqa: F401 - quietens TensorFlow
+import tests  # noqa: F401 - silences TensorFlow
 from tests.support.training import build, steps
 from tfdist import Trainer
 from tfdist.console import command

@@ -29,9 +29,7 @@ def accumulating() -> keras.Model:
 
 
 def stops_and_resumes(strategy: Strategy) -> dict[str, Any]:
-    """Returns the states of an uninterrupted and of an interrupted run, and the number of
-    files.
-    """
+    """Returns the states of an uninterrupted and an interrupted run, and the number of files."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         reference = _train(strategy, folder / "reference")

@@ -46,7 +46,7 @@ def test_different_data_on_a_rank_raise(outcomes: dict[str, Any]) -> None:
     assert errors["off"] == "no error"
 
 
-def test_unseeded_shuffles_are_alike(outcomes: dict[str, Any]) -> None:
+def test_unseeded_shuffles_are_equal(outcomes: dict[str, Any]) -> None:
     rank_0, rank_1 = outcomes["unseeded_shuffles_agree"]
     assert len(rank_0) == 3
     np.testing.assert_array_equal(rank_0, rank_1)
@@ -58,9 +58,7 @@ def test_initial_weights_come_from_rank_0(outcomes: dict[str, Any]) -> None:
 
 
 def test_uneven_data_are_used_completely(outcomes: dict[str, Any]) -> None:
-    """Equals one device with global batches of both ranks' rows, then of rank 0's remaining
-    ones.
-    """
+    """Equals one device with batches of both ranks' rows, then of rank 0's remaining rows."""
     model = build()
     rows = [np.arange(len(X))[rows_of_batch] for rows_of_batch in agreement.rank_rows(0)]
     for i, rows_of_batch in enumerate(agreement.rank_rows(1)):
@@ -95,13 +93,11 @@ def test_model_behaves_like_keras_on_every_worker(outcomes: dict[str, Any]) -> N
     np.testing.assert_array_equal(outcomes["model_edits_on_all_ranks"], [[1], [1]])
 
 
-def test_public_names(outcomes: dict[str, Any]) -> None:
+def test_rank_and_size_on_every_worker(outcomes: dict[str, Any]) -> None:
     np.testing.assert_array_equal(outcomes["public_names"], [[0, 2, 1, 0], [1, 2, 0, 1]])
 
 
-def test_chief_callbacks_write_once_and_restore_on_all_ranks(
-    outcomes: dict[str, Any],
-) -> None:
+def test_chief_callbacks_write_once_and_restore_on_all_ranks(outcomes: dict[str, Any]) -> None:
     found = outcomes["writes_and_restores"]
     assert found["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
     np.testing.assert_array_equal(found["num_files"], [[5], [0]])

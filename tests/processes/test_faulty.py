@@ -49,7 +49,7 @@ def train() -> Iterator[Train]:
         yield both
 
 
-def test_killed_worker(train: Train) -> None:
+def test_killed_worker_is_reported(train: Train) -> None:
     code, output = train("killed")[0]
     assert "error: rank 1 on" in output
     assert "died: its connection closed unexpectedly." in output
@@ -57,13 +57,13 @@ def test_killed_worker(train: Train) -> None:
     assert code == EXIT_CODE
 
 
-def test_worker_that_never_reaches_the_first_step(train: Train) -> None:
+def test_worker_that_never_reaches_the_first_step_is_reported(train: Train) -> None:
     code, output = train(ASLEEP)[0]
     assert "is alive, but has held up the others for 6 s. It reached nothing, not " in output
     assert code == EXIT_CODE
 
 
-def test_worker_that_raises(train: Train) -> None:
+def test_error_of_a_worker_is_reported(train: Train) -> None:
     (code, output), (code_of_1, output_of_1) = train("failing")
     assert "failed: ValueError: this batch is cursed\n" in output
     assert code == EXIT_CODE

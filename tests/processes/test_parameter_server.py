@@ -104,7 +104,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     processes.close()
 
 
-def test_killed_and_restarted_worker(cluster: Cluster) -> None:
+def test_killed_worker_is_replaced_without_losing_steps(cluster: Cluster) -> None:
     cluster.wait_for_epochs(2)
     assert cluster.reports[1]["steps"] == 2 * BATCHES
     cluster.kill("worker", 0)

@@ -76,7 +76,9 @@ def test_ssh_does_not_pass_environment_variables(two_hosts: Hosts) -> None:
         (["horovodrun", "--gloo", "-np", "2", "-H", "a:1,b:1"], "Gloo"),
     ],
 )
-def test_horovod_sums_over_both(launcher: list[str], controller: str, two_hosts: Hosts) -> None:
+def test_horovod_sums_over_both_hosts(
+    launcher: list[str], controller: str, two_hosts: Hosts
+) -> None:
     command = [*launcher, sys.executable, str(ROOT / "tests/processes/horovod_sum.py")]
     done = two_hosts.run("a", command, env=AS_ROOT, cwd=ROOT)
     for rank, host in enumerate("ab"):

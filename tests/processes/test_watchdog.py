@@ -62,9 +62,7 @@ def ends_of_others(processes: Sequence[subprocess.Popen[str]], victim: int) -> E
 def ends(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, dict[str, Ends]]:
-    """The victim, and by fault the ends of the others. All groups run at once: they mostly
-    wait.
-    """
+    """The victim, and how the others end by fault. All groups run at once: they mostly wait."""
     victim, folder = request.param, tmp_path_factory.mktemp("groups")
     with ExitStack() as stack:
         running = {
@@ -94,7 +92,7 @@ def test_other_workers_report_the_fault_and_exit(
         assert code == EXIT_CODE
 
 
-def test_worker_that_leaves_in_order_ends_no_other(tmp_path: Path) -> None:
+def test_orderly_exit_of_a_worker_ends_no_other(tmp_path: Path) -> None:
     with group(tmp_path / "group", "leaving", 1) as processes:
         assert ends_of_others(processes, 1) == [(0, ""), (0, "")]
 

@@ -1,9 +1,9 @@
-"""Networks of `keras.applications` with synchronised BatchNorm, one of each kind, and small.
+"""Networks of `keras.applications` with synchronized BatchNorm, a small one of each kind.
 
-float64 holds two hundred layers of noise below what is compared, where BatchNorm has several values
-to take moments of: of a single one, or of two, plain Keras's numbers do not stand inputs that are
-off by 1e-15. So the last batch has two pictures, and the last layers more than a pixel. One epoch,
-since each takes long.
+In float64, two hundred layers stay within the tolerance if BatchNorm normalizes over several
+values. Over one or two values, an error of 1e-15 in the inputs is too large even for plain Keras.
+The last batch therefore has two images, and the last layers have more than one pixel. There is one
+epoch, because each takes long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.programs.vision import of_classes
 from tests.support.case import compiled
 from tests.support.data import Data
 
-#: One of each kind, with a size of a picture of which its last layers have four pixels at least.
+#: One network of each kind, with an image size for which its last layers have at least 4 pixels.
 KINDS: dict[str, int] = {
     "MobileNet": 64,
     "MobileNetV2": 64,
@@ -37,7 +37,7 @@ KINDS: dict[str, int] = {
     "NASNetMobile": 64,
 }
 
-#: Fewer channels, where a network can be had so.
+#: Options that reduce the channels, for networks that have them.
 NARROW: dict[str, dict[str, Any]] = {
     "MobileNet": {"alpha": 0.25},
     "MobileNetV2": {"alpha": 0.35},
@@ -53,7 +53,7 @@ def _builder(kind: str, size: int) -> Callable[[], keras.Model]:
         outputs = keras.layers.Dense(3)(made.output)
         for layer in made.layers:
             if isinstance(layer, keras.layers.Dropout):
-                layer.rate = 0.0  # each share would draw numbers of its own
+                layer.rate = 0.0  # each replica would draw its own numbers
         return compiled(keras.Model(made.input, outputs), keras.optimizers.SGD(0.01), of_classes())
 
     build.__name__ = kind.lower()

@@ -1,4 +1,4 @@
-"""Programs that listen."""
+"""Programs for audio."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def speech_by_ctc() -> keras.Model:
 
 
 class Endpoint(layers.Layer):
-    """Adds the CTC loss of labels that come in as an input."""
+    """Adds the CTC loss, with the labels as an input."""
 
     def call(self, labels: Any, guesses: Any) -> Any:
-        """Passes the guesses on."""
         lengths = ops.ones_like(labels[:, 0])
         self.add_loss(ops.mean(ops.ctc_loss(labels, guesses, 3 * lengths, 8 * lengths)))
         return guesses

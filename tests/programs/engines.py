@@ -37,12 +37,12 @@ def tfdist(program: Program, strategy: str, num_replicas: int, folder: str = "")
 
     Args:
         program: The program.
-        strategy: Name of a strategy of `tests.conformance.engines`.
+        strategy: Name of a strategy, as in `tests.conformance.engines`.
         num_replicas: Number of devices of this process.
         folder: For the files of callbacks, the same for all workers; empty for a new one.
 
     Raises:
-        tfdist.errors.TfdistError: The Trainer refuses the program.
+        tfdist.errors.TfdistError: If the Trainer refuses the program.
     """
     from tfdist import Trainer
 

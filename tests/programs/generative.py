@@ -28,20 +28,18 @@ def denoising_autoencoder() -> keras.Model:
 
 
 class MaskedConvolution(layers.Layer):
-    """A convolution that sees only what lies above and to the left."""
+    """A convolution over the pixels above and to the left."""
 
     def __init__(self, filters: int) -> None:
         super().__init__()
         self.conv = layers.Conv2D(filters, 3, padding="same")
 
     def build(self, shape: Any) -> None:
-        """Makes the mask of the kernel."""
         self.conv.build(shape)
         self.mask = np.zeros(self.conv.kernel.shape)
         self.mask[0], self.mask[1, :1] = 1.0, 1.0
 
     def call(self, x: Any) -> Any:
-        """Maps [rows, 8, 8, n] to [rows, 8, 8, filters]."""
         kernel = self.conv.kernel * ops.cast(self.mask, self.conv.kernel.dtype)
         return ops.conv(x, kernel, padding="same") + self.conv.bias
 
@@ -57,13 +55,13 @@ def pixel_cnn() -> keras.Model:
 
 
 def _gram(x: Any) -> Any:
-    """The products of channels with each other, for each picture."""
+    """Returns the Gram matrix of the channels, for each image."""
     flat = ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
     return ops.transpose(flat, (0, 2, 1)) @ flat
 
 
 class Stylised(keras.Model):
-    """Judged by the features of a frozen network, in `compute_loss`."""
+    """A model whose `compute_loss` compares features of a frozen network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,14 +69,13 @@ class Stylised(keras.Model):
         self.features = layers.Conv2D(3, 3, activation="relu", trainable=False)
 
     def call(self, inputs: Any) -> Any:
-        """Maps [rows, 8, 8, 1] to the same shape."""
         return self.paint(inputs)
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
         training: bool = True,
     ) -> Any:  # fmt: skip
-        """The difference of Gram matrices, and that of the pictures."""
+        """Returns the difference of the Gram matrices plus that of the images."""
         ours, theirs = _gram(self.features(y_pred)), _gram(self.features(y))
         style = ops.mean(ops.square(ours - theirs)) / 100.0
         return style + ops.mean(ops.square(y_pred - y))
@@ -94,7 +91,7 @@ def style_transfer() -> keras.Model:
 
 
 class Coupling(keras.Model):
-    """Real-valued flows: each half of a vector moves the other."""
+    """A real-valued flow: each half of a vector transforms the other."""
 
     def __init__(self) -> None:
         super().__init__()

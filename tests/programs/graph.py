@@ -1,4 +1,4 @@
-"""Programs that learn from graphs and from sets."""
+"""Programs for graphs and sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.data import Data
 
 
 def _molecules() -> Data:
-    """Graphs padded to five nodes, with a matrix of neighbours each."""
+    """Returns graphs padded to five nodes, each with an adjacency matrix."""
     random = np.random.default_rng(0)
     edges = (random.uniform(size=(NUM_ROWS, 5, 5)) > 0.5).astype("float64")
     edges = np.maximum(edges, np.eye(5))
@@ -33,7 +33,7 @@ def _graph() -> dict[str, keras.KerasTensor]:
 
 
 class GraphAttention(layers.Layer):
-    """Attention of each node over its neighbours."""
+    """Attention of each node over its neighbors."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -41,7 +41,6 @@ class GraphAttention(layers.Layer):
         self.left, self.right = layers.Dense(1), layers.Dense(1)
 
     def call(self, nodes: Any, edges: Any) -> Any:
-        """Maps [rows, 5, n] to [rows, 5, units]."""
         x = self.project(nodes)
         scores = self.left(x) + ops.transpose(self.right(x), (0, 2, 1))
         scores = ops.where(edges > 0, ops.leaky_relu(scores, 0.2), -1e9)
@@ -91,7 +90,7 @@ def messages_between_nodes() -> keras.Model:
 
 
 class Atoms(keras.Model):
-    """Sums atoms of several molecules that lie end to end."""
+    """Sums over the atoms of each molecule; the molecules are concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +117,7 @@ def _merged() -> tf.data.Dataset:
         (spec((None, 2), "float64"), spec((None,), "int32")), spec((None, 1), "float64"),
     )  # fmt: skip
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    # Where the length is unknown plain Keras counts a step too many in every epoch.
+    # With an unknown length, plain Keras counts one step too many in every epoch.
     return dataset.apply(tf.data.experimental.assert_cardinality(2))
 
 

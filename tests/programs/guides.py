@@ -97,7 +97,7 @@ def _enable_lora(runner: Any, arguments: Arguments) -> History:
 @program(vectors(), train=_enable_lora, may_refuse=True, floatx="float32")
 def low_rank_adaptation_later() -> keras.Model:
     """LoRA enabled on a trained dense layer."""
-    # Keras keeps such matrices in float32, whatever it computes with.
+    # Keras stores LoRA's matrices in float32 under every dtype policy.
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(1)])
     return compiled(model)
 
@@ -114,7 +114,7 @@ def low_rank_adaptation() -> keras.Model:
     Data(normal(4), normal(1)),
     floatx="float32",
     tolerance=100.0,
-    why="each share's gradient is rounded to the 8 bits of bfloat16, and so is every output",
+    why="each replica's gradient is rounded to the 8 bits of bfloat16, and so is every output",
 )
 def mixed_precision() -> keras.Model:
     """mixed_bfloat16 layers, and one float32 layer."""

@@ -1,4 +1,4 @@
-"""What large batches are trained with: batches that grow, accumulation, layer-wise rates."""
+"""Programs for large batches: growing batches, warm-up, layer-wise learning rates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = {0: 3, 1: 5, 3: 15}
 
 
 def _growing(runner: Any, arguments: dict[str, Any]) -> keras.callbacks.History:
-    """One `fit` of a Trainer, or of Keras one after another, each with its batch size."""
+    """Calls `fit` once with a Trainer, or with Keras once for each batch size."""
     if isinstance(runner, Trainer):
         return runner.fit(**{**arguments, "batch_size": SIZES})
     ends = [*SIZES, arguments["epochs"]][1:]

@@ -1,4 +1,4 @@
-"""Layers of Keras, many to a model: each reads the input by itself."""
+"""Layers of Keras: each model applies many of them to the same input."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.support.case import compiled
 from tests.support.data import Data
 
 
-def branches(inputs: Any, *made: Callable[[Any], Any], rate: float = 0.002) -> keras.Model:
-    """A number from what several layers make of one input, each through weights of its own."""
-    numbers = [layers.Dense(1)(layers.Flatten()(branch(inputs))) for branch in made]
+def branches(inputs: Any, *parts: Callable[[Any], Any], rate: float = 0.002) -> keras.Model:
+    """Returns a model that sums the outputs of layers, each reduced to one number per row."""
+    numbers = [layers.Dense(1)(layers.Flatten()(branch(inputs))) for branch in parts]
     model = keras.Model(inputs, layers.Add()(numbers))
     return compiled(model, keras.optimizers.SGD(rate, momentum=0.9))
 
 
-def at_rest(*made: layers.Layer) -> list[Callable[[Any], Any]]:
-    """Random layers called as in inference: what they draw in training differs by share.
+def in_inference(*parts: layers.Layer) -> list[Callable[[Any], Any]]:
+    """Returns random layers called as in inference, because replicas draw different numbers.
 
-    Within a layer of one's own: a functional model hands its own `training` to each of its layers.
+    Each is inside a `Lambda`: a functional model passes its `training` to all of its layers.
     """
-    return [layers.Lambda(functools.partial(_rest, layer)) for layer in made]
+    return [layers.Lambda(functools.partial(_call_in_inference, layer)) for layer in parts]
 
 
-def _rest(layer: layers.Layer, x: Any) -> Any:
+def _call_in_inference(layer: layers.Layer, x: Any) -> Any:
     return layer(x, training=False)
 
 
@@ -195,7 +195,7 @@ def augmenting_at_rest() -> keras.Model:
     """Layers that augment pictures, called as in inference."""
     return branches(
         keras.Input((6, 6, 3)),
-        *at_rest(
+        *in_inference(
             layers.AugMix(value_range=(0, 1)),
             layers.CutMix(),
             layers.MixUp(),
@@ -226,7 +226,7 @@ def augmenting_at_rest() -> keras.Model:
             layers.GaussianDropout(0.3),
             layers.GaussianNoise(0.3),
         ),
-        rate=0.0002,  # so many branches add up to a loss that is as steep
+        rate=0.0002,  # the sum of so many branches has a steep loss
     )
 
 

@@ -1,4 +1,4 @@
-"""Every loss and every metric of Keras, many to a model: one for each output."""
+"""Every loss and every metric of Keras: each model has many outputs, with a loss for each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from tests.support.data import Data
 ONE_HOT = np.eye(3)[integers(3)]
 
 
-def judged(activation: str | None, units: int, judges: list[Any], **options: Any) -> keras.Model:
-    """A model with an output for each loss."""
+def with_losses(
+    activation: str | None, units: int, compiled_losses: list[Any], **options: Any
+) -> keras.Model:
+    """Returns a model with an output for each loss."""
     inputs = keras.Input((4,))
     hidden = layers.Dense(3, activation="tanh")(inputs)
     outputs = [
         layers.Dense(units, activation=activation, name=f"by{i}")(hidden)
-        for i in range(len(judges))
+        for i in range(len(compiled_losses))
     ]
-    return compiled(keras.Model(inputs, outputs), keras.optimizers.SGD(0.05), judges, **options)
+    return compiled(
+        keras.Model(inputs, outputs), keras.optimizers.SGD(0.05), compiled_losses, **options
+    )
 
 
 def _numbers() -> list[losses.Loss]:
@@ -44,13 +48,13 @@ def _numbers() -> list[losses.Loss]:
 @program(Data(normal(4), [np.abs(normal(3, seed=2)) + 0.1] * 9))
 def of_numbers() -> keras.Model:
     """Losses between numbers, one for each of nine outputs."""
-    return judged("softplus", 3, _numbers())
+    return with_losses("softplus", 3, _numbers())
 
 
 @program(Data(normal(4), [ONE_HOT] * 9 + [integers(3)] * 2), quick=True)
 def of_classes() -> keras.Model:
     """Losses of classes, one for each of eleven outputs."""
-    judges = [
+    compiled_losses = [
         losses.BinaryCrossentropy(),
         losses.CategoricalCrossentropy(),
         losses.CategoricalFocalCrossentropy(),
@@ -63,21 +67,20 @@ def of_classes() -> keras.Model:
         losses.CategoricalGeneralizedCrossEntropy(),
         losses.SparseCategoricalCrossentropy(),
     ]
-    return judged("softmax", 3, judges)
+    return with_losses("softmax", 3, compiled_losses)
 
 
 class Doubled(keras.Model):
-    """A model whose loss is twice what it is compiled with."""
+    """A model whose loss is twice the compiled loss."""
 
     def compute_loss(self, *args: Any, **options: Any) -> Any:
-        """Twice the compiled loss."""
         return 2.0 * super().compute_loss(*args, **options)
 
 
 @program(Data(normal(4), [ONE_HOT]))
 def binary_focal() -> keras.Model:
     """Focal loss of two classes, which Keras takes from the logits behind the probabilities."""
-    return judged("softmax", 3, [losses.BinaryFocalCrossentropy()])
+    return with_losses("softmax", 3, [losses.BinaryFocalCrossentropy()])
 
 
 @program(Data(normal(4), ONE_HOT), quick=True)
@@ -91,7 +94,7 @@ def of_logits_extended() -> keras.Model:
 @program(Data(normal(4), [ONE_HOT, ONE_HOT, integers(3)]))
 def of_whole_batches() -> keras.Model:
     """Losses over the full batch: Dice, Tversky and Circle."""
-    return judged("softmax", 3, [losses.Dice(), losses.Tversky(), losses.Circle()])
+    return with_losses("softmax", 3, [losses.Dice(), losses.Tversky(), losses.Circle()])
 
 
 def _scored(activation: str | None, units: int, loss: Any, scores: list[Any]) -> keras.Model:
@@ -185,14 +188,13 @@ def metrics_of_class_numbers() -> keras.Model:
 
 
 class Seen(keras.layers.Layer):
-    """Adds up and averages what passes, in metrics of its own."""
+    """Updates a sum and a mean with its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sum, self.mean = metrics.Sum(name="sum"), metrics.Mean(name="mean")
 
     def call(self, x: Any) -> Any:
-        """Returns what came."""
         self.sum.update_state(x)
         self.mean.update_state(x)
         return x

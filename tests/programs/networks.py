@@ -1,6 +1,6 @@
-"""The networks of `tfdist.models`, small, with synchronised BatchNorm.
+"""Small networks of `tfdist.models`, with synchronized BatchNorm.
 
-Those made of `keras.applications` are programs of `applications.py`.
+`applications.py` has those of `keras.applications`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tfdist import models
 
 
 def trained(model: keras.Model, loss: Any = None) -> keras.Model:
-    """Compiles a network with gradient descent, which shows a gradient of the wrong size."""
+    """Compiles a network with gradient descent, which reveals a gradient of the wrong scale."""
     return compiled(model, keras.optimizers.SGD(0.01), loss or of_classes())
 
 
 def next_tokens(length: int = 6, words: int = 11) -> Data:
-    """Returns x: int32 [rows, length], y: the tokens behind each, of the same shape."""
+    """Returns x: int32 [rows, length], y: the next tokens, of the same shape."""
     tokens = integers(words, length + 1)
     return Data(tokens[:, :-1], tokens[:, 1:])
 

@@ -1,4 +1,4 @@
-"""What a program is, and the registry of them."""
+"""`Program`, the description of a program, and the registry of programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras.src.backend.common import global_state
 from tests.support.case import Build, Case
 from tests.support.data import Data
 
-#: In float64 rounding stays below 4e-9: a hundredth of what float32 hides would be seen.
+#: In float64, rounding stays below 4e-9, so a hundredth of float32's rounding is detected.
 TOLERANCE = 1e-4
 
 
@@ -22,7 +22,7 @@ def _none(_: Path) -> Sequence[keras.callbacks.Callback]:
     return ()
 
 
-#: Trains by a model or a Trainer with the arguments of `fit`; may add numbers to the history.
+#: Trains a model or a Trainer with the arguments of `fit`; may add numbers to the history.
 Train = Callable[[Any, dict[str, Any]], keras.callbacks.History]
 
 
@@ -32,16 +32,16 @@ def _fit(runner: Any, arguments: dict[str, Any]) -> keras.callbacks.History:
 
 @dataclasses.dataclass(frozen=True)
 class Program(Case):
-    """A case that is somebody's program.
+    """A case that is a whole program.
 
     Attributes:
-        family: what kind of program, as its file is called.
-        floatx: what Keras computes with.
-        callbacks: makes the callbacks of `fit`, given a folder for their files. What they find
-            out they put into the logs, and so into the history.
-        train: what the program does with a model or a Trainer.
-        only_fit: whether the program neither evaluates nor predicts.
-        quick: whether `make check` runs it; the others are left to `make conformance`.
+        family: Kind of program: the name of its file.
+        floatx: Default dtype of Keras.
+        callbacks: Creates the callbacks of `fit`, given a folder for their files. They add their
+            results to the logs, and so to the history.
+        train: What the program does with a model or a Trainer.
+        only_fit: Whether the program neither evaluates nor predicts.
+        quick: Whether `make check` runs it; `make conformance` runs all.
     """
 
     batch_size: int = 5
@@ -58,14 +58,14 @@ PROGRAMS: dict[str, Program] = {}
 
 
 def program(data: Data, **options: Any) -> Callable[[Build], Build]:
-    """Makes a program of a model builder: its name is the program's, its docstring the feature.
+    """Registers a model builder as a program, named like the function, with its docstring.
 
     Args:
-        data: the rows to train on and to evaluate.
-        **options: the other fields of `Program`.
+        data: Rows to train on and to evaluate.
+        **options: The other fields of `Program`.
 
     Raises:
-        ValueError: two builders have one name, or a loose tolerance has no reason.
+        ValueError: If two builders have the same name, or a wide tolerance has no reason.
     """
 
     def register(build: Build) -> Build:
@@ -76,12 +76,12 @@ def program(data: Data, **options: Any) -> Callable[[Build], Build]:
         exact = options.get("floatx", "float64") == "float64"
         chosen = {"tolerance": TOLERANCE if exact else 1.0} | options
         if chosen["tolerance"] > (TOLERANCE if exact else 1.0) and not options.get("why"):
-            raise ValueError(f"{name} asks for a wider tolerance: say why.")
+            raise ValueError(f"{name} has a wide tolerance: set `why` to the reason.")
         feature = (inspect.getdoc(build) or name).splitlines()[0].rstrip(".")
 
         def seeded() -> keras.Model:
             keras.utils.set_random_seed(1)
-            # Metrics and states are logged under names that Keras numbers through a process.
+            # Keras numbers the names of metrics and states throughout a process.
             global_state.set_global_attribute("object_name_uids", None)
             return build()
 

@@ -115,13 +115,11 @@ class Extra(layers.Layer):
         self.names, self.gated = names, gated
 
     def build(self, shape: Any) -> None:
-        """Creates the weight and the state."""
         first = "zeros" if self.gated else keras.initializers.Constant(0.1)
         self.gate = self.add_weight(name="gate", shape=(), initializer=first)
         self.state = self.add_weight(name="state", shape=(), initializer="zeros", trainable=False)
 
     def call(self, inputs: Any) -> Any:
-        """Maps [rows, features] to the same shape."""
         inner, reduced, outer, target = self.names
         found = self.gate * OUTER[outer](REDUCED[reduced](INNER[inner](inputs)))
         if target == "outputs":
@@ -316,7 +314,7 @@ class Recipe:
         return Data(x, labels[LOSSES[self.loss[0]][2]], weights)
 
 
-def drawn(seed: int, number: int) -> Recipe:
+def draw_recipe(seed: int, number: int) -> Recipe:
     """Returns a recipe by its seed and number."""
     draw = random.Random(f"{seed} {number}")
     inputs = draw.choice(list(INPUTS))
@@ -324,11 +322,11 @@ def drawn(seed: int, number: int) -> Recipe:
     accumulate = draw.choice([1, 1, 1, 1, 2, 3])
     known = [name for name in LAYERS[rank] if accumulate == 1 or name not in FULL_BATCH]
     known_losses = [name for name in LOSSES if accumulate == 1 or name not in FULL_BATCH]
-    branches = [_seldom(draw, known, draw.randint(1, 2)) for _ in range(draw.randint(1, 2))]
+    branches = [_draw_layers(draw, known, draw.randint(1, 2)) for _ in range(draw.randint(1, 2))]
     recipe = Recipe(
         inputs=inputs,
         branches=tuple(map(tuple, branches)),
-        end=_seldom(draw, list(ENDS[rank]), 1)[0],
+        end=_draw_layers(draw, list(ENDS[rank]), 1)[0],
         merge=draw.choice(list(MERGES)),
         loss=(draw.choice(known_losses), draw.choice(REDUCTIONS)),
         optimizer=draw.choice(list(OPTIMIZERS)),
@@ -345,13 +343,13 @@ def drawn(seed: int, number: int) -> Recipe:
     return dataclasses.replace(recipe, extra=extra, gated=draw.random() < 0.5)
 
 
-def _seldom(draw: random.Random, names: list[str], number: int) -> list[str]:
+def _draw_layers(draw: random.Random, names: list[str], number: int) -> list[str]:
     """Draws names, of which few are recurrent layers."""
     weights = [0.2 if name in RECURRENT else 1.0 for name in names]
     return draw.choices(names, weights, k=number)
 
 
-def wrong(recipe: Recipe) -> list[str]:
+def differences_of(recipe: Recipe) -> list[str]:
     """Trains a recipe with a Trainer and with plain Keras; returns the differences.
 
     Raises:
@@ -374,9 +372,9 @@ def main() -> int:
     start_tensorflow()
     num_wrong = 0
     for number in range(arguments.first, arguments.first + arguments.count):
-        recipe = drawn(arguments.seed, number)
+        recipe = draw_recipe(arguments.seed, number)
         try:
-            reasons = wrong(recipe)
+            reasons = differences_of(recipe)
         except Exception as error:
             kind = "refused" if isinstance(error, TfdistError) else type(error).__name__
             reasons = [f"{kind}: {error}"]

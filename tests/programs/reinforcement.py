@@ -1,4 +1,4 @@
-"""Programs that learn from rewards, on the rows of a replay memory."""
+"""Programs for reinforcement learning, on the rows of a replay memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ActorCritic(layers.Layer):
         self.actor, self.critic = layers.Dense(2, activation="softmax"), layers.Dense(1)
 
     def call(self, state: Any, action: Any, reward: Any) -> Any:
-        """Returns the chances of the actions [rows, 2]."""
+        """Returns the probabilities of the actions [rows, 2]."""
         x = self.common(state)
         chances, value = self.actor(x), self.critic(x)
         advantage = reward - value
@@ -52,7 +52,6 @@ class Taken(keras.losses.Loss):
     """Huber's loss of the value of the action that was taken: y is [action, target]."""
 
     def call(self, y: Any, values: Any) -> Any:
-        """Returns [rows]."""
         taken = ops.one_hot(ops.cast(y[:, 0], "int32"), 3, dtype=values.dtype)
         return keras.losses.huber(y[:, 1:], ops.sum(values * taken, 1, keepdims=True))
 
@@ -74,7 +73,6 @@ class Clipped(keras.Model):
         self.policy = keras.Sequential([layers.Dense(4, activation="tanh"), layers.Dense(2)])
 
     def call(self, inputs: Any) -> Any:
-        """Maps states to logits [rows, 2]."""
         return self.policy(inputs["state"])
 
     def compute_loss(

@@ -1,4 +1,4 @@
-"""Rows for programs: 11 in batches of 5, so that shares are uneven and one is left empty."""
+"""Rows for programs: 11 in batches of 5, with uneven and empty per-replica batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that follow series in time."""
+"""Programs for time series."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.data import Data
 
 
 def forecast(inputs: Any, x: Any, optimizer: Any = "adam") -> keras.Model:
-    """A model of one number over features [rows, n]."""
+    """Returns a model that predicts one number from features [rows, n]."""
     return compiled(keras.Model(inputs, layers.Dense(1)(x)), optimizer, "mse", metrics=["mae"])
 
 
@@ -76,7 +76,7 @@ def classified_by_transformer() -> keras.Model:
 
 
 class Roads(layers.Layer):
-    """Averages over neighbours in a graph of roads, then an LSTM of each road."""
+    """Averages over neighbors in a graph of roads, then applies an LSTM to each road."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,6 @@ class Roads(layers.Layer):
         self.roads = np.array([[0.5, 0.5, 0], [0.25, 0.5, 0.25], [0, 0.5, 0.5]])
 
     def call(self, x: Any) -> Any:
-        """Maps [rows, steps, roads, features] to [rows, roads]."""
         x = self.mix(ops.einsum("ij,btjf->btif", ops.cast(self.roads, x.dtype), x))
         rows, steps = ops.shape(x)[0], x.shape[1]
         x = ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (-1, steps, 2))

@@ -1,4 +1,4 @@
-"""Programs that learn from tables and ratings."""
+"""Programs for tables and ratings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ YES = integers(2, 1, seed=4)
 
 
 def people() -> dict[str, keras.KerasTensor]:
-    """Inputs of a table with numbers and categories."""
+    """Returns the inputs of a table with numbers and categories."""
     return {
         "age": keras.Input((1,), name="age"),
         "hours": keras.Input((1,), name="hours"),
@@ -80,7 +80,6 @@ class Gated(layers.Layer):
         self.norm, self.project = layers.LayerNormalization(), layers.Dense(units)
 
     def call(self, x: Any) -> Any:
-        """Maps [rows, n] to [rows, units]."""
         y = self.hidden(x)
         return self.norm(self.project(x) + self.linear(y) * self.gate(y))
 
@@ -96,7 +95,7 @@ def selected_variables() -> keras.Model:
 
 
 class Recommender(keras.Model):
-    """Users and films as vectors with biases."""
+    """Embeddings and biases of users and films."""
 
     def __init__(self, tensordot: bool = False) -> None:
         super().__init__()
@@ -174,7 +173,6 @@ class Tree(layers.Layer):
         self.seen = np.eye(shape[-1])[:, :3]
 
     def call(self, x: Any) -> Any:
-        """Maps [rows, n] to [rows, 1]."""
         p = self.branch(x @ ops.convert_to_tensor(self.seen, x.dtype))
         left, right = p[:, :1], 1 - p[:, :1]
         ways = [left * p[:, 1:2], left * (1 - p[:, 1:2]), right * p[:, 2:], right * (1 - p[:, 2:])]
@@ -204,7 +202,7 @@ def behaviour_sequence() -> keras.Model:
 
 
 def _answers() -> Data:
-    """Questions of a pupil and whether they were answered, the next answer to be guessed."""
+    """Returns questions and whether each was answered correctly; the label is the next answer."""
     asked, right = integers(5, 4), integers(2, 4, seed=6)
     return Data([asked, right], np.roll(right, -1, 1)[..., None].astype("float64"), normal(4) ** 2)
 

@@ -1,4 +1,4 @@
-"""Programs as people write them end in a Trainer as they end in plain Keras on one device."""
+"""Programs give the same results in a Trainer as in plain Keras on one device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.programs import engines
 from tests.programs.programs import PROGRAMS
 from tfdist.errors import TfdistError
 
-# make check runs the quick ones, make conformance all.
+# `make check` runs the quick ones, `make conformance` all.
 PARAMETERS = [
     pytest.param(name, marks=[] if program.quick else [pytest.mark.long])
     for name, program in PROGRAMS.items()

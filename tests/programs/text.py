@@ -1,4 +1,4 @@
-"""Programs that read text."""
+"""Programs for text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.data import Data
 
 
 def binary(inputs: Any, features: Any, optimizer: Any = "adam") -> keras.Model:
-    """A model of one probability over features [rows, n]."""
+    """Returns a model that predicts one probability from features [rows, n]."""
     model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(features))
     return compiled(model, optimizer, "binary_crossentropy", metrics=["accuracy"])
 
 
 class Embedded(layers.Layer):
-    """Words and their places, both looked up."""
+    """Embeds words and their positions."""
 
     def __init__(
         self, words: int = 9, length: int = 6, width: int = 4, masked: bool = False

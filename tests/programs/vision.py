@@ -1,4 +1,4 @@
-"""Programs that look at pictures."""
+"""Programs for images."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.support.data import Data
 
 
 def of_classes() -> keras.losses.Loss:
-    """Cross-entropy of logits, made when asked for: a loss keeps the dtype of its making."""
+    """Returns a cross-entropy of logits, created here because it keeps the current dtype."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def classifier(inputs: Any, features: Any, optimizer: str | Any = "adam") -> keras.Model:
-    """A model of three classes over features [rows, n]."""
+    """Returns a classifier of three classes from features [rows, n]."""
     model = keras.Model(inputs, layers.Dense(3)(features))
     return compiled(model, optimizer, of_classes(), metrics=["accuracy"])
 
 
 def encoder(tokens: Any, width: int = 4, blocks: int = 1) -> Any:
-    """Blocks of a transformer, normalised first."""
+    """Applies transformer blocks with pre-normalization."""
     for _ in range(blocks):
         normed = layers.LayerNormalization(epsilon=1e-6)(tokens)
         tokens = layers.Add()([layers.MultiHeadAttention(2, 2)(normed, normed), tokens])
@@ -37,7 +37,7 @@ def encoder(tokens: Any, width: int = 4, blocks: int = 1) -> Any:
 
 
 class Patches(layers.Layer):
-    """Cuts a picture into patches, embeds them and adds a position by constant indices."""
+    """Splits an image into patches, embeds them and adds positions by constant indices."""
 
     def __init__(self, size: int = 4, width: int = 4) -> None:
         super().__init__()
@@ -46,7 +46,6 @@ class Patches(layers.Layer):
         self.position = layers.Embedding(self.num, width)
 
     def call(self, images: Any) -> Any:
-        """Maps [rows, 8, 8, 1] to [rows, patches, width]."""
         patches = ops.image.extract_patches(images, self.size)
         patches = ops.reshape(patches, (-1, self.num, self.size * self.size))
         return self.embed(patches) + self.position(ops.arange(self.num))
@@ -192,7 +191,7 @@ def triplets() -> keras.Model:
 
 
 def _batch_hard(labels: Any, embeddings: Any) -> Any:
-    """The hardest positive and negative of each row within its batch."""
+    """Returns the loss of each row's hardest positive and negative in the batch."""
     squares = ops.sum(ops.square(embeddings), 1)
     distances = squares[:, None] - 2 * embeddings @ ops.transpose(embeddings) + squares[None]
     same = ops.cast(ops.reshape(labels, (-1, 1)) == ops.reshape(labels, (1, -1)), distances.dtype)
@@ -231,19 +230,17 @@ def squeeze_and_excite() -> keras.Model:
 
 
 class Involution(layers.Layer):
-    """A kernel for every pixel, made from that pixel."""
+    """A kernel for every pixel, computed from that pixel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kernel = layers.Conv2D(9, 1)
 
     def call(self, images: Any) -> Any:
-        """Maps [rows, 8, 8, 1] to the same shape."""
         patches = ops.image.extract_patches(images, 3, strides=1, padding="same")
         return ops.sum(patches * self.kernel(images), -1, keepdims=True)
 
     def compute_output_shape(self, shape: Any) -> Any:
-        """As what comes in."""
         return shape
 
 
@@ -259,7 +256,6 @@ class Window(layers.Layer):
     """Attention within shifted windows, with a table of biases by relative position."""
 
     def build(self, shape: Any) -> None:
-        """Makes the table and the projections."""
         self.table = self.add_weight(shape=(9, 1), initializer="glorot_uniform", name="table")
         self.qkv, self.out = layers.Dense(3 * shape[-1]), layers.Dense(shape[-1])
         places = np.stack(np.meshgrid(range(2), range(2), indexing="ij")).reshape(2, -1)
@@ -267,7 +263,6 @@ class Window(layers.Layer):
         self.relative = (3 * relative[0] + relative[1]).reshape(-1)
 
     def call(self, x: Any) -> Any:
-        """Maps [rows, 4, 4, channels] to the same shape."""
         channels = x.shape[-1]
         x = ops.roll(x, (-1, -1), (1, 2))
         x = ops.reshape(x, (-1, 2, 2, 2, 2, channels))
@@ -288,14 +283,12 @@ def shifted_windows() -> keras.Model:
 
 
 class ClassToken(layers.Layer):
-    """Lays a learned token before all others."""
+    """Prepends a learned token."""
 
     def build(self, shape: Any) -> None:
-        """Makes the token."""
         self.token = self.add_weight(shape=(1, 1, shape[-1]), name="token")
 
     def call(self, x: Any) -> Any:
-        """Maps [rows, n, width] to [rows, n + 1, width]."""
         rows = ops.shape(x)[0]
         return ops.concatenate([ops.broadcast_to(self.token, (rows, 1, x.shape[-1])), x], 1)
 
@@ -332,7 +325,7 @@ def super_resolution() -> keras.Model:
 
 @keras.saving.register_keras_serializable("tests.programs")
 class Orthogonal(keras.regularizers.Regularizer):
-    """Holds a matrix for each row near to an orthogonal one."""
+    """Penalizes each row's matrix for its distance from an orthogonal one."""
 
     def __call__(self, x: Any) -> Any:
         """Returns the penalty, summed over the rows [rows, 9]."""

@@ -1,4 +1,4 @@
-"""Recipes made small, and trained for two steps as the training command would."""
+"""Trains small versions of recipes for two steps, as the training command does."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def two_steps(
 
     Args:
         name: One of `SMALL`.
-        strategy: By name.
-        devices: Of this process.
-        data_dir: Where its data are written, once.
+        strategy: Name of the strategy.
+        devices: Number of devices of this process.
+        data_dir: Folder of the recipes' data.
         *more: Further flags.
 
     Returns:
@@ -32,10 +32,10 @@ def two_steps(
     given = [f"--recipe={name}", f"--strategy={strategy}", f"--devices={devices}"]
     config = flags.parse("", "", [*given, f"--data-dir={data_dir}", *SMALL[name], *more])
     workload, watched = recipe.find(name), Watched(config)
-    made = from_config.make_strategy(config)
-    data, validation = from_config.make_data(watched.as_config(), workload, made)
+    created = from_config.make_strategy(config)
+    data, validation = from_config.make_data(watched.as_config(), workload, created)
     steps = recipe.num_steps(data)
-    trainer = from_config.make_trainer(watched.as_config(), workload, made, steps)
+    trainer = from_config.make_trainer(watched.as_config(), workload, created, steps)
     callbacks = from_config.make_callbacks(watched.as_config(), workload)
     watched.unread(workload)
     trained: dict[str, list[float]] = trainer.fit(
@@ -45,13 +45,13 @@ def two_steps(
     return trained
 
 
-def is_sound(history: dict[str, Any]) -> bool:
-    """Whether losses of training and of validation are there, and all numbers are finite."""
+def has_finite_losses(history: dict[str, Any]) -> bool:
+    """Returns whether there are training and validation losses, and all numbers are finite."""
     return {"loss", "val_loss"} <= set(history) and bool(np.isfinite([*history.values()]).all())
 
 
-def in_worker(data_dir: str) -> Any:
-    """In a worker of Horovod: returns what trains a recipe, by its name."""
+def create_training(data_dir: str) -> Any:
+    """Runs in a worker of Horovod: returns a function that trains a recipe, given its name."""
     from tfdist import strategies
 
     strategies.create("horovod")  # before anything starts TensorFlow

@@ -1,10 +1,10 @@
-"""What makes each recipe small: flags of the training command."""
+"""Flags of the training command that make each recipe small."""
 
 from __future__ import annotations
 
 _CNN = ["--model=cnn", "--set=filters=[4, 8]", "--set=units=8", "--batch-size=6"]
 
-#: By recipe: what makes it small.
+#: Flags by recipe.
 SMALL: dict[str, list[str]] = {
     "digits": ["--batch-size=6"],
     "cifar10_resnet": ["--data=small", "--set=width=4", "--set=num_blocks=[1]", "--batch-size=6"],

@@ -40,7 +40,7 @@ def test_schedule_of_the_one_hour_paper() -> None:
     assert (optimizer.momentum, optimizer.decay) == (0.9, 1e-4)
 
 
-def test_steps_of_cifar() -> None:
+def test_schedule_of_cifar() -> None:
     config = parse("cifar10_resnet")
     rate = schedules.learning_rate(config, 391)
     assert [round(float(rate(step)), 5) for step in (0, 32_000, 32_100, 48_200, 64_000)] == [
@@ -49,7 +49,7 @@ def test_steps_of_cifar() -> None:
     assert cifar10_resnet.build_model(config, 391).count_params() == 274_042
 
 
-def test_noise_stands_in_for_all_of_the_data() -> None:
+def test_synthetic_data_have_the_size_of_the_real_data() -> None:
     small = ["--data=synthetic", "--batch-size=64", "--set=image_size=16"]
     batches = imagenet_resnet50.train_data(parse("imagenet_resnet50", *small))
     assert recipe.num_steps(batches) == 1_281_167 // 64
@@ -61,14 +61,14 @@ def test_noise_stands_in_for_all_of_the_data() -> None:
     assert "to measure speed only" in data.describe(parse("imagenet_resnet50", *small))
 
 
-def test_data_that_are_not_to_be_had_say_what_stands_in(tmp_path: Path) -> None:
+def test_missing_data_suggest_small_or_synthetic(tmp_path: Path) -> None:
     config = parse("cifar10_resnet", f"--data={tmp_path}/nothing", f"--data-dir={tmp_path}")
     strategy = from_config.make_strategy(config)
     with pytest.raises(DataError, match=r"no such file or folder.*\nUse --data small or synth"):
         from_config.make_data(config, recipe.find("cifar10_resnet"), strategy)
 
 
-def test_folder_of_the_users_own(data_dir: str, tmp_path: Path) -> None:
+def test_user_folders_are_read_or_packed(data_dir: str, tmp_path: Path) -> None:
     """A folder that is packed is read; one that is not is packed where the data are kept."""
     config = parse("xception_cats", "--data=small", f"--data-dir={data_dir}", "--batch-size=8")
     before = xception_cats.validation_data(config)
@@ -80,13 +80,13 @@ def test_folder_of_the_users_own(data_dir: str, tmp_path: Path) -> None:
         (tmp_path / "own" / split).mkdir(parents=True)
         (tmp_path / "own" / split / "a.txt").write_text("some words of mine\n" * 20)
     mine = [f"--data={tmp_path}/own", f"--data-dir={tmp_path}", "--set=length=9", "--batch-size=2"]
-    tokens, behind = next(iter(gpt_text.validation_data(parse("gpt_text", *mine))))
+    tokens, following = next(iter(gpt_text.validation_data(parse("gpt_text", *mine))))
     assert bytes(tokens.numpy()[0].astype("uint8")) == b"some word"
-    assert bytes(behind.numpy()[0].astype("uint8")) == b"ome words"
+    assert bytes(following.numpy()[0].astype("uint8")) == b"ome words"
     assert (tmp_path / "text").is_dir()
 
 
-def test_backbone_rests_until_it_is_thawed(data_dir: str) -> None:
+def test_backbone_is_trained_only_after_unfreezing(data_dir: str) -> None:
     given = [*SMALL["xception_cats"], "--set=thawed_rate=0.01", f"--data-dir={data_dir}"]
     config = parse("xception_cats", *given)
     keras.utils.set_random_seed(0)

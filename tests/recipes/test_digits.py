@@ -1,4 +1,4 @@
-"""The embedded default: its data, and two steps of its training."""
+"""The default recipe: its data, its model, and two steps of training."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def test_two_steps(config: TrainConfig) -> None:
     assert model.count_params() == 119_370
 
 
-def test_rate_rises_for_half_an_epoch_and_ends_with_the_last(config: TrainConfig) -> None:
+def test_learning_rate_warms_up_for_half_an_epoch(config: TrainConfig) -> None:
     rate = digits.build_model(config, 23).optimizer.get_config()["learning_rate"]["config"]
     assert rate["warmup_steps"] == 12
     assert rate["warmup_steps"] + rate["decay_steps"] == 20 * 23
 
 
-def test_model_is_a_choice(config: TrainConfig) -> None:
+def test_model_can_be_selected(config: TrainConfig) -> None:
     def built(**update: object) -> keras.Model:
         return digits.build_model(config.model_copy(update=update), 23)
 

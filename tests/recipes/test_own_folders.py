@@ -69,7 +69,7 @@ def test_splits_of_the_folder_are_used(name: str, packed: bool, tmp_path: Path) 
         assert sizes(prepare(source, tmp_path)) == [[3, 3], [2, 2]]
 
 
-def test_a_packed_folder_is_divided(tmp_path: Path) -> None:
+def test_packed_folder_is_divided(tmp_path: Path) -> None:
     source = photos(tmp_path / "photos", "cat", "dog")
     pipelines.packed(str(source), tmp_path / "packed", num_workers=1)
     assert sizes(prepare(tmp_path / "packed", tmp_path)) == [[8, 8], [2, 2]]
@@ -83,7 +83,7 @@ def test_changed_files_are_packed_again(tmp_path: Path) -> None:
     assert prepare(source, tmp_path).classes == ("cat", "dog", "owl")
 
 
-def test_errors_of_class_folders(tmp_path: Path) -> None:
+def test_invalid_class_folders_raise(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--data nowhere: expected a folder with one sub"):
         prepare(Path("nowhere"), tmp_path)
     with pytest.raises(DataError, match="at least 2 classes, found 1"):
@@ -123,7 +123,7 @@ def test_elements_of_a_vector_are_counted() -> None:
             data.check_features(features, {"attributes": 40}, "DATA", "USER")
 
 
-def test_pictures_and_a_model_to_start_from(tmp_path: Path) -> None:
+def test_pictures_are_written_and_weights_reused(tmp_path: Path) -> None:
     common = [
         "--recipe=image_folder", "--model=cnn", "--set=filters=[4]", "--set=units=4", "--epochs=1",
         "--set=image_size=16", "--verbose=0", f"--data-dir={tmp_path / 'cache'}", "--batch-size=4",
@@ -173,7 +173,7 @@ def test_columns_of_a_table(tmp_path: Path) -> None:
     assert (model(features).shape, labels.shape) == ((4, 2), (4, 2))
 
 
-def test_a_quantity_is_predicted_in_its_own_units(tmp_path: Path) -> None:
+def test_quantity_is_predicted_in_its_own_units(tmp_path: Path) -> None:
     config = table_config(tmp_path, "--set=label=price", "--batch-size=4")
     model = table.build_model(config, 10)
     predicted = np.concatenate([model(x) for x, _ in table.train_data(config)])
@@ -193,7 +193,7 @@ def test_a_quantity_is_predicted_in_its_own_units(tmp_path: Path) -> None:
     ],
     ids=["no-column", "text-as-quantity", "no-features", "one-class"],
 )
-def test_errors_of_tables(words: list[str], text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_tables_raise(words: list[str], text: str, message: str, tmp_path: Path) -> None:
     table._read.cache_clear()
     with pytest.raises((ConfigurationError, DataError), match=message):
         table.train_data(table_config(tmp_path, *words, text=text))
@@ -234,7 +234,7 @@ def test_synthetic_data_of_a_recipe_without_large_data() -> None:
     assert (first[0] != first[1]).any()
 
 
-def test_what_smoke_makes_smaller() -> None:
+def test_smoke_makes_recipes_smaller() -> None:
     config = flags.parse("", "", ["--recipe=vit_small", "--smoke", "--set=image_size=64"])
     assert (config.batch_size, config.set["size"], config.set["image_size"]) == (16, "micro", 64)
     smaller = recipe.made_smaller(recipe.find("vit_small"), config)

@@ -1,4 +1,4 @@
-"""Recipes make two steps: under one strategy here, under three in the long form."""
+"""Recipes train for two steps under several strategies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,17 +13,15 @@ import keras
 import pytest
 
 from tests.recipes import small
-from tests.support import ROOT
+from tests.support import starting
 from tests.support.training import assert_close
 from tfdist import train
 from tfdist.config import TrainConfig
 from tfdist.run import recipe
 from tfdist.trainer import Trainer
 
-#: What makes a recipe's data or model small.
-SMALL = {
-    "central_storage_big_embedding": ["--set=num_items=100", "--set=num_ratings=1000"],
-}
+#: Flags that make a recipe's data or model small.
+SMALL = {"central_storage_big_embedding": ["--set=num_items=100", "--set=num_ratings=1000"]}
 
 #: All but those that test_two_steps.py trains, which need flags to be small.
 NAMES = [name for name in recipe.names() if name == "digits" or name not in small.SMALL]
@@ -36,14 +33,14 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flags(name: str, folder: Path, data_dir: Path) -> list[str]:
-    """The command line's words for two steps of training and of validation."""
+    """Returns the flags for two steps of training and of validation."""
     folders = [f"--run-dir={folder / 'run'}", f"--data-dir={data_dir}"]
     short = ["--epochs=1", "--limit-steps=2", "--batch-size=8", "--verbose=0"]
     return [f"--recipe={name}", *short, *folders, *SMALL.get(name, [])]
 
 
 def check(folder: Path) -> None:
-    """The run made two steps, to finite numbers, and plain Keras loads the model."""
+    """Asserts that the run made two steps with finite metrics, and that Keras loads the model."""
     (line,) = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     found = json.loads(line)
     assert found["step"] == 2
@@ -70,20 +67,13 @@ def test_two_steps_over_two_processes(name: str, tmp_path: Path, data_dir: Path)
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or "mpirun"
     command = [mpirun, "--oversubscribe", *root, "-np", "2", sys.executable, "-m", "tfdist.train"]
-    done = subprocess.run(
-        [*command, *flags(name, tmp_path, data_dir), "--strategy=horovod"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    environ = starting.ENVIRON | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    words = flags(name, tmp_path, data_dir)
+    starting.run(*command, *words, "--strategy=horovod", cwd=tmp_path, env=environ)
     check(tmp_path)
 
 
-def test_towers_by_hand_train_as_the_others_do() -> None:
+def test_towers_by_hand_match_mirrored() -> None:
     from recipes import towers_by_hand
 
     config = TrainConfig(**{**towers_by_hand.DEFAULTS, "batch_size": 7})

@@ -1,4 +1,4 @@
-"""What there is to train is listed, and a recipe of one's own begins with one that works."""
+"""`--list-recipes` lists all recipes, and `--new-recipe` writes one that trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.run import recipe
 
 
-def test_every_recipe_says_in_a_line_what_it_trains() -> None:
+def test_every_recipe_is_listed_with_a_description() -> None:
     shown = without_tensorflow("tfdist.train", "--list-recipes")
     for name in recipe.names():
         assert f" {name} " in shown
@@ -35,18 +35,18 @@ def test_new_recipe_trains_for_two_steps(
 
 
 @pytest.mark.parametrize(
-    ("file", "says"),
+    ("file", "message"),
     [
         ("there.py", "there.py: it is there already"),
         ("there.txt", "expected a name that ends in .py"),
         ("not/there.py", "not/there.py: No such file or directory"),
     ],
 )
-def test_recipe_that_cannot_be_written(
-    file: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_recipe_that_cannot_be_written_raises(
+    file: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.py").write_text("mine")
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=message):
         recipe.write_new(file)
     assert (tmp_path / "there.py").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""Two runs of a training command, with an input of several threads that draw numbers."""
+"""Deterministic runs, with data from several threads that draw random numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def validation_data(config):
 """
 
 
-def test_two_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
+def test_two_runs_are_bitwise_identical(tmp_path: Path) -> None:
     recipe = tmp_path / "drawn.py"
     recipe.write_text(RECIPE)
     program = (
@@ -63,21 +63,21 @@ def test_two_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
         )
         for name in "ab"
     ]
-    said = [process.communicate(timeout=300)[0] for process in running]
+    outputs = [process.communicate(timeout=300)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0]
-    assert said[0].split()[-1] == said[1].split()[-1]
+    assert outputs[0].split()[-1] == outputs[1].split()[-1]
     losses = [
         [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").open()]
         for name in "ab"
     ]
     assert losses[0] == losses[1]
-    told = json.loads((tmp_path / "a" / "versions.json").read_text())
-    assert (told["seed"], told["deterministic"], told["replicas"]) == (0, True, 2)
-    assert told["devices"] == ["CPU:0", "CPU:1"]
-    assert told["git"]["recipe"] is None
+    versions = json.loads((tmp_path / "a" / "versions.json").read_text())
+    assert (versions["seed"], versions["deterministic"], versions["replicas"]) == (0, True, 2)
+    assert versions["devices"] == ["CPU:0", "CPU:1"]
+    assert versions["git"]["recipe"] is None
 
 
-def test_numbers_of_a_state_of_their_own_are_refused() -> None:
+def test_stateful_random_numbers_in_the_data_raise() -> None:
     def draw(number: tf.Tensor) -> tf.Tensor:
         return tf.random.normal([])
 
@@ -87,7 +87,7 @@ def test_numbers_of_a_state_of_their_own_are_refused() -> None:
     datasets.check_repeatable(tf.data.Dataset.range(9).shuffle(3).batch(2), "train_data")
 
 
-def test_asynchronous_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asynchronous_strategy_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = SimpleNamespace(repeatable=False, name="servers")
     monkeypatch.setattr(strategies, "create", lambda *args, **options: strategy)
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
@@ -95,7 +95,7 @@ def test_asynchronous_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         from_config.make_strategy(TrainConfig(deterministic=True))
 
 
-def test_sources_that_have_changed(tmp_path: Path) -> None:
+def test_git_state_reports_changes(tmp_path: Path) -> None:
     def git(*words: str) -> None:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)

@@ -23,17 +23,17 @@ def test_fields_that_are_read_have_an_effect() -> None:
     assert watched.unread(RECIPE) == ["jit_compile", "run_eagerly"]
 
 
-def test_field_that_was_set_and_is_not_read() -> None:
+def test_set_field_that_is_not_read_raises() -> None:
     watched = Watched(TrainConfig(learning_rate=0.1))
     with pytest.raises(ConfigurationError, match=r"learning_rate=0\.1 has no effect: .* 'digits'"):
         watched.unread(RECIPE)
 
 
-def test_recipes_own_default_is_no_wish_of_the_user() -> None:
+def test_default_of_the_recipe_may_stay_unread() -> None:
     assert Watched(TrainConfig(learning_rate=0.5)).unread(RECIPE) == list(OF_RECIPES)
 
 
-def test_whole_configuration_that_is_read() -> None:
+def test_dumping_the_configuration_reads_every_field() -> None:
     watched = Watched(TrainConfig(learning_rate=0.1))
     watched.as_config().model_dump()
     assert watched.unread(RECIPE) == []
@@ -48,7 +48,7 @@ def test_whole_configuration_that_is_read() -> None:
         ({"warmup_start": 0.1}, "set warmup_epochs"),
     ],
 )
-def test_field_that_has_an_effect_beside_another(fields: dict[str, Any], cure: str) -> None:
+def test_field_without_the_field_that_it_needs_raises(fields: dict[str, Any], cure: str) -> None:
     watched = Watched(TrainConfig(learning_rate=0.5, **fields))
     schedules.learning_rate(watched.as_config(), 20)
     with pytest.raises(ConfigurationError, match=cure):
@@ -56,28 +56,18 @@ def test_field_that_has_an_effect_beside_another(fields: dict[str, Any], cure: s
 
 
 @pytest.mark.parametrize(
-    ("flags", "num_replicas", "stops_together", "says"),
+    ("flags", "num_replicas", "stops_together", "message"),
     [
-        (
-            {"sync_batch_norm": True},
-            1,
-            False,
-            "sync_batch_norm=True has no effect with one replica",
-        ),
-        (
-            {"watchdog_seconds": 60},
-            2,
-            False,
-            "watchdog_seconds=60.0 has no effect where no process",
-        ),
+        ({"sync_batch_norm": True}, 1, False, "sync_batch_norm=True has no effect with one repl"),
+        ({"watchdog_seconds": 60}, 2, False, "watchdog_seconds=60.0 has no effect where no pro"),
         ({"sync_batch_norm": True, "watchdog_seconds": 60}, 2, True, ""),
         ({"epochs": 3}, 1, False, ""),
     ],
 )
-def test_what_is_done_together_needs_others(
-    flags: dict[str, Any], num_replicas: int, stops_together: bool, says: str
+def test_distributed_options_need_several_replicas(
+    flags: dict[str, Any], num_replicas: int, stops_together: bool, message: str
 ) -> None:
     strategy: Any = SimpleNamespace(num_replicas=num_replicas, stops_together=stops_together)
-    refused = pytest.raises(ConfigurationError, match=says) if says else nullcontext()
-    with refused:
+    expectation = pytest.raises(ConfigurationError, match=message) if message else nullcontext()
+    with expectation:
         check_spread(TrainConfig(**flags), RECIPE, strategy)

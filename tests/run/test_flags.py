@@ -1,4 +1,4 @@
-"""Precedence of the layers, and errors of one or two lines."""
+"""Precedence of flags, files and recipes, and errors of one or two lines."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_later_file_overrides_earlier(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flags", [["--loss-scale=dynamic"], ["--precision=mixed_float16"], ["--precision=float16"]]
 )
-def test_options_of_a_dynamic_scale(flags: list[str]) -> None:
+def test_dynamic_loss_scale_takes_its_options(flags: list[str]) -> None:
     assert parse(*flags, "--loss-scale-initial=8").loss_scale_initial == 8
 
 
-def test_former_names_of_fields_are_read(tmp_path: Path) -> None:
+def test_former_names_of_fields_are_accepted(tmp_path: Path) -> None:
     old = tmp_path / "old.yaml"
     old.write_text("recompute: all\n")
     assert parse("--recompute", "all").remat == "all"
@@ -96,7 +96,7 @@ class Hyperparameters(BaseModel):
     activation: str = "relu"
 
 
-def test_hyperparameters_of_the_recipe(recipe: ModuleType, tmp_path: Path) -> None:
+def test_hyperparameters_come_from_flags_and_files(recipe: ModuleType, tmp_path: Path) -> None:
     vars(recipe)["Hyperparameters"] = Hyperparameters
     path = tmp_path / "own.yaml"
     path.write_text("set:\n  depth: 50\n  activation: gelu\n")
@@ -109,7 +109,7 @@ def test_hyperparameters_of_the_recipe(recipe: ModuleType, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("own", "says"),
+    ("setting", "message"),
     [
         ("depth=x", "--set depth: expected a valid integer"),
         ("y=[!!python/object:x]", "is not a list or mapping in YAML"),
@@ -120,14 +120,14 @@ def test_hyperparameters_of_the_recipe(recipe: ModuleType, tmp_path: Path) -> No
         ("depth", "--set depth: expected NAME=VALUE"),
     ],
 )
-def test_wrong_hyperparameters(recipe: ModuleType, own: str, says: str) -> None:
+def test_invalid_hyperparameters_raise(recipe: ModuleType, setting: str, message: str) -> None:
     vars(recipe)["Hyperparameters"] = Hyperparameters
     with pytest.raises(ConfigurationError) as error:
-        parse("--set", own)
-    assert says in str(error.value)
+        parse("--set", setting)
+    assert message in str(error.value)
 
 
-def test_arguments_of_the_model(recipe: ModuleType) -> None:
+def test_arguments_of_the_model_are_hyperparameters(recipe: ModuleType) -> None:
     vars(recipe)["Hyperparameters"] = Hyperparameters
     recipe.DEFAULTS = {"model": "mlp", "set": {"dropout": 0.5}}
     own = {"depth": 18, "widths": [8], "activation": "relu"}
@@ -141,7 +141,7 @@ def test_arguments_of_the_model(recipe: ModuleType) -> None:
         parse("--model", "resnet")
 
 
-def test_recipe_without_hyperparameters(tmp_path: Path) -> None:
+def test_hyperparameter_of_a_recipe_without_any_raises(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("seed: 1\nset:\n  depth: 50\n")
     with pytest.raises(ConfigurationError, match="line 3: depth: there is no such hyperparameter"):
@@ -156,7 +156,7 @@ def test_every_field_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"--{name.replace('_', '-')}" in shown for name in TrainConfig.model_fields)
 
 
-def test_a_shell_completes_the_words_of_a_field() -> None:
+def test_shell_completion_offers_the_values_of_a_field() -> None:
     parser = command_line._parser("program", "")
     completers = {a.dest: getattr(a, "completer", None) for a in parser._actions}
     for field, words in {"strategy": ["towers"], "logger": ["csv"], "recipe": ["digits"]}.items():
@@ -179,7 +179,7 @@ def test_print_config_can_be_read_back(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--strategy", "foo"], "'one_device', 'mirrored', 'central_storage', 'towers'"),
         (["--epochs", "none"], "--epochs: expected a valid integer, got 'none'"),
@@ -198,15 +198,15 @@ def test_print_config_can_be_read_back(
         (["--recipe", "tfdist.config"], "tfdist.config is no recipe: it lacks DEFAULTS"),
     ],
 )
-def test_wrong_command_line(arguments: list[str], says: str) -> None:
+def test_invalid_flags_raise(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         parse(*arguments)
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert len(str(error.value).splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (b"# hm\nepocs: 3", ", line 2: epocs: there is no such field. Did you mean epochs?"),
         (b"seed: 1\nepochs: [3]", ", line 2: epochs: expected a valid integer, got [3]"),
@@ -221,31 +221,33 @@ def test_wrong_command_line(arguments: list[str], says: str) -> None:
         (b"\xff\xfe\x00", "this is not a text file"),
     ],
 )
-def test_wrong_file(tmp_path: Path, text: bytes, says: str) -> None:
+def test_invalid_file_raises(tmp_path: Path, text: bytes, message: str) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_bytes(text)
     with pytest.raises(ConfigurationError) as error:
         parse("--config", str(path))
     assert str(path) in str(error.value)
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "--epochs" not in str(error.value)
     assert len(str(error.value).splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
-    ("defaults", "says"),
+    ("defaults", "message"),
     [
         ({"epocs": 3}, "DEFAULTS: epocs: there is no such field. Did you mean epochs?"),
         ({"epochs": "x"}, "DEFAULTS: epochs: expected a valid integer"),
         ([1], "expected DEFAULTS like {'epochs': 3}, got [1]"),
     ],
 )
-def test_recipe_with_wrong_defaults(recipe: ModuleType, defaults: object, says: str) -> None:
+def test_invalid_defaults_of_a_recipe_raise(
+    recipe: ModuleType, defaults: object, message: str
+) -> None:
     recipe.DEFAULTS = defaults
     with pytest.raises(ConfigurationError) as error:
         parse()
     assert RECIPE in str(error.value)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 def test_import_error_inside_a_recipe_is_not_hidden(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+"""The run folder: its files, and when it is refused."""
+
 from __future__ import annotations
 
 import json
@@ -17,7 +19,7 @@ MODEL.compile("sgd", "mse")
 FACTS = {"optimizer": "SGD: 0.01"}
 
 
-def test_holds_configuration_and_versions(tmp_path: Path) -> None:
+def test_contains_configuration_and_versions(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path / "a" / "b"), epochs=3)
     folder = RunFolder.create(config, MODEL, FACTS)
     assert folder.path == tmp_path / "a" / "b"
@@ -44,19 +46,19 @@ def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
         RunFolder.create(config, MODEL, FACTS)
 
 
-def test_run_that_failed_at_its_start_is_not_in_the_way(tmp_path: Path) -> None:
+def test_folder_of_a_failed_start_is_reused(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path))
     RunFolder.create(config, MODEL, FACTS)
     RunFolder.create(config, MODEL, FACTS)
 
 
-def test_file_where_the_folder_should_be(tmp_path: Path) -> None:
+def test_file_in_place_of_the_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(ConfigurationError, match=r"cannot be written: .*File exists"):
         RunFolder.create(TrainConfig(run_dir=str(tmp_path / "a")), MODEL, FACTS)
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+def test_folder_in_use_raises(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path), resume="auto")
     folder = RunFolder.create(config, MODEL, FACTS)
     with pytest.raises(ConfigurationError, match="in use by another run: process"):

@@ -1,4 +1,4 @@
-"""What a recipe returns is looked at before it is used; its own errors keep their traceback."""
+"""Data of recipes are checked before training, and errors in recipes keep their traceback."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROWS = (np.ones((32, 4), "float32"), np.ones((32, 1), "float32"))
 DATASET = tf.data.Dataset.from_tensor_slices(ROWS)
 
 
-def made(train: Any, validation: Any = None, **options: Any) -> tuple[Any, Any]:
-    """What `make_data` makes of a recipe's data, in batches of 8."""
+def prepared(train: Any, validation: Any = None, **options: Any) -> tuple[Any, Any]:
+    """Returns the data that `make_data` prepares, in batches of 8."""
     recipe: Any = SimpleNamespace(
         train_data=lambda config: train() if callable(train) else train,
         validation_data=lambda config: validation,
@@ -35,9 +35,9 @@ def made(train: Any, validation: Any = None, **options: Any) -> tuple[Any, Any]:
     "data",
     [DATASET.batch(8), DATASET.batch(8, drop_remainder=True), DATASET.ragged_batch(8).repeat()],
 )
-def test_batches_pass(data: tf.data.Dataset) -> None:
-    assert made(data) == (data, None)
-    assert made(data, DATASET.batch(16, drop_remainder=True))[0] is data
+def test_batches_are_accepted(data: tf.data.Dataset) -> None:
+    assert prepared(data) == (data, None)
+    assert prepared(data, DATASET.batch(16, drop_remainder=True))[0] is data
 
 
 @pytest.mark.parametrize(
@@ -51,25 +51,25 @@ def test_batches_pass(data: tf.data.Dataset) -> None:
         (DATASET.batch(16, drop_remainder=True), r"of 8 rows, got .* \(16, 4\), \(16, 1\)"),
     ],
 )
-def test_what_is_no_batches(data: Any, got: str) -> None:
+def test_other_data_raise(data: Any, got: str) -> None:
     with pytest.raises(DataError, match=rf"train_data: expected .*{got}") as error:
-        made(data)
+        prepared(data)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_validation_that_is_no_batches() -> None:
+def test_unbatched_validation_data_raise() -> None:
     with pytest.raises(DataError, match="validation_data: expected a tf"):
-        made(DATASET.batch(8), ROWS)
+        prepared(DATASET.batch(8), ROWS)
 
 
-def test_data_dir_that_cannot_be_made(tmp_path: Path) -> None:
+def test_missing_data_folder_raises(tmp_path: Path) -> None:
     def read(path: Path) -> Any:
         return lambda: path.read_text()
 
     with pytest.raises(DataError, match=r"here/a: No such file .* folder with --data-dir"):
-        made(read(tmp_path / "here" / "a"), data_dir=str(tmp_path / "here"))
+        prepared(read(tmp_path / "here" / "a"), data_dir=str(tmp_path / "here"))
     with pytest.raises(FileNotFoundError):  # the recipe's own
-        made(read(tmp_path / "there"), data_dir=str(tmp_path / "here"))
+        prepared(read(tmp_path / "there"), data_dir=str(tmp_path / "here"))
 
 
 def rows_that_end() -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""A training that cannot fit into memory is announced before it starts."""
+"""A warning before training if it cannot fit into memory."""
 
 from __future__ import annotations
 
@@ -26,19 +26,16 @@ STATE, ROW = 3 * 4 * (11 * 100 + 101 * 50), 4 * (100 + 50)
 
 @pytest.mark.parametrize(
     ("missing", "fields"),
-    [
-        (1, {}),
-        (0, {}),
-        (0, {"accumulate": 2}),
-        (0, {"remat": "all"}),
-    ],
+    [(1, {}), (0, {}), (0, {"accumulate": 2}), (0, {"remat": "all"})],
 )
-def test_warns_only_of_what_cannot_fit(
+def test_warns_only_if_training_cannot_fit(
     missing: int, fields: dict[str, Any], model: keras.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TrainConfig(batch_size=1000, **fields)
-    room = STATE + 1000 * ROW - missing
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("", (), {"available": room}))
+    num_bytes = STATE + 1000 * ROW - missing
+    monkeypatch.setattr(
+        memory.psutil, "virtual_memory", lambda: type("", (), {"available": num_bytes})
+    )
     monkeypatch.setattr(memory, "_CGROUP", memory.Path("/no/such/folder"))
     warning = memory.shortage(config, model, strategies.create("one_device"))
     assert bool(warning) == bool(missing)

@@ -1,4 +1,4 @@
-"""A module is a recipe if it can be called as one; data tell their length or do not."""
+"""Which modules are recipes, and the number of steps of their data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_recipe_is_found(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("member", ["DEFAULTS", "train_data", "validation_data", "build_model"])
-def test_member_that_is_missing(module: ModuleType, member: str) -> None:
+def test_missing_member_raises(module: ModuleType, member: str) -> None:
     delattr(module, member)
     with pytest.raises(ConfigurationError, match=f"is no recipe: it lacks {member}"):
         recipe.find(NAME)
@@ -54,7 +54,7 @@ def build_model(config, steps_per_epoch): return beside.NUMBER
 """
 
 
-@pytest.mark.parametrize("name", ["a_workload_of_mine", "json"])  # and of a module that there is
+@pytest.mark.parametrize("name", ["a_workload_of_mine", "json"])  # also an installed module's
 def test_file_is_a_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
@@ -75,36 +75,36 @@ def with_more(config: object, steps_per_epoch: int, width: int) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "came"),
+    ("function", "message"),
     [
         (of_config_alone, r"got def build_model\(config: 'object'\)"),
         (with_more, r"width: 'int'\)"),
         ("cnn", "got 'cnn'"),
     ],
 )
-def test_model_of_another_signature(
-    module: ModuleType, function: Callable[..., None] | str, came: str
+def test_wrong_signature_raises(
+    module: ModuleType, function: Callable[..., None] | str, message: str
 ) -> None:
     vars(module)["build_model"] = function
-    with pytest.raises(ConfigurationError, match=came) as error:
+    with pytest.raises(ConfigurationError, match=message) as error:
         recipe.find(NAME)
     assert "expected def build_model(config, steps_per_epoch)" in str(error.value)
     assert "change its parameters" in str(error.value)
 
 
-def test_names_of_parameters_are_the_recipes_own(module: ModuleType) -> None:
+def test_names_of_parameters_are_free(module: ModuleType) -> None:
     vars(module)["build_model"] = lambda options, steps, width=3: None
     assert recipe.find(NAME) is module
 
 
-def test_steps_of_data() -> None:
+def test_number_of_steps_of_data() -> None:
     data = tf.data.Dataset.range(100)
     assert recipe.num_steps(data.batch(64)) == 2
     assert recipe.num_steps(data.filter(lambda row: row > 3).batch(64)) is None
     assert recipe.num_steps(data.repeat().batch(64)) is None
 
 
-def test_callbacks_are_the_recipes_and_the_flags(module: ModuleType) -> None:
+def test_callbacks_come_from_recipe_and_flags(module: ModuleType) -> None:
     own = keras.callbacks.TerminateOnNaN()
     vars(module)["callbacks"] = lambda config: [own]
     config = TrainConfig(early_stopping="val_loss:5")
@@ -114,7 +114,7 @@ def test_callbacks_are_the_recipes_and_the_flags(module: ModuleType) -> None:
     assert (stopping.monitor, stopping.patience) == ("val_loss", 5)
 
 
-def test_wrong_optional_members(module: ModuleType) -> None:
+def test_invalid_optional_members_raise(module: ModuleType) -> None:
     vars(module)["callbacks"] = lambda: []
     with pytest.raises(ConfigurationError, match=r"expected def callbacks\(config\), got"):
         recipe.find(NAME)

@@ -1,3 +1,5 @@
+"""Tables that a run prints."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ def what_runs(
     return reports.what_runs(trainer, config, data, unread)
 
 
-def test_what_runs_and_not_what_was_asked() -> None:
+def test_table_shows_what_runs_instead_of_the_options() -> None:
     config = TrainConfig(learning_rate=0.5, lr_rule="cosine")
     found = what_runs(config, BATCHES, unread=["learning_rate", "lr_rule"])
     assert found["optimizer"] == "SGD, learning rate 0.01"
@@ -39,7 +41,7 @@ def test_what_runs_and_not_what_was_asked() -> None:
     assert found["strategy"] == "mirrored"
 
 
-def test_rule_of_the_learning_rate() -> None:
+def test_table_shows_the_schedule_of_the_learning_rate() -> None:
     optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.3, 7))
     for used in (optimizer, keras.optimizers.LossScaleOptimizer(optimizer)):
         words = what_runs(TrainConfig(), BATCHES, used)["optimizer"]
@@ -52,7 +54,7 @@ def test_rule_of_the_learning_rate() -> None:
     assert found["learning rate"] == "constant, 0.2 (0.1 per 16 examples, sqrt)"
 
 
-def test_data_that_do_not_tell() -> None:
+def test_batch_size_of_data_of_unknown_size() -> None:
     data = tf.data.Dataset.range(100).batch(64).filter(lambda row: True).map(lambda row: row)
     found = what_runs(TrainConfig(), data)
     assert found["global batch"] == "64, by the first"
@@ -63,7 +65,7 @@ def test_data_that_do_not_tell() -> None:
     assert found["per-replica batch"] == "16"
 
 
-def test_look_at_the_data_leaves_their_order() -> None:
+def test_inspecting_the_data_keeps_their_order() -> None:
     data = tf.data.Dataset.range(9).shuffle(9, seed=1).batch(3).map(lambda row: row[: tf.size(row)])
     again = tf.data.Dataset.range(9).shuffle(9, seed=1).batch(3)
     assert what_runs(TrainConfig(), data)["global batch"] == "64, if the data keep to it"
@@ -71,7 +73,7 @@ def test_look_at_the_data_leaves_their_order() -> None:
     assert seen[0] == seen[1]
 
 
-def test_data_of_which_no_batch_can_be_had() -> None:
+def test_empty_data_show_the_configured_batch_size() -> None:
     data = tf.data.Dataset.range(9).filter(lambda row: False).batch(3).map(lambda row: row[:1])
     assert what_runs(TrainConfig(), data)["global batch"] == "64, if the data keep to it"
 

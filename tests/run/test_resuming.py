@@ -31,7 +31,7 @@ def damage(run: Path) -> list[Path]:
     return [state.parent for state in states]
 
 
-def test_a_run_with_damaged_checkpoints_stops(
+def test_run_with_damaged_checkpoints_stops(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -59,7 +59,7 @@ def test_a_run_with_damaged_checkpoints_stops(
 
 
 @pytest.mark.parametrize("resume", ["/nope", "auto"])
-def test_a_run_that_fails_at_its_start_leaves_no_folder(
+def test_run_that_fails_at_its_start_leaves_no_folder(
     resume: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "a" / "run"

@@ -1,4 +1,4 @@
-"""The training command as a user runs it: in a process of its own."""
+"""The training command as a user runs it, in a separate process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import keras
 import pytest
 import yaml
 
-from tests.support import ROOT
+from tests.support import ROOT, starting
 from tfdist import train
 from tfdist.cluster import membership
 from tfdist.config import TrainConfig
 
-SECONDS = 300
-#: Of a user: without the level of TensorFlow's log that tests have.
+#: As for a user: without the log level of TensorFlow that tests set.
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 ENVIRONMENT.pop("TF_CPP_MIN_LOG_LEVEL", None)
 
@@ -30,15 +29,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    return starting.run(*command(*arguments), cwd=folder, env=ENVIRONMENT, code=None)
 
 
 def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
@@ -50,23 +41,23 @@ def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--strategy", "foo"], "'one_device', 'mirrored', 'central_storage', 'towers'"),
         (["--batch-size", "0"], "--batch-size: expected greater than 0, got '0'"),
         (["--bogus"], "unrecognized arguments: --bogus"),
     ],
 )
-def test_error_is_two_lines(arguments: list[str], says: str, tmp_path: Path) -> None:
+def test_invalid_flag_prints_two_lines(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = run(arguments, tmp_path)
     assert done.returncode == 1
-    assert says in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 2
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_option_of_another_strategy(
+def test_option_of_another_strategy_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +86,7 @@ def test_verbose_0_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
 def test_smoke_leaves_a_run_folder(tmp_path: Path) -> None:
     done = run(["--smoke", "--strategy=mirrored", "--run-dir=run", "--data-dir=data"], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # not a word of TensorFlow's about its start
+    assert done.stderr == ""  # none of TensorFlow's startup messages
     for words in ("mirrored", "per-replica batch", "3/3 - ", "val_accuracy", "speed"):
         assert words in done.stdout
     folder = tmp_path / "run"
@@ -117,14 +108,7 @@ def assert_loads_without_tfdist(model: Path) -> None:
         "assert not [m for m in sys.modules if m.split('.')[0] in ('tfdist', 'recipes')];"
         "print(model.output_shape)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(model)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = starting.run(sys.executable, "-c", code, str(model))
     assert done.stdout.strip() == "(None, 10)"
 
 
@@ -146,7 +130,7 @@ def test_interrupt_saves_the_last_state(tmp_path: Path) -> None:
             if line.startswith("Epoch 2/"):
                 break
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=SECONDS)
+        output, errors = process.communicate(timeout=starting.SECONDS)
     finally:
         process.kill()
     assert process.returncode == 130, errors

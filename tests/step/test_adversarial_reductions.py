@@ -1,7 +1,7 @@
-"""No reduction is inferred by accident of the first weights or of the first batch.
+"""Reduction inference does not depend on the initial weights or on the first batch.
 
-Each case looks like a mean, a sum, or a row-by-row function as the training starts. The fast form
-compares what is inferred with what is known; the long one trains on replicas and on one device.
+With its initial weights, each case looks like a mean, a sum, or a row-by-row function. The fast
+test compares the inferred reduction with the known one; the long test trains the model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Adversary(layers.Layer):
         return self.function(self, inputs)
 
 
-def number_of(x: Any) -> Any:
+def num_rows(x: Any) -> Any:
     return ops.cast(ops.shape(x)[0], x.dtype)
 
 
@@ -70,7 +70,7 @@ def with_reversed_gradient(x: Any) -> Any:
 
 FULL, MEAN, SUM, ROWS = "full batch", Reduction.MEAN, Reduction.SUM, "row by row"
 
-#: What a layer adds as a loss, and what that is over the rows.
+#: Losses that a layer adds, and how they have to be reduced over the rows.
 LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
     "router's load": (
         lambda s, x: 1 + 3 * ops.sum(ops.square(ops.mean(s.probabilities(x), axis=0))),
@@ -120,19 +120,19 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
     ),
     "log of a mean": (lambda s, x: ops.log(ops.mean(ops.exp(s.gate * x))), FULL),
     "decorrelation": (
-        lambda s, x: ops.sum(ops.square(ops.transpose(x @ s.router) @ x / number_of(x))),
+        lambda s, x: ops.sum(ops.square(ops.transpose(x @ s.router) @ x / num_rows(x))),
         FULL,
     ),
     "linear in a covariance": (
-        lambda s, x: ops.sum(s.a @ s.b * (ops.transpose(x) @ x)) / number_of(x),
+        lambda s, x: ops.sum(s.a @ s.b * (ops.transpose(x) @ x)) / num_rows(x),
         MEAN,
     ),
     "variance by moments": (lambda s, x: s.gate * (ops.mean(x**2) - ops.mean(x) ** 2), FULL),
     "sum over a square of rows": (
-        lambda s, x: ops.sum(x**2) / number_of(x) / number_of(x),
+        lambda s, x: ops.sum(x**2) / num_rows(x) / num_rows(x),
         FULL,
     ),
-    "sum over the rows": (lambda s, x: ops.sum(x**2) / number_of(x), MEAN),
+    "sum over the rows": (lambda s, x: ops.sum(x**2) / num_rows(x), MEAN),
     "sum that is zero": (lambda s, x: s.gate * ops.sum(x**2), SUM),
     "mean that is zero": (lambda s, x: s.gate * ops.mean(x**2), MEAN),
     "of weights": (lambda s, x: ops.sum(s.router**2), MEAN),
@@ -150,7 +150,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
     ),
 }
 
-#: What a layer makes of its inputs.
+#: Outputs of a layer, and whether its rows are independent.
 OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
     "ReZero of a centred batch": (lambda s, x: x + s.gate * (x - ops.mean(x, 0)), FULL),
     "LoRA of a mean": (lambda s, x: x + ops.mean(x, 0, keepdims=True) @ s.a @ s.b, FULL),
@@ -169,7 +169,7 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
     "choice that is not taken": (lambda s, x: ops.where(x > 99, ops.mean(x, 0), x), FULL),
     "clipped gradients": (lambda s, x: with_clipped_gradient(x), FULL),
     "reversed gradients": (lambda s, x: with_reversed_gradient(x) * 1.0, ROWS),
-    "number of rows": (lambda s, x: x * (1 + s.gate / number_of(x)), FULL),
+    "number of rows": (lambda s, x: x * (1 + s.gate / num_rows(x)), FULL),
     "unknown, gated": (
         lambda s, x: x + s.gate * tf.map_fn(lambda row: row - ops.mean(x, 0), x),
         FULL,
@@ -181,12 +181,12 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
     ),
 }
 
-#: The next state of a layer.
+#: Updates of a layer's state, and how they have to be reduced.
 STATES: dict[str, tuple[Callable[..., Any], Any]] = {
     "moving mean": (lambda s, x: 0.9 * s.state + 0.1 * ops.mean(x), MEAN),
     "moving variance": (lambda s, x: 0.9 * s.state + 0.1 * s.gate * ops.var(x), FULL),
     "largest mean": (lambda s, x: ops.maximum(s.state, ops.mean(x)), FULL),
-    "rows seen": (lambda s, x: s.state + number_of(x), SUM),
+    "rows seen": (lambda s, x: s.state + num_rows(x), SUM),
     "gated sum": (lambda s, x: s.state + s.gate * ops.sum(x), SUM),
     "large entries": (lambda s, x: s.state + ops.sum(ops.cast(x > 99, x.dtype)), SUM),
     "batches with large entries": (
@@ -208,7 +208,7 @@ def _model(function: Callable[..., Any]) -> keras.Model:
     return model
 
 
-def _adding(value: Callable[..., Any]) -> Callable[..., Any]:
+def _adding_loss(value: Callable[..., Any]) -> Callable[..., Any]:
     def call(layer: Adversary, x: Any) -> Any:
         layer.add_loss(value(layer, x))
         return x
@@ -216,7 +216,7 @@ def _adding(value: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _updating(value: Callable[..., Any]) -> Callable[..., Any]:
+def _updating_state(value: Callable[..., Any]) -> Callable[..., Any]:
     def call(layer: Adversary, x: Any) -> Any:
         layer.state.assign(value(layer, x))
         return x
@@ -225,9 +225,9 @@ def _updating(value: Callable[..., Any]) -> Callable[..., Any]:
 
 
 CASES = {
-    **{f"loss: {name}": (_adding(f), right) for name, (f, right) in LOSSES.items()},
+    **{f"loss: {name}": (_adding_loss(f), expected) for name, (f, expected) in LOSSES.items()},
     **{f"output: {name}": case for name, case in OUTPUTS.items()},
-    **{f"state: {name}": (_updating(f), right) for name, (f, right) in STATES.items()},
+    **{f"state: {name}": (_updating_state(f), expected) for name, (f, expected) in STATES.items()},
 }
 
 
@@ -242,7 +242,7 @@ def _in_float64() -> Any:
 
 
 def _inferred(name: str) -> Any:
-    """Returns what is inferred about a case."""
+    """Returns the inferred reduction of a case."""
     model = _model(CASES[name][0])
     batch = (tf.constant(X), tf.constant(Y))
     if full_batch_reason(model, lambda: batch, True) is not None:
@@ -256,51 +256,8 @@ def _inferred(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_inferred_by_accident(name: str) -> None:
+def test_initial_weights_do_not_mislead_reduction_inference(name: str) -> None:
     assert _inferred(name) == CASES[name][1]
-
-
-#: Metrics of labels and outputs that only look like sums over the rows.
-METRICS: dict[str, tuple[Callable[..., Any], bool]] = {
-    "mean of each row": (lambda y, p: ops.mean(ops.abs(y - p), -1), False),
-    "mean of a batch": (lambda y, p: ops.mean(ops.abs(y - p)), True),
-    "constant on the first batch": (lambda y, p: ops.cast(ops.max(y) > 99, y.dtype), True),
-    "rows beyond a bound": (lambda y, p: ops.cast(ops.any(y > 99, -1), y.dtype), False),
-    "relative to the largest": (lambda y, p: (y - p) / ops.maximum(ops.max(y), 99.0), True),
-}
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_no_metric_is_a_sum_by_accident(name: str) -> None:
-    function, whole = METRICS[name]
-    model = _model(lambda layer, x: x)
-    model.compile(loss="mse", metrics=[function])
-    model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))
-    probe = ReductionProbe(model, lambda: (tf.constant(X), tf.constant(Y)))
-    assert bool(probe.full_batch_metrics()) == whole
-
-
-#: Compiled losses that only look as if each row were computed alone.
-COMPILED: dict[str, tuple[Callable[..., Any], bool]] = {
-    "squares": (lambda y, p: ops.mean((y - p) ** 2, -1), True),
-    "pairs beyond a bound": (
-        lambda y, p: ops.mean((y - p) ** 2 + ops.relu(p - ops.min(p) - 99), -1),
-        False,
-    ),
-    "weights of classes": (lambda y, p: (y - p) ** 2 / (1 + ops.mean(ops.relu(y - 99))), False),
-    "unknown": (lambda y, p: tf.map_fn(lambda row: ops.mean(row), (y - p) ** 2), True),
-}
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_no_loss_is_row_by_row_by_accident(name: str) -> None:
-    function, alone = COMPILED[name]
-    model = _model(lambda layer, x: x)
-    model.compile(loss=function)
-    model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))
-    probe = ReductionProbe(model, lambda: (tf.constant(X), tf.constant(Y)))
-    taken = tf.constant(Y), tf.constant(Y)
-    assert probe.has_independent_rows(0, *taken) == alone
 
 
 @pytest.mark.long
@@ -318,20 +275,20 @@ def test_trains_as_on_one_device(name: str, strategy: str) -> None:
         )  # fmt: skip
         model = getattr(runner, "model", runner)
         trained.append([keras.ops.convert_to_numpy(v) for v in model.variables])
-    for right, found in zip(*trained, strict=True):
-        np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
+    for expected, found in zip(*trained, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def main() -> None:
-    """Prints what decides each case: the analysis, a probe, or full-batch mode."""
+    """Prints the inferred reduction of each case, and whether analysis or a probe decided it."""
     start_tensorflow()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    for name, (_, right) in CASES.items():
+    for name, (_, expected) in CASES.items():
         reductions.DECISIONS.clear()
         found = _inferred(name)
         by = "probe" if reductions.DECISIONS["probe"] else "analysis"
-        print(f"{name}: {found} by {by}{'' if found == right else '  WRONG'}", flush=True)
+        print(f"{name}: {found} by {by}{'' if found == expected else '  WRONG'}", flush=True)
 
 
 if __name__ == "__main__":

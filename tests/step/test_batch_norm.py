@@ -30,12 +30,14 @@ def rows(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     return x, np.sum(np.sin(x), axis=1, keepdims=True)
 
 
-def moving(x: np.ndarray, mean: np.ndarray, variance: np.ndarray, num_replicas: int) -> tuple:
-    """Returns moving statistics after a batch: replicas' moments averaged with weights by rows."""
+def expected_moving_statistics(
+    x: np.ndarray, mean: np.ndarray, variance: np.ndarray, num_replicas: int
+) -> tuple:
+    """Returns the statistics after a batch: the replicas' moments, weighted by their rows."""
     cuts = [len(x) * i // num_replicas for i in range(1, num_replicas)]
-    shares = [share for share in np.split(x, cuts) if len(share)]
-    new_mean = sum(len(s) * s.mean(axis=0) for s in shares) / len(x)
-    new_variance = sum(len(s) * s.var(axis=0) for s in shares) / len(x)
+    replica_rows = [share for share in np.split(x, cuts) if len(share)]
+    new_mean = sum(len(s) * s.mean(axis=0) for s in replica_rows) / len(x)
+    new_variance = sum(len(s) * s.var(axis=0) for s in replica_rows) / len(x)
     return (
         MOMENTUM * mean + (1 - MOMENTUM) * new_mean,
         MOMENTUM * variance + (1 - MOMENTUM) * new_variance,
@@ -45,27 +47,21 @@ def moving(x: np.ndarray, mean: np.ndarray, variance: np.ndarray, num_replicas: 
 @pytest.mark.parametrize("num_replicas", [2, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_moving_statistics_average_all_replicas(strategy: str, num_replicas: int) -> None:
+    """Also after the last batch, which has one row: the other replicas must not contribute NaN."""
     x, y = rows(15)
     trainer = tfdist.Trainer(build, strategy=strategy, devices=num_replicas)
     trainer.fit(x, y, batch_size=7, shuffle=False, verbose=0)
     mean, variance = np.zeros(3), np.ones(3)
     for begin in range(0, 15, 7):
-        mean, variance = moving(x[begin : begin + 7], mean, variance, num_replicas)
+        mean, variance = expected_moving_statistics(
+            x[begin : begin + 7], mean, variance, num_replicas
+        )
     found = trainer.model.get_weights()[2:4]
     np.testing.assert_allclose(found, [mean, variance], rtol=1e-5)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_replica_without_rows(strategy: str) -> None:
-    """A replica without rows has no moments, and must not contribute NaN."""
-    x, y = rows(15)
-    trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
-    trainer.fit(x, y, batch_size=7, epochs=2, verbose=0)
-    assert all(np.all(np.isfinite(weight)) for weight in trainer.model.get_weights())
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_training_evaluation_and_files_agree(strategy: str, tmp_path: Path) -> None:
+def test_validation_evaluation_and_saved_model_agree(strategy: str, tmp_path: Path) -> None:
     x, y = rows(15)
     trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
     history = trainer.fit(x, y, batch_size=7, epochs=3, verbose=0, validation_data=(x, y)).history
@@ -82,12 +78,12 @@ def test_training_evaluation_and_files_agree(strategy: str, tmp_path: Path) -> N
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_all_replicas_are_equal() -> None:
+def test_replicas_have_equal_statistics() -> None:
     x, y = rows(15)
     trainer = tfdist.Trainer(build, strategy="mirrored", devices=3)
     trainer.fit(x, y, batch_size=7, epochs=2, verbose=0)
     for variable in trainer.model.variables:
-        of_devices = mirrored_variables.copies_of(variable.value).values()
-        assert len(of_devices) == 2
-        for copy in of_devices:
+        copies = mirrored_variables.copies_of(variable.value).values()
+        assert len(copies) == 2
+        for copy in copies:
             np.testing.assert_array_equal(variable, copy)

@@ -1,4 +1,4 @@
-"""The number of control edges in a step, which the graph optimizer traverses at the first step."""
+"""The number of control edges in a step, which determines the time of graph optimization."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.step.test_control_edges import traced_step
+from tests.support.graphs import ancestors
 from tfdist import strategies
 from tfdist.errors import ConfigurationError
 from tfdist.launcher.worker_pool import WorkerPool
@@ -23,16 +23,16 @@ DEPTH = 3  # layers with a kernel and a bias each
 def test_slices_and_dense_gradients_are_reduced_once() -> None:
     class Counting(OneDevice):
         bucket_bytes = 4 << 10
-        crossed: list[int] = []  # noqa: RUF012 - of this test alone
+        num_tensors: list[int] = []  # noqa: RUF012 - used in this test only
 
         def all_reduce(self, tensors: list, op: str = "SUM") -> list:
-            self.crossed.append(len(tensors))
+            self.num_tensors.append(len(tensors))
             return [tf.cast(2 * t.values, t.dtype) if _is_slices(t) else 2 * t for t in tensors]
 
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
     gradients = {0: slices, 1: tf.ones([1 << 10]), 2: tf.fill([1 << 10], 2.0)}
     sums, rest = all_reduce_gradients(Counting("CPU:0"), gradients, {"loss": tf.constant(3.0)})
-    assert Counting.crossed == [1, 3]
+    assert Counting.num_tensors == [1, 3]
     assert list(sums) == [0, 1, 2]
     assert [float(tf.reduce_max(sums[i])) for i in range(3)] == [2.0, 2.0, 4.0]
     assert float(rest["loss"]) == 6.0
@@ -63,7 +63,7 @@ def test_only_gradients_are_cast_to_the_wire_dtype(compression: str, dtype: tf.D
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "cure"),
+    ("name", "options", "message"),
     [
         ("horovod", {"compression": "bf16"}, "use compression='fp16'"),
         ("horovod", {"bucket_mb": 0}, "expected megabytes above 0, 'auto' or 'all'"),
@@ -71,55 +71,44 @@ def test_only_gradients_are_cast_to_the_wire_dtype(compression: str, dtype: tf.D
         ("mirrored", {"bucket_mb": 4}, "leave it out"),
     ],
 )
-def test_invalid_bucket_options_are_refused(name: str, options: Any, cure: str) -> None:
-    with pytest.raises(ConfigurationError, match=cure):
+def test_invalid_bucket_options_are_refused(name: str, options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         strategies.create(name, 1, **options)
 
 
 def gradients_before_each_sum(name: str, num_replicas: int, **options: Any) -> dict[str, list[int]]:
-    """Traces a step; returns, by device, how many gradients each sum waits for, first to last.
+    """Traces a step, and returns by device how many gradients each sum waits for, in order.
 
-    All of its device that an operation depends on counts, by data or by control. Sums of the same
-    gradients count once.
+    Counts data and control dependencies on the same device. Sums of the same gradients count once.
     """
     graph = traced_step(name, num_replicas, DEPTH, **options)
     found: dict[str, list[int]] = {}
     for operation in graph.get_operations():
         if operation.type.startswith(("CollectiveReduce", "HorovodGroupedAllreduce")):
             counts = found.setdefault(operation.device, [])
-            before = [one for one in _all_before(operation) if one.device == operation.device]
+            before = [one for one in ancestors(operation) if one.device == operation.device]
             number = sum(map(_is_gradient_of_variable, before))
             if counts[-1:] != [number]:
                 counts.append(number)
     return found
 
 
-def _all_before(operation: tf.Operation) -> set[tf.Operation]:
-    seen, waiting = set(), deque([operation])
-    while waiting:
-        one = waiting.popleft()
-        before = {tensor.op for tensor in one.inputs} | set(one.control_inputs)
-        waiting.extend(before - seen)
-        seen |= before
-    return seen
-
-
 def _is_gradient_of_variable(operation: tf.Operation) -> bool:
-    """Of a dense layer: the kernel's gradient x^T dy, or the bias's."""
+    """Returns whether an op computes a dense layer's kernel gradient x^T dy or bias gradient."""
     return operation.type == "BiasAddGrad" or (
         operation.type == "MatMul" and operation.get_attr("transpose_a")
     )
 
 
 def test_multi_worker_buckets_wait_only_for_their_gradients() -> None:
-    one_each = gradients_before_each_sum("multi_worker", 2, bucket_mb=1e-6)
-    assert len(one_each) == 2  # devices
-    assert all(counts == [1, 2, 3, 4, 5, 6] for counts in one_each.values()), one_each
-    together = gradients_before_each_sum("multi_worker", 2)
-    assert all(counts == [6] for counts in together.values()), together
+    in_buckets = gradients_before_each_sum("multi_worker", 2, bucket_mb=1e-6)
+    assert len(in_buckets) == 2  # devices
+    assert all(counts == [1, 2, 3, 4, 5, 6] for counts in in_buckets.values()), in_buckets
+    fused = gradients_before_each_sum("multi_worker", 2)
+    assert all(counts == [6] for counts in fused.values()), fused
 
 
-def _of_horovod() -> Any:
+def _create_horovod_trace() -> Any:
     return lambda bucket_mb: list(
         gradients_before_each_sum("horovod", 1, bucket_mb=bucket_mb).values()
     )
@@ -128,14 +117,15 @@ def _of_horovod() -> Any:
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
 def test_horovod_buckets_wait_only_for_their_gradients() -> None:
-    with WorkerPool(_of_horovod) as pool:
-        # Its own gradients, and earlier buckets of the rate limit: never the one just before.
+    with WorkerPool(_create_horovod_trace) as pool:
+        # A bucket waits for its own gradients and for those of earlier buckets that the rate limit
+        # orders, but never for the bucket just before.
         assert pool.ask(1e-6) == [[[1, 2, 3, 5]]] * 2
         assert pool.ask("all") == [[[6]]] * 2
 
 
-def _sums_of_buckets() -> Any:
-    """Runs in a worker: sums the same gradients repeatedly, and counts distinct results."""
+def _create_bucket_sums() -> Any:
+    """Returns a function that sums the same gradients repeatedly, and counts distinct results."""
     strategy = strategies.create("horovod", bucket_mb=1e-6)
     assert not strategy.buckets_wait
     random = np.random.default_rng(strategy.rank)
@@ -145,7 +135,7 @@ def _sums_of_buckets() -> Any:
 
     @tf.function(autograph=False)
     def sums() -> Any:
-        # gradients become available at different times in every call
+        # Gradients become available at different times in every call.
         late = {i: tf.reduce_mean(tf.random.uniform([1 + i * 9999])) for i in gradients}
         sent = {i: g + tf.math.maximum(0.0, -late[i]) for i, g in gradients.items()}
         return all_reduce_gradients(strategy, sent, {})[0]
@@ -161,12 +151,12 @@ def _sums_of_buckets() -> Any:
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
 def test_buckets_in_any_order_are_bitwise_identical() -> None:
     # With two ranks, the order of summation could not change the result.
-    with WorkerPool(_sums_of_buckets, num_workers=3) as pool:
+    with WorkerPool(_create_bucket_sums, num_workers=3) as pool:
         assert pool.ask(40) == [1, 1, 1]
-    told = {"HOROVOD_DISABLE_GROUP_FUSION": "0"}
-    with WorkerPool(_waits, num_workers=1, environ=told) as pool:
+    environ = {"HOROVOD_DISABLE_GROUP_FUSION": "0"}
+    with WorkerPool(_create_buckets_wait, num_workers=1, environ=environ) as pool:
         assert pool.ask() == [True]
 
 
-def _waits() -> Any:
+def _create_buckets_wait() -> Any:
     return lambda: strategies.create("horovod").buckets_wait

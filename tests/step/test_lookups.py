@@ -1,4 +1,4 @@
-"""Which rows of an embedding a batch looks up is inferred from the first batch."""
+"""The first batch tells whether all rows look up the same entries of an embedding table."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def lookups(*indices: Indices, rows: int = 8) -> Lookups:
     return Lookups(model, lambda: (tf.constant(DATA.x[:rows]), tf.constant(DATA.y[:rows])))
 
 
-def places(tokens: Any) -> Any:
+def positions(tokens: Any) -> Any:
     return ops.arange(ops.shape(tokens)[1])
 
 
 def pairs(tokens: Any) -> Any:
     """Returns entries by the distance of two positions, with repetitions."""
-    return ops.reshape(ops.abs(places(tokens)[:, None] - places(tokens)), [-1])
+    return ops.reshape(ops.abs(positions(tokens)[:, None] - positions(tokens)), [-1])
 
 
-def itself(tokens: Any) -> Any:
+def identity(tokens: Any) -> Any:
     return tokens
 
 
-def number(tokens: Any) -> Any:
+def row_number(tokens: Any) -> Any:
     """Returns another entry for each row, restarting on every replica."""
     return ops.cumsum(ops.ones_like(tokens[:, :1]), axis=0) - 1
 
@@ -63,24 +63,26 @@ def number(tokens: Any) -> Any:
 @pytest.mark.parametrize(
     ("indices", "alike"),
     [
-        ([places], True),
-        ([pairs, places], True),
-        ([itself], False),
-        ([itself, lambda tokens: tokens[:, ::-1]], False),
-        ([lambda tokens: ops.broadcast_to(places(tokens), ops.shape(tokens))], False),
-        ([number], False),
+        ([positions], True),
+        ([pairs, positions], True),
+        ([identity], False),
+        ([identity, lambda tokens: tokens[:, ::-1]], False),
+        ([lambda tokens: ops.broadcast_to(positions(tokens), ops.shape(tokens))], False),
+        ([row_number], False),
     ],
 )
 def test_classifies_lookups(indices: list[Indices], alike: bool) -> None:
     assert lookups(*indices).are_alike(0) == alike
 
 
-@pytest.mark.parametrize("indices", [[itself, places], [lambda tokens: ops.max(tokens, axis=0)]])
+@pytest.mark.parametrize(
+    "indices", [[identity, positions], [lambda tokens: ops.max(tokens, axis=0)]]
+)
 def test_mixed_lookups_raise(indices: list[Indices]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"lookups .*embeddings' depend on the rows"):
         lookups(*indices).are_alike(0)
 
 
-def test_a_batch_of_one_row_is_refused() -> None:
+def test_batch_of_one_row_raises() -> None:
     with pytest.raises(UnsupportedModelError, match="batch of at least 2 rows"):
-        lookups(itself, rows=1).are_alike(0)
+        lookups(identity, rows=1).are_alike(0)

@@ -1,6 +1,6 @@
 """Mixed precision: an overflow on one replica skips the step on all replicas.
 
-As in Keras, the moving statistics of BatchNormalization are updated all the same.
+As in Keras, the moving statistics of BatchNormalization are still updated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def build() -> keras.Model:
 
 
 def rows(overflowing: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Labels near 0 except one of 1e4: its gradient of 2e4 / 8 times a scale of 2^15 overflows."""
+    """Returns labels near 0. One of 1e4 has a gradient of 2e4 / 8, which overflows times 2^15."""
     random = np.random.default_rng(0)
     x = random.normal(size=(NUM_ROWS, 3)).astype("float32")
     y = 0.1 * random.normal(size=(NUM_ROWS, 1)).astype("float32")

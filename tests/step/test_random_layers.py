@@ -21,11 +21,11 @@ LAYERS = {
 }
 
 
-class Noted(layers.Layer):
-    """Notes what a random layer makes of ones for each row: as the gradient of that row's weights.
+class NoiseRecorder(layers.Layer):
+    """Records the noise that a random layer draws for each row, as the gradient of its weights.
 
-    A row holds a 1 at its own number. The output is the noise times the row's weights, summed, so
-    that one step down the loss, which is the output, leaves minus the noise in the weights.
+    Input row i is one-hot at i. The output is the sum of the row's noise times its weights. The
+    output is also the loss, so one step of gradient descent stores the negated noise.
     """
 
     def __init__(self, random: layers.Layer) -> None:
@@ -47,7 +47,7 @@ def draws(
     """Returns each row's noise, [rows, width], summed over the epochs of one step each."""
 
     def build() -> keras.Model:
-        model = keras.Sequential([keras.Input((NUM_ROWS,)), Noted(LAYERS[kind](seed))])
+        model = keras.Sequential([keras.Input((NUM_ROWS,)), NoiseRecorder(LAYERS[kind](seed))])
         model.compile(keras.optimizers.SGD(1.0), lambda _, y_pred: y_pred)
         return model
 
@@ -58,7 +58,7 @@ def draws(
 
 
 def drawn_by_keras(kind: str, seed: int) -> Any:
-    """Returns the noise that the layer draws for a full batch on its own."""
+    """Returns the noise that the layer draws for a full batch by itself."""
     layer = LAYERS[kind](seed)
     ones = np.ones((NUM_ROWS, WIDTH), "float32")
     return ops.convert_to_numpy(layer(ones, training=True))
@@ -72,16 +72,16 @@ def test_replicas_draw_the_rows_of_one_device(kind: str, strategy: str) -> None:
     assert len(np.unique(noise, axis=0)) == NUM_ROWS
 
 
-def test_replica_random_draws_other_numbers_on_each_replica() -> None:
+def test_replica_random_draws_different_numbers_on_each_replica() -> None:
     noise = draws("gaussian_noise", 3, "mirrored", replica_random=True)
-    half, alone = NUM_ROWS // 2, drawn_by_keras("gaussian_noise", 3)
-    np.testing.assert_allclose(noise[:half], alone[:half], rtol=1e-5, atol=1e-6)
-    assert not np.isclose(noise[half:], alone[half:]).any()
+    half, plain = NUM_ROWS // 2, drawn_by_keras("gaussian_noise", 3)
+    np.testing.assert_allclose(noise[:half], plain[:half], rtol=1e-5, atol=1e-6)
+    assert not np.isclose(noise[half:], plain[half:]).any()
     assert len(np.unique(noise, axis=0)) == NUM_ROWS
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_seed_repeats_its_draws(strategy: str) -> None:
+def test_same_seed_draws_the_same_numbers(strategy: str) -> None:
     noise = draws("dropout", 3, strategy, epochs=2)
     np.testing.assert_array_equal(noise, draws("dropout", 3, strategy, epochs=2))
     assert not np.array_equal(noise, draws("dropout", 4, strategy, epochs=2))
@@ -114,12 +114,12 @@ def test_dropout_in_xla_draws_the_rows_of_one_device() -> None:
         return model
 
     x = np.random.default_rng(0).normal(size=(9, 6)).astype("float32")
-    alone = build()
-    alone.fit(x, x[:, :1], batch_size=9, epochs=2, shuffle=False, verbose=0)
+    plain = build()
+    plain.fit(x, x[:, :1], batch_size=9, epochs=2, shuffle=False, verbose=0)
     trainer = tfdist.Trainer(build, strategy="mirrored", devices=2)
     trainer.fit(x, x[:, :1], batch_size=9, epochs=2, shuffle=False, verbose=0)
-    for own, expected in zip(trainer.model.get_weights(), alone.get_weights(), strict=True):
-        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+    for found, expected in zip(trainer.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 class OddSize(layers.Layer):
@@ -129,7 +129,7 @@ class OddSize(layers.Layer):
         return inputs + keras.random.normal((ops.shape(inputs)[0] + 0, 4), seed=1)
 
 
-def test_unknown_size_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_that_cannot_be_split_by_row_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     def build() -> keras.Model:
         model = keras.Sequential([keras.Input((4,)), OddSize()])
         model.compile("sgd", "mse")
@@ -150,12 +150,12 @@ def test_seed_state_matches_one_device(strategy: str) -> None:
         return model
 
     x, y = np.ones((15, 4), "float32"), np.ones((15, 1), "float32")
-    alone = build()
-    alone.fit(x, y, batch_size=6, epochs=2, verbose=0)
+    plain = build()
+    plain.fit(x, y, batch_size=6, epochs=2, verbose=0)
     trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
     trainer.fit(x, y, batch_size=6, epochs=2, verbose=0)
     np.testing.assert_array_equal(
-        trainer.model.layers[0].seed_generator.state, alone.layers[0].seed_generator.state
+        trainer.model.layers[0].seed_generator.state, plain.layers[0].seed_generator.state
     )
 
 
@@ -173,16 +173,16 @@ def test_evaluation_draws_nothing(strategy: str) -> None:
 
 
 class Sampled(layers.Layer):
-    """Draws in inference, too, and adds a loss, as variational autoencoders do."""
+    """Draws in inference as well, and adds a loss, as variational autoencoders do."""
 
-    def __init__(self, seed: keras.random.SeedGenerator | None, note: Any) -> None:
+    def __init__(self, seed: keras.random.SeedGenerator | None, record: Any) -> None:
         super().__init__()
-        self.seed, self.note = seed, note
+        self.seed, self.record = seed, record
 
     def call(self, inputs: Any) -> Any:
         noise = keras.random.normal(ops.shape(inputs), seed=self.seed)
-        if not tf.executing_eagerly():  # not during a probe
-            tf.py_function(lambda value: self.note(float(value)), [noise[0, 0]], [])
+        if not tf.executing_eagerly():  # not in a probe
+            tf.py_function(lambda value: self.record(float(value)), [noise[0, 0]], [])
         self.add_loss(ops.mean(inputs**2))
         return inputs + noise
 

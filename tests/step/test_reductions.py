@@ -43,9 +43,9 @@ class Counts(layers.Layer):
         return inputs
 
 
-def reductions(*made: layers.Layer, rows: int = len(X), **options: Any) -> ReductionProbe:
+def reductions(*stack: layers.Layer, rows: int = len(X), **options: Any) -> ReductionProbe:
     """Returns the inferred reductions for a network of some layers and a dense one."""
-    build_model = building(lambda: [keras.Input((4,)), *made, layers.Dense(1)], **options)
+    build_model = building(lambda: [keras.Input((4,)), *stack, layers.Dense(1)], **options)
     model = build_model()
     model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))  # losses, metrics
     return ReductionProbe(model, lambda: (tf.constant(X[:rows]), tf.constant(Y[:rows])))
@@ -63,7 +63,7 @@ def reductions(*made: layers.Layer, rows: int = len(X), **options: Any) -> Reduc
         (lambda x: 0.0 * ops.sum(x) + ops.mean(x), Reduction.MEAN),
     ],
 )
-def test_added_losses(value: Value, expected: Reduction) -> None:
+def test_infers_reductions_of_added_losses(value: Value, expected: Reduction) -> None:
     assert reductions(Adds(value)).loss_reductions(1, training=True) == [expected]
 
 
@@ -87,15 +87,15 @@ def test_reduction_inference_tolerates_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (lambda x: ops.sum(x) ** 2, "add_loss number 0 is neither a mean nor a sum over rows"),
         (lambda x: ops.std(x), "Override compute_loss, which gets the full batch"),
         (lambda x: ops.mean(1 + x[:, 0] / 10) * ops.mean(1 + x[:, 1] / 10), "neither a mean nor"),
     ],
 )
-def test_added_loss_without_a_reduction_raises(value: Value, says: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=says):
+def test_added_loss_without_a_reduction_raises(value: Value, message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
         reductions(Adds(value)).loss_reductions(1, training=True)
 
 
@@ -113,7 +113,7 @@ def test_conditionally_added_loss_raises() -> None:
         (lambda state, x: state + 1e-5 * ops.mean(ops.abs(x)), Reduction.MEAN),
     ],
 )
-def test_states_that_layers_update(value: Value, expected: Reduction) -> None:
+def test_infers_reductions_of_layer_states(value: Value, expected: Reduction) -> None:
     layer = Counts(value)
     assert reductions(layer).state_reduction(layer.state) == expected
 
@@ -137,7 +137,7 @@ def test_probing_changes_nothing() -> None:
     assert float(layer.state) == 1.0
 
 
-def test_a_batch_of_one_row_is_refused() -> None:
+def test_batch_of_one_row_raises() -> None:
     with pytest.raises(UnsupportedModelError, match="batch of at least 2 rows"):
         reductions(Adds(unknown_mean), rows=1).loss_reductions(1, training=True)
 
@@ -157,18 +157,27 @@ def centred(y_true: Any, y_pred: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("loss", "independent"), [("mse", True), ("huber", True), (squared, True), (centred, False)]
+    ("loss", "independent"),
+    [
+        ("mse", True),
+        ("huber", True),
+        (squared, True),
+        (centred, False),
+        (lambda y, p: ops.mean((y - p) ** 2 + ops.relu(p - ops.min(p) - 99), -1), False),
+        (lambda y, p: (y - p) ** 2 / (1 + ops.mean(ops.relu(y - 99))), False),
+        (lambda y, p: tf.map_fn(lambda row: ops.mean(row), (y - p) ** 2), True),
+    ],
 )
-def test_losses_with_dependent_rows(loss: Any, independent: bool) -> None:
-    taken = tf.zeros([3, 1]), tf.zeros([3, 1])
-    assert reductions(loss=loss).has_independent_rows(0, *taken) == independent
+def test_losses_with_dependent_rows_are_detected(loss: Any, independent: bool) -> None:
+    rows = tf.constant(Y), tf.constant(Y)
+    assert reductions(loss=loss).has_independent_rows(0, *rows) == independent
 
 
-class OfMaximum(keras.metrics.Metric):
+class LargestError(keras.metrics.Metric):
     """A metric whose state is not a sum over rows."""
 
     def __init__(self) -> None:
-        super().__init__(name="of_maximum")
+        super().__init__(name="largest_error")
         self.largest = self.add_weight(shape=(), initializer="zeros")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
@@ -179,8 +188,18 @@ class OfMaximum(keras.metrics.Metric):
 
 
 @pytest.mark.parametrize(
-    ("metric", "whole"), [("mae", False), (squared, False), (centred, True), (OfMaximum, True)]
+    ("metric", "needs_full_batch"),
+    [
+        ("mae", False),
+        (squared, False),
+        (centred, True),
+        (LargestError, True),
+        (lambda y, p: ops.mean(ops.abs(y - p)), True),
+        (lambda y, p: ops.cast(ops.max(y) > 99, y.dtype), True),
+        (lambda y, p: ops.cast(ops.any(y > 99, -1), y.dtype), False),
+        (lambda y, p: (y - p) / ops.maximum(ops.max(y), 99.0), True),
+    ],
 )
-def test_metrics_that_need_full_batches(metric: Any, whole: bool) -> None:
-    made = metric() if isinstance(metric, type) else metric
-    assert bool(reductions(metrics=[made]).full_batch_metrics()) == whole
+def test_metrics_that_need_full_batches_are_detected(metric: Any, needs_full_batch: bool) -> None:
+    compiled = metric() if isinstance(metric, type) else metric
+    assert bool(reductions(metrics=[compiled]).full_batch_metrics()) == needs_full_batch

@@ -24,7 +24,7 @@ LONG = pytest.mark.long
 WITH_MORE: dict[str, Any] = {
     "precision": "mixed_float16", "loss_scale": LossScale.fixed(64.0), "accumulate": 2
 }  # fmt: skip
-#: Two processes have a row for each of their micro-batches, and all layers are split.
+#: With these, each micro-batch has a row on both processes, and every layer is sharded.
 OPTIONS: dict[str, dict[str, int]] = {
     "pipeline": {"micro_batches": 3},
     "tensor_parallel": {"smallest": 1},
@@ -102,7 +102,7 @@ def trained(
     return trainer.model.get_weights(), history, trainer.evaluate(**rows, verbose=0)
 
 
-kept = functools.cache(trained)
+without_remat = functools.cache(trained)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ kept = functools.cache(trained)
     ],
 )  # fmt: skip
 def test_equals_training_without_remat(strategy: str, make: Any) -> None:
-    assert_close(trained(make, strategy, "all"), kept(make, strategy))
+    assert_close(trained(make, strategy, "all"), without_remat(make, strategy))
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,11 @@ def test_equals_training_without_remat(strategy: str, make: Any) -> None:
     ],
 )
 def test_remat_with_accumulation_and_mixed_precision(strategy: str, make: Any) -> None:
-    again, whole = (trained(make, strategy, which, **WITH_MORE) for which in ("all", "none"))
-    assert_close(again, whole)
-    losses = again[1]["loss"]
+    found, expected = (
+        trained(make, strategy, recompute, **WITH_MORE) for recompute in ("all", "none")
+    )
+    assert_close(found, expected)
+    losses = found[1]["loss"]
     assert losses[1] < 0.999 * losses[0]  # no step was skipped
 
 
@@ -154,15 +156,15 @@ def test_remat_with_accumulation_and_mixed_precision(strategy: str, make: Any) -
 def test_over_processes(layout: Layout) -> None:
     if layout.needs_horovod:
         pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
-    with AnsweringPool(layout, in_a_worker, layout.strategy, layout.num_devices) as pool:
+    with AnsweringPool(layout, create_training, layout.strategy, layout.num_devices) as pool:
         for make, options in (("blocks", WITH_MORE), ("text", {})):
-            answers = [pool.ask(make, which, options) for which in ("all", "none")]
-            for again, whole in zip(*answers, strict=True):
-                assert not again.error + whole.error
-                assert_close(again.value, whole.value)
+            answers = [pool.ask(make, recompute, options) for recompute in ("all", "none")]
+            for found, expected in zip(*answers, strict=True):
+                assert not found.error + expected.error
+                assert_close(found.value, expected.value)
 
 
-def in_a_worker(strategy: str, devices: int) -> Callable[..., Any]:
+def create_training(strategy: str, devices: int) -> Callable[..., Any]:
     """Returns a function that trains a model of this module, given its name."""
 
     def answer(make: str, recompute: str, options: dict[str, Any]) -> Any:
@@ -171,9 +173,9 @@ def in_a_worker(strategy: str, devices: int) -> Callable[..., Any]:
     return answer
 
 
-def test_a_remat_scope_in_build_model_is_honored() -> None:
+def test_remat_scope_in_build_model_is_honored() -> None:
     found = trained(lambda: blocks("full"))
-    assert_close(found, kept(blocks, "one_device"))
+    assert_close(found, without_remat(blocks, "one_device"))
 
 
 def test_unsupported_remat_raises() -> None:

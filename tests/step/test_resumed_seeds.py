@@ -47,7 +47,7 @@ def build() -> keras.Model:
     return model
 
 
-def test_draws_continue_with_another_number_of_replicas(tmp_path: Path) -> None:
+def test_random_numbers_continue_with_another_number_of_replicas(tmp_path: Path) -> None:
     plain = build()
     history = plain.fit(**FIT, epochs=3).history
     for replicas, epochs in ((2, 1), (3, 2), (1, 3)):

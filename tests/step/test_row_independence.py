@@ -28,23 +28,23 @@ class Applied(layers.Layer):
         return self.function(inputs, training, self.seed)
 
 
-def model_of(function: Callable[..., Any]) -> keras.Model:
-    own = [layers.Dense(4), Applied(function), layers.BatchNormalization()]
-    return keras.Sequential([keras.Input((4,)), *own, layers.Dropout(0.5), layers.Dense(2)])
+def model_with(function: Callable[..., Any]) -> keras.Model:
+    hidden = [layers.Dense(4), Applied(function), layers.BatchNormalization()]
+    return keras.Sequential([keras.Input((4,)), *hidden, layers.Dropout(0.5), layers.Dense(2)])
 
 
 def reason(model: keras.Model, training: bool, x: Any = X) -> str | None:
     return full_batch_reason(model, lambda: (tf.nest.map_structure(tf.constant, x),), training)
 
 
-MIXING = {
+DEPENDENT = {
     "mean": lambda x, *_: x - ops.mean(x, axis=0),
     "largest of a batch": lambda x, *_: x / ops.max(ops.abs(x)),
     "number of rows": lambda x, *_: x / ops.cast(ops.shape(x)[0], "float32"),
     "order": lambda x, *_: ops.roll(x, 1, axis=0),
     "only in training": lambda x, training, _: x - ops.mean(x, 0) if training else x,
 }
-ALONE = {
+INDEPENDENT = {
     "row": lambda x, *_: ops.softmax(x) * 2,
     "noise": lambda x, _, seed: x + keras.random.normal(ops.shape(x), seed=seed),
     "noise without a seed": lambda x, *_: x + keras.random.normal(ops.shape(x)),
@@ -52,32 +52,32 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("name", DEPENDENT)
 def test_names_the_layer_that_mixes_rows(name: str) -> None:
-    model = model_of(MIXING[name])
+    model = model_with(DEPENDENT[name])
     assert reason(model, training=True) == "Applied 'applied' mixes the rows of a batch"
     in_inference = reason(model, training=False)
     assert (in_inference is None) == (name == "only in training")
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", INDEPENDENT)
 def test_row_by_row_models_are_not_reported(name: str, training: bool) -> None:
-    assert reason(model_of(ALONE[name]), training) is None
+    assert reason(model_with(INDEPENDENT[name]), training) is None
 
 
 def test_keras_layers_are_not_probed() -> None:
     def never() -> Any:
         raise AssertionError("the data were read")
 
-    own = [layers.Dense(4, activation="relu"), layers.BatchNormalization(), layers.Softmax()]
-    model = keras.Sequential([keras.Input((4,)), *own, layers.Dropout(0.5)])
+    hidden = [layers.Dense(4, activation="relu"), layers.BatchNormalization(), layers.Softmax()]
+    model = keras.Sequential([keras.Input((4,)), *hidden, layers.Dropout(0.5)])
     assert full_batch_reason(model, never, training=True) is None
     over_rows = keras.Sequential([keras.Input((4,)), layers.Softmax(axis=0)])
     assert "Softmax" in str(reason(over_rows, training=True))
 
 
-def test_outputs_of_pairs_and_fixed_numbers_of_rows() -> None:
+def test_outputs_with_another_number_of_rows_are_reported() -> None:
     row = keras.Input((4,))
     pairs = keras.Model(row, ops.matmul(row, ops.transpose(row)), name="pairs")
     assert reason(pairs, training=True) == "Functional 'pairs' mixes the rows of a batch"
@@ -85,7 +85,7 @@ def test_outputs_of_pairs_and_fixed_numbers_of_rows() -> None:
     assert "takes no other number of rows" in str(reason(fixed, training=True))
 
 
-def test_parts_of_different_numbers_of_rows() -> None:
+def test_inputs_with_different_numbers_of_rows_are_reported() -> None:
     one, other = keras.Input((4,)), keras.Input((4,))
     model = keras.Model([one, other], ops.sum(one) + ops.sum(other))
     found = reason(model, training=True, x=(X, X[:3]))
@@ -103,7 +103,7 @@ class MovingSquare(layers.Layer):
         return inputs
 
 
-def test_a_prediction_updates_states_as_on_one_device() -> None:
+def test_prediction_updates_states_as_on_one_device() -> None:
     def build() -> keras.Model:
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((4,)), MovingSquare(), layers.Dense(1)])

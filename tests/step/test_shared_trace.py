@@ -23,7 +23,7 @@ def test_graph_contains_model_and_update_once() -> None:
     assert len(outside) < 4 * 30, outside  # packing and unpacking happen inside the shared function
 
 
-def test_a_small_model_is_traced_for_each_replica() -> None:
+def test_small_model_is_traced_for_each_replica() -> None:
     outside = [node.op for node in traced_step("mirrored", 2, depth=3).as_graph_def().node]
     assert not any(op.endswith("PartitionedCall") for op in outside)
 
@@ -71,7 +71,7 @@ def test_state_and_collectives_are_not_shared(fn: Callable[..., Any]) -> None:
     assert found == [None]
 
 
-def test_the_reason_for_separate_traces_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_reason_for_separate_traces_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     @tf.function(autograph=False)
     def on_replica(x: tf.Tensor) -> None:
         SharedTrace(_refuses, 0)(x)

@@ -11,24 +11,24 @@ from tensorflow.python.ops import op_selector
 from tests.step.test_control_edges import traced_step
 
 
-def operations_walked(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
-    """Traces a step, and returns how many ops TensorFlow visits while it searches variables."""
-    plain, walked = op_selector.get_backward_walk_ops, []
+def num_ops_visited(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
+    """Traces a step, and returns how many ops TensorFlow visits while it searches for variables."""
+    original, visited = op_selector.get_backward_walk_ops, []
 
     def counting(*args: Any, **options: Any) -> Any:
-        found = plain(*args, **options)
-        walked.extend(found)
+        found = original(*args, **options)
+        visited.extend(found)
         return found
 
     with monkeypatch.context() as patch:
         patch.setattr(op_selector, "get_backward_walk_ops", counting)
         traced_step("mirrored", 2, depth, lambda: layers.BatchNormalization(synchronized=True))
-    assert walked
-    return len(walked)
+    assert visited
+    return len(visited)
 
 
-def test_an_all_reduce_does_not_search_the_layers_before_it(
+def test_all_reduce_does_not_search_the_layers_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shallow, deep = (operations_walked(monkeypatch, depth) for depth in (2, 6))
+    shallow, deep = (num_ops_visited(monkeypatch, depth) for depth in (2, 6))
     assert deep < 3.5 * shallow

@@ -1,4 +1,4 @@
-"""What a strategy gets from its process group, and what a subclass must define."""
+"""What a strategy takes from its process group, and what a subclass must define."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_single_process_communicates_with_itself() -> None:
 
 
 def test_strategy_without_all_reduce_cannot_be_created() -> None:
-    class Forgetful(Strategy):
+    class Incomplete(Strategy):
         def run(self, fn: ReplicaFn) -> Any:
             return fn(0)
 
@@ -36,10 +36,10 @@ def test_strategy_without_all_reduce_cannot_be_created() -> None:
             return [fn(results)]
 
     with pytest.raises(TypeError, match=r"abstract method.* all_reduce"):
-        Forgetful(["CPU:0"])  # type: ignore[abstract]
+        Incomplete(["CPU:0"])  # type: ignore[abstract]
 
 
-def test_a_group_of_processes_multiplies_the_replicas() -> None:
+def test_process_group_multiplies_the_replicas() -> None:
     class Second(LocalGroup):
         size, rank = 3, 1
 

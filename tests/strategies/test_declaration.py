@@ -1,4 +1,4 @@
-"""A new strategy needs a file and a line: its declaration defines the flags of its options."""
+"""A strategy's declaration defines the flags of its options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfdist.strategies import STRATEGIES, Declaration, Option, create
 
 class Folded:
     def __init__(self, devices=None, num_folds=2, fold="in"):
-        self.made_of = devices, num_folds, fold
+        self.given = devices, num_folds, fold
 
 STRATEGIES["folded"] = Declaration(
     "__main__:Folded",
@@ -46,7 +46,7 @@ config = parse("--strategy=folded", "--devices=2", "--num-folds", "3")
 assert config.num_folds == 3 and config.fold is None
 assert "num_folds: 3\\n" in config.to_yaml()
 made = create(config.strategy, config.devices, **config.strategy_options())
-assert made.made_of == (2, 3, "in"), made.made_of
+assert made.given == (2, 3, "in"), made.given
 for arguments, says in [
     (["--num-folds=many"], "--num-folds: expected a valid integer, got 'many'"),
     (["--fold=up"], "--fold: expected 'in' or 'out', got 'up'"),

@@ -16,7 +16,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.strategies.mesh import parse
 from tfdist.trainer import Trainer
 
-_PLACED = [
+_MESHES = [
     ("data=1", "auto", 1, "one_device", 1),
     ("data=2", "auto", 1, "mirrored", 2),
     ("data=2", "auto", 2, "horovod", 1),
@@ -32,8 +32,8 @@ _PLACED = [
 ]
 
 
-@pytest.mark.parametrize(("mesh", "group", "processes", "strategy", "devices"), _PLACED)
-def test_each_process_has_a_part(
+@pytest.mark.parametrize(("mesh", "group", "processes", "strategy", "devices"), _MESHES)
+def test_mesh_selects_strategy_and_devices_of_each_process(
     mesh: str, group: str, processes: int, strategy: str, devices: int
 ) -> None:
     placed = parse(mesh).place(group, processes)
@@ -54,12 +54,12 @@ def test_each_process_has_a_part(
         ("data=4", "horovod", 2, "use process_group='tensorflow'"),
     ],
 )
-def test_refusals_have_a_reason(mesh: str, group: str, processes: int, message: str) -> None:
+def test_invalid_meshes_raise(mesh: str, group: str, processes: int, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse(mesh).place(group, processes)
 
 
-def test_a_mesh_implies_strategy_and_devices() -> None:
+def test_mesh_implies_strategy_and_devices() -> None:
     made = strategies.create(None, mesh={"pipeline": 2}, micro_batches=2)
     assert (made.name, len(made.devices)) == ("pipeline", 2)
     with pytest.raises(ConfigurationError, match="computed by strategy 'mirrored', but"):
@@ -68,7 +68,7 @@ def test_a_mesh_implies_strategy_and_devices() -> None:
         strategies.create(None, 3, mesh="data=2")
 
 
-def test_a_flag_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mesh_flag_selects_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TrainConfig(mesh="data=2").strategy == "mirrored"
     monkeypatch.setattr("tfdist.cluster.started_together", lambda: SimpleNamespace(size=2))
     assert TrainConfig(mesh="data=2,tensor=2").strategy == "tensor_parallel"
@@ -86,7 +86,7 @@ def _model_parallel(layouts: dict[str, tuple], shape: tuple[int, int] = (1, 2)) 
     return keras.distribution.ModelParallel(layout_map=rules)
 
 
-def test_distributions_of_keras_train_as_one_device() -> None:
+def test_keras_distributions_match_one_device() -> None:
     def make_layers() -> list[Any]:
         hidden = keras.layers.Dense(4, activation="tanh", name="hidden")
         return [keras.Input((4,)), hidden, keras.layers.Dense(1)]
@@ -112,7 +112,7 @@ def _weights(trainer: Trainer) -> list[np.ndarray]:
     return trainer.model.get_weights()
 
 
-def test_distributions_without_an_exact_equivalent_are_refused() -> None:
+def test_keras_distributions_without_an_equivalent_raise() -> None:
     with pytest.raises(ConfigurationError, match="use strategy 'sharded'"):
         strategies.create(_model_parallel({"dense/kernel": ("batch", "model")}))
     with pytest.raises(ConfigurationError, match="start 2 processes"):

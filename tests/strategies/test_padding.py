@@ -53,7 +53,7 @@ def build(batch_norm: bool) -> keras.Model:
 
 
 @pytest.mark.parametrize(("devices", "accumulate"), [(3, 1), (2, 2)])
-def test_one_row_on_several_replicas(devices: int, accumulate: int) -> None:
+def test_last_batch_of_one_row_matches_one_device(devices: int, accumulate: int) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(5, 3)).astype("float32")
     y = random.normal(size=(5, 1)).astype("float32")

@@ -34,8 +34,8 @@ def over_processes(rank: int) -> Division:
 def test_slice_does_not_keep_the_tensor_in_memory(
     division: Division, shape: tuple[int, ...]
 ) -> None:
-    """A view would keep it: in an assigned variable, and in a sum that reuses its buffer."""
-    whole = tf.reshape(tf.range(256.0), [16, 16])  # with halves that are aligned in memory
+    """A view would, in a variable that it is assigned to or in a sum that reuses its buffer."""
+    whole = tf.reshape(tf.range(256.0), [16, 16])  # its halves are aligned in memory
     parts = division.cut(whole)
     assert {tuple(part.shape) for part in parts} == {shape}
     assert not any(np.shares_memory(*map(np.from_dlpack, (whole, part))) for part in parts)

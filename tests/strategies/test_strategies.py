@@ -76,7 +76,7 @@ def test_towers_leave_no_thread_behind() -> None:
 def test_failing_tower_stops_all() -> None:
     towers = tfdist.strategies.create("towers", 3)
 
-    def fails(index: int) -> Any:
+    def fail_on_tower_1(index: int) -> Any:
         towers.all_reduce([tf.constant(1.0)])
         if index == 1:
             raise KeyError("tower 1")
@@ -84,11 +84,11 @@ def test_failing_tower_stops_all() -> None:
 
     before = threading.active_count()
     with pytest.raises(KeyError, match="tower 1"):
-        towers.run(fails)
+        towers.run(fail_on_tower_1)
     assert threading.active_count() == before
 
 
-def test_one_device_accepts_one_device() -> None:
+def test_one_device_with_several_devices_raises() -> None:
     with pytest.raises(ConfigurationError, match="'one_device' computes on one device per process"):
         tfdist.strategies.create("one_device", 2)
     with pytest.raises(
@@ -97,11 +97,11 @@ def test_one_device_accepts_one_device() -> None:
         type("OfAUser", (OneDevice,), {"name": "of_a_user"})(3)
 
 
-@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("is_created", [False, True])
 def test_single_process_strategy_in_a_cluster_raises(
-    made: bool, monkeypatch: pytest.MonkeyPatch
+    is_created: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = Mirrored(2) if made else "mirrored"
+    strategy = Mirrored(2) if is_created else "mirrored"
     monkeypatch.setattr(membership, "_in_use", cluster.Cluster("Open MPI", 1, 2))
     with pytest.raises(ConfigurationError, match="Open MPI started 2 processes") as refused:
         tfdist.Trainer(build, strategy)
@@ -112,7 +112,7 @@ def test_single_process_strategy_in_a_cluster_raises(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"all_reduce": "ring"}, "expected one of auto, nccl"),
         ({"all_reduce": "nccl"}, "joins GPUs"),
@@ -120,12 +120,12 @@ def test_single_process_strategy_in_a_cluster_raises(
         ({"merge_on": "cpu", "all_reduce": "hierarchical_copy"}, "use all_reduce='one_device'"),
     ],
 )
-def test_invalid_all_reduce_options_raise(options: dict[str, str], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_invalid_all_reduce_options_raise(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Mirrored(2, **options)
 
 
-def test_parameter_device_that_does_not_exist() -> None:
+def test_missing_parameter_device_raises() -> None:
     with pytest.raises(DeviceError, match="No device GPU:0"):
         CentralStorage(2, parameter_device="GPU:0")
 

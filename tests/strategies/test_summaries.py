@@ -15,7 +15,7 @@ from tests.support.training import X, Y
 
 
 class Written(layers.Layer):
-    """Writes the mean of what passes through."""
+    """Writes the mean of its inputs."""
 
     def call(self, inputs: Any) -> Any:
         tf.summary.scalar("written", tf.reduce_mean(inputs), step=0)
@@ -29,7 +29,7 @@ def build() -> keras.Model:
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "towers"])
-def test_a_summary_is_written_once_for_each_step(strategy: str, tmp_path: Path) -> None:
+def test_summary_is_written_once_for_each_step(strategy: str, tmp_path: Path) -> None:
     writer = tf.summary.create_file_writer(str(tmp_path))
     trainer = tfdist.Trainer(build, strategy=strategy, devices=2)
     with writer.as_default():

@@ -120,7 +120,6 @@ class Position(keras.layers.Layer):
         self.table.build()
 
     def call(self, inputs: Any) -> Any:
-        """Maps [rows, positions, features] to the same shape."""
         return inputs + self.table(keras.ops.arange(keras.ops.shape(inputs)[-2]))
 
 

@@ -1,15 +1,17 @@
-"""Runs the launch command as a user does, with plain Python programs as workers."""
+"""Runs commands in subprocesses: the launch command with Python programs as workers, and others."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.support import ROOT
 
-SECONDS = 240
+SECONDS = 300
 ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}
 
 #: First lines of a worker's program.
@@ -19,6 +21,21 @@ import json, os, pathlib, signal, subprocess, sys, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 rank = task["index"]
 """
+
+
+def run(
+    *command: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] = ENVIRON,
+    code: int | None = 0,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command with its output captured, and asserts its exit code unless `code` is None."""
+    done = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=SECONDS, **options
+    )
+    assert code is None or done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 def program(folder: Path, body: str) -> str:
@@ -33,15 +50,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def launch(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        cwd=cwd,
-        env=ENVIRON,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    return run(*command(*arguments), cwd=cwd, code=None)
 
 
 def launch_program(folder: Path, body: str, *flags: str) -> subprocess.CompletedProcess[str]:

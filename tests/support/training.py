@@ -1,9 +1,10 @@
-"""Shared by the trainer's tests: a small model, its data, and comparisons with plain Keras."""
+"""A small model, its data, and comparisons with plain Keras, for tests of the trainer."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tests.support.case import compiled, mlp
 from tests.support.data import points
+from tfdist.checkpoint.settings import Checkpoints
 from tfdist.strategies.mirrored_variables import copies_of
 from tfdist.trainer import Trainer
 
@@ -57,7 +59,7 @@ def fresh_pair() -> tuple[Trainer, keras.Model]:
 
     Both are created once and reset on each call, so that tests share their traced functions.
     """
-    trainer, plain, states = _made_once()
+    trainer, plain, states = _create_pair()
     for model, values in zip((trainer.model, plain), states, strict=True):
         for variable, value in zip(_state(model), values, strict=True):
             variable.assign(value)
@@ -65,7 +67,7 @@ def fresh_pair() -> tuple[Trainer, keras.Model]:
 
 
 @functools.cache
-def _made_once() -> tuple[Trainer, keras.Model, list[list[np.ndarray]]]:
+def _create_pair() -> tuple[Trainer, keras.Model, list[list[np.ndarray]]]:
     trainer, plain = mirrored(), build()
     states = [[v.numpy() for v in _state(model)] for model in (trainer.model, plain)]
     return trainer, plain, states
@@ -110,6 +112,28 @@ def assert_same_weights(model: keras.Model, other: keras.Model) -> None:
     assert_close(replica_weights(model)[0], other.get_weights())
     for replica in replica_weights(model)[1:]:
         np.testing.assert_equal(replica, replica_weights(model)[0])
+
+
+def assert_optimizers_match(model: keras.Model, other: keras.Model) -> None:
+    """Asserts that the optimizers of two models have the same state."""
+    assert_close(*([v.numpy() for v in m.optimizer.variables] for m in (model, other)))
+
+
+def assert_resumes_from_another_strategy(
+    build_model: Callable[[], keras.Model], strategy: Any, fit: dict[str, Any], folder: Path
+) -> None:
+    """Asserts that a strategy continues a run of one device, and one device continues its run."""
+
+    def trained(strategy: Any, run: str, epochs: int) -> keras.Model:
+        trainer = Trainer(build_model, strategy, checkpoints=Checkpoints(folder / run))
+        trainer.fit(**fit, epochs=epochs)
+        return trainer.model
+
+    trained("one_device", "resumed", 1)
+    trained(strategy, "resumed", 2)
+    resumed, plain = trained("one_device", "resumed", 3), trained("one_device", "plain", 3)
+    assert_close(resumed.get_weights(), plain.get_weights())
+    assert_optimizers_match(resumed, plain)
 
 
 def replica_weights(model: keras.Model) -> list[list[np.ndarray]]:

@@ -127,7 +127,7 @@ def test_search_ends_when_all_runs_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--over", "batch_size"], "expected FLAG=A,B,C"),
         (["--over", "batchsize=1,2"], "Did you mean batch_size?"),
@@ -140,10 +140,10 @@ def test_search_ends_when_all_runs_fail() -> None:
     ],
 )
 def test_errors_before_the_first_run(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tune.main(["search", *arguments]) == 1
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not Path("study").exists()
 
 

@@ -114,7 +114,7 @@ def test_inexact_strategy_raises() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--strategy", "mirored"], "'mirrored'"),
         (["--strategy", "towers", "--num-workers", "2"], "--devices"),
@@ -122,12 +122,12 @@ def test_inexact_strategy_raises() -> None:
     ],
 )
 def test_errors_are_short(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
     told = capsys.readouterr().err
     assert told.startswith("error: ")
-    assert says in told
+    assert message in told
     assert len(told.splitlines()) <= 2
 
 

@@ -1,8 +1,8 @@
 """Simulates the watchdog of thousands of workers: `python -m tests.watchdog.simulate`.
 
 Rank 0 runs in one process and the other workers in a few others, on real sockets and with the code
-that a training runs. It prints how long joining takes, what rank 0 costs while all is well, and the
-time until each kind of fault is named.
+of a real training. Prints the time until all workers have joined, the cost on rank 0 without
+faults, and the time until each kind of fault is detected.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _KEY = b"simulation"
 _HOST = "127.0.0.1"
 _WORKERS_PER_HOST = 8
 _STEP_SECONDS = 1.0
-#: Longest time without progress in the simulation, which names a lagging worker.
+#: Seconds without progress after which a worker counts as lagging.
 _LIMIT = 25.0
 _END_SECONDS = 60.0
 _JOIN_SECONDS = 120.0
-#: What happens to workers; the number of workers is in front of it.
+#: Faults, each with the number of affected workers.
 FAULTS = ("1 killed", "1 stopped", "1 lagging", "100 killed")
 
 
 class Outcome(NamedTuple):
-    """What a simulation has measured.
+    """Measurements of a simulation.
 
     Attributes:
-        join_seconds: Time until rank 0 has heard all workers.
-        cpu: Share of a core that rank 0 used while all was well.
+        join_seconds: Time until rank 0 has a report of every worker.
+        cpu: Share of a core that rank 0 used without faults.
         sent: Bytes per second that rank 0 sent meanwhile.
         received: Bytes per second that rank 0 received meanwhile.
         memory: Bytes of rank 0's process.
-        named_seconds: By fault, the time until rank 0 had a verdict; None: it named another rank.
-        verdicts: By fault, the verdict.
-        heard: By fault, how many of the other workers received the verdict.
+        detection_seconds: Time until rank 0 had a verdict, by fault; None if it named another rank.
+        verdicts: Verdict by fault.
+        num_informed: Number of other workers that received the verdict, by fault.
     """
 
     join_seconds: float
@@ -61,13 +61,13 @@ class Outcome(NamedTuple):
     sent: float
     received: float
     memory: int
-    named_seconds: dict[str, float | None]
+    detection_seconds: dict[str, float | None]
     verdicts: dict[str, str]
-    heard: dict[str, int]
+    num_informed: dict[str, int]
 
 
 class _Worker:
-    """A simulated worker, which makes steps."""
+    """A simulated worker."""
 
     def __init__(self, rank: int, size: int, port: int) -> None:
         self.status = Status(rank, size=size, host=f"node{rank // _WORKERS_PER_HOST:03d}")
@@ -75,8 +75,8 @@ class _Worker:
         self.reporter = Reporter(self.status, size, [_HOST], port, _KEY, self._on_verdict)
         self.task: asyncio.Task[None] | None = None
 
-    def suffer(self, fault: str) -> None:
-        """Lets something happen to it."""
+    def cause(self, fault: str) -> None:
+        """Causes a fault."""
         connection = self.reporter._connection
         if fault == "lagging":
             self.waits = True
@@ -87,17 +87,17 @@ class _Worker:
             else:  # its sockets stay open, and nobody reads
                 connection.transport.pause_reading()
 
-    def come_to_the_end(self) -> None:
-        """Makes the last step that a lagging worker lets it make."""
-        _come_to_the_end(self.status)
+    def reach_end_of_step(self) -> None:
+        """Ends the step in which a worker lags."""
+        _reach_end_of_step(self.status)
 
     def _on_verdict(self, reason: str) -> None:
         del reason
         self.verdicts += 1
 
 
-def _come_to_the_end(status: Status) -> None:
-    """Passes the mark at which all wait; the simulated workers have not counted steps together."""
+def _reach_end_of_step(status: Status) -> None:
+    """Passes the point at which all wait; the simulated workers do not count steps together."""
     status._num_passed = 10**6
     status.passed("the next step")
 
@@ -119,9 +119,9 @@ async def _workers(ranks: range, size: int, port: int, parent: Connection) -> No
                 parent.send(sum(worker.verdicts > 0 for worker in workers.values()))
             for rank, worker in workers.items():
                 if rank in victims:
-                    worker.suffer(fault)
-                elif fault == "lagging":  # the others come to the end of the step, and wait there
-                    worker.come_to_the_end()
+                    worker.cause(fault)
+                elif fault == "lagging":  # the others wait at the end of the step
+                    worker.reach_end_of_step()
                     worker.waits = True
         await asyncio.sleep(_STEP_SECONDS)
         step += 1
@@ -143,7 +143,7 @@ def _allow_files() -> None:
 
 
 class _Run:
-    """One group of workers: it joins, runs well for a while, and then has a fault."""
+    """One group of workers, which runs for a while and then has a fault."""
 
     def __init__(self, size: int, processes: int) -> None:
         self.size = size
@@ -171,7 +171,7 @@ class _Run:
         ]
 
     async def join(self) -> float:
-        """Returns the time from the first connection until all workers are heard."""
+        """Returns the time from the first connection until all workers have reported."""
         first = None
         deadline = time.monotonic() + _JOIN_SECONDS
         while time.monotonic() < deadline:
@@ -195,7 +195,7 @@ class _Run:
             (self.coordinator.received - received) / took,
         )
 
-    async def suffer(self, fault: str, victims: list[int]) -> tuple[float, str, int]:
+    async def cause(self, fault: str, victims: list[int]) -> tuple[float, str, int]:
         """Returns the time until the verdict, the verdict, and how many workers received it."""
         kind = fault.split()[1]
         began = time.monotonic()
@@ -203,7 +203,7 @@ class _Run:
             pipe.send((kind, victims))
         if kind == "lagging":
             self._tasks[1].cancel()
-            _come_to_the_end(self.status)
+            _reach_end_of_step(self.status)
         text = await asyncio.wait_for(self.verdict, _END_SECONDS)
         took = time.monotonic() - began
         await asyncio.sleep(3 * _STEP_SECONDS)
@@ -249,7 +249,7 @@ async def simulate(
     _allow_files()
     named: dict[str, float | None] = {}
     verdicts: dict[str, str] = {}
-    heard: dict[str, int] = {}
+    num_informed: dict[str, int] = {}
     first: tuple[Any, ...] = ()
     for fault in faults:
         run = _Run(size, processes)
@@ -263,13 +263,13 @@ async def simulate(
             number = min(int(fault.split()[0]), size // 2)
             begin = random.Random(size).randrange(1, size - number)
             victims = list(range(begin, begin + number))
-            took, text, counted = await run.suffer(fault, victims)
+            took, text, counted = await run.cause(fault, victims)
             culprit = re.match(r"rank (\d+) ", text)
             named[fault] = took if culprit and int(culprit[1]) in victims else None
-            verdicts[fault], heard[fault] = text, counted
+            verdicts[fault], num_informed[fault] = text, counted
         finally:
             await run.end()
-    return Outcome(*first, named, verdicts, heard)
+    return Outcome(*first, named, verdicts, num_informed)
 
 
 def main() -> int:
@@ -287,7 +287,7 @@ def main() -> int:
     for size in given.workers:
         with asyncio.Runner(loop_factory=partial(event_loop, size)) as runner:
             outcome = runner.run(simulate(size, given.processes, given.seconds))
-        times = [outcome.named_seconds[fault] for fault in FAULTS]
+        times = [outcome.detection_seconds[fault] for fault in FAULTS]
         cells = [
             f"{size}", f"{outcome.join_seconds:.2f}", f"{100 * outcome.cpu:.2f}",
             f"{outcome.sent / 1e6:.3f}", f"{outcome.received / 1e6:.3f}",
@@ -298,7 +298,9 @@ def main() -> int:
         missed += any(s is None or s > SILENCE_SECONDS for s in times)
         for fault, text in outcome.verdicts.items():
             lines = text.splitlines()
-            print(f"  {fault}: {len(lines)} lines, heard by {outcome.heard[fault]}: {lines[0]}")
+            print(
+                f"  {fault}: {len(lines)} lines, sent to {outcome.num_informed[fault]}: {lines[0]}"
+            )
             if given.verdicts:
                 print("\n".join(f"    {line}" for line in lines[1:]))
     print(f"load {os.getloadavg()[0]:.1f} at the end")

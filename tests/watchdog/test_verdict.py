@@ -1,3 +1,5 @@
+"""The verdict on the reports of all workers: which worker is lost, if any, and why."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,7 +13,7 @@ SECONDS = 100.0
 
 
 def report(rank: int, **known: Any) -> Report:
-    """A worker that is busy at step 5 of its first call."""
+    """Returns the report of a worker that computes step 5 of its first call."""
     busy = {
         "host": f"host{rank}",
         "pid": 70 + rank,
@@ -30,17 +32,17 @@ BEHIND = {"num_passed": 4, "place": "step 4"}
     [
         report(1),
         report(1, idle=99),
-        report(1, idle=2 * SECONDS),  # rank 0 has just gone on: it was let
+        report(1, idle=2 * SECONDS),  # rank 0 has just continued, so it does not wait
         report(1, silent=20),
         report(1, state=State.ENDED, connected=False, silent=200),
-        report(1, state=State.OUTSIDE, connected=False, silent=200),  # died, but was done
+        report(1, state=State.OUTSIDE, connected=False, silent=200),  # died after its last call
         report(1, state=State.OUTSIDE, idle=200),
-        report(1, state=State.FAILED, idle=2),  # rank 0 may be about to tell the same
+        report(1, state=State.FAILED, idle=2),  # rank 0 may be about to report the same error
         report(1, connected=False, silent=2),
         Report(rank=1),  # a firewall between the hosts
     ],
 )
-def test_all_may_go_on(other: Report) -> None:
+def test_no_verdict_while_all_workers_are_well(other: Report) -> None:
     assert verdict([report(0), other], SECONDS) is None
 
 
@@ -62,7 +64,7 @@ def test_all_may_go_on(other: Report) -> None:
             report(1, num_calls=0, state=State.ENDED, connected=False, silent=11, place="the end"),
             "has exited. It reached the end, not step 5.",
         ),
-        (  # before it could say that it had begun the next call
+        (  # before it reported the beginning of the next call
             report(
                 1, num_calls=0, state=State.OUTSIDE, connected=False, silent=11, place="the end"
             ),
@@ -70,7 +72,7 @@ def test_all_may_go_on(other: Report) -> None:
         ),
     ],
 )
-def test_one_will_not_come(other: Report, reason: str) -> None:
+def test_verdict_names_the_lost_worker(other: Report, reason: str) -> None:
     found = verdict([other, report(0)], SECONDS)
     assert found is not None
     first, *table = found.splitlines()
@@ -81,7 +83,7 @@ def test_one_will_not_come(other: Report, reason: str) -> None:
     assert table[1].startswith("  rank 1 on host1 (pid 71): ")
 
 
-def test_who_holds_up_the_others_is_named() -> None:
+def test_verdict_names_the_worker_that_holds_up_the_others() -> None:
     reports = [report(0, idle=101), report(1, idle=102, **BEHIND), report(2, idle=101)]
     found = verdict(reports, SECONDS)
     assert found is not None
@@ -91,42 +93,42 @@ def test_who_holds_up_the_others_is_named() -> None:
     )
 
 
-def test_nobody_moves() -> None:
+def test_verdict_if_no_worker_makes_progress() -> None:
     found = verdict([report(0, idle=101), report(1, idle=102)], SECONDS)
     assert found is not None
     assert found.startswith("No rank has moved on from step 5 for 100 s, though all are alive.\n")
 
 
 @pytest.mark.parametrize("missed", [{"connected": False}, {}])
-def test_who_is_missed_is_not_called_alive(missed: dict[str, bool]) -> None:
-    """It stopped a moment after the mark at which the others wait since."""
+def test_silent_worker_is_not_reported_as_alive(missed: dict[str, bool]) -> None:
+    """It stopped just after the point at which the others have been waiting since."""
     other = report(1, idle=6, silent=5.5, **missed)
     assert verdict([report(0, idle=6), other], 6.0) is None
 
 
-def test_who_never_came_is_not_called_alive() -> None:
+def test_worker_that_never_reported_is_named() -> None:
     found = verdict([report(0, idle=101), Report(rank=1)], SECONDS)
     assert found is not None
     assert found.startswith("rank 1 was never heard from, and the others have waited for 100 s.\n")
 
 
-def test_who_works_alone_may_take_its_time() -> None:
+def test_no_verdict_while_a_worker_is_outside_of_a_call() -> None:
     assert verdict([report(0, idle=500), report(1, state=State.OUTSIDE)], SECONDS) is None
 
 
-def test_errors_of_a_call_that_is_over_end_nobody() -> None:
+def test_errors_of_completed_calls_are_ignored() -> None:
     failed = report(1, state=State.FAILED, idle=50)
     assert verdict([report(0, num_calls=2), failed], SECONDS) is None
 
 
-def test_a_short_time_shortens_all_others() -> None:
+def test_short_time_limit_shortens_all_others() -> None:
     assert verdict([report(0), report(1, silent=3)], 4.0) is None
     assert "no sign of life" in (verdict([report(0), report(1, silent=5)], 4.0) or "")
     assert "died" in (verdict([report(0), report(1, connected=False, silent=5)], 4.0) or "")
 
 
 @pytest.mark.parametrize(
-    ("other", "does"),
+    ("other", "expected"),
     [
         (report(1), False),
         (report(1, connected=False), True),
@@ -137,17 +139,17 @@ def test_a_short_time_shortens_all_others() -> None:
         (report(1, state=State.ENDED, connected=False, num_calls=0), True),
     ],
 )
-def test_what_may_be_behind_an_error(other: Report, does: bool) -> None:
+def test_workers_that_may_have_caused_an_error(other: Report, expected: bool) -> None:
     own = [report(0)]
-    assert (1 in in_trouble([*own, other], size=2)) is does
+    assert (1 in in_trouble([*own, other], size=2)) is expected
 
 
 def many(number: int, **known: Any) -> list[Report]:
-    """Workers of hosts with eight each, at step 5."""
+    """Returns reports of workers at step 5, eight on each host."""
     return [report(rank, host=f"node{rank // 8}", **known) for rank in range(number)]
 
 
-def test_a_hundred_failures_of_thousands_are_one_short_verdict() -> None:
+def test_hundred_failures_among_thousands_give_one_short_verdict() -> None:
     reports = many(4096)
     for rank in range(1000, 1100):
         reports[rank] = report(rank, host=f"node{rank // 8}", connected=False, silent=11, **BEHIND)
@@ -161,7 +163,7 @@ def test_a_hundred_failures_of_thousands_are_one_short_verdict() -> None:
 
 
 @pytest.mark.parametrize("number", [33, 500, 4096])
-def test_a_verdict_has_at_most_forty_lines(number: int) -> None:
+def test_verdict_has_at_most_forty_lines(number: int) -> None:
     reports = [
         report(rank, host=f"node{rank}", place=f"step {rank}", silent=31) for rank in range(number)
     ]
@@ -170,9 +172,9 @@ def test_a_verdict_has_at_most_forty_lines(number: int) -> None:
     assert f"  and {number - 31} more ranks on " in str(verdict(reports, SECONDS))
 
 
-def test_silence_is_named_within_half_a_minute_at_any_size() -> None:
+def test_silence_is_reported_within_half_a_minute_at_any_size() -> None:
     reports = many(4096)
-    reports[7] = report(7, silent=25)  # and up to five seconds until rank 0 looks again
+    reports[7] = report(7, silent=25)  # rank 0 checks again after up to five seconds
     assert "rank 7 on host7 (pid 77) has given no sign of life" in str(verdict(reports, SECONDS))
 
 
@@ -180,7 +182,7 @@ def test_silence_is_named_within_half_a_minute_at_any_size() -> None:
     ("rank_0", "reason"),
     [
         (report(0), None),
-        (report(0, idle=1000), None),  # which judges by itself
+        (report(0, idle=1000), None),  # rank 0 decides for itself
         (report(0, connected=False, silent=11), "died: its connection closed unexpectedly."),
         (report(0, silent=31), "has given no sign of life for 31 s"),
         (report(0, state=State.FAILED, error="ValueError: x", idle=11), "failed: ValueError: x"),

@@ -1,3 +1,5 @@
+"""When the watchdog runs, and its time limit."""
+
 from __future__ import annotations
 
 import threading
@@ -16,6 +18,6 @@ def test_one_worker_is_not_watched() -> None:
         assert "watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_negative_seconds() -> None:
+def test_negative_time_limit_raises() -> None:
     with pytest.raises(ConfigurationError, match="watchdog_seconds=-1"):
         Watchdog(OneDevice(), -1)

@@ -23,7 +23,7 @@ from tfdist.upstream import input_data
 ROWS = np.arange(20)
 EPOCHS, BATCH = 3, 2
 #: Steps at which data are interrupted: in the first epoch, in later epochs, and at the end.
-PLACES = (3, 12, 24, 30)
+POSITIONS = (3, 12, 24, 30)
 KINDS = [
     "arrays", "arrays, within batches", "read", "mix", "dataset", "Python function", "endless",
     "PyDataset", "generator",
@@ -101,7 +101,7 @@ def iterate(feed: DataHandler, position: int = 0) -> Iterator[tuple[int, list[in
         feed.end_epoch(step, exhausted=False)
 
 
-def through_files(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+def write_and_read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
     ones = np.ones(1)  # a snapshot needs at least one variable
     Snapshot({"v": ones}, {"v": "v"}, state).packed().write(str(folder))
@@ -110,9 +110,9 @@ def through_files(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "places",
+    "positions",
     [
-        pytest.param(PLACES, id="few"),
+        pytest.param(POSITIONS, id="few"),
         pytest.param(range(1, 31), id="all", marks=pytest.mark.long),
     ],
 )
@@ -120,7 +120,7 @@ def through_files(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 def test_resumes_at_any_position(
     kind: str,
     seeded: bool,
-    places: Collection[int],
+    positions: Collection[int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,10 +131,10 @@ def test_resumes_at_any_position(
     feed, rows, states = DataHandler(OneDevice(), make(), training=True, **options), [], {}
     for position, found in iterate(feed):
         rows.append(found)
-        if position in places:
+        if position in positions:
             step = (position - 1) % 10 + 1
-            states[position] = through_files(feed.state(step), tmp_path / str(position))
-    assert len(states) == len(places)
+            states[position] = write_and_read(feed.state(step), tmp_path / str(position))
+    assert len(states) == len(positions)
     for position, state in states.items():
         resumed = DataHandler(OneDevice(), make(), training=True, **options)
         resumed.restore(state)

@@ -33,7 +33,7 @@ def test_equal_records_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda data: data.skip(1), "records never read: 1, read again: 0"),
         (lambda data: data.concatenate(data.take(2)), "records never read: 0, read again: 2"),
@@ -48,7 +48,7 @@ def test_wrong_reading_is_detected(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     change: Any,
-    says: str,
+    message: str,
 ) -> None:
     def wrong(*arguments: Any, **options: Any) -> tf.data.Dataset:
         return change(read(*arguments, **options).unbatch()).batch(4)
@@ -56,7 +56,7 @@ def test_wrong_reading_is_detected(
     numbers.write(tmp_path / "data", num_records=10, num_shards=2)
     monkeypatch.setattr(once_an_epoch, "read", wrong)
     assert main([str(tmp_path / "data"), "--num-epochs=1"]) == 1
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def long(number: tf.Tensor) -> tf.Tensor:

@@ -53,7 +53,7 @@ def test_static_shapes_are_known(batch_shape: tuple[None, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (np.zeros(3, np.int32), r"feature 'x': expected int32 of shape \(2,\), got int32 of shape"),
         (np.array([1, 2**40]), "int32 cannot hold every value of this int64 array"),
@@ -62,9 +62,9 @@ def test_static_shapes_are_known(batch_shape: tuple[None, ...]) -> None:
         (["1", "2"], "expected int32"),
     ],
 )
-def test_values_that_would_change_are_refused(value: object, says: str) -> None:
+def test_values_that_would_change_are_refused(value: object, message: str) -> None:
     feature = Feature(name="x", dtype="int32", shape=(2,))
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         encode({"x": value}, [feature])
 
 
@@ -181,7 +181,7 @@ def test_other_bytes_than_an_image_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"dtype": "string"}, "requires dtype 'string' and the reverse"),
         ({"dtype": "int64", "encoding": "bytes"}, "requires dtype 'string' and the reverse"),
@@ -194,6 +194,6 @@ def test_other_bytes_than_an_image_are_rejected() -> None:
         ),
     ],
 )
-def test_features_that_cannot_be_stored(fields: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_features_that_cannot_be_stored(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Feature(name="x", **fields)  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ def nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "says"),
+    ("write", "message"),
     [
         (foreign, "a.tfrecord: not a TFRecord file"),
         (no_example, "a.tfrecord: record at byte 189: not a tf.train.Example"),
@@ -170,14 +170,14 @@ def nothing(folder: Path) -> None:
     ],
 )
 def test_folders_that_cannot_be_indexed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], write: object, says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], write: object, message: str
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder)  # type: ignore[operator]
     assert index(folder) == 1
     errors = capsys.readouterr().err
-    assert says in errors
+    assert message in errors
     assert "Traceback" not in errors
 
 

@@ -28,7 +28,7 @@ def test_bytes_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("words", "expected 'bytes'"),
         ("tensorflow_text.", "expected 'bytes'"),
@@ -36,8 +36,8 @@ def test_bytes_by_name() -> None:
     ],
 )
 def test_missing_tokenizer_is_reported(
-    name: str, says: str, monkeypatch: pytest.MonkeyPatch
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow_text", None)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         text.tokenizer(name)

@@ -212,7 +212,7 @@ def test_second_packer_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["/nothing"], "/nothing: no such file or folder"),
         (["."], "found nothing that can be packed here; choose the format with --from"),
@@ -232,14 +232,14 @@ def test_what_cannot_be_packed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
-    says: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source.rename(tmp_path / "source" if arguments[0] == "source" else tmp_path / ".hidden")
     assert main([arguments[0], "packed", "--num-workers", "1", *arguments[1:]]) == 1
     errors = capsys.readouterr().err
     assert "error: " in errors
-    assert says in errors
+    assert message in errors
     assert not (tmp_path / "packed").exists()
 
 

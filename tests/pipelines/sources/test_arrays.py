@@ -51,7 +51,7 @@ def test_one_array(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "says"),
+    ("arrays", "message"),
     [
         ({"a": np.zeros(3), "b": np.zeros(4)}, "arrays with the same number of rows, got"),
         ({"a": np.zeros(3, np.complex64)}, "array 'a': cannot store complex64"),
@@ -60,10 +60,10 @@ def test_one_array(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_arrays_are_rejected(
-    tmp_path: Path, arrays: dict[str, np.ndarray], says: str
+    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
 ) -> None:
     np.savez(tmp_path / "data.npz", **arrays)
-    with pytest.raises(DataError, match=f"data.npz: .*{says}"):
+    with pytest.raises(DataError, match=f"data.npz: .*{message}"):
         opened.source(tmp_path / "data.npz")
 
 

@@ -119,7 +119,7 @@ def test_damaged_image_in_an_archive_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("remove", "split", "says"),
+    ("remove", "split", "message"),
     [
         ("val", "validation", r"expected val/ or ILSVRC2012_img_val\.tar, found neither"),
         (KIT, "validation", r"are in ILSVRC2012_devkit_t12\.tar\.gz; copy it to"),
@@ -127,11 +127,11 @@ def test_damaged_image_in_an_archive_is_named(tmp_path: Path) -> None:
         ("", "test", "--split: expected train or validation, got 'test'"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, remove: str, split: str, says: str) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, remove: str, split: str, message: str) -> None:
     folders(tmp_path)
     if remove:
         (tmp_path / remove).rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         opened.source(tmp_path, split=split)
 
 

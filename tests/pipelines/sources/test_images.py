@@ -99,7 +99,7 @@ def test_turned_photographs_are_turned_where_they_are_encoded_again(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"image_size": "10x"}, "--image-size: expected pixels as 256"),
         ({"image_size": "0"}, "--image-size"),
@@ -108,10 +108,10 @@ def test_turned_photographs_are_turned_where_they_are_encoded_again(tmp_path: Pa
     ],
 )
 def test_invalid_options_are_rejected(
-    tmp_path: Path, options: dict[str, object], says: str
+    tmp_path: Path, options: dict[str, object], message: str
 ) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         opened.source(tmp_path, **options)
 
 

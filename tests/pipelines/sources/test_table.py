@@ -93,7 +93,7 @@ def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "says"),
+    ("text", "options", "message"),
     [
         (
             CSV,
@@ -121,10 +121,10 @@ def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_tables_are_rejected(
-    tmp_path: Path, text: str, options: dict[str, Any], says: str
+    tmp_path: Path, text: str, options: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         opened.examples(opened.source(tmp_path / "a.csv", **options))
 
 

@@ -136,7 +136,7 @@ def test_own_shards_are_indexed_and_read_where_they_are(data_dir: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "says"),
+    ("name", "options", "message"),
     [
         ("tiny_digits", {"split": "validation"}, "--split: expected one of .*'test', 'train'"),
         ("tiny_digitz", {}, "tfds:tiny_digitz: no data set of this name"),
@@ -144,9 +144,9 @@ def test_own_shards_are_indexed_and_read_where_they_are(data_dir: Path, tmp_path
     ],
 )
 def test_missing_source_is_reported(
-    data_dir: Path, name: str, options: dict[str, str], says: str
+    data_dir: Path, name: str, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         opened.source(f"tfds:{name}", data_dir=str(data_dir), **options)
 
 

@@ -51,7 +51,7 @@ def test_folder_is_reused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"num_shards": 4}, "num_shards: expected 4, found 3"),
         ({"source": "letters"}, "source: expected letters, found numbers"),
@@ -59,7 +59,7 @@ def test_folder_is_reused(tmp_path: Path) -> None:
     ],
 )
 def test_folder_with_other_data_is_kept(
-    tmp_path: Path, change: dict[str, object], says: str
+    tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     numbers.write(tmp_path, num_records=10, num_shards=3)
     arguments = {
@@ -67,7 +67,7 @@ def test_folder_with_other_data_is_kept(
         "num_shards": 3,
         "source": "numbers",
     } | change
-    with pytest.raises(pipelines.DataError, match=f"contains other data: {says}"):
+    with pytest.raises(pipelines.DataError, match=f"contains other data: {message}"):
         pipelines.write_shards(never(), tmp_path, **arguments)  # type: ignore[arg-type]
 
 

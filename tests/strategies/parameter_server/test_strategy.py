@@ -1,7 +1,7 @@
-"""Parameter servers in line.
+"""Parameter servers.
 
-A process that is connected to a cluster has lost what it made before, so these tests run in a
-process of their own, which connects once for all of them.
+Connecting to a cluster invalidates every tensor of a process, so these tests share a separate
+process, which connects once.
 """
 
 from __future__ import annotations
@@ -129,21 +129,21 @@ def test_reports_inexactness_and_staleness(result: dict[str, Any]) -> None:
     assert "updates on average" in result["summary"]["staleness"]
 
 
-def stepwise() -> list[np.ndarray]:
+def train_step_by_step() -> list[np.ndarray]:
     one = trainer(build, steps_per_call=1)
     one.fit(**FIT, epochs=2)
     return one.model.get_weights()
 
 
 def test_sequential_steps_match_one_device(in_cluster: Run) -> None:
-    assert_close(in_cluster(stepwise), reference().get_weights())
+    assert_close(in_cluster(train_step_by_step), reference().get_weights())
 
 
 def test_model_behaves_like_keras(in_cluster: Run, tmp_path: Path) -> None:
-    in_cluster(in_other_hands, tmp_path)
+    in_cluster(check_model_edits, tmp_path)
 
 
-def in_other_hands(folder: Path) -> None:
+def check_model_edits(folder: Path) -> None:
     model_edits.assert_matches_keras(trainer(model_edits.build), folder)
 
 
@@ -165,64 +165,46 @@ def test_each_batch_of_a_generator_goes_to_one_worker(in_cluster: Run) -> None:
     assert in_cluster(from_generator) == (13, list(range(13)))
 
 
-def of_a_lost_server() -> list[str]:
-    """Returns the errors of `fit` and `evaluate` if the chief misses a server's variables."""
-    one = trainer(build)
-
-    def lose(*_: Any) -> None:
-        raise tf.errors.UnavailableError(None, None, "Connection reset by peer\nand more")
-
-    losing = keras.callbacks.LambdaCallback(on_epoch_end=lose)
-    losing.on_test_begin = lose
-    attempts: tuple[Callable[[], Any], ...] = (
-        lambda: one.fit(**FIT, callbacks=[losing]),
-        lambda: one.evaluate(ROWS, LABELS, verbose=0, callbacks=[losing]),
-    )
-    said = []
-    for attempt in attempts:
-        with pytest.raises(ClusterError) as caught:
-            attempt()
-        said.append(str(caught.value))
-    return said
-
-
-def in_the_loop() -> str:
-    """Returns the error of `fit` if the workers miss a server's variables."""
-    one = trainer(build)
-
-    def lose() -> None:
-        raise tf.errors.UnavailableError(None, None, "Connection reset by peer\nand more")
-
-    with (
-        mock.patch.object(one.strategy._coordinator, "join", lose),
-        pytest.raises(ClusterError) as caught,
-    ):
-        one.fit(**FIT)
-    return str(caught.value)
-
-
-def test_lost_server_in_the_loop_raises(in_cluster: Run) -> None:
-    assert "A parameter server and its variables are gone" in in_cluster(in_the_loop)
-
-
-def told_by_tensorflow() -> bool:
+def coordinator_logs_info() -> bool:
     tf.get_logger().setLevel("INFO")  # as in a notebook
     ParameterServer(2, num_servers=2)
     return tf.get_logger().isEnabledFor(logging.INFO)
 
 
 def test_tensorflow_coordinator_logs_nothing(in_cluster: Run) -> None:
-    assert not in_cluster(told_by_tensorflow)
+    assert not in_cluster(coordinator_logs_info)
 
 
-def test_lost_server_raises_everywhere(in_cluster: Run) -> None:
-    for said in in_cluster(of_a_lost_server):
-        assert "A parameter server and its variables are gone (Connection reset by peer)" in said
+def errors_of_a_lost_server() -> list[str]:
+    """Returns the errors if the chief, in `fit` and `evaluate`, or a worker misses a server."""
+
+    def lose(*_: Any) -> None:
+        raise tf.errors.UnavailableError(None, None, "Connection reset by peer\nand more")
+
+    one, other = trainer(build), trainer(build)
+    losing = keras.callbacks.LambdaCallback(on_epoch_end=lose)
+    losing.on_test_begin = lose
+    messages = []
+    with mock.patch.object(other.strategy._coordinator, "join", lose):
+        for attempt in (
+            lambda: one.fit(**FIT, callbacks=[losing]),
+            lambda: one.evaluate(ROWS, LABELS, verbose=0, callbacks=[losing]),
+            lambda: other.fit(**FIT),
+        ):
+            with pytest.raises(ClusterError) as caught:
+                attempt()
+            messages.append(str(caught.value))
+    return messages
+
+
+def test_lost_server_raises(in_cluster: Run) -> None:
+    for message in in_cluster(errors_of_a_lost_server):
+        assert "A parameter server and its variables are gone (Connection reset by peer)" in message
 
 
 def refusals() -> list[str]:
     ParameterServer(2, num_servers=2)
-    said = []
+    messages = []
     for attempt in (
         lambda: ParameterServer(3, num_servers=2),
         lambda: trainer(
@@ -232,8 +214,8 @@ def refusals() -> list[str]:
         try:
             attempt()
         except ConfigurationError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def test_second_cluster_and_accumulation_raise(in_cluster: Run) -> None:
@@ -257,7 +239,7 @@ ADDRESSES = ("a:1", "b:1")
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("found", "message"),
     [
         (cluster.Cluster("mpirun", 0, 2), "needs a chief, workers and ps"),
         (cluster.Cluster("TF_CONFIG", 0, 2, addresses=ADDRESSES, ps=("c:1",)), "no task 'chief'"),
@@ -267,11 +249,11 @@ ADDRESSES = ("a:1", "b:1")
         ),
     ],
 )
-def test_a_cluster_that_lacks_a_task(
-    found: cluster.Cluster, says: str, monkeypatch: pytest.MonkeyPatch
+def test_cluster_that_lacks_a_task_raises(
+    found: cluster.Cluster, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "current", lambda: found)
-    with pytest.raises(ClusterError, match=says):
+    with pytest.raises(ClusterError, match=message):
         ParameterServer()
 
 

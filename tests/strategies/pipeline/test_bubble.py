@@ -9,7 +9,7 @@ from tfdist.strategies.pipeline.schedule import micro_batches_in_memory
 
 
 @pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 3), (2, 1), (2, 8), (4, 16)])
-def test_share_of_the_time_in_use(num_stages: int, num_micro_batches: int) -> None:
+def test_utilization_matches_a_simulated_schedule(num_stages: int, num_micro_batches: int) -> None:
     ends: dict[tuple[int, int], int] = {}
     for micro_batch in range(num_micro_batches):
         for stage in range(num_stages):
@@ -26,7 +26,7 @@ def test_slowest_stage_determines_the_time() -> None:
     assert bubble.speed_up([0.75, 0.25], 1000) == pytest.approx(1 / 0.75, rel=1e-3)
 
 
-def test_what_is_kept() -> None:
+def test_number_of_stored_micro_batches() -> None:
     assert micro_batches_in_memory(3, 8, "gpipe") == [8, 8, 8]
     assert micro_batches_in_memory(3, 8, "1f1b") == [3, 2, 1]
     assert micro_batches_in_memory(3, 2, "1f1b") == [2, 2, 1]

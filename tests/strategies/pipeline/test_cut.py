@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tfdist.strategies.pipeline.stages import balanced_cuts, cut_places
 
 
-def dearest(costs: list[list[int]], where: tuple[int, ...] | list[int]) -> int:
-    ends = itertools.pairwise([0, *where, len(costs[0])])
+def largest_cost(costs: list[list[int]], places: tuple[int, ...] | list[int]) -> int:
+    ends = itertools.pairwise([0, *places, len(costs[0])])
     return max(sum(own[begin:end]) for own, (begin, end) in zip(costs, ends, strict=True))
 
 
@@ -26,8 +26,10 @@ def test_cut_is_optimal(first: list[int], data: st.DataObject) -> None:
     found = balanced_cuts(costs, allowed)
     assert found == sorted(found)
     assert set(found) <= set(allowed)
-    ways = itertools.combinations(allowed, num_runs - 1)
-    assert dearest(costs, found) == min(dearest(costs, way) for way in ways)
+    candidates = itertools.combinations(allowed, num_runs - 1)
+    assert largest_cost(costs, found) == min(
+        largest_cost(costs, candidate) for candidate in candidates
+    )
 
 
 def test_groups_are_not_cut() -> None:

@@ -1,4 +1,4 @@
-"""The measured share of time for which stages wait."""
+"""The measured pipeline bubble: the share of time for which stages wait."""
 
 from __future__ import annotations
 
@@ -20,19 +20,27 @@ from tfdist.strategies.pipeline.strategy import Pipeline
 from tfdist.trainer import Trainer
 
 
+def traced_order(turns: dict[tuple[int, int, bool], list[tf.Tensor]]) -> Any:
+    """Returns a traced step with the results of these forward and backward passes."""
+    traced = create_autospec(Order, instance=True)
+    traced.turns.return_value = turns
+    return traced
+
+
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("shares", [[0.5, 0.5], [0.25] * 4, [0.2, 0.5, 0.3]])
-def test_of_turns_as_they_are_planned_it_is_what_the_plan_leaves(
+def test_measured_bubble_of_a_planned_schedule_is_the_planned_one(
     order: str, shares: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     micro_batches = 8
     planned = schedule.turns(shares, micro_batches, order)
     monkeypatch.setattr(bubble, "_time_of", lambda tensors: tensors[-1])
-    traced: Any = create_autospec(Order, instance=True)
-    traced.turns.return_value = {
-        (own.stage, own.micro_batch, own.back): [tf.constant(own.end, tf.float64)]
-        for own in planned
-    }
+    traced = traced_order(
+        {
+            (turn.stage, turn.micro_batch, turn.back): [tf.constant(turn.end, tf.float64)]
+            for turn in planned
+        }
+    )
     measured = MeasuredBubble(len(shares), micro_batches)
     measured.prepare()
     for _ in range(2):  # steps
@@ -43,27 +51,25 @@ def test_of_turns_as_they_are_planned_it_is_what_the_plan_leaves(
         assert measured.share() == pytest.approx(1 - bubble.used(len(shares), micro_batches))
 
 
-def test_without_an_input_that_tells_when_a_step_begins_nothing_is_told() -> None:
-    traced: Any = create_autospec(Order, instance=True)
-    traced.turns.return_value = {(0, 0, True): [tf.constant(1.0)]}
-    measured = MeasuredBubble(1, 1)
+def test_bubble_is_unknown_if_the_start_of_a_step_is() -> None:
+    traced, measured = traced_order({(0, 0, True): [tf.constant(1.0)]}), MeasuredBubble(1, 1)
     measured.prepare()
     measured.note([], traced)
     assert measured.share() is None
 
 
-def test_a_training_tells_it_and_an_evaluation_adds_nothing() -> None:
+def test_summary_reports_the_bubble_of_training_only() -> None:
     strategy = Pipeline(2, micro_batches=2)
     trainer = Trainer(build, strategy)
     assert strategy.summary() == {}
     trainer.fit(**FIT)
-    told = strategy.summary()
-    assert re.fullmatch(r"\d+% of the devices' time, as measured", told["bubble"])
+    summary = strategy.summary()
+    assert re.fullmatch(r"\d+% of the devices' time, as measured", summary["bubble"])
     trainer.evaluate(FIT["x"], FIT["y"], verbose=0)
-    assert strategy.summary() == told
+    assert strategy.summary() == summary
 
 
-def test_where_operations_are_deterministic_the_clock_is_one_that_is_allowed(
+def test_deterministic_ops_use_the_host_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (clock, bubble):
@@ -71,9 +77,7 @@ def test_where_operations_are_deterministic_the_clock_is_one_that_is_allowed(
     monkeypatch.delattr(tf, "timestamp")  # not allowed with deterministic ops
     read = create_autospec(time.monotonic, side_effect=itertools.count(1.0))
     monkeypatch.setattr(clock.time, "monotonic", read)
-    traced: Any = create_autospec(Order, instance=True)
-    traced.turns.return_value = {(0, 0, True): [tf.constant(1.0)]}
-    measured = MeasuredBubble(1, 1)
+    traced, measured = traced_order({(0, 0, True): [tf.constant(1.0)]}), MeasuredBubble(1, 1)
     measured.prepare()
     tf.function(lambda: measured.note([tf.constant(0.0)], traced))()
     assert read.call_count == 2  # at the beginning and at the end

@@ -56,7 +56,6 @@ class Subclassed(keras.Model):
     """A model with a custom `call`."""
 
     def call(self, inputs: object) -> object:
-        """Returns its inputs."""
         return inputs
 
 

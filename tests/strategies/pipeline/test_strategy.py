@@ -33,13 +33,13 @@ def build() -> keras.Model:
 
 @pytest.mark.parametrize("order", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b"])
 def test_results_and_placement(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone_back, note = set(), Order.has_gone_back
+    backward_passes, original = set(), Order.has_gone_back
 
-    def noting(self: Order, stage: int, micro_batch: int, gradients: list) -> None:
-        gone_back.add((stage, micro_batch))
-        note(self, stage, micro_batch, gradients)
+    def recording(self: Order, stage: int, micro_batch: int, gradients: list) -> None:
+        backward_passes.add((stage, micro_batch))
+        original(self, stage, micro_batch, gradients)
 
-    monkeypatch.setattr(Order, "has_gone_back", noting)
+    monkeypatch.setattr(Order, "has_gone_back", recording)
     fit = {"x": X, "y": Y, "batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
     plain = build()
     losses = plain.fit(**fit).history["loss"]
@@ -56,14 +56,14 @@ def test_results_and_placement(order: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert variable.value.device[-5:] == ("CPU:0" if in_first else "CPU:1"), variable.path
     assert {v.value.device[-5:] for v in first} == {"CPU:0"}
     # Each micro-batch is traced separately, so that their order is defined.
-    assert gone_back == {(stage, number) for stage in range(2) for number in range(4)}
+    assert backward_passes == {(stage, number) for stage in range(2) for number in range(4)}
 
 
 def test_describe_lists_stages_and_bubble() -> None:
-    said = Pipeline(2, micro_batches=6, order="1f1b").describe()
-    assert said["stages"] == "2, split when the shapes of the data are known"
-    assert said["micro-batches"] == "6, 1f1b; a stage keeps 2, 1"
-    assert said["bubble"].startswith(
+    described = Pipeline(2, micro_batches=6, order="1f1b").describe()
+    assert described["stages"] == "2, split when the shapes of the data are known"
+    assert described["micro-batches"] == "6, 1f1b; a stage keeps 2, 1"
+    assert described["bubble"].startswith(
         "14% of the devices' time if stages cost the same: at most 1.71 "
     )
     trainer = tfdist.Trainer(build, strategy=Pipeline(2, cut_at=["first"]))
@@ -75,9 +75,9 @@ def test_stages_by_measured_time(tmp_path: Path) -> None:
         build, strategy=Pipeline(2, balance="time", plot_stages=str(tmp_path / "stages.png"))
     )
     assert (tmp_path / "stages.png").exists()
-    said = trainer.describe()
-    assert "of the time, on CPU:0" in said["stage 0"]
-    assert said["bubble"].startswith(tuple("123456789"))
+    described = trainer.describe()
+    assert "of the time, on CPU:0" in described["stage 0"]
+    assert described["bubble"].startswith(tuple("123456789"))
     for one, other in zip(trainer.model.variables, build().variables, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())  # measuring does not train
 
@@ -106,17 +106,17 @@ def test_stages_by_memory(order: str, num_rows: int, last: str) -> None:
         return compiled(keras.Model(inputs, outputs), keras.optimizers.SGD(0.1, momentum=0.9))
 
     strategy = Pipeline(2, order=order, balance="memory", balance_rows=num_rows)
-    said = tfdist.Trainer(wide, strategy=strategy).describe()
+    described = tfdist.Trainer(wide, strategy=strategy).describe()
     # With 4 micro-batches, the first of two stages stores all (1f1b: two), the last one stores
     # one.
-    assert said["stage 0"].startswith(f"kept_0 .. {last}: ")
+    assert described["stage 0"].startswith(f"kept_0 .. {last}: ")
     num = 3 if last == "kept_2" else 2
     # A weight, its gradient, its momentum and the sum of its gradients over micro-batches.
     weights, kept = 4 * 4 * (64 * 64 + 64), 4 * 64 * num_rows * (4 if order == "gpipe" else 2)
-    assert f", {num * (weights + kept) / 1e6:,.1f} MB, on" in said["stage 0"]
+    assert f", {num * (weights + kept) / 1e6:,.1f} MB, on" in described["stage 0"]
 
 
-def test_a_batch_of_fewer_rows_than_micro_batches() -> None:
+def test_batch_with_fewer_rows_than_micro_batches_warns() -> None:
     with pytest.warns(UserWarning, match=r"fewer rows than 4 micro-batches: .* fewer micro_batch"):
         tfdist.Trainer(build, strategy=Pipeline(2)).fit(X, Y, batch_size=3)
 

@@ -19,19 +19,19 @@ def test_timeline_length_matches_the_formula(
     order: str, num_stages: int, num_micro_batches: int
 ) -> None:
     shares = [1 / num_stages] * num_stages
-    made = turns(shares, num_micro_batches, order)
-    assert len(made) == 2 * num_stages * num_micro_batches
+    passes = turns(shares, num_micro_batches, order)
+    assert len(passes) == 2 * num_stages * num_micro_batches
     best = bubble.speed_up(shares, num_micro_batches)
-    assert 1 / max(turn.end for turn in made) == pytest.approx(best)
+    assert 1 / max(turn.end for turn in passes) == pytest.approx(best)
     kept = micro_batches_in_memory(num_stages, num_micro_batches, order)
     for stage, most in enumerate(kept):
         begun: Counter[bool] = Counter()
-        for turn in sorted((t for t in made if t.stage == stage), key=lambda t: t.begin):
+        for turn in sorted((t for t in passes if t.stage == stage), key=lambda t: t.begin):
             begun[turn.back] += 1
             assert begun[False] - begun[True] <= most
 
 
-def test_picture(tmp_path: Path) -> None:
+def test_draws_the_timeline(tmp_path: Path) -> None:
     stages = into_stages(mlp(), 2, costs=Costs("time", [[3.0, 1.0]] * 2))
     assert stages.shares() == [0.75, 0.25]
     draw_timeline(stages, 4, "1f1b", tmp_path / "stages.png")

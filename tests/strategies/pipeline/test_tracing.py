@@ -14,11 +14,11 @@ from tfdist.strategies.pipeline.tracing import Tracing
 def test_probe_is_not_a_micro_batch() -> None:
     """Both share an input tensor, which a stage must not capture from the probe's graph."""
     layer, added = keras.layers.Add(), tf.ones([2])
-    places: list[str] = []
+    devices: list[str] = []
 
     def computed(tracing: Tracing, x: Any) -> Any:
         total = tracing.call(lambda operation, x: operation(x), layer, [x, added])
-        places.append(total.device)
+        devices.append(total.device)
         return total
 
     @tf.function(autograph=False)
@@ -33,4 +33,4 @@ def test_probe_is_not_a_micro_batch() -> None:
         return computed(tracing, x)
 
     assert float(tf.reduce_sum(step(tf.zeros([2])))) == 2.0
-    assert [place[-5:] for place in places] == ["CPU:1", "", "CPU:1"]
+    assert [place[-5:] for place in devices] == ["CPU:1", "", "CPU:1"]

@@ -1,4 +1,4 @@
-"""Scenarios for two processes with a shard of a model each; run on each one."""
+"""Scenarios that two processes run, each with a shard of a model."""
 
 from __future__ import annotations
 
@@ -22,20 +22,24 @@ from tfdist.trainer import Trainer
 #: Rows for `wide`.
 WIDE = np.ones((4, 64), "float32")
 
-#: `Trainer.fit` options: one epoch before, one here, and one after.
+#: Number of epochs after the run before, after the scenario, and after the run that follows.
 EPOCHS = (1, 2, 3)
 
 
 def run(folder: str) -> dict[str, Any]:
     """Runs all scenarios, and returns their results."""
     strategy = Sharded(smallest=2)
-    resumed = goes_on(strategy, Path(folder, "checkpoints"))
+    resumed = resume_from_another_strategy(strategy, Path(folder, "checkpoints"))
     found = {
         "callbacks": chief_callbacks.writes_and_restores(strategy),
-        "alone": rank_0_works_alone(strategy, Path(folder, "model.keras")),
-        "told": rank_1_reads_alone(strategy),
-        "sent": [sent(strategy, precision) for precision in ("float32", "mixed_float16")],
-        "held": strategy.gather([sum(bytes_by_device(resumed.model.optimizer.variables).values())]),
+        "on rank 0": use_model_on_rank_0(strategy, Path(folder, "model.keras")),
+        "error": read_model_on_rank_1(strategy),
+        "bytes sent": [
+            num_bytes_sent(strategy, precision) for precision in ("float32", "mixed_float16")
+        ],
+        "state bytes": strategy.gather(
+            [sum(bytes_by_device(resumed.model.optimizer.variables).values())]
+        ),
     }
     if tfdist.is_chief():  # the other rank is done
         resumed.model.save(Path(folder, "resumed.keras"))
@@ -47,17 +51,19 @@ def momentum() -> keras.Model:
     return build(keras.optimizers.SGD(0.1, momentum=0.9))
 
 
-def goes_on(strategy: Strategy, folder: Path) -> Trainer:
+def resume_from_another_strategy(strategy: Strategy, folder: Path) -> Trainer:
     """Resumes from a checkpoint of another strategy."""
     trainer = Trainer(momentum, strategy, checkpoints=tfdist.Checkpoints(folder))
-    begun: list[int] = []
-    noting = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
-    trainer.fit(**FIT, epochs=EPOCHS[1], callbacks=[noting])
-    assert begun == [EPOCHS[0]]
+    first_epochs: list[int] = []
+    recorder = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, _: first_epochs.append(epoch)
+    )
+    trainer.fit(**FIT, epochs=EPOCHS[1], callbacks=[recorder])
+    assert first_epochs == [EPOCHS[0]]
     return trainer
 
 
-def rank_0_works_alone(strategy: Strategy, path: Path) -> np.ndarray:
+def use_model_on_rank_0(strategy: Strategy, path: Path) -> np.ndarray:
     """Rank 0 reads, saves, predicts and assigns; rank 1 gets the assigned values."""
     trainer = Trainer(momentum, strategy)
     trainer.fit(**FIT)
@@ -73,7 +79,7 @@ def rank_0_works_alone(strategy: Strategy, path: Path) -> np.ndarray:
     return strategy.gather(weights)
 
 
-def sent(strategy: Strategy, precision: str) -> float:
+def num_bytes_sent(strategy: Strategy, precision: str) -> float:
     """Trains a step, and returns the bytes that this process sent."""
     trainer = Trainer(wide, strategy, precision=precision)
     with traffic.counted(strategy.num_workers) as counted:
@@ -88,15 +94,15 @@ def wide() -> keras.Model:
     return compiled(keras.Sequential([keras.Input((64,)), *dense]), keras.optimizers.SGD(0.1))
 
 
-def rank_1_reads_alone(strategy: Strategy) -> str:
+def read_model_on_rank_1(strategy: Strategy) -> str:
     """Returns the error of rank 1."""
-    trainer, said = Trainer(momentum, strategy), ""
+    trainer, message = Trainer(momentum, strategy), ""
     trainer.fit(**FIT)
     if strategy.rank == 1:
         try:
             trainer.model.get_weights()
         except ClusterError as error:
-            said = str(error)
-    told = strategy.gather([len(said)])
-    letters = strategy.gather([*map(ord, said.ljust(int(told.max())))])
+            message = str(error)
+    lengths = strategy.gather([len(message)])
+    letters = strategy.gather([*map(ord, message.ljust(int(lengths.max())))])
     return "".join(map(chr, letters[1].astype(int)))

@@ -19,7 +19,7 @@ from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, di
 RANDOM = np.random.default_rng(0)
 WEIGHT = RANDOM.normal(size=(3, 5)).astype("float32")
 GRADIENTS = [RANDOM.normal(size=(3, 5)).astype("float32") for _ in range(2)]
-#: Options that add optimizer variables.
+#: Options with which an optimizer has further variables.
 OPTIONS: dict[type, dict[str, Any]] = {
     keras.optimizers.SGD: {"momentum": 0.9, "nesterov": True},
     keras.optimizers.RMSprop: {"momentum": 0.9, "centered": True},
@@ -27,11 +27,11 @@ OPTIONS: dict[type, dict[str, Any]] = {
 }
 
 
-def updated(make: Callable[[], keras.optimizers.Optimizer], is_cut: bool) -> list[np.ndarray]:
+def updated(make: Callable[[], keras.optimizers.Optimizer], is_sharded: bool) -> list[np.ndarray]:
     """Returns a weight and all optimizer variables after two updates."""
     weight, optimizer = keras.Variable(WEIGHT), make()
     optimizer.build([weight])
-    if is_cut:
+    if is_sharded:
         state = [v for v in optimizer.variables if v.shape == weight.shape]
         for variable in [weight, *state]:
             divide(variable, OverDevices(2), ["CPU:0", "CPU:0"], keep_whole=False)
@@ -70,11 +70,11 @@ def test_matrix_optimizers_are_not_sharded() -> None:
         assert "each element" in str(plan.reason_whole(model, [kind()]))
 
 
-def test_what_is_over_goes_to_the_first() -> None:
+def test_remainder_goes_to_the_first_shards() -> None:
     assert shard_sizes(11, 4) == [3, 3, 3, 2]
 
 
-def test_a_part_is_known_by_the_weights_key() -> None:
+def test_optimizer_finds_a_shard_by_its_weight() -> None:
     one, other = tf.Variable(0.0), tf.Variable(0.0)
     take_for(one, other)
     assert keras.optimizers.SGD()._var_key(one) == keras.optimizers.SGD()._var_key(other)

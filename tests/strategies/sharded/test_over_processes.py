@@ -44,7 +44,7 @@ def found(folder: Path) -> dict[str, Any]:
     return tfdist.notebook_launch(functools.partial(scenarios.run, str(folder)), num_workers=2)
 
 
-def test_goes_on_from_another_strategy_and_back(found: dict[str, Any], folder: Path) -> None:
+def test_resumes_from_another_strategy_and_back(found: dict[str, Any], folder: Path) -> None:
     resumed, plain = fit(folder, scenarios.EPOCHS[2]).model, scenarios.momentum()
     plain.fit(**FIT, epochs=scenarios.EPOCHS[2])
     assert_close(resumed.get_weights(), plain.get_weights())
@@ -52,7 +52,7 @@ def test_goes_on_from_another_strategy_and_back(found: dict[str, Any], folder: P
 
 def test_each_process_has_half_of_the_state(found: dict[str, Any]) -> None:
     whole = sum(4 * v.shape.num_elements() for v in scenarios.momentum().trainable_variables)
-    assert (found["held"] < 0.75 * whole + 12).all()
+    assert (found["state bytes"] < 0.75 * whole + 12).all()
 
 
 def test_rank_0_can_use_the_model_alone(found: dict[str, Any], folder: Path) -> None:
@@ -60,31 +60,31 @@ def test_rank_0_can_use_the_model_alone(found: dict[str, Any], folder: Path) -> 
     plain.fit(**FIT)
     kernel, *others = plain.get_weights()
     wanted = np.concatenate([weight.ravel() for weight in (0.5 * kernel, *others)])
-    np.testing.assert_array_equal(*found["alone"])
-    np.testing.assert_allclose(found["alone"][0], wanted, rtol=BOUND, atol=BOUND)
+    np.testing.assert_array_equal(*found["on rank 0"])
+    np.testing.assert_allclose(found["on rank 0"][0], wanted, rtol=BOUND, atol=BOUND)
     assert keras.models.load_model(folder / "resumed.keras").optimizer.built
 
 
 def test_other_ranks_using_the_model_alone_raise(found: dict[str, Any]) -> None:
-    assert "Rank 1 reads or assigns to" in found["told"]
-    assert "do it on all ranks, or on rank 0 alone" in found["told"]
+    assert "Rank 1 reads or assigns to" in found["error"]
+    assert "do it on all ranks, or on rank 0 alone" in found["error"]
 
 
 def test_weights_are_gathered_by_layer_in_the_compute_dtype(found: Any) -> None:
     half = 4096 / 2  # a process sends half of a layer's elements in an all-gather or reduce-scatter
-    whole, mixed = found["sent"]
+    whole, mixed = found["bytes sent"]
     summed = 3 * 4 * half
-    joined = 3 + 1  # the backward pass gathers one layer's weights again
+    num_gathers = 3 + 1  # the backward pass gathers one layer's weights again
     metrics_at_most = 200
-    assert 0 <= whole - (summed + joined * 4 * half) < metrics_at_most
-    assert 0 <= mixed - (summed + joined * 2 * half) < metrics_at_most
+    assert 0 <= whole - (summed + num_gathers * 4 * half) < metrics_at_most
+    assert 0 <= mixed - (summed + num_gathers * 2 * half) < metrics_at_most
 
 
 def test_callbacks_of_rank_0_read_and_restore(found: dict[str, Any]) -> None:
-    told = found["callbacks"]
-    assert told["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
+    of_callbacks = found["callbacks"]
+    assert of_callbacks["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
     first, third = (chief_callbacks.plain(epochs) for epochs in (1, 3))
-    np.testing.assert_array_equal(*told["first_epoch"])
-    np.testing.assert_allclose(told["first_epoch"][0], first, rtol=BOUND, atol=BOUND)
-    np.testing.assert_array_equal(*told["resumed"])
-    np.testing.assert_allclose(told["resumed"][0], third, rtol=BOUND, atol=BOUND)
+    np.testing.assert_array_equal(*of_callbacks["first_epoch"])
+    np.testing.assert_allclose(of_callbacks["first_epoch"][0], first, rtol=BOUND, atol=BOUND)
+    np.testing.assert_array_equal(*of_callbacks["resumed"])
+    np.testing.assert_allclose(of_callbacks["resumed"][0], third, rtol=BOUND, atol=BOUND)

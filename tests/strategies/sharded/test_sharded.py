@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-import tfdist
-from tests.support.training import FIT, X, assert_close, build
+from tests.support.training import FIT, X, assert_close, assert_resumes_from_another_strategy, build
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.groups.base import LocalGroup
 from tfdist.strategies.sharded import plan
@@ -50,9 +49,9 @@ def test_each_device_holds_the_planned_shards(stage: str) -> None:
     planned = plan.plan(model, [model.optimizer], strategy.devices, 64)
     wanted = planned.bytes_by_owner(strategy.devices, 3.0, stage != "parameters", False)
     trainer.fit(IDS, LABELS, batch_size=5, verbose=0)
-    held = bytes_by_device(model.trainable_variables + model.optimizer.variables)
+    num_bytes = bytes_by_device(model.trainable_variables + model.optimizer.variables)
     scalars = 8 + 4  # the step counter and the learning rate
-    assert held == {"CPU:0": wanted["CPU:0"] + scalars, "CPU:1": wanted["CPU:1"]}
+    assert num_bytes == {"CPU:0": wanted["CPU:0"] + scalars, "CPU:1": wanted["CPU:1"]}
     assert described["split"].startswith("89.7% of 3,151 parameters in 2 shards, the others whole")
     assert described["weights and optimizer state"].count("MB") == 2
 
@@ -74,8 +73,8 @@ def test_matrix_optimizers_keep_each_matrix_on_one_device(optimizer: Any) -> Non
     alone = make()
     alone.fit(**FIT)
     assert_close(trainer.model.get_weights(), alone.get_weights())
-    held = bytes_by_device(trainer.model.trainable_variables)
-    assert set(held) == {"CPU:0", "CPU:1"}
+    num_bytes = bytes_by_device(trainer.model.trainable_variables)
+    assert set(num_bytes) == {"CPU:0", "CPU:1"}
     assert "each element by itself" in trainer.describe()["split"]
 
 
@@ -90,19 +89,8 @@ def test_offloaded_state_is_on_the_host() -> None:
     assert "host" in trainer.describe()["offloaded"]
 
 
-def test_goes_on_from_another_strategy_and_back(tmp_path: Path) -> None:
-    def fit(strategy: object, folder: str, epochs: int) -> keras.Model:
-        checkpoints = tfdist.Checkpoints(tmp_path / folder)
-        trainer = Trainer(momentum, strategy, checkpoints=checkpoints)
-        trainer.fit(**FIT, epochs=epochs)
-        return trainer.model
-
-    fit("one_device", "a", 1)
-    fit(Sharded(2, smallest=1), "a", 2)
-    resumed, whole = fit("one_device", "a", 3), fit("one_device", "b", 3)
-    assert_close(resumed.get_weights(), whole.get_weights())
-    state = zip(resumed.optimizer.variables, whole.optimizer.variables, strict=True)
-    assert_close(*map(list, zip(*((a.numpy(), b.numpy()) for a, b in state), strict=True)))
+def test_resumes_from_another_strategy_and_back(tmp_path: Path) -> None:
+    assert_resumes_from_another_strategy(momentum, Sharded(2, smallest=1), FIT, tmp_path)
 
 
 def momentum() -> keras.Model:

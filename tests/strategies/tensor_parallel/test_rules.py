@@ -32,7 +32,7 @@ def test_configuration_contains_the_rules(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (None, "No such file or directory; expected lines like 'dense/kernel: [null, model]'"),
         ("a: [", "is no YAML; expected lines like"),
@@ -41,14 +41,14 @@ def test_configuration_contains_the_rules(file: Path) -> None:
         ("'(': [null, model]", r"the rule '(' of a layout is not a regular expression"),
     ],
 )
-def test_invalid_rules_file_raises(text: str | None, says: str, tmp_path: Path) -> None:
+def test_invalid_rules_file_raises(text: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as raised:
         flags.resolve([{"layout": Setting(str(path), "--layout")}])
-    assert str(told.value).startswith("--layout: ")
-    assert says in str(told.value)
+    assert str(raised.value).startswith("--layout: ")
+    assert message in str(raised.value)
 
 
 @pytest.mark.long

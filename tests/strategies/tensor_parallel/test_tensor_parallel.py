@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from keras import layers
 
-import tfdist
-from tests.support.training import assert_close
+from tests.support.training import (
+    assert_close,
+    assert_optimizers_match,
+    assert_resumes_from_another_strategy,
+)
 from tfdist.errors import UnsupportedModelError
 from tfdist.models import alexnet
 from tfdist.strategies.sharded.plan import bytes_by_device
@@ -54,8 +57,7 @@ def test_matches_one_device_and_appears_complete(devices: int, tmp_path: Path) -
     wanted = plain.fit(**FIT, epochs=2).history
     assert_close(trainer.fit(**FIT, epochs=2).history, wanted)
     assert_close(trainer.model.get_weights(), plain.get_weights())
-    state = zip(trainer.model.optimizer.variables, plain.optimizer.variables, strict=True)
-    assert_close(*map(list, zip(*((a.numpy(), b.numpy()) for a, b in state), strict=True)))
+    assert_optimizers_match(trainer.model, plain)
     held = bytes_by_device(trainer.model.trainable_variables)
     assert set(held) == {f"CPU:{i}" for i in range(devices)}
     assert max(held.values()) < 0.65 * sum(held.values())  # one device has two of three heads
@@ -69,17 +71,8 @@ def test_matches_one_device_and_appears_complete(devices: int, tmp_path: Path) -
 
 
 @LONG
-def test_goes_on_from_another_strategy_and_back(tmp_path: Path) -> None:
-    def fit(strategy: object, folder: str, epochs: int) -> keras.Model:
-        checkpoints = tfdist.Checkpoints(tmp_path / folder)
-        trainer = Trainer(momentum, strategy, checkpoints=checkpoints)
-        trainer.fit(**FIT, epochs=epochs)
-        return trainer.model
-
-    fit("one_device", "a", 1)
-    fit(TensorParallel(2, smallest=1), "a", 2)
-    resumed, whole = fit("one_device", "a", 3), fit("one_device", "b", 3)
-    assert_close(resumed.get_weights(), whole.get_weights())
+def test_resumes_from_another_strategy_and_back(tmp_path: Path) -> None:
+    assert_resumes_from_another_strategy(momentum, TensorParallel(2, smallest=1), FIT, tmp_path)
 
 
 @LONG
@@ -100,7 +93,7 @@ def test_mixed_precision(policy: str) -> None:
 
 
 @LONG
-def test_averages_accumulation_a_new_compilation_and_frozen_layers() -> None:
+def test_averaging_accumulating_recompiling_and_freezing() -> None:
     models = []
     for strategy in ("one_device", TensorParallel(2, smallest=1)):
         trainer = Trainer(momentum, strategy, accumulate=2)

@@ -15,7 +15,8 @@ from tfdist.strategies.tensor_parallel.calls import looked_up
 from tfdist.strategies.tensor_parallel.strategy import TensorParallel
 from tfdist.trainer import Trainer
 
-#: Ids of a batch's own, masked, clipped with others; positions, which all rounds look up alike.
+#: Lookups by ids (masked, or clipped with other gradients), and by position, which is the same in
+#: every accumulation round.
 SHORT = ("positions-accumulate",)
 LONG = (
     "embedding", "embedding-clipped", "embedding-adam", "positions", "masked-steps", "lstm",
@@ -47,7 +48,7 @@ def test_narrow_table_is_sharded_by_rows() -> None:
     assert kinds(planned(keras.Input((5,)), layers.Embedding(7, 2))) == ["column"]
 
 
-def test_ids_count_from_the_end_and_have_to_be_in_the_table() -> None:
+def test_negative_ids_count_from_the_end_and_ids_beyond_the_table_raise() -> None:
     layer = layers.Embedding(7, 2)
     layer.build()
     parts = tf.split(layer.embeddings.value, [3, 2, 2])

@@ -1,4 +1,4 @@
-"""One unchanged script with models that are built first, in one process and under the launcher."""
+"""A script that builds its models before the Trainer, in one process and under the launcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import ROOT
 
-SCRIPT = [sys.executable, "-m", "tests.processes.handed_model"]
+SCRIPT = [sys.executable, "-m", "tests.processes.prebuilt_model"]
 LAUNCH = [sys.executable, "-m", "tfdist.launch", "--num-workers", "2", "--"]
 
 

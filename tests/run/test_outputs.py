@@ -1,4 +1,4 @@
-"""What else comes of a run: a profile, logs for others, other forms, an evaluation later."""
+"""Outputs of a run: profiles, logs and exported models; and later evaluations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_logs(run: Path) -> None:
+def test_loggers_write_the_same_metrics(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -41,11 +41,11 @@ def test_logs(run: Path) -> None:
     assert list((run / "tensorboard" / "train").iterdir())
 
 
-def test_trace(run: Path) -> None:
+def test_profile_is_written(run: Path) -> None:
     assert list((run / "tensorboard" / "plugins" / "profile").rglob("*.xplane.pb"))
 
 
-def test_exported_model_is_the_saved_one(run: Path) -> None:
+def test_exported_model_equals_the_saved_one(run: Path) -> None:
     x = np.random.default_rng(0).uniform(-1, 1, (3, 2)).astype("float32")
     saved = keras.saving.load_model(run / "model.keras").predict(x, verbose=0)
     exported = tf.saved_model.load(run / "saved_model")
@@ -53,7 +53,7 @@ def test_exported_model_is_the_saved_one(run: Path) -> None:
 
 
 @pytest.mark.parametrize("saved", ["model.keras", "checkpoints", ""])
-def test_evaluation_gives_the_numbers_of_the_training(
+def test_evaluate_repeats_the_validation_metrics(
     saved: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [f"--config={run / 'config.yaml'}", "--verbose=2"]
@@ -65,7 +65,7 @@ def test_evaluation_gives_the_numbers_of_the_training(
         assert float(value) == pytest.approx(last[f"val_{name}"], rel=1e-5)
 
 
-def test_evaluation_of_what_is_no_compiled_model(tmp_path: Path) -> None:
+def test_evaluating_an_invalid_file_raises(tmp_path: Path) -> None:
     (tmp_path / "text.keras").write_text("text")
     with pytest.raises(ConfigurationError, match="expected a model that Keras saved"):
         saved_model.load(str(tmp_path / "text.keras"))
@@ -75,7 +75,7 @@ def test_evaluation_of_what_is_no_compiled_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         (["--evaluate=model.keras", "--epochs=3"], "--epochs: no effect with --evaluate"),
         (["--evaluate=model.keras", "--run-dir=x"], "--run-dir: no effect with --evaluate"),
@@ -84,9 +84,9 @@ def test_evaluation_of_what_is_no_compiled_model(tmp_path: Path) -> None:
         (["--export=onnx"], "--export onnx needs tf2onnx: pip install 'tfdist[onnx]'"),
     ],
 )
-def test_what_is_refused_before_anything_begins(
+def test_invalid_options_fail_before_training(
     flags: list[str],
-    says: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -98,27 +98,27 @@ def test_what_is_refused_before_anything_begins(
         )
         monkeypatch.setattr(module, "importlib", SimpleNamespace(util=absent))
     assert train.main([*RECIPE, *flags]) == 1
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_trackers_hear_on_the_chief_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for the packages: what is called of them, and that it is closed."""
-    said: list[Any] = []
+def test_trackers_run_on_the_chief_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fakes of the packages record what is called, and that the run is closed."""
+    calls: list[Any] = []
 
     class Run:
         def __enter__(self) -> Run:
             return self
 
         def __exit__(self, *error: object) -> None:
-            said.append("closed")
+            calls.append("closed")
 
     def begin(**options: Any) -> Run:
-        said.append(options)
+        calls.append(options)
         return Run()
 
     modules = {
-        "mlflow": SimpleNamespace(start_run=begin, log_params=said.append),
+        "mlflow": SimpleNamespace(start_run=begin, log_params=calls.append),
         "mlflow.keras": SimpleNamespace(),
         "mlflow.keras.callback": SimpleNamespace(MlflowCallback=keras.callbacks.Callback),
         "wandb": SimpleNamespace(init=begin),
@@ -128,19 +128,19 @@ def test_trackers_hear_on_the_chief_alone(tmp_path: Path, monkeypatch: pytest.Mo
     for name, module in modules.items():
         monkeypatch.setitem(__import__("sys").modules, name, module)
     config = TrainConfig(logger="mlflow,wandb")
-    with loggers.opened(config, RunFolder(tmp_path), is_chief=False) as told:
-        assert told == said == []
-    with loggers.opened(config, RunFolder(tmp_path), is_chief=True) as told:
-        assert all(c.chief_only and c.only_reads and not c.every_batch for c in told)
-        assert len(told) == 2
-        assert said[0] == {"run_name": tmp_path.name}
-        assert said[1]["recipe"] == said[2]["config"]["recipe"] == "digits"
-    assert said[3:] == ["closed", "closed"]
+    with loggers.opened(config, RunFolder(tmp_path), is_chief=False) as callbacks:
+        assert callbacks == calls == []
+    with loggers.opened(config, RunFolder(tmp_path), is_chief=True) as callbacks:
+        assert all(c.chief_only and c.only_reads and not c.every_batch for c in callbacks)
+        assert len(callbacks) == 2
+        assert calls[0] == {"run_name": tmp_path.name}
+        assert calls[1]["recipe"] == calls[2]["config"]["recipe"] == "digits"
+    assert calls[3:] == ["closed", "closed"]
 
 
-def test_table_of_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
-    made: Any = SimpleNamespace(seconds=Seconds(10, 0.05, 0.01, 0.02), traced=12)
-    rows = {name: (ms, share) for name, ms, share in reports.profile_table(made, (0.001, 4e6))}
+def test_profile_table(capsys: pytest.CaptureFixture[str]) -> None:
+    profile: Any = SimpleNamespace(seconds=Seconds(10, 0.05, 0.01, 0.02), traced=12)
+    rows = {name: (ms, share) for name, ms, share in reports.profile_table(profile, (0.001, 4e6))}
     assert rows == {
         "computing": ("3.000", "43%"),
         "exchange": ("1.000", "14%"),
@@ -148,16 +148,16 @@ def test_table_of_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
         "Python": ("2.000", "29%"),
         "all": ("7.000", "100%"),
     }
-    reports.print_profile(made, (0.001, 4e6))
+    reports.print_profile(profile, (0.001, 4e6))
     assert "over 10 steps; 12 others are in the trace; the exchange of 4 MB" in (
         " ".join(capsys.readouterr().out.split())
     )
-    made.seconds = Seconds()
-    reports.print_profile(made, None)
+    profile.seconds = Seconds()
+    reports.print_profile(profile, None)
     assert "no steps to measure" in capsys.readouterr().out
 
 
-def test_model_without_counterpart_in_a_form(
+def test_exporting_an_unsupported_model_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -171,9 +171,7 @@ def test_model_without_counterpart_in_a_form(
         saved_model.export(["tflite"], tmp_path / "model.keras")
 
 
-def test_time_that_is_up_saves_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_max_time_saves_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--epochs=1000000", "--max-time=3s", "--verbose=2", f"--run-dir={tmp_path / 'run'}"]
     assert train.main(["--recipe=recipes._template", *flags]) == 0
     assert "by --max-time; model.keras holds the last state" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Cases of layers that normalise, and of states that layers keep."""
+"""Cases of normalization layers, and of states that layers keep."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.support.case import case, compiled
 from tests.support.data import images, points, tokens
 
 
-def _normalised(layer: layers.Layer, **options: Any) -> keras.Model:
-    """A layer of normalisation between two dense ones."""
+def _normalized(layer: layers.Layer, **options: Any) -> keras.Model:
+    """Returns a model with a normalization layer between two dense layers."""
     model = keras.Sequential(
         [
             keras.Input((4,)),
@@ -27,7 +27,7 @@ def _normalised(layer: layers.Layer, **options: Any) -> keras.Model:
 @case(points(), sync_batch_norm=True)
 def batch_norm() -> keras.Model:
     """BatchNorm with `sync_batch_norm`, on uneven per-replica batches and a single row."""
-    return _normalised(layers.BatchNormalization(momentum=0.7), metrics=["mae"])
+    return _normalized(layers.BatchNormalization(momentum=0.7), metrics=["mae"])
 
 
 @case(images(), sync_batch_norm=True)
@@ -75,36 +75,34 @@ def batch_norm_frozen() -> keras.Model:
     """A frozen BatchNorm, which keeps its moving statistics."""
     layer = layers.BatchNormalization(momentum=0.7)
     layer.trainable = False
-    return _normalised(layer)
+    return _normalized(layer)
 
 
 @case(points())
 def group_norm() -> keras.Model:
     """GroupNormalization."""
-    return _normalised(layers.GroupNormalization(2))
+    return _normalized(layers.GroupNormalization(2))
 
 
 @case(points())
 def layer_norm() -> keras.Model:
     """LayerNormalization."""
-    return _normalised(layers.LayerNormalization())
+    return _normalized(layers.LayerNormalization())
 
 
 @case(points())
 def spectral_norm() -> keras.Model:
     """SpectralNormalization, whose vector is updated at every step."""
-    return _normalised(layers.SpectralNormalization(layers.Dense(3)))
+    return _normalized(layers.SpectralNormalization(layers.Dense(3)))
 
 
 class RunningMean(layers.Layer):
     """Subtracts the moving mean of the batches before this one."""
 
     def build(self, shape: Any) -> None:
-        """Makes the moving mean of shape [features]."""
         self.mean = self.add_weight(shape=shape[-1:], trainable=False, name="mean")
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Maps [rows, features] to [rows, features]."""
         outputs = inputs - self.mean
         if training:
             self.mean.assign(0.7 * self.mean + 0.3 * ops.mean(inputs, axis=0))
@@ -114,4 +112,4 @@ class RunningMean(layers.Layer):
 @case(points())
 def layer_state() -> keras.Model:
     """A custom layer with a moving mean over batches."""
-    return _normalised(RunningMean())
+    return _normalized(RunningMean())

@@ -1,4 +1,4 @@
-"""A disk without room: told before the training, and no loss after it."""
+"""A full disk is reported before training, and costs no model after it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model() -> keras.Model:
     return model
 
 
-def test_model_is_saved_whole_or_as_it_was(tmp_path: Path, model: keras.Model) -> None:
+def test_failed_save_keeps_the_previous_model(tmp_path: Path, model: keras.Model) -> None:
     path = tmp_path / "model.keras"
     assert folder.save_model(model, path) == (path, None)
     rows = np.ones((4, 3), "float32")
@@ -45,19 +45,19 @@ class Unsaveable:
         raise OSError("disk full")
 
 
-def test_folder_without_room_is_refused_before_the_training(
+def test_full_disk_raises_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: keras.Model
 ) -> None:
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def full(descriptor: int, offset: int, num_bytes: int) -> None:
-        asked.append(num_bytes)
+        sizes.append(num_bytes)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigurationError, match=r"No space left on device\. Free some"):
         RunFolder.create(TrainConfig(run_dir=str(tmp_path)), model, {})
-    assert asked[0] > 4 * model.count_params()
+    assert sizes[0] > 4 * model.count_params()
     assert {file.name for file in tmp_path.iterdir()} == {"config.yaml", "versions.json"}
 
 
@@ -67,7 +67,7 @@ def test_probe_leaves_nothing(tmp_path: Path, model: keras.Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "lacking"),
+    ("error", "is_full"),
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True),
         (tf.errors.ResourceExhaustedError(None, None, "a; No space left on device"), True),
@@ -75,11 +75,11 @@ def test_probe_leaves_nothing(tmp_path: Path, model: keras.Model) -> None:
         (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), False),
     ],
 )
-def test_errors_of_a_full_disk(error: Exception, lacking: bool) -> None:
-    assert bool(folder.full_disk_message(error)) == lacking
+def test_recognizes_errors_of_a_full_disk(error: Exception, is_full: bool) -> None:
+    assert bool(folder.full_disk_message(error)) == is_full
 
 
-def test_disk_that_fills_up_costs_no_model(
+def test_model_is_saved_elsewhere_if_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither the metrics of the last epoch nor the model can be written into the run folder."""
