@@ -1,8 +1,12 @@
-"""The wheel, built and installed without a network, works in an empty folder."""
+"""The wheel, built and installed without a network, works in an empty folder.
+
+It is built from the files that the Dockerfile copies.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +16,12 @@ import pytest
 
 from tests.support import ROOT
 
-PACKAGES = ("tfdist", "pipelines", "recipes")
-FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
+#: Sources of the COPY lines in the Dockerfile.
+COPIED = [
+    source
+    for words in re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for source in words.split()
+]
 
 
 def run(*command: str, **options: str | Path | dict[str, str]) -> str:
@@ -28,10 +36,11 @@ def run(*command: str, **options: str | Path | dict[str, str]) -> str:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which the wheel is installed."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
-    for package in PACKAGES:  # outside of the checkout, because a build leaves folders behind
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pyc*"))
-    for file in FILES:
-        shutil.copy(ROOT / file, source)
+    for name in COPIED:  # outside of the checkout, because a build leaves folders behind
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pyc*"))
+        else:
+            shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     run(
         *pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", ".", ".", cwd=source

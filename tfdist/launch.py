@@ -9,15 +9,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.messages import SECRET, secret_environ
 from tfdist.cluster.networks import interface_towards
-from tfdist.console import command, settings_file
+from tfdist.console import command
 from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError
-from tfdist.launcher import horovod, manifests, mpirun, plan, processes
+from tfdist.launcher import horovod, manifests, mpirun, plan, processes, train_flags
 from tfdist.launcher.options import Options, parse
 from tfdist.launcher.plan import Process
 from tfdist.launcher.processes import Streams
@@ -84,7 +83,7 @@ def with_strategy(options: Options) -> Options:
     """
     found = _named(options)
     declared = STRATEGIES.get(current_name(found.strategy))
-    by_tensorflow = "tensorflow" in _values(found.command, "--process-group")[-1:]
+    by_tensorflow = "tensorflow" in train_flags.values(found.command, "--process-group")[-1:]
     by_horovod = declared is not None and declared.by_horovod and not by_tensorflow
     return replace(found, by_horovod=by_horovod)
 
@@ -194,15 +193,15 @@ def _print_for_each_host(options: Options) -> None:
 
 def _named(options: Options) -> Options:
     """The same, without what follows from the name."""
-    flags = _values(options.command, "--strategy")
+    flags = train_flags.values(options.command, "--strategy")
     if not options.is_training_command:
         return replace(options, strategy=flags[-1] if flags else "")
-    mesh = _values(options.command, "--mesh")
+    mesh = train_flags.values(options.command, "--mesh")
     if mesh and not flags:
-        process_group = (_values(options.command, "--process-group") or ["auto"])[-1]
+        process_group = (train_flags.values(options.command, "--process-group") or ["auto"])[-1]
         strategy = parse_mesh(mesh[-1]).strategy(process_group, options.num_workers)
         return replace(options, strategy=strategy)
-    named = Setting(flags[-1], "--strategy") if flags else _in_files(options.command)
+    named = train_flags.setting(options.command, "strategy")
     if named is None and options.num_workers + options.num_ps > 1:
         fitting = _fitting(options)
         return replace(options, command=(*options.command, "--strategy", fitting), strategy=fitting)
@@ -210,24 +209,6 @@ def _named(options: Options) -> Options:
         return options
     _check(options, named)
     return replace(options, strategy=str(named.value))
-
-
-def _in_files(command: Sequence[str]) -> Setting | None:
-    """Returns the strategy from the files of a command line; the last file has precedence."""
-    # One that is not here may be where the workers are: they miss it otherwise.
-    files = [path for path in map(Path, _values(command, "--config")) if path.exists()]
-    found = [layer["strategy"] for layer in map(settings_file.read, files) if "strategy" in layer]
-    return found[-1] if found else None
-
-
-def _values(command: Sequence[str], flag: str) -> list[str]:
-    """The values of a flag, given as `--flag value` or `--flag=value`."""
-    values = []
-    for word, following in zip(command, (*command[1:], ""), strict=True):
-        name, is_one, value = word.partition("=")
-        if name == flag:
-            values.append(value if is_one else following)
-    return values
 
 
 def _fitting(options: Options) -> str:

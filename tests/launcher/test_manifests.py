@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -16,7 +17,7 @@ from tests.support.starting import run
 from tfdist.cluster import messages
 from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launch import with_strategy
-from tfdist.launcher import manifests
+from tfdist.launcher import manifests, volumes
 from tfdist.launcher.options import parse
 
 COMMAND = ["--", sys.executable, "train.py", "--name", "it's"]
@@ -53,6 +54,101 @@ def test_schema_rejects_unknown_fields() -> None:
     made["spec"]["replicas"] = 2
     with pytest.raises(jsonschema.ValidationError, match="replicas"):
         jsonschema.validate(made, JOBS["tfjob"])
+
+
+#: Flags of a training command, where the claims are mounted, and the flags that it gets.
+FOLDERS: list[tuple[list[str], dict[str, str], str]] = [
+    (
+        [],
+        {"tfdist-runs": "/runs", "tfdist-data": "/data"},
+        "--run-dir /runs/tfdist --data-dir /data/packed",
+    ),
+    (
+        ["--run-dir=/nfs/runs/a", "--data", "/mnt/photos"],
+        {"tfdist-runs": "/nfs/runs", "tfdist-data": "/mnt"},
+        "--data-dir /mnt/packed",
+    ),
+    (
+        ["--run-dir", "/nfs/a", "--data=/nfs/photos"],
+        {"tfdist-runs": "/nfs"},
+        "--data-dir /nfs/packed",
+    ),
+    (
+        ["--data", "small", "--data-dir", "/cache"],
+        {"tfdist-runs": "/runs", "tfdist-data": "/cache"},
+        "--run-dir /runs/tfdist",
+    ),
+    (["--data", "s3://bucket/photos"], {"tfdist-runs": "/runs"}, "--run-dir /runs/tfdist"),
+]
+
+
+def mounts(found: Any) -> Iterator[dict[str, str]]:
+    """Yields, for each pod of a job, where its containers mount each claim."""
+    if isinstance(found, list):
+        for one in found:
+            yield from mounts(one)
+    elif isinstance(found, dict):
+        if "containers" in found:
+            paths = {m["name"]: m["mountPath"] for m in found["containers"][0]["volumeMounts"]}
+            claims = {v["name"]: v["persistentVolumeClaim"]["claimName"] for v in found["volumes"]}
+            yield {claims[name]: path for name, path in paths.items()}
+        for one in found.values():
+            yield from mounts(one)
+
+
+@pytest.mark.parametrize(("flags", "wanted", "added"), FOLDERS)
+@pytest.mark.parametrize("kind", list(JOBS))
+def test_every_pod_mounts_the_folders_of_the_training_command(
+    kind: str, flags: list[str], wanted: dict[str, str], added: str
+) -> None:
+    found = documents("--print-k8s", kind, *flags)
+    (job,) = (document for name, document in found.items() if name.lower() == kind)
+    jsonschema.validate(job, JOBS[kind])
+    mounted = list(mounts(job))
+    assert mounted
+    assert mounted == [wanted] * len(mounted)
+    options = with_strategy(parse(["--print-k8s", kind, *flags]))
+    command = volumes.portable_command(options)
+    assert command == (*options.portable_command, *added.split())
+    words = str(job).replace("', '", " ")
+    assert shlex.join(command) in words
+
+
+def test_own_scripts_get_both_volumes_and_keep_their_arguments() -> None:
+    job = manifest("--print-k8s", "tfjob")
+    assert list(mounts(job)) == [{"tfdist-runs": "/runs", "tfdist-data": "/data"}]
+    assert "--run-dir" not in str(job)
+
+
+def test_folders_of_a_configuration_file_are_mounted(tmp_path: Any) -> None:
+    (tmp_path / "run.yaml").write_text("run_dir: /nfs/runs/a\ndata: /mnt/photos\n")
+    job = documents("--print-k8s", "--config", str(tmp_path / "run.yaml"))["TFJob"]
+    assert list(mounts(job)) == [{"tfdist-runs": "/nfs/runs", "tfdist-data": "/mnt"}]
+    assert "/runs/tfdist" not in str(job)
+
+
+def test_relative_folders_raise() -> None:
+    for flag, better in (
+        ("--run-dir", "/runs/a"),
+        ("--data", "/data/a"),
+        ("--data-dir", "/data/a"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"^{flag} a: .* Use a path such as {better}"):
+            documents("--print-k8s", flag, "a")
+
+
+@pytest.mark.parametrize("kind", list(JOBS))
+def test_placeholders_have_comments(kind: str) -> None:
+    def commented(*flags: str) -> dict[str, str]:
+        text = manifests.kubernetes(parse(["--print-k8s", kind, *flags, *COMMAND]))
+        lines = (line.strip(" -").split("  # ") for line in text.splitlines() if "  # " in line)
+        return dict(lines)
+
+    found = commented()
+    assert "ReadWriteMany" in found["claimName: tfdist-runs"]
+    assert "data" in found["claimName: tfdist-data"]
+    assert "Dockerfile" in found["image: REGISTRY/tfdist:TAG"]
+    assert not any("image" in line for line in commented("--image", "hub/tfdist:1"))
 
 
 def test_tf_job_with_servers() -> None:

@@ -35,12 +35,40 @@ VARIABLES: Schema = {
     "type": "array",
     "items": record("name valueFrom", name=TEXT, valueFrom=REFERENCE),
 }
-CONTAINER = record("name", name=TEXT, image=TEXT, command=WORDS, env=VARIABLES, resources=RESOURCES)
+MOUNTS: Schema = {
+    "type": "array",
+    "items": record(
+        "name mountPath", name=TEXT, mountPath={"type": "string", "pattern": "^/[^:]*$"}
+    ),
+}
+VOLUMES: Schema = {
+    "type": "array",
+    "items": record(
+        "name persistentVolumeClaim",
+        name=TEXT,
+        persistentVolumeClaim=record("claimName", claimName=TEXT),
+    ),
+}
+CONTAINER = record(
+    "name",
+    name=TEXT,
+    image=TEXT,
+    command=WORDS,
+    env=VARIABLES,
+    resources=RESOURCES,
+    securityContext=record("", runAsUser=NUMBER),
+    volumeMounts=MOUNTS,
+)
 CONTAINERS: Schema = {"type": "array", "items": CONTAINER, "minItems": 1}
 POD = record(
     "spec",
     metadata=record("labels", labels={"type": "object", "additionalProperties": TEXT}),
-    spec=record("containers", containers=CONTAINERS, terminationGracePeriodSeconds=NUMBER),
+    spec=record(
+        "containers",
+        containers=CONTAINERS,
+        terminationGracePeriodSeconds=NUMBER,
+        volumes=VOLUMES,
+    ),
 )
 REPLICAS = record(
     "replicas template",
@@ -66,7 +94,13 @@ def job(kind: str, version: str, spec: Schema) -> Schema:
 
 RAY_PORTS = {"type": "array", "items": record("containerPort", containerPort=NUMBER, name=TEXT)}
 RAY_CONTAINER = record(
-    "name", name=TEXT, image=TEXT, env=VARIABLES, resources=RESOURCES, ports=RAY_PORTS
+    "name",
+    name=TEXT,
+    image=TEXT,
+    env=VARIABLES,
+    resources=RESOURCES,
+    ports=RAY_PORTS,
+    volumeMounts=MOUNTS,
 )
 RAY_POD = record(
     "spec",
@@ -75,7 +109,15 @@ RAY_POD = record(
         "containers",
         containers={"type": "array", "items": RAY_CONTAINER, "minItems": 1},
         terminationGracePeriodSeconds=NUMBER,
+        volumes=VOLUMES,
     ),
+)
+#: Of trainer 2.0.
+OVERRIDES = record(
+    "targetJobs",
+    targetJobs={"type": "array", "items": record("name", name=TEXT)},
+    volumes=VOLUMES,
+    containers={"type": "array", "items": record("name", name=TEXT, volumeMounts=MOUNTS)},
 )
 RAY_PARAMS: Schema = {"type": "object", "additionalProperties": TEXT}
 RAY_WORKERS = record(
@@ -116,6 +158,7 @@ JOBS = {
         record(
             "runtimeRef",
             runtimeRef=record("name", name=TEXT),
+            podSpecOverrides={"type": "array", "items": OVERRIDES},
             trainer=record(
                 "",
                 image=TEXT,

@@ -13,6 +13,7 @@ import yaml
 
 from tfdist.cluster.messages import SECRET
 from tfdist.errors import REQUEUE, ConfigurationError
+from tfdist.launcher import volumes
 from tfdist.launcher.options import Options
 
 #: Between SIGTERM and SIGKILL: time for a pod to finish a step and save.
@@ -22,6 +23,9 @@ _LABEL = "tfdist.job"
 #: The label of KubeRay's operator, and the port where a Ray cluster takes jobs.
 _KUBERAY = {"app.kubernetes.io/name": "kuberay-operator"}
 _RAY_DASHBOARD = 8265
+#: Stands for `--image`. No registry accepts it, because repositories are lowercase.
+_IMAGE = "REGISTRY/tfdist:TAG"
+_IMAGE_COMMENT = "your image, such as one that is built from the Dockerfile of tfdist"
 
 _SCRIPT = """\
 #!/bin/bash
@@ -102,7 +106,21 @@ def kubernetes(options: Options) -> str:
         "spec": spec(options),
     }
     documents = [_secret(options), _network_policy(options, str(kind)), job]
-    return yaml.safe_dump_all(documents, sort_keys=False)
+    return _with_comments(yaml.safe_dump_all(documents, sort_keys=False), options, str(kind))
+
+
+def _with_comments(manifests: str, options: Options, kind: str) -> str:
+    """Returns the manifests with comments on lines that the user may have to change."""
+    comments = {f"claimName: {one.claim}": one.comment for one in volumes.volumes(options)}
+    if options.image is None:
+        comments[f"image: {_IMAGE}"] = _IMAGE_COMMENT
+    if kind == "trainjob":
+        comments["podSpecOverrides:"] = "Kubeflow Trainer 2.0; podTemplateOverrides in 2.1"
+    lines = []
+    for line in manifests.splitlines():
+        comment = comments.get(line.strip())
+        lines.append(f"{line}  # {comment}" if comment else line)
+    return "\n".join(lines) + "\n"
 
 
 def _secret(options: Options) -> dict[str, Any]:
@@ -147,7 +165,7 @@ def _environ(options: Options) -> list[dict[str, Any]]:
 
 def _command(options: Options) -> list[str]:
     """Returns the command with every `$` doubled: the kubelet would expand `$(NAME)`."""
-    return [word.replace("$", "$$") for word in options.portable_command]
+    return [word.replace("$", "$$") for word in volumes.portable_command(options)]
 
 
 def _tf_job(options: Options) -> dict[str, Any]:
@@ -183,6 +201,9 @@ def _mpi_job(options: Options) -> dict[str, Any]:
         *_command(options),
     ]
     worker = _container("mpi-worker", options) | {"command": ["/usr/sbin/sshd", "-De"]}
+    for container in (launcher, worker):
+        # The operator mounts the keys of SSH into /root/.ssh.
+        container["securityContext"] = {"runAsUser": 0}
     return {
         "slotsPerWorker": 1,
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": options.max_restarts},
@@ -200,7 +221,7 @@ def _mpi_job(options: Options) -> dict[str, Any]:
 def _train_job(options: Options) -> dict[str, Any]:
     """Returns a job of the training operator 2, whose runtime sets ranks and rank 0's address."""
     trainer: dict[str, Any] = {
-        "image": options.image,
+        "image": options.image or _IMAGE,
         "command": _command(options),
         "env": _environ(options),
         "numNodes": options.num_workers,
@@ -208,7 +229,16 @@ def _train_job(options: Options) -> dict[str, Any]:
     }
     if resources := _resources(options):
         trainer["resourcesPerNode"] = resources
-    return {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
+    job: dict[str, Any] = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
+    if mounted := volumes.volumes(options):
+        # The runtime calls both the job and its container "node".
+        overrides = {
+            "targetJobs": [{"name": "node"}],
+            "volumes": [one.source() for one in mounted],
+            "containers": [{"name": "node", "volumeMounts": [one.mount() for one in mounted]}],
+        }
+        job["podSpecOverrides"] = [overrides]
+    return job
 
 
 def _ray_job(options: Options) -> dict[str, Any]:
@@ -242,7 +272,7 @@ def _ray_job(options: Options) -> dict[str, Any]:
         "template": _ray_pod("ray-worker", options, computes=True),
     }
     return {
-        "entrypoint": shlex.join([*launch, *options.portable_command]),
+        "entrypoint": shlex.join([*launch, *volumes.portable_command(options)]),
         "shutdownAfterJobFinishes": True,
         "submissionMode": "HTTPMode",
         "rayClusterSpec": {
@@ -256,8 +286,18 @@ def _ray_pod(name: str, options: Options, computes: bool) -> dict[str, Any]:
     """Returns the template of a pod whose command KubeRay writes."""
     container = _container(name, options, computes)
     del container["command"]
-    pod = {"terminationGracePeriodSeconds": _SAVING_SECONDS, "containers": [container]}
-    return {"metadata": {"labels": {_LABEL: options.name}}, "spec": pod}
+    return _pod(options, container)
+
+
+def _pod(options: Options, container: dict[str, Any]) -> dict[str, Any]:
+    """Returns the template of a pod with one container."""
+    spec: dict[str, Any] = {
+        "terminationGracePeriodSeconds": _SAVING_SECONDS,
+        "containers": [container],
+    }
+    if mounted := volumes.volumes(options):
+        spec["volumes"] = [one.source() for one in mounted]
+    return {"metadata": {"labels": {_LABEL: options.name}}, "spec": spec}
 
 
 def _replicas(
@@ -268,11 +308,10 @@ def _replicas(
     The policy `ExitCode` restarts pods that exit with 128 or more: preempted workers, which all
     stop after the same step and exit with `tfdist.errors.REQUEUE`.
     """
-    pod = {"terminationGracePeriodSeconds": _SAVING_SECONDS, "containers": [container]}
     return {
         "replicas": number,
         "restartPolicy": restart_policy,
-        "template": {"metadata": {"labels": {_LABEL: options.name}}, "spec": pod},
+        "template": _pod(options, container),
     }
 
 
@@ -280,10 +319,12 @@ def _container(name: str, options: Options, computes: bool = True) -> dict[str, 
     """Returns a container that runs the command, with a worker's resources if it computes."""
     container: dict[str, Any] = {
         "name": name,
-        "image": options.image,
+        "image": options.image or _IMAGE,
         "command": _command(options),
         "env": _environ(options),
     }
+    if mounted := volumes.volumes(options):
+        container["volumeMounts"] = [one.mount() for one in mounted]
     if computes and (resources := _resources(options)):
         container["resources"] = resources
     return container

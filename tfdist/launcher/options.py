@@ -21,7 +21,7 @@ _USAGE = (
 )
 _DESCRIPTION = "Start the workers of a run, and end all of them when one fails."
 #: Defaults of flags.
-_PORT, _NAME, _IMAGE = 12300, "tfdist", "tfdist:latest"
+_PORT, _NAME = 12300, "tfdist"
 _PLACEMENT_SECONDS = 300
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -50,7 +50,7 @@ class Options:
     print_slurm: bool
     print_k8s: str | None
     name: str
-    image: str
+    image: str | None
     cpus_per_worker: int | None
     placement: str = "PACK"
     placement_timeout: int = _PLACEMENT_SECONDS
@@ -278,7 +278,7 @@ def _add_printed(add: Callable[..., Any]) -> None:
         "horovod or --via mpirun, else tfjob",
     )
     add("--name", default=_NAME, metavar="NAME", help=f"name of the job ({_NAME})")
-    add("--image", default=_IMAGE, metavar="IMAGE", help=f"image of the pods ({_IMAGE})")
+    add("--image", metavar="IMAGE", help="image of the pods (a placeholder to fill in)")
 
 
 def _check(options: Options) -> None:
@@ -321,7 +321,7 @@ def _check_names(options: Options) -> None:
             f"--name {options.name!r}: expected letters, digits, '-', '_' and '.'; for Kubernetes "
             "at most 40 lowercase letters, digits and '-', beginning with a letter."
         )
-    if not _IMAGE_NAME.fullmatch(options.image):
+    if options.image is not None and not _IMAGE_NAME.fullmatch(options.image):
         raise ConfigurationError(
             f"--image {options.image!r}: expected the name of an image, as in "
             "registry.example.com/team/tfdist:1.0."
@@ -378,7 +378,7 @@ def _check_effect(options: Options) -> None:
             options.dry_run and options.by_ray
         ),
         "--name without --print-slurm or --print-k8s": options.name != _NAME and not prints,
-        "--image without --print-k8s": options.image != _IMAGE and options.print_k8s is None,
+        "--image without --print-k8s": options.image and options.print_k8s is None,
     }
     for flag, is_given in without_effect.items():
         if is_given:

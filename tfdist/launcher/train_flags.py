@@ -1,0 +1,36 @@
+"""Reads settings of the training command from its command line and its configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.console import settings_file
+from tfdist.console.settings_file import Setting
+
+
+def values(command: Sequence[str], flag: str) -> list[str]:
+    """Returns the values of a flag, given as `--flag value` or `--flag=value`."""
+    found = []
+    for word, following in zip(command, (*command[1:], ""), strict=True):
+        name, is_one, value = word.partition("=")
+        if name == flag:
+            found.append(value if is_one else following)
+    return found
+
+
+def setting(command: Sequence[str], field: str) -> Setting | None:
+    """Returns a field of the configuration and its place; None if it is not set.
+
+    Flags take precedence over files, and later flags and files over earlier ones.
+
+    Raises:
+        ConfigurationError: A configuration file is invalid.
+    """
+    flag = f"--{field.replace('_', '-')}"
+    if flags := values(command, flag):
+        return Setting(flags[-1], flag)
+    # A file that is not here may exist where the workers run; they report a missing file.
+    files = [path for path in map(Path, values(command, "--config")) if path.exists()]
+    found = [layer[field] for layer in map(settings_file.read, files) if field in layer]
+    return found[-1] if found else None
