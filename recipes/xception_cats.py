@@ -42,6 +42,7 @@ SMOKE: Mapping[str, Any] = {
 }
 
 _NUM_CLASSES = 2
+_FROZEN_EPOCHS = 2
 _OF_BACKBONE = "of_backbone"  # the name of its optimizer
 
 
@@ -49,7 +50,7 @@ class Hyperparameters(BaseModel):
     """What `--set NAME=VALUE` sets besides the arguments of the model."""
 
     image_size: int = Field(150, ge=8)  # pixels of a side
-    frozen_epochs: int = Field(2, ge=0)
+    frozen_epochs: int | None = Field(None, ge=0)  # default: 2, in short runs half of the epochs
     thawed_rate: float = Field(1e-5, gt=0)
 
 
@@ -97,7 +98,8 @@ class Thaw(keras.callbacks.Callback):
 def callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     """Returns what thaws the backbone."""
     own = Hyperparameters.model_validate(config.set)
-    return [Thaw(own.frozen_epochs, own.thawed_rate)]
+    frozen = min(_FROZEN_EPOCHS, config.epochs // 2)
+    return [Thaw(frozen if own.frozen_epochs is None else own.frozen_epochs, own.thawed_rate)]
 
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
+from tfdist.run import flags, recipe
 
 
 def rates(rule: Any, steps: int) -> list[float]:
@@ -136,3 +137,35 @@ def test_description() -> None:
         "step, 3.2 (0.1 per 256 examples, linear), times 0.1 at the epochs 30, 60, 80, "
         "linear warmup over 5 epochs from 0.1"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "warmup", "decays"),
+    [
+        ("--recipe=imagenet_resnet50", 5, [30, 60, 80]),
+        ("--recipe=imagenet_resnet50 --epochs=100", 5, [30, 60, 80]),
+        ("--recipe=imagenet_resnet50 --epochs=9", 0.5, [3, 6, 8]),
+        ("--recipe=imagenet_resnet50 --epochs=2", 0.1111, [0.6667, 1.3333, 1.7778]),
+        ("--recipe=imagenet_resnet50 --epochs=9 --warmup-epochs=3", 3, [3, 6, 8]),
+        ("--recipe=vit_small --epochs=2", 0.1778, None),
+        ("--recipe=gpt_text --epochs=4", 1, None),
+        ("--recipe=gpt_text --epochs=2", 0.2, None),
+        ("--recipe=digits --epochs=2", 0.5, None),
+    ],
+)
+def test_schedules_of_recipes_fit_short_runs(
+    words: str, warmup: float, decays: list[float] | None
+) -> None:
+    config = flags.parse("", "", words.split())
+    assert (config.warmup_epochs, config.lr_decay_epochs) == (warmup, decays)
+
+
+@pytest.mark.parametrize("steps_per_epoch", [1, 2, 40])
+@pytest.mark.parametrize("name", recipe.names())
+def test_every_recipe_has_a_schedule_for_two_epochs(name: str, steps_per_epoch: int) -> None:
+    config = flags.parse("", "", [f"--recipe={name}", "--epochs=2"])
+    rate: Any = schedules.learning_rate(config, steps_per_epoch)
+    if callable(rate):
+        highest = max(rates(rate, 2 * steps_per_epoch))
+        assert 0 < highest <= schedules.peak(config) * 1.001
+        assert steps_per_epoch < 40 or highest > 0.95 * schedules.peak(config)

@@ -179,6 +179,15 @@ def test_describe() -> None:
     assert mirrored().describe()["not exact"] == "nothing"
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_recurrent_layers_are_random_only_with_dropout(dropout: float) -> None:
+    trainer = mirrored(
+        building(lambda: [keras.Input((3, 2)), layers.LSTM(2, recurrent_dropout=dropout)]),
+        replica_random=True,
+    )
+    assert ("random layers" in trainer.describe()["not exact"]) == (dropout > 0)
+
+
 def test_first_fit_warns_about_inexact_layers(capsys: pytest.CaptureFixture[str]) -> None:
     build_model = building(
         lambda: [

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 #: Exit code of a run that was preempted and has saved its state: run the same command again. It is
 #: 128 plus the number of SIGUSR1. Kubeflow's training operator restarts pods with codes from 128.
 REQUEUE = 138
+#: Number of letters from which a part of a word is a hint, and the most words of one hint.
+_LEAST_PART, _MOST_WORDS = 3, 3
 
 
 class Preempted(KeyboardInterrupt, SystemExit):
@@ -74,6 +77,20 @@ class LaunchError(TfdistError, RuntimeError):
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Returns a question for the end of a message, or an empty text if no known word is similar."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.7)
-    return f" Did you mean {close[0]}?" if close else ""
+    """Returns a question for the end of a message, or an empty text if no known word is similar.
+
+    Similar are words with few other letters (`miror`), words of which it is a part (`resnet50` of
+    `imagenet_resnet50`), and words that it abbreviates (`--lr` for `--learning-rate`).
+    """
+    given, words = str(word), list(known)
+    similar = difflib.get_close_matches(given, words, n=1, cutoff=0.7)
+    if not similar:
+        similar = [one for one in words if given.lstrip("-") == _initials(one)][:_MOST_WORDS]
+    if not similar and len(given) >= _LEAST_PART:
+        similar = [one for one in words if given in one][:_MOST_WORDS]
+    return f" Did you mean {' or '.join(similar)}?" if similar else ""
+
+
+def _initials(word: str) -> str:
+    """Returns the initials of the parts of a flag or a name."""
+    return "".join(part[:1] for part in re.split("[-_]", word))

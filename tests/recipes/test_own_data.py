@@ -50,3 +50,12 @@ def test_a_missing_split_is_named_with_those_found(tmp_path: Path) -> None:
     (tmp_path / "photos" / "train").mkdir(parents=True)
     with pytest.raises(DataError, match=r"Found only .*photos/train"):
         folder(tmp_path / "photos", "validation", tmp_path)
+
+
+def test_class_folders_without_splits_name_the_recipe_that_divides_them(tmp_path: Path) -> None:
+    for label in ("cat", "dog", "eel", "owl"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        (tmp_path / "photos" / label / "1.png").write_bytes(pictures.encoded(1))
+    needs = "needs the folders train and validation in it, found cat, dog, eel and 1 others"
+    with pytest.raises(DataError, match=rf"{needs}\. .* --recipe image_folder"):
+        folder(tmp_path / "photos", "train", tmp_path)

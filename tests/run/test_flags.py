@@ -117,6 +117,7 @@ def test_hyperparameters_come_from_flags_and_files(recipe: ModuleType, tmp_path:
         ("y=" + "[" * 5000, "is not a list or mapping in YAML"),
         ("depth=0", "--set depth: expected greater than or equal to 1, got '0'"),
         ("dept=3", "no such hyperparameter of recipe 'test_recipes.tiny'. Did you mean depth?"),
+        ("lr=3", "'test_recipes.tiny'. Choose one of depth, widths, activation."),
         ("depth", "--set depth: expected NAME=VALUE"),
     ],
 )
@@ -195,6 +196,11 @@ def test_print_config_can_be_read_back(
         (["--config"], "--config: expected one argument"),
         (["--recipe", "nothing"], "No recipe is called 'nothing'"),
         (["--recipe", "digit"], "Did you mean digits?"),
+        (["--recipe", "imagefolder"], "Did you mean image_folder?"),
+        (["--recipe", "resnet50"], "Did you mean imagenet_resnet50?"),
+        (["--recipe", "text"], "Did you mean gpt_text or text_classifier?"),
+        (["--lr", "0.1"], " or --learning-rate or --lr-rule?"),
+        (["--bs", "8"], "--bs 8. Did you mean --batch-size?\n"),
         (["--recipe", "tfdist.config"], "tfdist.config is no recipe: it lacks DEFAULTS"),
     ],
 )

@@ -117,7 +117,8 @@ def run_one_of(
 
 def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:
     """Returns a suggestion for the first unknown flag, or an empty text."""
-    known = re.findall(r"--[\w-]+", parser.format_help())
+    text = re.sub(r"-\n\s+", "-", parser.format_help())  # lines are broken after hyphens, too
+    known = list(dict.fromkeys(re.findall(r"--[\w-]+", text)))
     flags = (word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words))
     unknown = [flag for flag in flags if flag.startswith("--") and flag not in known]
     hint = did_you_mean(unknown[0], known) if unknown else ""

@@ -19,6 +19,7 @@ from tfdist.errors import DataError
 
 _NUM_SMALL_SHARDS = 4
 _INDEX = "index.json"
+_MOST_NAMES = 3
 
 
 def read(
@@ -111,6 +112,13 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
     found = [str(path) for path in folders.values() if path.is_dir()]
     if len(found) == len(folders):
         source = str(of_split)
+    elif not found and _has_class_folders(root):
+        both = " and ".join(folders)
+        raise DataError(
+            f"--data {source}: recipe {config.recipe!r} needs the folders {both} in it, found "
+            f"{_listed(root)}. Move the class folders into them, or use --recipe image_folder or "
+            "text_classifier, which divide class folders themselves."
+        )
     else:
         options["split"] = data_set.splits[split]
     name = re.sub(r"\W+", "-", str(config.data)).strip("-")
@@ -124,6 +132,22 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
             f"{error}\n{splits}Use --data {stand_in}, or a folder that contains {both}."
         ) from error
     return below / name / split
+
+
+def _has_class_folders(root: Path) -> bool:
+    """Returns whether a folder contains only folders of files: one per class, as for images."""
+    entries = list(root.iterdir()) if root.is_dir() else []
+    return bool(entries) and all(
+        entry.is_dir() and not any(one.is_dir() for one in entry.iterdir()) for entry in entries
+    )
+
+
+def _listed(root: Path) -> str:
+    """Returns the names in a folder, at most `_MOST_NAMES` of them."""
+    names = sorted(entry.name for entry in root.iterdir())
+    return ", ".join(names[:_MOST_NAMES]) + (
+        f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
+    )
 
 
 def _remote(source: AnyPath, data_set: DataSet, split: str) -> AnyPath:

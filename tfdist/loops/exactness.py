@@ -9,7 +9,7 @@ from tfdist.loops.data_handler import DataHandler
 from tfdist.step.batch_norm import layers_of
 from tfdist.step.options import StepOptions
 from tfdist.strategies.base import Strategy
-from tfdist.upstream.keras_model import seeds_of
+from tfdist.upstream.keras_model import drawing_layers
 
 
 class ExactnessReport:
@@ -59,6 +59,6 @@ class ExactnessReport:
             if not all(options.sync_batch_norm or layer.synchronized for layer in layers):
                 use = "sync_batch_norm" + (" without accumulate" if options.accumulate > 1 else "")
                 reasons["BatchNorm"] = f"each replica uses its own moments; use {use}"
-            if options.replica_random and seeds_of(self._model):
+            if options.replica_random and drawing_layers(self._model):
                 reasons["random layers"] = "each replica draws its own numbers"
         return "; ".join(f"{name}: {why}" for name, why in reasons.items())

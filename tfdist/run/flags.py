@@ -27,6 +27,8 @@ from tfdist.run import saved_model
 
 Model = TypeVar("Model", bound=BaseModel)
 
+#: A message about an unknown field lists the fields if there are at most so many.
+_MOST_FIELDS = 20
 #: Flags that are not fields; their action runs at once.
 _ACTIONS: dict[str, dict[str, Any]] = {
     "--print-config": {
@@ -141,7 +143,10 @@ def checked(model: type[Model], settings: Layer, what: str) -> Model:
     """
     for name, setting in settings.items():
         if name not in model.model_fields:
-            hint = did_you_mean(name, model.model_fields)
+            fields = model.model_fields
+            hint = did_you_mean(name, fields)
+            if not hint and len(fields) <= _MOST_FIELDS:
+                hint = f" Choose one of {', '.join(fields)}." if fields else " It has none."
             raise ConfigurationError(f"{setting.place}: there is no such {what}.{hint}")
     try:
         return model(**{name: setting.value for name, setting in settings.items()})

@@ -37,6 +37,8 @@ from tfdist.errors import ConfigurationError, did_you_mean
 PACKAGE = "recipes"
 _TEMPLATE = f"{PACKAGE}._template"
 
+#: The largest part of a short run that a recipe's own warm-up may take.
+_MOST_WARMUP = 0.25
 _SMOKE_BATCH = 32  # rows, of a recipe that has no SMOKE
 
 
@@ -208,10 +210,33 @@ def defaults(recipe: Recipe, given: TrainConfig) -> Layer:
     own = dict(recipe.DEFAULTS)
     if given.model and given.model != own.get("model"):
         own.pop("set", None)
+    if "epochs" in given.model_fields_set:
+        own |= _fitting_schedule(own, given.epochs)
     return {
         field: Setting(value, f"recipe {given.recipe!r}, DEFAULTS: {field}")
         for field, value in own.items()
     }
+
+
+def _fitting_schedule(own: Mapping[str, Any], epochs: int) -> dict[str, Any]:
+    """Returns the warm-up and the decay epochs of a recipe, shortened if the run is too short.
+
+    They keep their parts of the run if the warm-up would be more than `_MOST_WARMUP` of it, or the
+    rate would never fall for the last time.
+
+    Args:
+        own: The recipe's values.
+        epochs: Epochs that the user asked for.
+    """
+    usual = own.get("epochs", TrainConfig.model_fields["epochs"].default)
+    warmup, decays = own.get("warmup_epochs", 0), own.get("lr_decay_epochs") or []
+    fits = warmup <= _MOST_WARMUP * epochs and max(decays, default=0) < epochs
+    if fits or epochs >= usual:
+        return {}
+    shorter = {"warmup_epochs": round(warmup * epochs / usual, 4)} if warmup else {}
+    if decays:
+        shorter["lr_decay_epochs"] = [round(epoch * epochs / usual, 4) for epoch in decays]
+    return shorter
 
 
 def smoke(recipe: Recipe, given: TrainConfig) -> Layer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
@@ -61,7 +62,7 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
     if config.lr_rule == "polynomial":
         return rules.polynomial(highest, total_steps, config.lr_power, *rise)
     if config.lr_rule == "step":
-        boundaries = [until(epoch) for epoch in _decay_epochs(config)]
+        boundaries = _boundaries(_decay_epochs(config), until)
         return rules.step(highest, boundaries, config.lr_decay_factor, *rise)
     return rules.constant(highest, *rise)
 
@@ -83,6 +84,19 @@ def describe(config: TrainConfig) -> str:
         words += f", linear warmup over {config.warmup_epochs:g} epochs"
         words += f" from {config.warmup_start:g}" if config.warmup_start else ""
     return words
+
+
+def _boundaries(epochs: Sequence[float], steps_until: Callable[[float], int]) -> list[int]:
+    """Returns the steps at which the rate falls, one for each epoch in `epochs`.
+
+    With few steps per epoch, fractions of epochs may end with the same step: the later one then
+    counts as one step more.
+    """
+    steps: list[int] = []
+    for before, epoch in zip([0.0, *epochs], epochs, strict=False):
+        least = steps[-1] + 1 if steps and epoch > before else 0
+        steps.append(max(steps_until(epoch), least))
+    return steps
 
 
 def _decay_epochs(config: TrainConfig) -> list[float]:

@@ -27,6 +27,21 @@ def seeds_of(model: keras.Model) -> list[keras.Variable]:
     return [generator.state for own in generators for generator in own]
 
 
+def drawing_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns the layers with seeds, without recurrent layers and cells whose dropout is 0.
+
+    Recurrent layers have a seed whether they use it or not; other layers have one only if they
+    draw: `Layer._seed_generators`.
+    """
+    rates = ("dropout", "recurrent_dropout")
+    return [
+        layer
+        for layer in flatten_layers(model)
+        if getattr(layer, "_seed_generators", [])
+        and not all(getattr(layer, rate, None) == 0 for rate in rates)
+    ]
+
+
 def is_seed(variable: keras.Variable) -> bool:
     """Tells whether a variable is the state of a `SeedGenerator`, by its name and shape."""
     return variable.name == "seed_generator_state" and tuple(variable.shape) == (2,)
