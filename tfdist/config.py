@@ -356,7 +356,17 @@ else:
 
 
 class TrainConfig(Outcome, Extent, Saving, Precision, Optimisation, StrategyOptions, Spread, Run):
-    """The complete, resolved configuration of a training run."""
+    """The complete, resolved configuration of a training run.
+
+    Example:
+        >>> from tfdist.config import TrainConfig
+        >>> config = TrainConfig(strategy="mirrored", devices=2, epochs=5)
+        >>> config.batch_size, config.epochs
+        (64, 5)
+
+    Raises:
+        ValueError: A value is invalid, or values contradict each other.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True

@@ -18,6 +18,14 @@ class Preempted(KeyboardInterrupt, SystemExit):
 
     It is a `KeyboardInterrupt`: code that handles Ctrl-C handles it too. A script that does not
     catch it exits with the code `REQUEUE`.
+
+    Example:
+        >>> trainer = tfdist.Trainer(build_model)
+        >>> try:
+        ...     history = trainer.fit(x, y, verbose=0)
+        ... except tfdist.errors.Preempted:
+        ...     print("stopped after a complete step")  # and now save what the script needs
+        ...     raise
     """
 
     def __init__(self) -> None:
@@ -37,43 +45,128 @@ class TfdistError(Exception):
 
 
 class ConfigurationError(TfdistError, ValueError):
-    """An option, or a combination of options, is invalid or not supported."""
+    """An option, or a combination of options, is invalid or not supported.
+
+    Example:
+        >>> try:
+        ...     tfdist.Trainer(build_model, accumulate=0)
+        ... except tfdist.errors.ConfigurationError as error:
+        ...     print(error)
+        accumulate=0: expected an integer of at least 1.
+    """
 
 
 class DeviceError(TfdistError, RuntimeError):
-    """A device does not exist, or can no longer be created in this process."""
+    """A device does not exist, or can no longer be created in this process.
+
+    Example:
+        >>> try:
+        ...     tfdist.Trainer(build_model, devices=0)
+        ... except tfdist.errors.DeviceError as error:
+        ...     print(error)
+        devices=0: expected at least 1.
+    """
 
 
 class OutOfMemoryError(DeviceError):
-    """A step does not fit into the memory of its device."""
+    """A step does not fit into the memory of its device.
+
+    Example:
+        >>> trainer = tfdist.Trainer(build_model)
+        >>> try:
+        ...     history = trainer.fit(x, y, batch_size=512, verbose=0)
+        ... except tfdist.errors.OutOfMemoryError as error:
+        ...     print(error)  # says what to change: a smaller batch, accumulate=, remat=
+    """
 
 
 class DataError(TfdistError, ValueError):
-    """The data do not fit the model, the batch size or the number of replicas."""
+    """The data do not fit the model, the batch size or the number of replicas.
+
+    Example:
+        >>> try:
+        ...     tfdist.Trainer(build_model).fit(x[:, :60], y, verbose=0)
+        ... except tfdist.errors.DataError as error:
+        ...     print(str(error).splitlines()[-1])
+        Check the shapes of the inputs against the model, and of the labels against the loss.
+    """
 
 
 class UnsupportedModelError(TfdistError, TypeError):
-    """A model that cannot be trained on several replicas with the results of one device."""
+    """A model that cannot be trained on several replicas with the results of one device.
+
+    Example:
+        >>> class Scaled(keras.Model):
+        ...     def __init__(self, scale):
+        ...         super().__init__()
+        ...         self.dense, self.scale = keras.layers.Dense(10), scale
+        ...
+        ...     def call(self, inputs):
+        ...         return self.dense(inputs * self.scale)
+        >>> model = Scaled(np.ones(64))
+        >>> model.compile("sgd", "mse")
+        >>> try:
+        ...     tfdist.Trainer(model)
+        ... except tfdist.errors.UnsupportedModelError as error:
+        ...     print(str(error).rpartition(": ")[2])
+        pass a function that builds it instead of the model.
+    """
 
 
 class MissingError(TfdistError, ImportError):
-    """A library that an option needs is not installed."""
+    """A library that an option needs is not installed.
+
+    Example:
+        >>> try:
+        ...     trainer = tfdist.Trainer(build_model, strategy="mirrored")
+        ... except tfdist.errors.MissingError as error:  # for example with strategy="horovod"
+        ...     print(error)  # names the library and the command that installs it
+    """
 
 
 class NonFiniteError(TfdistError, ArithmeticError):
-    """The loss became NaN or infinite."""
+    """The loss became NaN or infinite.
+
+    Example:
+        >>> try:
+        ...     tfdist.Trainer(build_model).fit(x * np.nan, y, verbose=0)
+        ... except tfdist.errors.NonFiniteError as error:
+        ...     print(str(error).rpartition(". ")[2])
+        2048 values of a batch are NaN or infinite: clean the data.
+    """
 
 
 class ClusterError(TfdistError, RuntimeError):
-    """The workers do not form a valid cluster, or cannot reach each other."""
+    """The workers do not form a valid cluster, or cannot reach each other.
+
+    Example:
+        >>> try:
+        ...     tfdist.cluster.discover({"TF_CONFIG": '{"cluster": {}}'})
+        ... except tfdist.errors.ClusterError as error:
+        ...     print(str(error).partition(";")[0])
+        TF_CONFIG: task: Field required
+    """
 
 
 class InstallError(TfdistError, RuntimeError):
-    """An installation needs something that this machine does not have, or a build failed."""
+    """An installation needs something that this machine does not have, or a build failed.
+
+    Example:
+        >>> issubclass(tfdist.errors.InstallError, RuntimeError)  # raised by tfdist.install_horovod
+        True
+    """
 
 
 class LaunchError(TfdistError, RuntimeError):
-    """A process could not be started, or failed."""
+    """A process could not be started, or failed.
+
+    Example:
+        >>> try:
+        ...     tfdist.notebook_launch(tfdist.rank, num_workers=0)
+        ... except tfdist.errors.LaunchError as error:
+        ...     print(error)
+        num_workers=0: expected at least 1.
+    """
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Python blocks on pages are valid code, and name only what tfdist and pipelines have."""
+"""Python blocks on pages name only what tfdist and pipelines have, and run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,21 @@ import pytest
 
 import pipelines
 import tfdist
+from tests.docs.code_blocks import blocks
+from tests.docs.execution import run_page
+from tests.docs.test_docstrings import run_in_new_process
 from tests.docs.test_site import PAGES
 from tests.support import ROOT
 
 PACKAGES = {"tfdist": set(tfdist.__all__), "pipelines": set(pipelines.__all__)}
-_BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.M | re.S)
+#: Pages whose blocks start other processes, or Horovod in this one.
+IN_NEW_PROCESS = {
+    "docs/horovod.md": "horovod",
+    "tfdist/horovod/README.md": "horovod",
+    "tfdist/launcher/README.md": "tfdist",
+    "tfdist/ray/README.md": "ray",
+}
+BY_PAGE = {str(page.relative_to(ROOT)): blocks(page) for page in PAGES if blocks(page)}
 
 
 def unknown_names(code: str) -> Iterator[str]:
@@ -44,10 +54,34 @@ def exists(module: str, name: str) -> bool:
     return file.exists() and re.search(defined, file.read_text(), flags=re.M) is not None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_blocks_are_valid(page: Path) -> None:
-    for code in _BLOCK.findall(page.read_text()):
-        assert not list(unknown_names(code))
+def num_to_run(page: str) -> int:
+    return sum(not block.reason for block in BY_PAGE[page])
+
+
+def test_most_blocks_run() -> None:
+    left_out = [block for found in BY_PAGE.values() for block in found if block.reason]
+    assert len(BY_PAGE) >= 15
+    assert len(left_out) <= 4
+
+
+@pytest.mark.parametrize("page", BY_PAGE)
+def test_names_in_blocks_exist(page: str) -> None:
+    for block in BY_PAGE[page]:
+        assert not list(unknown_names(block.code))
+
+
+@pytest.mark.xdist_group("docstrings")
+@pytest.mark.parametrize("page", [page for page in BY_PAGE if page not in IN_NEW_PROCESS])
+def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_page(ROOT / page) == num_to_run(page)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("page", IN_NEW_PROCESS)
+def test_blocks_run_in_a_new_process(page: str, tmp_path: Path) -> None:
+    pytest.importorskip(IN_NEW_PROCESS[page], reason="an extra that is not installed")
+    assert run_in_new_process([page], tmp_path) == {page: num_to_run(page)}
 
 
 def test_unknown_names_are_found() -> None:

@@ -20,6 +20,13 @@ def SyncBatchNormalization(**options: Any) -> keras.layers.BatchNormalization:  
     moments of its rank only. Its gradients need a `DistributedOptimizer` with `op=Average`. A model
     with this layer is not compiled by XLA.
 
+    Example:
+        >>> import tfdist.horovod as hvd
+        >>> hvd.init()
+        >>> model = keras.Sequential(
+        ...     [keras.Input((8,)), keras.layers.Dense(4), hvd.SyncBatchNormalization(momentum=0.9)]
+        ... )
+
     Args:
         **options: Arguments of `keras.layers.BatchNormalization`.
     """

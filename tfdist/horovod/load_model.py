@@ -20,6 +20,12 @@ def load_model(
 ) -> keras.Model:
     """Loads a model that `model.save` wrote, and makes its optimizer a `DistributedOptimizer`.
 
+    Example:
+        >>> import tfdist.horovod as hvd
+        >>> hvd.init()
+        >>> build_model().save("model.keras")
+        >>> model = hvd.load_model("model.keras")
+
     Args:
         filepath: Path of the file.
         custom_optimizers: Optimizer classes that are not part of Keras.

@@ -31,6 +31,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     warns if `jit_compile=True` requested it. With a `LossScaleOptimizer`, inside or outside, either
     all ranks skip a step because of an overflow or none does.
 
+    Example:
+        >>> import tfdist.horovod as hvd
+        >>> hvd.init()
+        >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size()))
+        >>> model = build_model()
+        >>> model.compile(optimizer, model.loss)
+        >>> history = model.fit(x, y, verbose=0)
+
     Args:
         optimizer: Any optimizer except a `MultiOptimizer`. It is modified and returned.
         compression: `Compression.fp16` halves the bytes of the all-reduce, and rounds gradients.

@@ -19,6 +19,12 @@ def create(config: TrainConfig, learning_rate: LearningRate) -> keras.optimizers
     `adam` and `lamb` are Keras's optimizers, with decoupled weight decay; `sgd` and `lars` are
     `MomentumSGD` and `LARS`. Biases and normalization weights never decay.
 
+    Example:
+        >>> from tfdist.config import TrainConfig
+        >>> config = TrainConfig(optimizer="lars", weight_decay=1e-4)
+        >>> isinstance(optimizers.create(config, learning_rate=0.1), optimizers.LARS)
+        True
+
     Args:
         config: The configuration.
         learning_rate: The result of `schedules.learning_rate(config, steps_per_epoch)`.

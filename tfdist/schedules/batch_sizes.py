@@ -6,7 +6,13 @@ from tfdist.config import TrainConfig
 
 
 def batch_sizes(config: TrainConfig) -> int | dict[int, int]:
-    """Returns the global batch size, or sizes by first epoch (from 0), for `Trainer.fit`."""
+    """Returns the global batch size, or sizes by first epoch (from 0), for `Trainer.fit`.
+
+    Example:
+        >>> from tfdist.config import TrainConfig
+        >>> schedules.batch_sizes(TrainConfig(batch_size=256, batch_warmup=["64:2", "128:2"]))
+        {0: 64, 2: 128, 4: 256}
+    """
     sizes, epoch = {}, 0
     for stage in config.batch_warmup or ():
         size, _, epochs = stage.partition(":")

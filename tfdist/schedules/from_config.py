@@ -18,6 +18,14 @@ _SCALINGS = {"linear": linear_scaling, "sqrt": sqrt_scaling}
 def peak(config: TrainConfig) -> float:
     """Returns the highest learning rate of a run, scaled with the batch if so configured.
 
+    Example:
+        >>> from tfdist.config import TrainConfig
+        >>> config = TrainConfig(
+        ...     learning_rate=0.1, batch_size=1024, lr_scaling="linear", lr_reference_batch=256
+        ... )
+        >>> schedules.peak(config)
+        0.4
+
     Raises:
         ConfigurationError: The rate is scaled, but its reference batch size is unknown.
     """
@@ -34,6 +42,13 @@ def peak(config: TrainConfig) -> float:
 
 def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningRate:
     """Returns the learning rate of a configuration for an optimizer, a float or a schedule.
+
+    Example:
+        >>> from tfdist.config import TrainConfig
+        >>> config = TrainConfig(learning_rate=0.1, lr_rule="cosine", warmup_epochs=1, epochs=10)
+        >>> rate = schedules.learning_rate(config, steps_per_epoch=100)
+        >>> round(float(rate(100)), 4)  # after the warm-up
+        0.1
 
     Args:
         config: Configuration of the schedule, the rate, its scaling, epochs, and warm-up.
@@ -68,7 +83,13 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
 
 
 def describe(config: TrainConfig) -> str:
-    """Returns a description of the schedule for the start-up table."""
+    """Returns a description of the schedule for the start-up table.
+
+    Example:
+        >>> from tfdist.config import TrainConfig
+        >>> schedules.describe(TrainConfig(learning_rate=0.1, lr_rule="cosine", warmup_epochs=5))
+        'cosine, 0.1, linear warmup over 5 epochs'
+    """
     words = f"{config.lr_rule}, {peak(config):g}"
     if config.lr_scaling != "none":
         words += (

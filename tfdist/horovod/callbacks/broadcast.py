@@ -23,6 +23,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     different numbers on each rank. The weights are compared between ranks after the broadcast and
     after the first step.
 
+    Example:
+        >>> import tfdist.horovod as hvd
+        >>> hvd.init()
+        >>> model = build_model()
+        >>> model.optimizer = hvd.DistributedOptimizer(model.optimizer)
+        >>> callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        >>> history = model.fit(x, y, verbose=0, callbacks=callbacks)
+
     Args:
         root_rank: The rank to broadcast from, such as the one that loaded a checkpoint.
         device: Ignored; accepted for compatibility with Horovod.

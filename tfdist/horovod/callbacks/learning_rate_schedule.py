@@ -19,6 +19,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     the same factor (momentum correction; Goyal et al. 2017, "Accurate, Large Minibatch SGD",
     section 3, remark 2).
 
+    Example:
+        >>> import tfdist.horovod as hvd
+        >>> hvd.init()
+        >>> halved = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5**epoch)
+        >>> history = build_model().fit(x, y, epochs=2, verbose=0, callbacks=[halved])
+        >>> [f"{rate:.2f}" for rate in history.history["learning_rate"]]
+        ['0.10', '0.05']
+
     Args:
         initial_lr: The learning rate to multiply.
         multiplier: A function that returns the factor for an epoch, or a number, whose power of

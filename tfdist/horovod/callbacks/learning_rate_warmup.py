@@ -13,6 +13,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.2.
 
+    Example:
+        >>> import tfdist.horovod as hvd
+        >>> hvd.init()
+        >>> rate = 0.1 * hvd.size()
+        >>> warmup = hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=2)
+        >>> history = build_model().fit(x, y, epochs=2, verbose=0, callbacks=[warmup])
+
     Args:
         initial_lr: The rate after the warm-up, scaled by the number of ranks.
         warmup_epochs: Number of epochs of the warm-up.

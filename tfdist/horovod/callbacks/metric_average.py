@@ -19,6 +19,12 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     The variables of the model do not change. `evaluate` outside of `fit` returns the results of its
     rank.
+
+    Example:
+        >>> import tfdist.horovod as hvd
+        >>> hvd.init()
+        >>> callbacks = [hvd.callbacks.MetricAverageCallback()]
+        >>> history = build_model().fit(x, y, verbose=0, callbacks=callbacks)
     """
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

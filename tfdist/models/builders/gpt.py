@@ -32,7 +32,7 @@ def gpt(
     Example:
         >>> from tfdist import models
         >>> models.gpt(vocabulary_size=257, length=64, size="tiny").output_shape
-        (None, 64, 257)
+        (None, None, 257)
 
     Args:
         vocabulary_size: Tokens are 0 up to below it.

@@ -46,7 +46,7 @@ class Pipeline(Strategy):
         >>> from tfdist.strategies.pipeline.strategy import Pipeline
         >>> trainer = tfdist.Trainer(build_model, strategy=Pipeline(2, micro_batches=8))
         >>> trainer.strategy.micro_batches
-        '1f1b'
+        8
 
     Args:
         devices: As for `tfdist.devices.resolve`, one for each stage; None: all of this process.
