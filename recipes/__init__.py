@@ -1,1 +1,1 @@
-"""Workloads: one module each, found by its name with `python -m tfdist.train --recipe NAME`."""
+"""Workloads, one module each; run one with `python -m tfdist.train --recipe NAME`."""

@@ -60,7 +60,7 @@ def prepare(config: TrainConfig, name: str, small: data.Small, **pack_options: A
 
     Raises:
         ConfigurationError: `config.data` is not set, or names no folder.
-        DataError: There are no examples, fewer than two classes, or splits of other classes.
+        DataError: There are no examples, fewer than two classes, or splits with different classes.
     """
     cache = Path(config.data_dir) / name
     if config.data and (config.data == data.SMALL or is_url(config.data)):
@@ -83,7 +83,7 @@ def _prepared(location: str, cache: str, pack_options: tuple[tuple[str, Any], ..
     source, options = Path(location), dict(pack_options)
     if source.name == "train" and (source / _INDEX).is_file():
         source = source.resolve().parent  # the other split is beside it
-    # Changed files get another folder: a packed copy is never updated.
+    # Changed files are packed to a new folder: a packed copy is never updated.
     name = re.sub(r"\W+", "-", location).strip("-") + "-" + _fingerprint(source)
     below = Path(cache) / name
     train = source / "train"
@@ -175,11 +175,11 @@ def _fingerprint(folder: Path) -> str:
 
 
 def with_class_weights(batches: tf.data.Dataset, folders: ClassFolders) -> tf.data.Dataset:
-    """Adds weights to the examples, so that all classes count alike in the loss.
+    """Adds sample weights that balance the classes in the loss.
 
     Args:
-        batches: Of inputs and one-hot labels. A mix of classes gets their mean weight.
-        folders: Their classes, and the training split that tells how frequent each is.
+        batches: Batches of inputs and one-hot labels. A mix of classes gets their mean weight.
+        folders: The classes, and the training split whose class frequencies determine the weights.
     """
     counts = class_counts(folders.train, len(folders.classes))
     weights = tf.constant(balanced_weights(counts))

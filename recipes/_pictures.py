@@ -54,7 +54,7 @@ def worst_predictions(
     """Draws images with their true and predicted classes.
 
     Args:
-        images: uint8 `(n, height, width, 1 or 3)`, the worst first; further ones are left out.
+        images: uint8 `(n, height, width, 1 or 3)`, the worst first; only the first 16 are drawn.
         labels: True classes, integers `(n,)`.
         probabilities: float `(n, classes)`.
         classes: Names of the classes.

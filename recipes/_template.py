@@ -1,7 +1,7 @@
 """A small network on generated points: the template that `--new-recipe` writes.
 
 Command:  python -m tfdist.train --recipe recipes/_template.py --strategy mirrored
-Result:   0.97 or more of the held-out points on the right side, in seconds on two cores
+Result:   at least 97 % validation accuracy, in seconds on two CPU cores
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from tfdist import optimizers, schedules, train
 from tfdist.config import TrainConfig
 
-#: Fields of TrainConfig that this workload sets otherwise; --config and flags override them.
+#: Defaults of this recipe for fields of TrainConfig; --config and flags override them.
 DEFAULTS: Mapping[str, Any] = {"epochs": 20, "batch_size": 64, "learning_rate": 1e-2}
 
 
@@ -30,10 +30,10 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network; called in the strategy's scope."""
-    own = Hyperparameters.model_validate(config.set)
+    hparams = Hyperparameters.model_validate(config.set)
     layers = keras.layers
     model = keras.Sequential(
-        [keras.Input((2,)), layers.Dense(own.width, activation="relu"), layers.Dense(2)]
+        [keras.Input((2,)), layers.Dense(hparams.width, activation="relu"), layers.Dense(2)]
     )
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
@@ -48,7 +48,7 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
 def train_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns global batches `(float32 (batch, 2), int32 (batch,))`, the same on every worker.
 
-    What shuffles has a seed: otherwise workers would not have the same batches to share.
+    Pass a seed to `shuffle`: every worker reads all batches and uses its rows of each.
     """
     rows = tf.data.Dataset.from_tensor_slices(_points(seed=1))
     return rows.shuffle(2048, seed=config.seed).batch(config.batch_size)

@@ -1,13 +1,12 @@
-"""A residual network on CIFAR-10, as its paper trains it.
+"""A residual network on CIFAR-10, trained as in the ResNet paper.
 
 He et al. 2016, "Deep Residual Learning for Image Recognition", section 4.2: 64,000 steps of 128
-images, padded, cropped and flipped. Projections stand where the paper's shortcuts are the identity.
+images, padded, cropped and flipped. Unlike the paper's, downsampling shortcuts are projections.
 
 Command:   python -m tfdist.train --recipe cifar10_resnet --strategy mirrored
-           --data FOLDER reads the official files, --data small drawn images
+           --data FOLDER reads the official files, --data small uses synthetic images
 Hardware:  one GPU; ResNet-20 has 0.27 million weights. ResNet-110: --set num_blocks=[18,18,18]
-Result:    91.25 % of the test images with ResNet-20 (the paper, table 6); not trained here, where
-           there was no network
+Result:    91.25 % test accuracy with ResNet-20 (the paper, table 6); not trained here
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _DATA = data.DataSet(
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network; the images come as uint8."""
+    """Returns the compiled network for uint8 images."""
     model = models.image_classifier(
         config.model, _SHAPE, _NUM_CLASSES, config.set, scale=1 / 255
     )  # fmt: skip

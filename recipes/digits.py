@@ -50,8 +50,8 @@ _FEATURES = (
     ),
 )
 _NUM_SHARDS = 4
-_MAX_PIXEL = 16  # a pixel counts the ink in 4x4 points of the scan
-_SHUFFLE_BUFFER = 2048  # more than there are images: every order is possible
+_MAX_PIXEL = 16  # a pixel is the number of inked points among 4x4
+_SHUFFLE_BUFFER = 2048  # larger than the data set: a full shuffle
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
@@ -74,7 +74,7 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
     """
     alpha = Hyperparameters.model_validate(config.set).mixup
     return pipelines.read(
-        _written(config, "train"),
+        _shards(config, "train"),
         config.batch_size,
         shuffle_buffer=_SHUFFLE_BUFFER,
         seed=config.seed,
@@ -85,7 +85,7 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns the held-out images as `train_data` does, in a fixed order."""
-    folder = _written(config, "validation")
+    folder = _shards(config, "validation")
     return pipelines.read(folder, config.batch_size, batch_fn=_image_and_label(config))
 
 
@@ -106,8 +106,8 @@ def _image_and_label(config: TrainConfig) -> Callable[[Any], tuple[tf.Tensor, tf
     return lambda batch: (batch["image"], batch["label"])
 
 
-def _written(config: TrainConfig, split: str) -> Path:
-    """Returns the folder of a split, and writes its shards if they are missing."""
+def _shards(config: TrainConfig, split: str) -> Path:
+    """Returns the folder of a split; writes its shards if they are missing."""
     folder = Path(config.data_dir) / "digits" / split
     pipelines.write_shards(
         _examples(split),
@@ -121,7 +121,7 @@ def _written(config: TrainConfig, split: str) -> Path:
 
 def _examples(split: str) -> Iterator[dict[str, np.ndarray]]:
     """Yields the images of a split, always in the same order."""
-    # Imported where the images are written, once: it takes as long as reading them does.
+    # Imported here, because the import takes as long as reading the images, which are written once.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

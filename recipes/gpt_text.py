@@ -1,14 +1,14 @@
 """A small GPT on text, with bytes as tokens.
 
-Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the small text is what
-`help()` of this Python knows of its language: half a million bytes of English and code.
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the small text
+is Python's `help()` on the language: half a million bytes of English and code.
 
 Command:   python -m tfdist.train --recipe gpt_text --data small --set size=mini --epochs 4
            --data FOLDER reads text files of any size, --set size=medium --set remat=true trains
            GPT-2's 350 million weights
-Hardware:  `small` and `medium` GPUs; `mini` two cores
-Result:    on the small set 2.52 nats for each byte of held-out text after 4 epochs, below 2.6 (a
-           guess costs 5.55); 140 s of CPU time on two cores
+Hardware:  GPUs for `small` and `medium`; two CPU cores for `mini`
+Result:    2.52 nats per byte of held-out text after 4 epochs on the small set (a uniform guess:
+           5.55), in 140 s of CPU time on two cores
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Hyperparameters(BaseModel):
     """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     size: Literal["tiny", "mini", "small", "medium"] = "small"
-    length: int = Field(128, ge=2)  # tokens of a row
+    length: int = Field(128, ge=2)  # tokens per sequence
     dropout: float = Field(0.0, ge=0, lt=1)
     remat: bool = False  # activation checkpointing of each block
     steps_per_epoch: int = Field(100, ge=1)
@@ -53,9 +53,13 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network; its loss is in nats per byte."""
-    own = Hyperparameters.model_validate(config.set)
+    hparams = Hyperparameters.model_validate(config.set)
     model = models.gpt(
-        _VOCABULARY_SIZE, own.length, size=own.size, dropout=own.dropout, remat=own.remat
+        _VOCABULARY_SIZE,
+        hparams.length,
+        size=hparams.size,
+        dropout=hparams.dropout,
+        remat=hparams.remat,
     )
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
@@ -69,20 +73,20 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns global batches of tokens and the next tokens, both int32 `(batch, length)`."""
-    own = Hyperparameters.model_validate(config.set)
+    hparams = Hyperparameters.model_validate(config.set)
     return _rows(config, "train").shuffle(_SHUFFLED_ROWS, config.seed).batch(
         config.batch_size, drop_remainder=True
-    ).repeat().take(own.steps_per_epoch)  # fmt: skip
+    ).repeat().take(hparams.steps_per_epoch)  # fmt: skip
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns some batches of held-out text, always the same."""
+    """Returns a fixed number of batches of held-out text, always the same."""
     rows = _rows(config, "validation").repeat()
     return rows.batch(config.batch_size, drop_remainder=True).take(_VALIDATION_STEPS)
 
 
 def _rows(config: TrainConfig, split: str) -> tf.data.Dataset:
-    """Concatenates documents, and returns rows of tokens with the next token of each."""
+    """Concatenates documents, and returns sequences of tokens with the next token of each."""
     length = Hyperparameters.model_validate(config.set).length
     if config.data == data.SYNTHETIC:
         tokens = data.Noise((length + 1,), "int32", _VOCABULARY_SIZE)
@@ -104,7 +108,7 @@ def _shifted(tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _examples(split: str) -> Iterator[dict[str, object]]:
-    """The topics of Python's help, a tenth of them held out."""
+    """Yields the topics of Python's help, of which a tenth is held out."""
     from pydoc_data.topics import topics
 
     for number, name in enumerate(sorted(topics)):

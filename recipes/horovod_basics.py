@@ -1,14 +1,14 @@
-"""One process a GPU, joined by MPI: a script of Horovod's, with its six changes to a Keras script.
+"""A Horovod script, one process per GPU: the six changes that Horovod makes to a Keras script.
 
 The digits of scikit-learn (1,797 images of 8x8), a network of two layers, SGD with momentum.
-Without flags this file shows the wrap in the open, step by step; with flags it is the training
+Without flags, this file runs the steps of the strategy explicitly; with flags, it is the training
 command.
 
 Command:  mpirun -np 2 python recipes/horovod_basics.py
           horovodrun --gloo -np 2 python recipes/horovod_basics.py
           mpirun -np 2 python -m tfdist.train --recipe horovod_basics
-Hardware: any number of GPUs over any number of hosts; without any, a process computes on the CPU
-Result:   0.91 of the held-out digits after 10 epochs: 30 s for two processes on two busy cores
+Hardware: any number of GPUs on any number of hosts; without GPUs, each process uses the CPU
+Result:   91 % validation accuracy after 10 epochs: 30 s with two processes on two CPU cores
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def in_the_open() -> None:
+def run_explicitly() -> None:
     """Trains as in Horovod's examples, where each rank reads its own batches."""
     # 1. Initialize Horovod, which connects the ranks that mpirun started.
     # 2. Pin the GPU: init makes only the GPU of its local rank visible to each rank.
@@ -70,4 +70,4 @@ def in_the_open() -> None:
 if __name__ == "__main__":
     if flags := sys.argv[1:]:
         sys.exit(train.main(["--recipe", __file__, *flags]))
-    in_the_open()
+    run_explicitly()

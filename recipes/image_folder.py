@@ -1,4 +1,4 @@
-"""Your own images: one folder per class, any network, with a confusion matrix at the end.
+"""Your own images in one folder per class: trains any network and plots a confusion matrix.
 
 Number of classes and splits come from the folder. Images of any size and format are packed once.
 
@@ -6,8 +6,9 @@ Command:   python -m tfdist.train --recipe image_folder --data photos/ --strateg
            with photos/cat/1.jpg, photos/dog/2.jpg, ... or photos/train/cat/..., photos/val/cat/...
 Network:   --model resnet18 (or any other of tfdist.models), --model keras_application
            --set application=EfficientNetV2B0 --set weights=imagenet (or the path of a file)
-Try it:    ... --data small: drawn images of three classes
-Result:    all of the held-out drawn images after 3 epochs with --set image_size=32 --set width=16
+Try it:    ... --data small: synthetic images of three classes
+Result:    100 % validation accuracy after 3 epochs of --data small with --set image_size=32 --set
+           width=16
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tfdist.errors import ConfigurationError
 
 DEFAULTS: Mapping[str, Any] = {
     "model": "resnet18",
-    # Of the moving averages: a folder of images may have few steps, of which 0.99 forgets little.
+    # Small data sets have few steps, in which averages with momentum 0.99 would hardly change.
     "set": {"batch_norm_momentum": 0.9},
     "epochs": 20,
     "batch_size": 32,
@@ -47,7 +48,7 @@ SMOKE: Mapping[str, Any] = {
     "set": {"image_size": 64, "width": 8, "num_blocks": [1, 1], "randaugment": 0},
 }
 
-#: Smallest image, in pixels, whose first layers of a ResNet may leave a quarter of each side.
+#: Smallest image size, in pixels, for a ResNet whose stem reduces each side to a quarter.
 _LARGE_STEM = 96
 _SUFFIXES = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 
@@ -68,18 +69,20 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network, with one logit per class, for uint8 images."""
-    own = Hyperparameters.model_validate(config.set)
-    shape, num_classes = (own.image_size, own.image_size, 3), len(_classes(config))
+    hparams = Hyperparameters.model_validate(config.set)
+    shape, num_classes = (hparams.image_size, hparams.image_size, 3), len(_classes(config))
     settings = dict(config.set)
     if "stem" in models.options(str(config.model)):
-        settings.setdefault("stem", "large" if own.image_size >= _LARGE_STEM else "small")
-    to_builder = "weights" in models.options(str(config.model)) and not _is_keras_file(own.weights)
+        settings.setdefault("stem", "large" if hparams.image_size >= _LARGE_STEM else "small")
+    to_builder = "weights" in models.options(str(config.model)) and not _is_keras_file(
+        hparams.weights
+    )
     if not to_builder:
         settings.pop("weights", None)
     model = models.image_classifier(config.model, shape, num_classes, settings, scale=1 / 255)
-    if own.weights not in (None, "none") and not to_builder:
-        load_weights(model, str(own.weights))
-    if own.frozen:
+    if hparams.weights not in (None, "none") and not to_builder:
+        load_weights(model, str(hparams.weights))
+    if hparams.frozen:
         for layer in model.layers[:-1]:
             layer.trainable = False
     model.compile(
@@ -117,8 +120,8 @@ def load_weights(model: keras.Model, file: str) -> None:
             num_loaded += 1
     if not num_loaded:
         raise ConfigurationError(
-            f"weights={file}: the shapes of its layers are not those of this network: "
-            "choose the network that was saved there."
+            f"weights={file}: the shapes of its layers do not match this network. "
+            "Choose the network that was saved there."
         )
 
 
@@ -128,18 +131,20 @@ def _is_keras_file(weights: str | None) -> bool:
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns global batches `(uint8 images, one-hot labels)`, and weights with class_weights."""
-    own = Hyperparameters.model_validate(config.set)
-    size = (own.image_size, own.image_size)
-    rand_augment = seeded(keras.layers.RandAugment((0, 255), max(own.randaugment, 1), factor=0.5))
+    hparams = Hyperparameters.model_validate(config.set)
+    size = (hparams.image_size, hparams.image_size)
+    rand_augment = seeded(
+        keras.layers.RandAugment((0, 255), max(hparams.randaugment, 1), factor=0.5)
+    )
 
     def augment(record: Any, seed: tf.Tensor) -> Any:
-        pixels = images.random_crop(record["image"], seed, size, area=(own.min_crop, 1.0))
-        pixels = images.flip(pixels, seed) if own.flip else pixels
-        return rand_augment(pixels, seed) if own.randaugment else pixels, record["label"]
+        pixels = images.random_crop(record["image"], seed, size, area=(hparams.min_crop, 1.0))
+        pixels = images.flip(pixels, seed) if hparams.flip else pixels
+        return rand_augment(pixels, seed) if hparams.randaugment else pixels, record["label"]
 
-    mix = mixed(keras.layers.MixUp(own.mixup)) if own.mixup else None
+    mix = mixed(keras.layers.MixUp(hparams.mixup)) if hparams.mixup else None
     batches = _read(config, "train", augment_fn=augment, mix_fn=mix)
-    if own.class_weights == "none" or config.data == data.SYNTHETIC:
+    if hparams.class_weights == "none" or config.data == data.SYNTHETIC:
         return batches
     return _class_folders.with_class_weights(batches, _folders(config))
 

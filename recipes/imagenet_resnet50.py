@@ -1,19 +1,19 @@
-"""ResNet-50 on ImageNet by the one-hour schedule.
+"""ResNet-50 on ImageNet with the large-batch schedule of Goyal et al.
 
-Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour": a rate of 0.1 for
-each 256 images of the batch, five epochs of rise to it, a tenth of it from epochs 30, 60 and 80 on,
-90 epochs; momentum 0.9, decay 1e-4 of all but biases and BatchNorm; each block begins as the
-identity. Keras's ResNet-50 has the strides in the first convolution of a bottleneck, that paper's
-in the second.
+Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour": a learning rate of
+0.1 per 256 images of the batch, reached after five warm-up epochs and divided by 10 at epochs 30,
+60 and 80; 90 epochs; momentum 0.9; weight decay 1e-4 except for biases and BatchNorm; each block
+starts as the identity. Keras's ResNet-50 has the strides in the first convolution of a bottleneck,
+the paper's in the second.
 
 Command:   python -m pipelines.pack imagenet/ data/imagenet/train --split train
            python -m pipelines.pack imagenet/ data/imagenet/validation --split validation
            python -m tfdist.launch --hosts ... -- --recipe imagenet_resnet50 --strategy horovod
            --batch-size 8192 --data data/imagenet --precision mixed_float16
-           --data synthetic is for speed alone, --data small is drawn
-Hardware:  8 to 256 GPUs, a batch of 32 for each
-Result:    76.4 % of the validation images with a batch of 256, 76.3 % with 8,192 (the paper, table
-           1); not trained here
+           --data synthetic measures speed only, --data small uses synthetic images
+Hardware:  8 to 256 GPUs with a per-replica batch of 32
+Result:    76.4 % validation accuracy with batch size 256, 76.3 % with 8,192 (the paper, table 1);
+           not trained here
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_decay_epochs": [30, 60, 80],
     "lr_decay_factor": 0.1,
     "warmup_epochs": 5,
-    "warmup_start": 0.1,  # of any batch: section 2.2
+    "warmup_start": 0.1,  # for every batch size: section 2.2
 }
 #: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {
@@ -60,11 +60,11 @@ _NUM_CLASSES = 1000
 class Hyperparameters(BaseModel):
     """Hyperparameters besides the arguments of the model, which `--set NAME=VALUE` sets."""
 
-    image_size: int = Field(224, ge=8)  # pixels of a side
+    image_size: int = Field(224, ge=8)  # height and width in pixels
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network; the images come as uint8."""
+    """Returns the compiled network for uint8 images."""
     size = Hyperparameters.model_validate(config.set).image_size
     model = models.image_classifier(
         config.model, (size, size, 3), _NUM_CLASSES, config.set, scale=1 / 255
@@ -87,7 +87,7 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns the middles of the validation images likewise, in a fixed order."""
+    """Returns batches of center crops of the validation images, in a fixed order."""
     size = Hyperparameters.model_validate(config.set).image_size
     return data.imagenet(config, "validation", size)
 

@@ -1,14 +1,14 @@
-"""One process, several devices: each holds a copy of the model and takes its share of a batch.
+"""One process, several devices: each holds a replica of the model and a part of every batch.
 
 The digits of scikit-learn (1,797 images of 8x8), a network of two layers, SGD with momentum.
-Without flags this file shows the wrap in the open, step by step; with flags it is the training
+Without flags, this file runs the steps of the strategy explicitly; with flags, it is the training
 command.
 
 Command:  python recipes/mirrored_basics.py
           python recipes/mirrored_basics.py --strategy mirrored --devices 4 --epochs 20
           python -m tfdist.train --recipe mirrored_basics
-Hardware: the GPUs of one host; without any, logical CPU devices stand in for two
-Result:   0.9083 of the held-out digits, which others wrote, after 10 epochs: 15 s on two cores
+Hardware: the GPUs of one host; without any, two logical CPU devices
+Result:   90.83 % validation accuracy after 10 epochs: 15 s on two CPU cores
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def in_the_open() -> None:
-    """What `--strategy mirrored` does, line by line."""
-    # 1. One replica a device. This comes before anything else that uses TensorFlow.
+def run_explicitly() -> None:
+    """Does step by step what `--strategy mirrored` does."""
+    # 1. One replica per device. Create the strategy before anything else that uses TensorFlow.
     strategy = tfdist.strategies.create("mirrored")
 
-    # 2. Each replica takes its share of a global batch: more replicas take a larger one in the
-    #    same time, and a rate that was found for one replica's batch grows with it.
+    # 2. The global batch is split over the replicas. More replicas process a larger global batch in
+    #    the same time; a learning rate tuned for one replica's batch is scaled with it.
     config = TrainConfig(
         **{**DEFAULTS, "batch_size": 32 * strategy.num_replicas},
         lr_scaling="linear",
@@ -47,22 +47,22 @@ def in_the_open() -> None:
     keras.utils.set_random_seed(config.seed)
     print(f"{strategy.num_replicas} replicas, global batch {config.batch_size}")
 
-    # 3. The data are those of one device: batches of the global size. They are split for us.
+    # 3. The data are the same as on one device: global batches. The strategy splits them.
     data, held_out = train_data(config), validation_data(config)
 
-    # 4. Variables that are made in the strategy's scope have a copy on every device. The trainer
-    #    calls the function there, so model and optimizer are mirrored.
+    # 4. Variables that are created in the strategy's scope are mirrored on every device. The
+    #    trainer calls the function there, so model and optimizer are mirrored.
     trainer = tfdist.Trainer(lambda: build_model(config, len(data)), strategy)
 
-    # 5. Each step: local sums of the gradients, one sum over the replicas, the same update of
-    #    every copy. fit is that of Keras.
+    # 5. Each step computes the gradients on every replica, all-reduces them, and applies the same
+    #    update to all mirrored variables. fit takes the arguments of Keras's fit.
     trainer.fit(data, epochs=config.epochs, validation_data=held_out, verbose=2)
 
-    # 6. A plain Keras model comes out.
+    # 6. The result is a plain Keras model.
     trainer.model.save("mirrored_basics.keras")
 
 
 if __name__ == "__main__":
     if flags := sys.argv[1:]:
         sys.exit(train.main(["--recipe", __file__, *flags]))
-    in_the_open()
+    run_explicitly()

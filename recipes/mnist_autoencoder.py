@@ -1,12 +1,12 @@
-"""A convolutional autoencoder of handwritten digits that takes noise out of them.
+"""A convolutional autoencoder that denoises handwritten digits.
 
 The network of https://keras.io/examples/vision/autoencoder, on MNIST (LeCun et al. 1998); the small
 set is scikit-learn's digits, enlarged to the same 28 pixels.
 
 Command:   python -m tfdist.train --recipe mnist_autoencoder --data small
-Hardware:  two cores: 28,353 weights
-Result:    on the small set a validation loss of 0.227 (mean squared error 0.020), below 0.24 from
-           the fourth epoch on, in 11 s of CPU time on two cores
+Hardware:  two CPU cores; the network has 28,353 weights
+Result:    validation loss 0.227 (mean squared error 0.020) on the small set, below 0.24 from the
+           fourth epoch on, in 11 s of CPU time on two cores
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ DEFAULTS: Mapping[str, Any] = {
     "learning_rate": 2e-3,
     "lr_rule": "cosine",
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {"batch_size": 16, "set": {"filters": [8, 8]}}
 
 _SHAPE = (28, 28, 1)
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets."""
+    """Hyperparameters, which `--set NAME=VALUE` sets."""
 
-    noise: float = Field(0.4, ge=0)  # its standard deviation, of pixels between 0 and 1
+    noise: float = Field(0.4, ge=0)  # standard deviation, for pixels between 0 and 1
     filters: list[int] = [32, 32]
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network."""
-    own = Hyperparameters.model_validate(config.set)
-    model = models.autoencoder(_SHAPE, filters=own.filters)
+    hparams = Hyperparameters.model_validate(config.set)
+    model = models.autoencoder(_SHAPE, filters=hparams.filters)
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
         loss=keras.losses.BinaryCrossentropy(),
@@ -59,12 +59,12 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
 
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns global batches of noisy and of clean images, both float32 (batch, 28, 28, 1)."""
+    """Returns global batches of noisy and clean images, both float32 `(batch, 28, 28, 1)`."""
     return _read(config, "train")
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns the test images likewise, with the same noise in each epoch."""
+    """Returns batches of the test images, with the same noise in each epoch."""
     return _read(config, "validation")
 
 
@@ -84,7 +84,7 @@ def _read(config: TrainConfig, split: str) -> tf.data.Dataset:
 
 
 def _examples(split: str) -> Iterator[dict[str, object]]:
-    """A pixel of 8 x 8 becomes nine, with a margin around; every fifth is held out."""
+    """Yields the 8x8 digits, upscaled by 3 and padded; every fifth is held out."""
     from sklearn.datasets import load_digits
 
     for number, digit in enumerate(load_digits().images):

@@ -1,13 +1,13 @@
-"""Your own table: classification or regression of a column of CSV, TSV or Parquet files.
+"""Your own table: predicts a column of CSV, TSV or Parquet files (classification, regression).
 
-Columns of numbers are normalized, columns of text become embeddings. Classes, features and splits
-come from the table; it has to fit into memory.
+Numeric columns are normalized, text columns are embedded. Classes, features and splits come from
+the table, which has to fit into memory.
 
 Command:   python -m tfdist.train --recipe table --data houses.csv --set label=price
            --data FOLDER reads all tables in it; with train.csv and validation.csv (or train/ and
            validation/) in it, those are the splits. Otherwise every fifth row is held out.
 Try it:    ... --data small: 569 tumours, benign or malignant (scikit-learn)
-Result:    0.98 of the held-out tumours after 20 epochs, in 2 s on two busy cores
+Result:    98 % validation accuracy after 20 epochs of --data small, in 2 s on two CPU cores
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ DEFAULTS: Mapping[str, Any] = {
     "learning_rate": 2e-3,
     "lr_rule": "cosine",
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {"batch_size": 16, "set": {"units": [16]}}
 
 _SUFFIXES = (".csv", ".tsv", ".parquet")
 _LABELS = ("label", "target", "class", "y")  # names of the column to predict, if none is given
 _MAX_CLASSES = 50  # an integer column with more distinct values is a quantity
-_UNKNOWN = 0  # code of text that the training rows do not have
+_UNKNOWN = 0  # code of words that are not in the training rows
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets."""
+    """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     label: str | None = None  # the column to predict; default: label, target, class, y or the last
     ignore: list[str] = []  # columns that are not features, such as an id
@@ -79,7 +79,7 @@ class Table(NamedTuple):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network: logits of the classes, or the predicted quantity."""
-    own, table = Hyperparameters.model_validate(config.set), _table(config)
+    hparams, table = Hyperparameters.model_validate(config.set), _table(config)
     inputs, features = {}, []
     if table.numbers:
         inputs["numbers"] = keras.Input((len(table.numbers),), name="numbers")
@@ -90,19 +90,19 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
     if table.texts:
         inputs["texts"] = keras.Input((len(table.texts),), name="texts", dtype="int32")
         for i, words in enumerate(table.texts.values()):
-            embed = layers.Embedding(len(words) + 1, own.width, name=f"embedding_{i}")
+            embed = layers.Embedding(len(words) + 1, hparams.width, name=f"embedding_{i}")
             features.append(embed(inputs["texts"][:, i]))
     x = layers.Concatenate()(features) if len(features) > 1 else features[0]
-    for units in own.units:
+    for units in hparams.units:
         x = layers.Dense(units, activation="relu")(x)
-        x = layers.Dropout(own.dropout)(x) if own.dropout else x
+        x = layers.Dropout(hparams.dropout)(x) if hparams.dropout else x
     if table.classes:
         outputs = layers.Dense(len(table.classes), dtype="float32", name="logits")(x)
         loss: Any = keras.losses.CategoricalCrossentropy(
             from_logits=True, label_smoothing=config.label_smoothing
         )
         metrics = ["accuracy"]
-    else:  # predict in units of the standard deviation, answer in those of the column
+    else:  # predict in units of the standard deviation, and rescale the output
         label = table.train["label"]
         outputs = layers.Dense(1, dtype="float32")(x)
         outputs = layers.Rescaling(float(label.std()) or 1.0, float(label.mean()))(outputs)
@@ -163,8 +163,8 @@ def _arrays(table: Table, rows: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
 
 
 def _table(config: TrainConfig) -> Table:
-    own = Hyperparameters.model_validate(config.set)
-    return _read(str(config.data), own.label, own.task, tuple(own.ignore))
+    hparams = Hyperparameters.model_validate(config.set)
+    return _read(str(config.data), hparams.label, hparams.task, tuple(hparams.ignore))
 
 
 @functools.lru_cache(maxsize=2)
@@ -173,7 +173,7 @@ def _read(location: str, label: str | None, task: str, ignore: tuple[str, ...]) 
 
     Raises:
         ConfigurationError: There is no table, or no such column.
-        DataError: A column cannot be a feature, or the splits have other columns.
+        DataError: A column cannot be a feature, or the splits have different columns.
     """
     if location == data.SYNTHETIC:
         columns, held_out = _noise(), None
@@ -270,7 +270,7 @@ def _files(location: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] 
 
 
 def _columns(files: list[Path]) -> dict[str, np.ndarray]:
-    """Returns the columns of tables as arrays of numbers, or of text; a gap is NaN or empty.
+    """Returns the columns of tables as arrays of numbers or text; missing values are NaN or empty.
 
     Raises:
         MissingError: pyarrow is not installed.
@@ -301,7 +301,7 @@ def _columns(files: list[Path]) -> dict[str, np.ndarray]:
     for name in table.column_names:
         column = table[name]
         if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
-            columns[name] = column.to_numpy()  # gaps become NaN
+            columns[name] = column.to_numpy()  # missing values become NaN
         elif pa.types.is_boolean(column.type) and not column.null_count:
             columns[name] = column.to_numpy()
         elif pa.types.is_nested(column.type):

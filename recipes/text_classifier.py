@@ -1,12 +1,13 @@
-"""Your own texts: one folder per class, a vocabulary learned from them, a small network.
+"""Your own texts in one folder per class: learns a vocabulary and trains a small network.
 
-Classes and splits come from the folder. A file is an example; with `--set lines=true`, a line is.
+Classes and splits come from the folder. Each file is an example; with `--set lines=true`, each
+line is one.
 
 Command:   python -m tfdist.train --recipe text_classifier --data reviews/ --strategy mirrored
            with reviews/good/1.txt, reviews/bad/2.txt, ..., or both in train/ and validation/
 Network:   the mean of word embeddings; --set network=lstm reads the words in order
 Try it:    ... --data small: English and Python, from this Python's help and library
-Result:    0.93 of the held-out paragraphs after 5 epochs
+Result:    93 % validation accuracy after 5 epochs with --data small
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DEFAULTS: Mapping[str, Any] = {
     "learning_rate": 2e-3,
     "lr_rule": "cosine",
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {
     "batch_size": 8,
     "set": {"length": 32, "width": 16, "vocabulary_size": 1000},
@@ -42,13 +43,13 @@ SMOKE: Mapping[str, Any] = {
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets."""
+    """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     network: Literal["mean", "lstm"] = "mean"
     lines: bool = False  # each line of a file is an example, not each file
-    vocabulary_size: int = Field(20_000, ge=10)  # number of words, the most frequent ones
-    length: int = Field(256, ge=1)  # words of a text; the rest is cut off
-    width: int = Field(64, ge=1)  # of a word's embedding
+    vocabulary_size: int = Field(20_000, ge=10)  # the most frequent words
+    length: int = Field(256, ge=1)  # words per text; longer texts are truncated
+    width: int = Field(64, ge=1)  # of the word embedding
     dropout: float = Field(0.3, ge=0, lt=1)
     class_weights: Literal["none", "balanced"] = "none"
     classes: int = Field(2, ge=2)  # number of classes of --data synthetic
@@ -56,18 +57,18 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network, from word numbers to one logit per class."""
-    own, num_classes = Hyperparameters.model_validate(config.set), len(_classes(config))
-    if own.network == "lstm":
+    hparams, num_classes = Hyperparameters.model_validate(config.set), len(_classes(config))
+    if hparams.network == "lstm":
         model = models.lstm(
-            own.vocabulary_size, num_classes,
-            width=own.width, units=own.width, depth=1, dropout=own.dropout, mask_zero=True,
+            hparams.vocabulary_size, num_classes,
+            width=hparams.width, units=hparams.width, depth=1, dropout=hparams.dropout, mask_zero=True,
         )  # fmt: skip
     else:
         words = keras.Input((None,), dtype="int32")
-        x = layers.Embedding(own.vocabulary_size, own.width, mask_zero=True)(words)
+        x = layers.Embedding(hparams.vocabulary_size, hparams.width, mask_zero=True)(words)
         x = layers.GlobalAveragePooling1D()(x)
-        x = layers.Dropout(own.dropout)(x)
-        x = layers.Dense(own.width, activation="relu")(x)
+        x = layers.Dropout(hparams.dropout)(x)
+        x = layers.Dense(hparams.width, activation="relu")(x)
         model = keras.Model(words, layers.Dense(num_classes, dtype="float32", name="logits")(x))
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
@@ -87,8 +88,8 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
     Words are int32 `(batch, length)`, 0 after the end of a text.
     """
     batches = _read(config, "train")
-    own = Hyperparameters.model_validate(config.set)
-    if own.class_weights == "none" or config.data == data.SYNTHETIC:
+    hparams = Hyperparameters.model_validate(config.set)
+    if hparams.class_weights == "none" or config.data == data.SYNTHETIC:
         return batches
     return _class_folders.with_class_weights(batches, _folders(config))
 
@@ -115,12 +116,12 @@ def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
 
 
 def _read(config: TrainConfig, split: str) -> tf.data.Dataset:
-    own, num_classes = Hyperparameters.model_validate(config.set), len(_classes(config))
+    hparams, num_classes = Hyperparameters.model_validate(config.set), len(_classes(config))
     if config.data == data.SYNTHETIC:
         noise = data.DataSet(
             name="text_classifier",
             noise=(
-                data.Noise((own.length,), "int32", own.vocabulary_size),
+                data.Noise((hparams.length,), "int32", hparams.vocabulary_size),
                 data.Noise((), "int64", num_classes),
             ),
             num_examples={"train": 2048, "validation": 512},
@@ -144,13 +145,13 @@ def _read(config: TrainConfig, split: str) -> tf.data.Dataset:
 
 
 def _vectorizer(config: TrainConfig) -> layers.TextVectorization:
-    own = Hyperparameters.model_validate(config.set)
-    return _adapted(_folders(config).train, own.vocabulary_size, own.length)
+    hparams = Hyperparameters.model_validate(config.set)
+    return _adapted(_folders(config).train, hparams.vocabulary_size, hparams.length)
 
 
 @functools.lru_cache(maxsize=2)
 def _adapted(folder: Path, vocabulary_size: int, length: int) -> layers.TextVectorization:
-    """Returns a layer that knows the most frequent words of the training texts."""
+    """Returns a layer adapted to the most frequent words of the training texts."""
     with tf.device("CPU:0"):
         vectorize = layers.TextVectorization(vocabulary_size, output_sequence_length=length)
         vectorize.adapt(pipelines.read(folder, 256, batch_fn=lambda batch: batch["text"]))
@@ -171,7 +172,7 @@ def _folders(config: TrainConfig) -> _class_folders.ClassFolders:
 
 
 def _examples(split: str) -> Iterator[dict[str, object]]:
-    """Paragraphs of Python's help (class 0) and of a module's source (class 1)."""
+    """Yields paragraphs of Python's help (class 0) and of a module's source (class 1)."""
     import argparse
     import inspect
     from pydoc_data.topics import topics

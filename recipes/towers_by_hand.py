@@ -1,14 +1,14 @@
-"""Data parallelism by hand: a tower on each device, gradients summed and applied on one.
+"""Data parallelism by hand: one tower per device; one device sums and applies the gradients.
 
 The digits of scikit-learn (1,797 images of 8x8), a network of two layers, SGD with momentum.
-Without flags this file shows the wrap in the open, step by step; with flags it is the training
+Without flags, this file runs the steps of the strategy explicitly; with flags, it is the training
 command.
 
 Command:  python recipes/towers_by_hand.py
           python recipes/towers_by_hand.py --strategy towers --devices 2
           python -m tfdist.train --recipe towers_by_hand
-Hardware: the GPUs of one host; without any, logical CPU devices stand in for two
-Result:   0.9028 of the held-out digits after 10 epochs: 17 s on two cores
+Hardware: the GPUs of one host; without any, two logical CPU devices
+Result:   90.28 % validation accuracy after 10 epochs: 17 s on two CPU cores
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def in_the_open() -> None:
-    """A training loop with nothing of `tf.distribute` in it."""
+def run_explicitly() -> None:
+    """Trains in a loop that does not use `tf.distribute`."""
     devices = tfdist.devices.resolve(None, 2)  # all GPUs, or two logical CPU devices
     config = TrainConfig(**DEFAULTS)
     keras.utils.set_random_seed(config.seed)
     data, held_out = train_data(config), validation_data(config)
 
-    # 1. One set of variables, on the device that holds the parameters.
+    # 1. One set of variables, on the parameter device.
     with tf.device("CPU:0"):
         model = build_model(config, len(data))
         model.optimizer.build(model.trainable_variables)
     step = tower_step(model, devices)
 
-    # 2. Every tower reads those variables; they change once a step, when all have finished.
+    # 2. Every tower reads those variables, which change once per step, after all have finished.
     for epoch in range(config.epochs):
         for images, labels in data:
             loss = step(images, labels)
@@ -56,11 +56,11 @@ def in_the_open() -> None:
 
 
 def tower_step(model: keras.Model, devices: Sequence[str]) -> Callable[..., tf.Tensor]:
-    """Returns a function of a global batch that makes one step and returns its mean loss.
+    """Returns a function that makes one step on a global batch and returns its mean loss.
 
     Args:
-        model: Whose optimizer is built.
-        devices: One tower each.
+        model: A model whose optimizer is built.
+        devices: Devices with one tower each.
     """
     weights = model.trainable_variables
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
@@ -70,14 +70,14 @@ def tower_step(model: keras.Model, devices: Sequence[str]) -> Callable[..., tf.T
         rows = tf.shape(images)[0]
         losses, gradients = [], []
         for number, device in enumerate(devices):
-            # 1. A share of the rows; two shares differ by one at most.
+            # 1. A part of the rows; the parts differ in size by at most one row.
             begin = rows * number // len(devices)
             end = rows * (number + 1) // len(devices)
             with tf.device(device), tf.GradientTape() as tape:
-                # 2. The sum over its rows, not their mean: shares need not be equal.
+                # 2. The sum over its rows, not their mean, because the parts differ in size.
                 losses.append(loss_of(labels[begin:end], model(images[begin:end], training=True)))
             gradients.append(tape.gradient(losses[-1], weights))
-        # 3. Sums over the towers, divided once by the rows of all: the mean of one device.
+        # 3. Sums over the towers, divided by the number of all rows: the mean of one device.
         divisor = tf.cast(rows, tf.float32)
         means = [tf.add_n(of_all) / divisor for of_all in zip(*gradients, strict=True)]
         # 4. One update.
@@ -90,4 +90,4 @@ def tower_step(model: keras.Model, devices: Sequence[str]) -> Callable[..., tf.T
 if __name__ == "__main__":
     if flags := sys.argv[1:]:
         sys.exit(train.main(["--recipe", __file__, *flags]))
-    in_the_open()
+    run_explicitly()

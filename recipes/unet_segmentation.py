@@ -1,13 +1,13 @@
-"""A U-Net that says of each pixel whether it is of the pet, of its edge, or of neither.
+"""A U-Net that segments pets: classifies each pixel as pet, border, or background.
 
 Ronneberger et al. 2015, "U-Net", on the Oxford-IIIT Pet data (Parkhi et al. 2012, "Cats and Dogs").
 
 Command:   python -m tfdist.train --recipe unet_segmentation --strategy mirrored
 Small:     ... --data small --set image_size=64 --set filters=8 --set depth=3 --batch-size 16
-           --epochs 8: drawn discs and squares under noise
-Hardware:  one GPU; the drawn images two cores
-Result:    on the drawn images a validation loss of 0.31, below 0.35 (0.88 of the pixels right), in
-           64 s of CPU time on two cores; the pets were not to be had here
+           --epochs 8: synthetic discs and squares with noise
+Hardware:  one GPU; two CPU cores for the synthetic images
+Result:    validation loss 0.31 and 88 % pixel accuracy on the synthetic images, in 64 s of CPU time
+           on two cores; not trained on the pets here
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_rule": "cosine",
     "warmup_epochs": 0.5,
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {"batch_size": 8, "set": {"image_size": 32, "filters": 4, "depth": 2}}
 
 _NUM_CLASSES, _DRAWN_SIZE = 3, 64
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets."""
+    """Hyperparameters, which `--set NAME=VALUE` sets."""
 
-    image_size: int = Field(128, ge=8)  # pixels of a side; it divides by 2 ** depth
+    image_size: int = Field(128, ge=8)  # height and width in pixels, a multiple of 2 ** depth
     filters: int = Field(32, ge=1)
     depth: int = Field(4, ge=1)
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network; the images come as uint8."""
-    own = Hyperparameters.model_validate(config.set)
-    shape = (own.image_size, own.image_size, 3)
+    """Returns the compiled network for uint8 images."""
+    hparams = Hyperparameters.model_validate(config.set)
+    shape = (hparams.image_size, hparams.image_size, 3)
     model = models.unet(
         shape, _NUM_CLASSES,
-        filters=own.filters, depth=own.depth, batch_norm=True, scale=1 / 255,
+        filters=hparams.filters, depth=hparams.depth, batch_norm=True, scale=1 / 255,
     )  # fmt: skip
     overlap = keras.metrics.MeanIoU(_NUM_CLASSES, sparse_y_pred=False, name="mean_iou")
     model.compile(
@@ -73,7 +73,7 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns the test images likewise, as they are."""
+    """Returns batches of the test images, without augmentation."""
     return _read(config, "validation")
 
 
@@ -109,7 +109,7 @@ _FEATURES = tuple(
 
 
 def _examples(split: str) -> Iterator[dict[str, object]]:
-    """A disc (class 1) and a square (2), any colours, on any ground (3), under noise."""
+    """Yields a disc (class 1) and a square (2) on a background (3), in random colors with noise."""
     random = np.random.default_rng(["train", "validation"].index(split))
     y, x = np.mgrid[:_DRAWN_SIZE, :_DRAWN_SIZE]
     for _ in range({"train": 1024, "validation": 256}[split]):

@@ -1,12 +1,12 @@
-"""A variational autoencoder of digits: each becomes two numbers and their uncertainty, and back.
+"""A variational autoencoder of digits with a two-dimensional latent space.
 
-The 1,797 digits of scikit-learn, 8x8 pixels. A `train_step` and a `test_step` of its own.
+The 1,797 digits of scikit-learn, 8x8 pixels, with a custom `train_step` and `test_step`.
 Source: Kingma and Welling 2014, "Auto-Encoding Variational Bayes", equation 10.
 
 Command:  python -m tfdist.train --recipe vae_digits --strategy mirrored
-Hardware: anything; two CPU cores do
-Result:   24.8 nats a held-out image after 40 epochs (24.3 with --set latent_dim=8), where the mean
-          image has 26.8: 30 s on two busy cores
+Hardware: any; two CPU cores suffice
+Result:   24.8 nats per held-out image after 40 epochs (24.3 with --set latent_dim=8; predicting the
+          mean image: 26.8), in 30 s on two CPU cores
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NUM_TRAINING = 1437  # four fifths; the rest is held out
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets."""
+    """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     latent_dim: PositiveInt = 2
 
 
 @keras.saving.register_keras_serializable("tfdist_recipes")
 class VAE(keras.Model):
-    """Encoder and decoder with a draw between them.
+    """An encoder, a sampling step, and a decoder.
 
     Args:
-        latent_dim: Numbers that an image becomes.
+        latent_dim: Dimension of the latent space.
     """
 
     def __init__(self, latent_dim: int) -> None:
@@ -66,7 +66,7 @@ class VAE(keras.Model):
         return self.means
 
     def call(self, images: Any) -> Any:
-        """Returns the images again, as logits `(batch, 64)`, by way of the means of their codes."""
+        """Returns reconstructions of the images from their mean codes: logits `(batch, 64)`."""
         return self.decoder(ops.split(self.encoder(images), 2, axis=-1)[0])
 
     def train_step(self, images: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class VAE(keras.Model):
         return self.tracked(reconstruction + kl, reconstruction, kl)
 
     def losses_of(self, images: Any) -> tuple[Any, Any]:
-        """Returns the two parts of the negative lower bound, in nats an image."""
+        """Returns the two terms of the negative evidence lower bound, in nats per image."""
         mean, log_variance = ops.split(self.encoder(images), 2, axis=-1)
         noise = keras.random.normal(ops.shape(mean), seed=self.seeds)
         logits = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
@@ -98,8 +98,8 @@ class VAE(keras.Model):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled model."""
-    own = Hyperparameters.model_validate(config.set)
-    model = VAE(own.latent_dim)
+    hparams = Hyperparameters.model_validate(config.set)
+    model = VAE(hparams.latent_dim)
     model.build((None, 64))
     model.compile(
         keras.optimizers.Adam(schedules.learning_rate(config, steps_per_epoch)),

@@ -1,14 +1,14 @@
-"""Cats against dogs by a network that knows ImageNet: frozen at first, then thawed.
+"""Cats and dogs: fine-tunes an Xception network that was pretrained on ImageNet.
 
-As https://keras.io/guides/transfer_learning does it. For the first epochs the head learns alone;
-then a callback lets the backbone follow, at a small rate, its BatchNorm at rest throughout. Until
-then that rate is 0: a model that is compiled anew would begin a new training.
+Follows https://keras.io/guides/transfer_learning. In the first epochs only the head is trained.
+Then a callback raises the backbone's learning rate from 0 to a small value; its BatchNorm layers
+stay in inference mode. The rate changes instead of `trainable`, because compiling the model again
+would start a new training.
 
 Command:   python -m tfdist.train --recipe xception_cats --strategy mirrored
-           --set weights=null begins at random, where Keras cannot download the weights
+           --set weights=null starts from random weights, if Keras cannot download the others
 Hardware:  one GPU
-Result:    about 97 % of the held-out images, by that guide; not trained here, where there was no
-           network
+Result:    about 97 % validation accuracy, according to that guide; not trained here
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 64,
     "learning_rate": 1e-3,
 }
-#: What `--smoke` sets otherwise.
+#: Overrides for `--smoke`.
 SMOKE: Mapping[str, Any] = {
     "model": "cnn",
     "batch_size": 16,
@@ -43,25 +43,25 @@ SMOKE: Mapping[str, Any] = {
 
 _NUM_CLASSES = 2
 _FROZEN_EPOCHS = 2
-_OF_BACKBONE = "of_backbone"  # the name of its optimizer
+_OF_BACKBONE = "of_backbone"  # name of the backbone's optimizer
 
 
 class Hyperparameters(BaseModel):
-    """What `--set NAME=VALUE` sets besides the arguments of the model."""
+    """Hyperparameters besides the arguments of the model, which `--set NAME=VALUE` sets."""
 
-    image_size: int = Field(150, ge=8)  # pixels of a side
+    image_size: int = Field(150, ge=8)  # height and width in pixels
     frozen_epochs: int | None = Field(None, ge=0)  # default: 2, in short runs half of the epochs
     thawed_rate: float = Field(1e-5, gt=0)
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network; the images come as uint8."""
+    """Returns the compiled network for uint8 images."""
     size = Hyperparameters.model_validate(config.set).image_size
     shape = (size, size, 3)
     whole = models.image_classifier(config.model, shape, _NUM_CLASSES, config.set)
     backbone = keras.Model(whole.input, whole.layers[-2].output, name="backbone")
     inputs = keras.Input(shape)
-    x = layers.Rescaling(1 / 127.5, offset=-1)(inputs)  # as Xception was trained
+    x = layers.Rescaling(1 / 127.5, offset=-1)(inputs)  # the preprocessing of Xception's training
     x = layers.Dropout(0.2)(backbone(x, training=False))
     model = keras.Model(inputs, layers.Dense(_NUM_CLASSES, dtype="float32", name="head")(x))
     optimizer = keras.optimizers.OptimizerMap(
@@ -81,14 +81,14 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
 
 
 class Thaw(keras.callbacks.Callback):
-    """Lets the backbone learn from an epoch on, counted from 0, at a rate of its own."""
+    """Sets the learning rate of the backbone from a given epoch (from 0) onward."""
 
     def __init__(self, epoch: int, rate: float) -> None:
         super().__init__()
         self._epoch, self._rate = epoch, rate
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Sets the rate, in each epoch: a training may begin behind the first."""
+        """Sets the rate in every epoch, because a resumed training starts at a later one."""
         used = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         for optimizer in used.optimizers:
             if optimizer.name == _OF_BACKBONE:
@@ -96,10 +96,11 @@ class Thaw(keras.callbacks.Callback):
 
 
 def callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
-    """Returns what thaws the backbone."""
-    own = Hyperparameters.model_validate(config.set)
+    """Returns the callback that unfreezes the backbone."""
+    hparams = Hyperparameters.model_validate(config.set)
     frozen = min(_FROZEN_EPOCHS, config.epochs // 2)
-    return [Thaw(frozen if own.frozen_epochs is None else own.frozen_epochs, own.thawed_rate)]
+    epoch = frozen if hparams.frozen_epochs is None else hparams.frozen_epochs
+    return [Thaw(epoch, hparams.thawed_rate)]
 
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
@@ -108,7 +109,7 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
-    """Returns the last tenth of the images likewise, as they are."""
+    """Returns batches of the last tenth of the images, without augmentation."""
     return _read(config, "validation")
 
 

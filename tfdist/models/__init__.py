@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tfdist.models.builders.vit import vit as vit
     from tfdist.models.builders.xception import xception as xception
 
-#: Of `(input_shape, num_classes, *, scale=None, ...)`, by name: the module of the function.
+#: Modules of the builders with the signature `(input_shape, num_classes, *, scale=None, ...)`.
 IMAGE_CLASSIFIERS = {
     "cnn": "tfdist.models.builders.cnn",
     "mlp": "tfdist.models.builders.mlp",
@@ -50,7 +50,7 @@ IMAGE_CLASSIFIERS = {
     "keras_application": "tfdist.models.builders.keras_application",
 }
 
-#: All of them. The others take what their docstrings say.
+#: Modules of all builders. The additional ones have other arguments; see their docstrings.
 MODELS = IMAGE_CLASSIFIERS | {
     "autoencoder": "tfdist.models.builders.autoencoder",
     "gpt": "tfdist.models.builders.gpt",
@@ -58,7 +58,7 @@ MODELS = IMAGE_CLASSIFIERS | {
     "unet": "tfdist.models.builders.unet",
 }
 
-#: Arguments of builders that no user sets: the data and the precision say them.
+#: Arguments of builders that follow from the data and the precision, so that users do not set them.
 _SAID_ELSEWHERE = ("scale", "dtype_policy")
 
 __all__ = ["IMAGE_CLASSIFIERS", "MODELS", "image_classifier", "options", *MODELS]

@@ -1,1 +1,1 @@
-"""The builders, a file a family; `tfdist.models` has their names."""
+"""The model builders, one file per family; `tfdist.models` lists their names."""

@@ -32,7 +32,7 @@ def classifier(
     dtype_policy: str | None,
     features: str | None = None,
 ) -> keras.Model:
-    """Puts a layer of `num_classes` logits on a network of `keras.applications`.
+    """Builds a network of `keras.applications` with a new output layer.
 
     Args:
         name: Name of the model.
@@ -83,12 +83,12 @@ def loaded(name: str, weights: Weights) -> Iterator[Weights]:
 
 
 def _problem(name: str, weights: str, error: Exception) -> str:
-    """Returns what went wrong while weights were loaded, and what to do."""
-    said = str(error).strip().partition("\n")[0]
-    failed = re.match(r"URL fetch failure on (\S+):", said)
-    if failed is None:
-        return f"weights={weights}: cannot be loaded into {name}: {said}"
-    url = failed[1]
+    """Returns a message that explains why weights could not be loaded, and what to do."""
+    reason = str(error).strip().partition("\n")[0]
+    failed_download = re.match(r"URL fetch failure on (\S+):", reason)
+    if failed_download is None:
+        return f"weights={weights}: cannot be loaded into {name}: {reason}"
+    url = failed_download[1]
     home = os.environ.get("KERAS_HOME", "~/.keras")
     return (
         f"weights={weights}: {url} cannot be downloaded. Copy this file to {home}/models/ by other "

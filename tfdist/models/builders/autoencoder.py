@@ -21,7 +21,7 @@ def autoencoder(
     scale: float | None = None,
     dtype_policy: str | None = None,
 ) -> keras.Model:
-    """Builds convolutions that halve the image, and transposed ones that double it again.
+    """Builds strided convolutions, mirrored by transposed convolutions.
 
     Example:
         >>> from tfdist import models
@@ -29,15 +29,15 @@ def autoencoder(
         (None, 28, 28, 1)
 
     Args:
-        input_shape: Of one image: height, width, channels; the sides divide by
-            `2 ** len(filters)`.
-        filters: Of the convolutions on the way down; the way up has them the other way round.
-        scale: Multiplies the images on their device.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        input_shape: Shape of one image: height, width, channels; the sides are
+            multiples of `2 ** len(filters)`.
+        filters: Filters of the encoder's convolutions; the decoder has them in reverse order.
+        scale: Factor for the images, applied on the device.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
-        An uncompiled model from `(batch, *input_shape)` to pixels between 0 and 1, of the same
-        shape, in float32 where the policy is a mixed one.
+        An uncompiled model from `(batch, *input_shape)` to pixels between 0 and 1 of the same
+        shape, in float32 under a mixed-precision policy.
     """
     inputs, x = pixels(input_shape, scale, dtype_policy)
     for size in filters:
@@ -48,6 +48,6 @@ def autoencoder(
             size, 3, strides=2, padding="same", activation="relu", dtype=dtype_policy
         )(x)
     x = layers.Conv2D(input_shape[-1], 3, padding="same", dtype=dtype_policy)(x)
-    # A sigmoid in 16 bits rounds what is nearly white to white, whose cross entropy has no end.
+    # In 16 bits, a sigmoid rounds nearly white pixels to 1, where the cross entropy is infinite.
     outputs = layers.Activation("sigmoid", dtype=head.dtype(dtype_policy), name="pixels")(x)
     return keras.Model(inputs, outputs, name="autoencoder")

@@ -22,10 +22,10 @@ def cnn(
     scale: float | None = None,
     dtype_policy: str | None = None,
 ) -> keras.Model:
-    """Builds 3x3 convolutions, halving the image between them, then one dense layer.
+    """Builds 3x3 convolutions with pooling between them, then one dense layer.
 
-    The images are averaged away before the dense layer, so the number of weights, about 120,000 by
-    default, hardly depends on their size.
+    Global average pooling precedes the dense layer, so that the number of weights, about 120,000 by
+    default, does not depend on the image size.
 
     Example:
         >>> from tfdist import models
@@ -33,15 +33,15 @@ def cnn(
         (None, 10)
 
     Args:
-        input_shape: Of one image: height, width, channels; each side at least
+        input_shape: Shape of one image: height, width, channels; each side at least
             `2 ** (len(filters) - 1)` pixels.
         num_classes: Number of logits.
-        filters: Of each convolution.
-        units: Of the dense layer.
-        dropout: Share of the values before and behind the dense layer that training drops.
-        batch_norm: Normalise behind each convolution.
-        scale: Multiplies the images on their device, for those that arrive as uint8.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        filters: Filters of each convolution.
+        units: Units of the dense layer.
+        dropout: Dropout rate before and after the dense layer.
+        batch_norm: Add BatchNorm after each convolution.
+        scale: Factor for the images, applied on the device; for images in uint8.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
@@ -50,7 +50,7 @@ def cnn(
     for i, size in enumerate(filters):
         if i > 0:
             x = layers.MaxPooling2D(dtype=dtype_policy)(x)
-        # BatchNorm has an offset of its own, which makes the convolution's bias idle.
+        # BatchNorm has its own offset, so the convolution needs no bias.
         x = layers.Conv2D(size, 3, padding="same", use_bias=not batch_norm, dtype=dtype_policy)(x)
         if batch_norm:
             x = layers.BatchNormalization(dtype=dtype_policy)(x)

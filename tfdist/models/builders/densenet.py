@@ -1,4 +1,4 @@
-"""DenseNet-169: each layer of a block sees all those before it.
+"""DenseNet-169: each layer of a block reads the outputs of all earlier ones.
 
 Source: Huang et al. 2017, "Densely Connected Convolutional Networks", table 1.
 """
@@ -28,12 +28,12 @@ def densenet169(
         (None, 10)
 
     Args:
-        input_shape: Of one image: height, width, channels; each side at least 32 pixels.
+        input_shape: Shape of one image: height, width, channels; each side at least 32 pixels.
         num_classes: Number of logits.
-        scale: Multiplies the images on their device.
-        weights: `"imagenet"` begins with Keras's, for images as
-            `keras.applications.densenet.preprocess_input` makes them.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        scale: Factor for the images, applied on the device.
+        weights: `"imagenet"` loads pretrained weights, for images that
+            `keras.applications.densenet.preprocess_input` has prepared.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.

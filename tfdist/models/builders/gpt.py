@@ -1,4 +1,4 @@
-"""A decoder that predicts the next token, in the sizes of GPT-2.
+"""A decoder-only transformer in the sizes of GPT-2.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2.
 """
@@ -14,7 +14,7 @@ from keras import layers, ops
 from tfdist.models.builders import head
 from tfdist.models.builders.transformer import block
 
-#: Blocks, width and heads.
+#: Number of blocks, width and number of heads.
 SIZES = {"tiny": (2, 64, 2), "mini": (4, 128, 4), "small": (12, 768, 12), "medium": (24, 1024, 16)}
 
 
@@ -27,7 +27,7 @@ def gpt(
     remat: bool = False,
     dtype_policy: str | None = None,
 ) -> keras.Model:
-    """Builds blocks of causal attention between an embedding and its transpose.
+    """Builds causal transformer blocks with tied input and output embeddings.
 
     Example:
         >>> from tfdist import models
@@ -35,18 +35,18 @@ def gpt(
         (None, None, 257)
 
     Args:
-        vocabulary_size: Tokens are 0 up to below it.
-        length: The most tokens of a row.
+        vocabulary_size: Number of tokens; ids are 0 to `vocabulary_size - 1`.
+        length: Maximum sequence length in tokens.
         size: GPT-2's `small` (124 M weights) or `medium` (355 M); `tiny` and `mini` are for small
             texts.
-        dropout: Share of the values that training drops, as `transformer.block` says.
-        remat: In a `Trainer`, each block keeps only its inputs, and the backward pass recomputes it
-            (`keras.RematScope`): less memory for a third more arithmetic.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        dropout: Dropout rate; see `transformer.block`.
+        remat: Activation checkpointing (`keras.RematScope`) in a `Trainer`: each block stores only
+            its inputs, and the backward pass recomputes it. Saves memory for 1/3 more computation.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
-        An uncompiled model from tokens, int32 `(batch, up to length)`, to logits of the token
-        behind each, `(batch, length, vocabulary_size)`.
+        An uncompiled model from tokens, int32 `(batch, up to length)`, to logits of the next token
+        at each position, `(batch, length, vocabulary_size)`.
     """
     depth, width, num_heads = SIZES[size]
     normal = keras.initializers.RandomNormal(stddev=0.02)
@@ -61,7 +61,7 @@ def gpt(
     places = layers.Embedding(
         length, width, embeddings_initializer=normal, dtype=dtype_policy, name="places"
     )
-    x = layers.Add(dtype=dtype_policy)([words(tokens), places(_counted(tokens))])
+    x = layers.Add(dtype=dtype_policy)([words(tokens), places(_positions(tokens))])
     if dropout:
         x = layers.Dropout(dropout, dtype=dtype_policy)(x)
     for _ in range(depth):
@@ -69,17 +69,17 @@ def gpt(
         outputs = block(
             inputs, num_heads, causal=True, dropout=dropout, epsilon=1e-5, dtype_policy=dtype_policy
         )
-        # The block as a whole, not its layers one by one, which would keep all their inputs.
+        # The block as a whole: checkpointing its layers one by one would store all their inputs.
         with keras.RematScope("full") if remat else contextlib.nullcontext():
             x = keras.Model(inputs, outputs)(x)
     x = layers.LayerNormalization(epsilon=1e-5, dtype=dtype_policy)(x)
-    # Multiplied in 16 bits where the others are: a vocabulary makes it the largest of all.
+    # In the compute dtype of the other layers: a large vocabulary makes this product the largest.
     outputs = layers.Activation("linear", dtype=head.dtype(dtype_policy), name="logits")(
         words(x, reverse=True)
     )
     return keras.Model(tokens, outputs, name="gpt")
 
 
-def _counted(tokens: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns the place of each token in its row, from 0."""
+def _positions(tokens: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the position of each token in its sequence, from 0."""
     return ops.cumsum(ops.ones_like(tokens), axis=1) - 1

@@ -31,7 +31,7 @@ def keras_application(
     scale: float | None = None,
     dtype_policy: str | None = None,
 ) -> keras.Model:
-    """Builds a network of `keras.applications` without its top, an average, and a dense layer.
+    """Builds a network of `keras.applications` with global average pooling and a dense layer.
 
     The preprocessing that the network's weights were trained with is part of the model.
 

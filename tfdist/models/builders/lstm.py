@@ -1,4 +1,4 @@
-"""A bidirectional LSTM that classifies rows of tokens.
+"""A bidirectional LSTM that classifies sequences of tokens.
 
 Source: https://keras.io/examples/nlp/bidirectional_lstm_imdb, whose sizes are the defaults.
 """
@@ -22,7 +22,7 @@ def lstm(
     mask_zero: bool = False,
     dtype_policy: str | None = None,
 ) -> keras.Model:
-    """Builds an embedding, LSTMs that read the row in both directions, and a dense layer.
+    """Builds an embedding, bidirectional LSTMs, and a dense layer.
 
     Example:
         >>> from tfdist import models
@@ -30,14 +30,14 @@ def lstm(
         (None, 2)
 
     Args:
-        vocabulary_size: Tokens are 0 up to below it.
+        vocabulary_size: Number of tokens; ids are 0 to `vocabulary_size - 1`.
         num_classes: Number of logits.
-        width: Of the embedding.
-        units: Of each LSTM, in each direction.
-        depth: LSTMs above each other.
-        dropout: Share of each LSTM's inputs that training drops.
-        mask_zero: Token 0 is padding, which is not read.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        width: Width of the embedding.
+        units: Units of each LSTM, in each direction.
+        depth: Number of stacked LSTMs.
+        dropout: Dropout rate of each LSTM's inputs.
+        mask_zero: Treat token 0 as padding and mask it.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
         An uncompiled model from tokens, int32 `(batch, length)` of any length, to logits

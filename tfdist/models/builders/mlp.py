@@ -28,12 +28,12 @@ def mlp(
         (None, 10)
 
     Args:
-        input_shape: Of one example.
+        input_shape: Shape of one example.
         num_classes: Number of logits.
-        units: Of each hidden layer.
-        dropout: Share of each hidden layer's values that training drops.
-        scale: Multiplies the examples on their device.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        units: Units of each hidden layer.
+        dropout: Dropout rate of each hidden layer.
+        scale: Factor for the examples, applied on the device.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.

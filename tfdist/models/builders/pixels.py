@@ -1,4 +1,4 @@
-"""The first layers that all image networks share."""
+"""The input layers of all image networks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import keras
 def pixels(
     input_shape: Sequence[int], scale: float | None, dtype_policy: str | None
 ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """Returns a model's input `(batch, *input_shape)`, and the same multiplied by `scale`.
+    """Returns a model's input `(batch, *input_shape)`, and the input multiplied by `scale`.
 
     Args:
-        input_shape: Of one image: height, width, channels.
-        scale: None leaves the images as they are.
-        dtype_policy: Name of the Keras policy of the scaling; None: the global one.
+        input_shape: Shape of one image: height, width, channels.
+        scale: Factor for the images; None: they are not scaled.
+        dtype_policy: Name of the Keras dtype policy of the scaling; None: the global policy.
     """
     inputs = keras.Input(input_shape)
     if scale is None:

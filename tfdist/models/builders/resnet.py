@@ -1,8 +1,8 @@
-"""ResNet-18, and other networks of its blocks.
+"""ResNet-18, and other networks of two-convolution blocks.
 
-Source: He et al. 2016, "Deep Residual Learning for Image Recognition"; the stem is that of its
-section 4.2 for CIFAR, one 3x3 convolution without pooling, because 32 pixels bear no more, or that
-of table 1 for ImageNet.
+Source: He et al. 2016, "Deep Residual Learning for Image Recognition". The stem is that of section
+4.2 for CIFAR, one 3x3 convolution without pooling, which suits images of 32 pixels, or that of
+table 1 for ImageNet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def resnet18(
     scale: float | None = None,
     dtype_policy: str | None = None,
 ) -> keras.Model:
-    """Builds residual stages of two-convolution blocks, each stage half the size, twice the width.
+    """Builds residual stages; each has half the resolution and twice the width of the one before.
 
     Example:
         >>> from tfdist import models
@@ -37,18 +37,20 @@ def resnet18(
         (None, 10)
 
     Args:
-        input_shape: Of one image: height, width, channels.
+        input_shape: Shape of one image: height, width, channels.
         num_classes: Number of logits.
         width: Filters of the first stage; 64 makes 11 million weights.
-        num_blocks: Of each stage; three of n blocks and a width of 16 make the paper's ResNet-6n+2.
-        stem: A 3x3 convolution for small images; or, for those of ImageNet, one of 7x7 and a
-            pooling, which leave a quarter of each side.
-        zero_gamma: Each block's last BatchNorm begins with a scale of zero, and so each block as
-            the identity (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1).
-        batch_norm_momentum: Of the moving averages that BatchNorm uses outside of training. After
-            n steps, `momentum ** n` of the first values is left: choose less for short runs.
-        scale: Multiplies the images on their device.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        num_blocks: Blocks of each stage; three stages of n blocks with width 16 are the paper's
+            ResNet-(6n+2).
+        stem: A 3x3 convolution for small images; or, for those of ImageNet, a 7x7 convolution and
+            pooling, which reduce each side to a quarter.
+        zero_gamma: Initialize the scale of each block's last BatchNorm with zero, so that each
+            block starts as the identity (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
+            section 5.1).
+        batch_norm_momentum: Momentum of BatchNorm's moving averages. After n steps, the initial
+            values still have the weight `momentum ** n`: choose a smaller value for short runs.
+        scale: Factor for the images, applied on the device.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
@@ -76,7 +78,7 @@ def _residual_block(
     dtype_policy: str | None,
     momentum: float,
 ) -> keras.KerasTensor:
-    """Two convolutions beside a shortcut, which is projected where the shapes differ."""
+    """Returns two convolutions plus a shortcut, which is projected if the shapes differ."""
     shortcut = x
     if strides != 1 or x.shape[-1] != filters:
         shortcut = _normalized_convolution(x, filters, 1, strides, dtype_policy, momentum)
@@ -97,7 +99,7 @@ def _normalized_convolution(
     momentum: float,
     gamma: str = "ones",
 ) -> keras.KerasTensor:
-    """A convolution without bias, which the offset of the BatchNorm behind it replaces."""
+    """Returns a convolution followed by BatchNorm, whose offset replaces the bias."""
     x = layers.Conv2D(
         filters,
         kernel_size,

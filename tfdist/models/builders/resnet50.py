@@ -1,7 +1,7 @@
-"""ResNet-50: bottlenecks of three convolutions.
+"""ResNet-50: bottleneck blocks of three convolutions.
 
-Source: He et al. 2016, "Deep Residual Learning for Image Recognition", table 1. Keras's has, as the
-paper's own, the strides in the first convolution of a bottleneck, and biases in all of them.
+Source: He et al. 2016, "Deep Residual Learning for Image Recognition", table 1. As in Keras and
+in the paper, the first convolution of a bottleneck has the strides; all have biases, as in Keras.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def resnet50(
         (None, 10)
 
     Args:
-        input_shape: Of one image: height, width, channels; each side at least 32 pixels.
+        input_shape: Shape of one image: height, width, channels; each side at least 32 pixels.
         num_classes: Number of logits.
-        zero_gamma: Each block's last BatchNorm begins with a scale of zero, and so each block as
-            the identity (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1).
-        scale: Multiplies the images on their device.
-        weights: `"imagenet"` begins with Keras's, for images as
-            `keras.applications.resnet.preprocess_input` makes them.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        zero_gamma: Initialize the scale of each block's last BatchNorm with zero, so that each
+            block starts as the identity (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
+            section 5.1).
+        scale: Factor for the images, applied on the device.
+        weights: `"imagenet"` loads pretrained weights, for images that
+            `keras.applications.resnet.preprocess_input` has prepared.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
@@ -53,7 +54,7 @@ def resnet50(
     )
     if zero_gamma:
         for layer in model.layers:
-            if layer.name.endswith("3_bn"):  # of a bottleneck's three
-                layer.gamma_initializer = keras.initializers.Zeros()  # a copy begins likewise
+            if layer.name.endswith("3_bn"):  # the last of the bottleneck
+                layer.gamma_initializer = keras.initializers.Zeros()  # for clones of the model
                 layer.gamma.assign(keras.ops.zeros(layer.gamma.shape))
     return model

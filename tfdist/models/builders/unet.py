@@ -1,4 +1,4 @@
-"""U-Net: a class for each pixel.
+"""U-Net: classifies each pixel of an image.
 
 Source: Ronneberger, Fischer and Brox 2015, "U-Net: Convolutional Networks for Biomedical Image
 Segmentation", figure 1; with padded convolutions, so that the mask is as large as the image.
@@ -25,7 +25,7 @@ def unet(
     scale: float | None = None,
     dtype_policy: str | None = None,
 ) -> keras.Model:
-    """Builds two convolutions at each size on the way down and up, with skips between.
+    """Builds an encoder and a decoder with two convolutions per level and skip connections.
 
     Example:
         >>> from tfdist import models
@@ -33,13 +33,14 @@ def unet(
         (None, 32, 32, 4)
 
     Args:
-        input_shape: Of one image: height, width, channels; the sides divide by `2 ** depth`.
-        num_classes: Logits of each pixel.
-        filters: At full size; twice as many at each half of it.
-        depth: How often the image is halved.
-        batch_norm: Normalise behind each convolution, which the paper does not.
-        scale: Multiplies the images on their device.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        input_shape: Shape of one image: height, width, channels; the sides are multiples of
+            `2 ** depth`.
+        num_classes: Number of logits per pixel.
+        filters: Filters at full resolution, doubled each time the image is halved.
+        depth: Number of times that the image is halved.
+        batch_norm: Add BatchNorm after each convolution, unlike the paper.
+        scale: Factor for the images, applied on the device.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits
@@ -52,7 +53,7 @@ def unet(
                 filters * 2**level,
                 3,
                 padding="same",
-                use_bias=not batch_norm,  # the offset of a BatchNorm makes it idle
+                use_bias=not batch_norm,  # BatchNorm has its own offset
                 kernel_initializer="he_normal",
                 dtype=dtype_policy,
             )(x)

@@ -29,12 +29,12 @@ def vgg16(
         (None, 10)
 
     Args:
-        input_shape: Of one image: height, width, channels; each side at least 32 pixels.
+        input_shape: Shape of one image: height, width, channels; each side at least 32 pixels.
         num_classes: Number of logits.
-        scale: Multiplies the images on their device.
-        weights: `"imagenet"` begins with Keras's, for images as
-            `keras.applications.vgg16.preprocess_input` makes them.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        scale: Factor for the images, applied on the device.
+        weights: `"imagenet"` loads pretrained weights, for images that
+            `keras.applications.vgg16.preprocess_input` has prepared.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.

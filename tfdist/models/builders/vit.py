@@ -2,8 +2,8 @@
 
 Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words"; sizes of table 1 there and of
 Touvron et al. 2021, "Training data-efficient image transformers", table 1. As in Beyer, Zhai and
-Kolesnikov 2022, "Better plain ViT baselines for ImageNet-1k", the tokens are averaged at the end
-instead of one more of them being read.
+Kolesnikov 2022, "Better plain ViT baselines for ImageNet-1k", the classifier reads the average of
+all tokens instead of a class token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfdist.models.builders import head
 from tfdist.models.builders.pixels import pixels
 from tfdist.models.builders.transformer import block
 
-#: Blocks, width and heads.
+#: Number of blocks, width and number of heads.
 SIZES = {"micro": (4, 64, 4), "tiny": (12, 192, 3), "small": (12, 384, 6), "base": (12, 768, 12)}
 
 
@@ -32,7 +32,7 @@ def vit(
     scale: float | None = None,
     dtype_policy: str | None = None,
 ) -> keras.Model:
-    """Builds blocks of attention over the patches of an image.
+    """Builds transformer blocks over the patches of an image.
 
     Example:
         >>> from tfdist import models
@@ -40,14 +40,15 @@ def vit(
         (None, 10)
 
     Args:
-        input_shape: Of one image: height, width, channels; the sides divide by `patch`.
+        input_shape: Shape of one image: height, width, channels; the sides are multiples of
+            `patch`.
         num_classes: Number of logits.
-        size: The papers' `tiny` (5.7 M weights on 224 pixels), `small` (22 M) or `base` (86 M);
+        size: The papers' `tiny` (5.7 M weights at 224 pixels), `small` (22 M) or `base` (86 M);
             `micro` is for small images.
-        patch: Pixels of a patch's side.
-        dropout: Share of the values that training drops, as `transformer.block` says.
-        scale: Multiplies the images on their device.
-        dtype_policy: Name of the Keras policy of all layers; None: the global one.
+        patch: Side of a patch in pixels.
+        dropout: Dropout rate; see `transformer.block`.
+        scale: Factor for the images, applied on the device.
+        dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
 
     Returns:
         An uncompiled model from `(batch, *input_shape)` to logits `(batch, num_classes)`.
@@ -59,7 +60,7 @@ def vit(
     x = layers.Reshape((rows, patch, columns, patch, channels), dtype=dtype_policy)(x)
     x = layers.Permute((1, 3, 2, 4, 5), dtype=dtype_policy)(x)
     x = layers.Reshape((rows * columns, patch * patch * channels), dtype=dtype_policy)(x)
-    # A bias for each place is the embedding of the place.
+    # A bias per position is a learned position embedding.
     x = layers.EinsumDense(
         "bpi,io->bpo",
         (rows * columns, width),
