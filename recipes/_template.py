@@ -30,10 +30,10 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network; called in the strategy's scope."""
-    hparams = Hyperparameters.model_validate(config.set)
+    hp = Hyperparameters.model_validate(config.set)
     layers = keras.layers
     model = keras.Sequential(
-        [keras.Input((2,)), layers.Dense(hparams.width, activation="relu"), layers.Dense(2)]
+        [keras.Input((2,)), layers.Dense(hp.width, activation="relu"), layers.Dense(2)]
     )
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),

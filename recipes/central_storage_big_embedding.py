@@ -72,11 +72,11 @@ def run_explicitly() -> None:
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network, which predicts whether a user likes an item."""
-    hparams, layers = Hyperparameters.model_validate(config.set), keras.layers
+    hp, layers = Hyperparameters.model_validate(config.set), keras.layers
     user, item = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
     vectors = [
-        layers.Embedding(hparams.num_users, hparams.width, name="users")(user),
-        layers.Embedding(hparams.num_items, hparams.width, name="items")(item),
+        layers.Embedding(hp.num_users, hp.width, name="users")(user),
+        layers.Embedding(hp.num_items, hp.width, name="items")(item),
     ]
     hidden = layers.Dense(32, activation="relu")(layers.concatenate(vectors))
     model = keras.Model([user, item], layers.Dense(1)(hidden))
@@ -94,25 +94,23 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns global batches `((int32 users, int32 items), float32 likes)`, shuffled."""
-    hparams = Hyperparameters.model_validate(config.set)
-    rows = tf.data.Dataset.from_tensor_slices(_ratings(hparams, seed=1))
-    return rows.shuffle(hparams.num_ratings, seed=config.seed).batch(config.batch_size)
+    hp = Hyperparameters.model_validate(config.set)
+    rows = tf.data.Dataset.from_tensor_slices(_ratings(hp, seed=1))
+    return rows.shuffle(hp.num_ratings, seed=config.seed).batch(config.batch_size)
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns batches of other ratings by the same users of the same items."""
-    hparams = Hyperparameters.model_validate(config.set)
-    return tf.data.Dataset.from_tensor_slices(_ratings(hparams, seed=2)).batch(config.batch_size)
+    hp = Hyperparameters.model_validate(config.set)
+    return tf.data.Dataset.from_tensor_slices(_ratings(hp, seed=2)).batch(config.batch_size)
 
 
-def _ratings(
-    hparams: Hyperparameters, seed: int
-) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    moods = np.random.default_rng(0).normal(size=hparams.num_users)
+def _ratings(hp: Hyperparameters, seed: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    moods = np.random.default_rng(0).normal(size=hp.num_users)
     draw = np.random.default_rng(seed)
-    user = draw.integers(hparams.num_users, size=hparams.num_ratings)
+    user = draw.integers(hp.num_users, size=hp.num_ratings)
     # A few items get most ratings, as in real data.
-    item = np.minimum(draw.zipf(1.3, hparams.num_ratings), hparams.num_items) - 1
+    item = np.minimum(draw.zipf(1.3, hp.num_ratings), hp.num_items) - 1
     likes = moods[user] + 2.0 * np.sin(2.0 * (item + 1)) > 0  # a quality per item
     return (user.astype("int32"), item.astype("int32")), likes[:, np.newaxis].astype("float32")
 

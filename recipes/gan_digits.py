@@ -121,10 +121,10 @@ class GAN(keras.Model):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled GAN; learning rate and schedule apply to the generator."""
-    hparams = Hyperparameters.model_validate(config.set)
+    hp = Hyperparameters.model_validate(config.set)
     rate = schedules.learning_rate(config, steps_per_epoch)
-    model = GAN(hparams.latent_dim, hparams.d_rate * schedules.peak(config))
-    model.build((None, hparams.latent_dim))
+    model = GAN(hp.latent_dim, hp.d_rate * schedules.peak(config))
+    model.build((None, hp.latent_dim))
     model.compile(
         keras.optimizers.Adam(rate, beta_1=0.5),
         jit_compile=config.jit_compile,

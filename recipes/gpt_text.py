@@ -53,13 +53,13 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network; its loss is in nats per byte."""
-    hparams = Hyperparameters.model_validate(config.set)
+    hp = Hyperparameters.model_validate(config.set)
     model = models.gpt(
         _VOCABULARY_SIZE,
-        hparams.length,
-        size=hparams.size,
-        dropout=hparams.dropout,
-        remat=hparams.remat,
+        hp.length,
+        size=hp.size,
+        dropout=hp.dropout,
+        remat=hp.remat,
     )
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
@@ -73,10 +73,10 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns global batches of tokens and the next tokens, both int32 `(batch, length)`."""
-    hparams = Hyperparameters.model_validate(config.set)
+    hp = Hyperparameters.model_validate(config.set)
     return _rows(config, "train").shuffle(_SHUFFLED_ROWS, config.seed).batch(
         config.batch_size, drop_remainder=True
-    ).repeat().take(hparams.steps_per_epoch)  # fmt: skip
+    ).repeat().take(hp.steps_per_epoch)  # fmt: skip
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:

@@ -69,20 +69,18 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network, with one logit per class, for uint8 images."""
-    hparams = Hyperparameters.model_validate(config.set)
-    shape, num_classes = (hparams.image_size, hparams.image_size, 3), len(_classes(config))
+    hp = Hyperparameters.model_validate(config.set)
+    shape, num_classes = (hp.image_size, hp.image_size, 3), len(_classes(config))
     settings = dict(config.set)
     if "stem" in models.options(str(config.model)):
-        settings.setdefault("stem", "large" if hparams.image_size >= _LARGE_STEM else "small")
-    to_builder = "weights" in models.options(str(config.model)) and not _is_keras_file(
-        hparams.weights
-    )
+        settings.setdefault("stem", "large" if hp.image_size >= _LARGE_STEM else "small")
+    to_builder = "weights" in models.options(str(config.model)) and not _is_keras_file(hp.weights)
     if not to_builder:
         settings.pop("weights", None)
     model = models.image_classifier(config.model, shape, num_classes, settings, scale=1 / 255)
-    if hparams.weights not in (None, "none") and not to_builder:
-        load_weights(model, str(hparams.weights))
-    if hparams.frozen:
+    if hp.weights not in (None, "none") and not to_builder:
+        load_weights(model, str(hp.weights))
+    if hp.frozen:
         for layer in model.layers[:-1]:
             layer.trainable = False
     model.compile(
@@ -131,20 +129,18 @@ def _is_keras_file(weights: str | None) -> bool:
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns global batches `(uint8 images, one-hot labels)`, and weights with class_weights."""
-    hparams = Hyperparameters.model_validate(config.set)
-    size = (hparams.image_size, hparams.image_size)
-    rand_augment = seeded(
-        keras.layers.RandAugment((0, 255), max(hparams.randaugment, 1), factor=0.5)
-    )
+    hp = Hyperparameters.model_validate(config.set)
+    size = (hp.image_size, hp.image_size)
+    rand_augment = seeded(keras.layers.RandAugment((0, 255), max(hp.randaugment, 1), factor=0.5))
 
     def augment(record: Any, seed: tf.Tensor) -> Any:
-        pixels = images.random_crop(record["image"], seed, size, area=(hparams.min_crop, 1.0))
-        pixels = images.flip(pixels, seed) if hparams.flip else pixels
-        return rand_augment(pixels, seed) if hparams.randaugment else pixels, record["label"]
+        pixels = images.random_crop(record["image"], seed, size, area=(hp.min_crop, 1.0))
+        pixels = images.flip(pixels, seed) if hp.flip else pixels
+        return rand_augment(pixels, seed) if hp.randaugment else pixels, record["label"]
 
-    mix = mixed(keras.layers.MixUp(hparams.mixup)) if hparams.mixup else None
+    mix = mixed(keras.layers.MixUp(hp.mixup)) if hp.mixup else None
     batches = _read(config, "train", augment_fn=augment, mix_fn=mix)
-    if hparams.class_weights == "none" or config.data == data.SYNTHETIC:
+    if hp.class_weights == "none" or config.data == data.SYNTHETIC:
         return batches
     return _class_folders.with_class_weights(batches, _folders(config))
 

@@ -46,8 +46,8 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network."""
-    hparams = Hyperparameters.model_validate(config.set)
-    model = models.autoencoder(_SHAPE, filters=hparams.filters)
+    hp = Hyperparameters.model_validate(config.set)
+    model = models.autoencoder(_SHAPE, filters=hp.filters)
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
         loss=keras.losses.BinaryCrossentropy(),

@@ -79,7 +79,7 @@ class Table(NamedTuple):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network: logits of the classes, or the predicted quantity."""
-    hparams, table = Hyperparameters.model_validate(config.set), _table(config)
+    hp, table = Hyperparameters.model_validate(config.set), _table(config)
     inputs, features = {}, []
     if table.numbers:
         inputs["numbers"] = keras.Input((len(table.numbers),), name="numbers")
@@ -90,12 +90,12 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
     if table.texts:
         inputs["texts"] = keras.Input((len(table.texts),), name="texts", dtype="int32")
         for i, words in enumerate(table.texts.values()):
-            embed = layers.Embedding(len(words) + 1, hparams.width, name=f"embedding_{i}")
+            embed = layers.Embedding(len(words) + 1, hp.width, name=f"embedding_{i}")
             features.append(embed(inputs["texts"][:, i]))
     x = layers.Concatenate()(features) if len(features) > 1 else features[0]
-    for units in hparams.units:
+    for units in hp.units:
         x = layers.Dense(units, activation="relu")(x)
-        x = layers.Dropout(hparams.dropout)(x) if hparams.dropout else x
+        x = layers.Dropout(hp.dropout)(x) if hp.dropout else x
     if table.classes:
         outputs = layers.Dense(len(table.classes), dtype="float32", name="logits")(x)
         loss: Any = keras.losses.CategoricalCrossentropy(
@@ -163,8 +163,8 @@ def _arrays(table: Table, rows: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
 
 
 def _table(config: TrainConfig) -> Table:
-    hparams = Hyperparameters.model_validate(config.set)
-    return _read(str(config.data), hparams.label, hparams.task, tuple(hparams.ignore))
+    hp = Hyperparameters.model_validate(config.set)
+    return _read(str(config.data), hp.label, hp.task, tuple(hp.ignore))
 
 
 @functools.lru_cache(maxsize=2)

@@ -57,18 +57,18 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network, from word numbers to one logit per class."""
-    hparams, num_classes = Hyperparameters.model_validate(config.set), len(_classes(config))
-    if hparams.network == "lstm":
+    hp, num_classes = Hyperparameters.model_validate(config.set), len(_classes(config))
+    if hp.network == "lstm":
         model = models.lstm(
-            hparams.vocabulary_size, num_classes,
-            width=hparams.width, units=hparams.width, depth=1, dropout=hparams.dropout, mask_zero=True,
+            hp.vocabulary_size, num_classes,
+            width=hp.width, units=hp.width, depth=1, dropout=hp.dropout, mask_zero=True,
         )  # fmt: skip
     else:
         words = keras.Input((None,), dtype="int32")
-        x = layers.Embedding(hparams.vocabulary_size, hparams.width, mask_zero=True)(words)
+        x = layers.Embedding(hp.vocabulary_size, hp.width, mask_zero=True)(words)
         x = layers.GlobalAveragePooling1D()(x)
-        x = layers.Dropout(hparams.dropout)(x)
-        x = layers.Dense(hparams.width, activation="relu")(x)
+        x = layers.Dropout(hp.dropout)(x)
+        x = layers.Dense(hp.width, activation="relu")(x)
         model = keras.Model(words, layers.Dense(num_classes, dtype="float32", name="logits")(x))
     model.compile(
         optimizer=optimizers.create(config, schedules.learning_rate(config, steps_per_epoch)),
@@ -88,8 +88,8 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
     Words are int32 `(batch, length)`, 0 after the end of a text.
     """
     batches = _read(config, "train")
-    hparams = Hyperparameters.model_validate(config.set)
-    if hparams.class_weights == "none" or config.data == data.SYNTHETIC:
+    hp = Hyperparameters.model_validate(config.set)
+    if hp.class_weights == "none" or config.data == data.SYNTHETIC:
         return batches
     return _class_folders.with_class_weights(batches, _folders(config))
 
@@ -116,12 +116,12 @@ def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
 
 
 def _read(config: TrainConfig, split: str) -> tf.data.Dataset:
-    hparams, num_classes = Hyperparameters.model_validate(config.set), len(_classes(config))
+    hp, num_classes = Hyperparameters.model_validate(config.set), len(_classes(config))
     if config.data == data.SYNTHETIC:
         noise = data.DataSet(
             name="text_classifier",
             noise=(
-                data.Noise((hparams.length,), "int32", hparams.vocabulary_size),
+                data.Noise((hp.length,), "int32", hp.vocabulary_size),
                 data.Noise((), "int64", num_classes),
             ),
             num_examples={"train": 2048, "validation": 512},
@@ -145,8 +145,8 @@ def _read(config: TrainConfig, split: str) -> tf.data.Dataset:
 
 
 def _vectorizer(config: TrainConfig) -> layers.TextVectorization:
-    hparams = Hyperparameters.model_validate(config.set)
-    return _adapted(_folders(config).train, hparams.vocabulary_size, hparams.length)
+    hp = Hyperparameters.model_validate(config.set)
+    return _adapted(_folders(config).train, hp.vocabulary_size, hp.length)
 
 
 @functools.lru_cache(maxsize=2)

@@ -50,11 +50,11 @@ class Hyperparameters(BaseModel):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network for uint8 images."""
-    hparams = Hyperparameters.model_validate(config.set)
-    shape = (hparams.image_size, hparams.image_size, 3)
+    hp = Hyperparameters.model_validate(config.set)
+    shape = (hp.image_size, hp.image_size, 3)
     model = models.unet(
         shape, _NUM_CLASSES,
-        filters=hparams.filters, depth=hparams.depth, batch_norm=True, scale=1 / 255,
+        filters=hp.filters, depth=hp.depth, batch_norm=True, scale=1 / 255,
     )  # fmt: skip
     overlap = keras.metrics.MeanIoU(_NUM_CLASSES, sparse_y_pred=False, name="mean_iou")
     model.compile(

@@ -98,8 +98,8 @@ class VAE(keras.Model):
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled model."""
-    hparams = Hyperparameters.model_validate(config.set)
-    model = VAE(hparams.latent_dim)
+    hp = Hyperparameters.model_validate(config.set)
+    model = VAE(hp.latent_dim)
     model.build((None, 64))
     model.compile(
         keras.optimizers.Adam(schedules.learning_rate(config, steps_per_epoch)),

@@ -76,14 +76,14 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns global batches `(uint8 (batch, size, size, 3), float32 (batch, 1000))`."""
-    hparams = Hyperparameters.model_validate(config.set)
-    layer = keras.layers.RandAugment((0, 255), max(hparams.randaugment, 1), factor=0.5)
+    hp = Hyperparameters.model_validate(config.set)
+    layer = keras.layers.RandAugment((0, 255), max(hp.randaugment, 1), factor=0.5)
     return data.imagenet(
         config,
         "train",
-        hparams.image_size,
-        change_fn=seeded(layer) if hparams.randaugment else None,
-        mix_fn=mixed(keras.layers.MixUp(hparams.mixup)) if hparams.mixup else None,
+        hp.image_size,
+        change_fn=seeded(layer) if hp.randaugment else None,
+        mix_fn=mixed(keras.layers.MixUp(hp.mixup)) if hp.mixup else None,
     )
 
 

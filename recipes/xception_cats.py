@@ -97,10 +97,10 @@ class Thaw(keras.callbacks.Callback):
 
 def callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     """Returns the callback that unfreezes the backbone."""
-    hparams = Hyperparameters.model_validate(config.set)
+    hp = Hyperparameters.model_validate(config.set)
     frozen = min(_FROZEN_EPOCHS, config.epochs // 2)
-    epoch = frozen if hparams.frozen_epochs is None else hparams.frozen_epochs
-    return [Thaw(epoch, hparams.thawed_rate)]
+    epoch = frozen if hp.frozen_epochs is None else hp.frozen_epochs
+    return [Thaw(epoch, hp.thawed_rate)]
 
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:
