@@ -182,10 +182,10 @@ def test_alexnet_columns_merge_in_the_third_convolution() -> None:
 
 
 def test_normalisation_of_alexnet() -> None:
-    from tfdist.models.builders.alexnet import _normalised
+    from tfdist.models.builders.alexnet import _local_response_norm
 
     inputs = keras.Input((3, 3, 7))
-    model = keras.Model(inputs, _normalised(inputs))
+    model = keras.Model(inputs, _local_response_norm(inputs))
     x = 30 * np.random.default_rng(0).normal(size=(2, 3, 3, 7)).astype("float32")
     wanted = tf.nn.local_response_normalization(x, 2, bias=2.0, alpha=1e-4, beta=0.75)
     np.testing.assert_allclose(model(x), wanted, rtol=1e-5)

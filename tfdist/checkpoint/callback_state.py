@@ -48,7 +48,7 @@ def restore(callbacks: Sequence[keras.callbacks.Callback], saved: dict[str, Any]
         if hasattr(callback, "set_state"):
             callback.set_state(saved[name])
         else:
-            keras_training.remember(callback, saved[name])
+            keras_training.set_callback_state(callback, saved[name])
 
 
 def truncate(path: Path, num_bytes: int | None) -> None:
@@ -60,7 +60,7 @@ def truncate(path: Path, num_bytes: int | None) -> None:
 def _state(callback: keras.callbacks.Callback) -> Any:
     if hasattr(callback, "get_state"):
         return callback.get_state()
-    state = keras_training.remembered(callback)
+    state = keras_training.callback_state(callback)
     if isinstance(callback, keras.callbacks.CSVLogger):
         path = Path(callback.filename)
         state[_BYTES] = path.stat().st_size if path.exists() else 0

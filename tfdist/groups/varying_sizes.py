@@ -86,7 +86,7 @@ class VaryingSizes:
         Raises:
             ConfigurationError: As of `reduce`.
         """
-        return self._exchanged("lay end to end", vector, index)
+        return self._exchanged("concatenate", vector, index)
 
     def _end_to_end(self, tensors: list[tf.Tensor], index: int) -> list[tf.Tensor]:
         """Concatenates the tensors of all replicas, as sums with zeros for the others' rows."""

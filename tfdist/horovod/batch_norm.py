@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.horovod.ranks import rank, size, strategy
 from tfdist.step.batch_norm import global_moments
 from tfdist.step.replica import Replica, current
-from tfdist.upstream.keras_model import take_moments_by
+from tfdist.upstream.keras_model import compute_moments_by
 
 
 def SyncBatchNormalization(**options: Any) -> keras.layers.BatchNormalization:  # noqa: N802
@@ -40,6 +40,6 @@ def SyncBatchNormalization(**options: Any) -> keras.layers.BatchNormalization:  
         with alone:
             return global_moments(layer, inputs, mask)
 
-    take_moments_by(layer, moments)
+    compute_moments_by(layer, moments)
     layer.supports_jit = False
     return layer

@@ -52,7 +52,7 @@ def create(
             model = _create(source, strategy, policy, loss_scale)
     except tf.errors.ResourceExhaustedError as error:
         raise OutOfMemoryError(build.out_of_memory_message(error)) from error
-    keras_model.take_xla_on_demand(model)
+    keras_model.use_xla_on_demand(model)
     return model
 
 

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.step.replica import current
-from tfdist.upstream.keras_model import flatten_layers, moments, moments_taken_by, reduction_axes
+from tfdist.upstream.keras_model import flatten_layers, moments, moments_computed_by, reduction_axes
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -29,7 +29,7 @@ def fixed_moments(model: keras.Model) -> Iterator[None]:
                 statistics = layer.moving_mean, layer.moving_variance
                 return tuple(tf.cast(moment, inputs.dtype) for moment in statistics)
 
-            stack.enter_context(moments_taken_by(layer, moving))
+            stack.enter_context(moments_computed_by(layer, moving))
         yield
 
 

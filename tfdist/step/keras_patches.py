@@ -18,7 +18,7 @@ from tfdist.step.random import draws_of_one_device
 from tfdist.step.remat import layers_rematerialized
 from tfdist.step.scope import layer_inputs_noted
 from tfdist.upstream.keras_losses import losses_of_one_device
-from tfdist.upstream.keras_model import moments_taken_by
+from tfdist.upstream.keras_model import moments_computed_by
 from tfdist.upstream.keras_variables import is_joined_to_read
 
 
@@ -41,5 +41,5 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
         for layer in batch_norm.layers_of(model):
             is_global = options.sync_batch_norm or layer.synchronized
             moments = batch_norm.global_moments if is_global else batch_norm.local_moments
-            stack.enter_context(moments_taken_by(layer, functools.partial(moments, layer)))
+            stack.enter_context(moments_computed_by(layer, functools.partial(moments, layer)))
         yield

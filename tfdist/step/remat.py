@@ -92,12 +92,12 @@ def layers_rematerialized(model: keras.Model, remat: str, sync_batch_norm: bool)
         stack.enter_context(exact_remat())
         named = chosen(model, remat)
         for layer in named:
-            stack.enter_context(keras_layers.asking_for_remat(layer))
-        marked = [layer for layer in flatten_layers(model) if keras_layers.asks_for_remat(layer)]
+            stack.enter_context(keras_layers.remat_enabled(layer))
+        marked = [layer for layer in flatten_layers(model) if keras_layers.is_in_remat_scope(layer)]
         _check_exchanges_nothing([*named, *marked], sync_batch_norm)
         for layer in marked:
             if layer is model or isinstance(layer, _CHEAP) or _has_marked_layers(layer, marked):
-                stack.enter_context(keras_layers.asking_for_remat(layer, does=False))
+                stack.enter_context(keras_layers.remat_enabled(layer, does=False))
         yield
 
 

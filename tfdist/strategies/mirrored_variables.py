@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.upstream import keras_model
-from tfdist.upstream.keras_variables import take_for
+from tfdist.upstream.keras_variables import share_identity
 
 _NAME = "_tfdist_copies"  # attribute of a variable with its copies, which live as long as it does
 _local = threading.local()
@@ -91,5 +91,5 @@ def compiled_sync(variables: Sequence[keras.Variable]) -> Callable[[], None]:
 def _created(variable: tf.Variable, value: tf.Tensor, device: str) -> tf.Variable:
     with tf.device(device):
         copy = tf.Variable(value, trainable=variable.trainable)
-    take_for(copy, variable)
+    share_identity(copy, variable)
     return copy

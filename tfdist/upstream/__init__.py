@@ -1,1 +1,1 @@
-"""Every use of a private name of Keras and TensorFlow; README.md lists them."""
+"""All uses of private names of Keras and TensorFlow; README.md lists them."""

@@ -138,17 +138,17 @@ def _keeps_workers(adapter: Any) -> bool:
 def train_validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
     """Returns the first rows of arrays, and the last `fraction` of them, as `validation_split`.
 
-    `keras.src.trainers.data_adapters.array_slicing`: the same rows as Keras takes.
+    `keras.src.trainers.data_adapters.array_slicing`, so that the rows are those that Keras selects.
     """
     return array_slicing.train_validation_split(arrays, validation_split=fraction)
 
 
-#: `tf.data.experimental.ExternalStatePolicy.FAIL`, as operations take it.
+#: The number of `tf.data.experimental.ExternalStatePolicy.FAIL`, for raw operations.
 _FAIL_IF_STATEFUL = 2
 
 
 def is_reshuffled(dataset: tf.data.Dataset) -> bool:
-    """Returns whether each iteration has another order, which reading a batch would change.
+    """Returns whether each iteration has a new order, so that reading a batch changes later ones.
 
     `DatasetV2._inputs`, and `_reshuffle_each_iteration` of those that `shuffle` makes.
     """
@@ -261,7 +261,7 @@ class OptionalOnDevices:
             return self._optionals[0].has_value()
 
     def get_value(self) -> list[Any]:
-        """Returns the element of each device, there."""
+        """Returns the elements, each on its device."""
         values = (optional.get_value() for optional in self._optionals)
         return [*map(_placed, values, self._devices)]
 

@@ -22,9 +22,9 @@ _plain_conv = backend.nn.conv
 
 
 def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
-    """Returns the variable behind a layer's kernel: `_kernel`, or `_embeddings` of an Embedding.
+    """Returns the variable of a layer's kernel: `_kernel`, or `_embeddings` of an Embedding.
 
-    The public `kernel` and `embeddings` may be tensors that were computed from it.
+    The public `kernel` and `embeddings` may be tensors that are computed from it.
     """
     if isinstance(layer, keras.layers.Embedding):
         return layer._embeddings
@@ -32,19 +32,19 @@ def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
 
 
 def is_plain(layer: keras.layers.Layer) -> bool:
-    """Whether a layer's kernel is one variable as it was made: no `lora_enabled`, no quantizing."""
+    """Tells whether a layer's kernel is one variable: no `lora_enabled`, no quantization."""
     return not getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
 
 
 def into_heads(attention: keras.layers.Layer) -> list[keras.layers.EinsumDense]:
-    """Returns the layers that project to the heads: `_query_dense`, and `_key_dense` and so on."""
+    """Returns the projections to the heads: `_query_dense`, `_key_dense`, `_value_dense`."""
     layers = [attention._query_dense, attention._key_dense, attention._value_dense]
     gate = getattr(attention, "_gate_dense", None)
     return layers if gate is None else [*layers, gate]
 
 
 def out_of_heads(attention: keras.layers.Layer) -> keras.layers.EinsumDense:
-    """Returns the layer that makes one of all heads: `_output_dense`."""
+    """Returns the layer that combines the heads: `_output_dense`."""
     return attention._output_dense
 
 
@@ -54,12 +54,12 @@ def layout_map_of(distribution: Any) -> keras.distribution.LayoutMap:
 
 
 def has_one_axis(attention: keras.layers.Layer) -> bool:
-    """Whether an attention is over one axis: `MultiHeadAttention._attention_axes`."""
+    """Tells whether an attention layer attends over one axis: its `_attention_axes`."""
     return len(getattr(attention, "_attention_axes", None) or (1,)) == 1
 
 
 def dropout_of(attention: keras.layers.Layer) -> float:
-    """Returns the share of attention that is dropped: `MultiHeadAttention._dropout`."""
+    """Returns the dropout rate of the attention weights: `MultiHeadAttention._dropout`."""
     grouped = isinstance(attention, keras.layers.GroupQueryAttention)
     return attention.dropout if grouped else attention._dropout
 
@@ -67,14 +67,14 @@ def dropout_of(attention: keras.layers.Layer) -> float:
 def kernels_read_outside_of_xla() -> AbstractContextManager[None]:
     """Returns a context in which `keras.src.backend.nn.conv` reads kernels before it calls XLA.
 
-    On CPUs, Keras compiles grouped convolutions with XLA wherever they are called. XLA would read
-    the kernel itself, and cannot read one that is on another device.
+    On CPUs, Keras always compiles grouped convolutions with XLA, which cannot read a kernel
+    variable on another device.
     """
     return replaced(backend.nn, "conv", _conv)
 
 
 def read_own_kernels_outside_of_xla(model: keras.Model) -> None:
-    """Lets a model's grouped convolutions do the same wherever they are called."""
+    """Makes a model's grouped convolutions do the same permanently."""
     for layer in flatten_layers(model):
         if getattr(layer, "groups", 1) > 1 and hasattr(layer, "convolution_op"):
             replace(layer, "convolution_op", functools.partial(_convolution_op, layer))
@@ -89,13 +89,13 @@ def _conv(inputs: Any, kernel: Any, *args: Any, **options: Any) -> Any:
 
 
 def operations_called_by(model: keras.Model) -> list[keras.Operation] | None:
-    """Returns what a model calls, in order; a layer that is called twice is there twice.
+    """Returns the operations that a model calls, in order, repeated if called repeatedly.
 
-    Of `Functional._nodes_by_depth`, in whose order a model calls its operations; a `Sequential` has
-    one in `_functional`. There is no public way to ask for calls, only for layers.
+    From `Functional._nodes_by_depth`, whose order is that of the calls; a `Sequential` has a
+    functional model in `_functional`. The public API lists layers, but not calls.
 
     Returns:
-        None where it is not Keras that calls them, or nothing is known yet.
+        None for a subclassed model, or if the model is not built.
     """
     graph = model
     if isinstance(model, keras.Sequential):
@@ -114,8 +114,8 @@ def operations_called_through(function: Callable[..., Any]) -> Iterator[None]:
     """Calls `function(call, operation, *args, **kwargs)` for each call of an operation or layer.
 
     Args:
-        function: Has to call `call(operation, *args, **kwargs)`, Keras's own method, sooner or
-            later; for a layer it is called twice, by `keras.Operation` and by `keras.Layer`.
+        function: Has to call `call(operation, *args, **kwargs)`, Keras's own method. For a layer it
+            is called twice, for `keras.Operation` and for `keras.Layer`.
     """
     with ExitStack() as stack:
         for owner in (keras.Operation, keras.layers.Layer):
@@ -130,38 +130,41 @@ def _through(
     return function(call, operation, *args, **kwargs)
 
 
-def asks_for_remat(operation: keras.Operation) -> bool:
-    """Whether an operation was made in a `keras.RematScope`, as `Operation._remat_mode` says."""
+def is_in_remat_scope(operation: keras.Operation) -> bool:
+    """Tells whether an operation was created in a `keras.RematScope`: `Operation._remat_mode`."""
     mode = getattr(operation, "_remat_mode", None)
     return mode is not None and mode.mode is not None
 
 
-def asking_for_remat(layer: keras.layers.Layer, does: bool = True) -> AbstractContextManager[None]:
-    """Returns a context in which a layer's call is handed to `keras.remat`, or is not."""
+def remat_enabled(layer: keras.layers.Layer, does: bool = True) -> AbstractContextManager[None]:
+    """Returns a context that turns `keras.remat` of a layer's calls on or off."""
     return replaced(layer, "_remat_mode", RematMode("full", 0, []) if does else None)
 
 
 def copy_remat(layer: keras.Operation, from_layer: keras.Operation) -> None:
-    """Lets a layer ask for what another does: no configuration holds `_remat_mode`."""
+    """Copies `_remat_mode`, which is not part of a layer's configuration, to another layer."""
     replace(layer, "_remat_mode", getattr(from_layer, "_remat_mode", None))
 
 
 def remat_replaced_by(
     function: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> AbstractContextManager[None]:
-    """Returns a context in which `function` is `keras.remat`: `remat` of the backend's `core`.
+    """Returns a context in which `function` replaces `keras.remat`: the backend's `core.remat`.
 
-    Keras's own refuses keyword arguments in a graph, draws other random numbers the second time,
-    and loses gradients of what a `StatelessScope` holds, and of losses that layers add.
+    Keras's own function rejects keyword arguments in a graph, draws different random numbers in the
+    recomputation, and loses gradients of values in a `StatelessScope` and of added losses.
     """
     return replaced(core, "remat", function)
 
 
 def call_context() -> Callable[[], AbstractContextManager[None]]:
-    """Returns what makes a context in which calls of layers find what they would find here.
+    """Captures the context of layer calls of this thread, to enter it elsewhere.
 
-    In what format variables are read and whether it is a training: `get_global_attribute` of
-    `autocast_scope` and `current_call_ctx`.
+    It holds the autocast dtype and the `training` flag: `get_global_attribute` of `autocast_scope`
+    and `current_call_ctx`.
+
+    Returns:
+        A function that returns a context manager.
     """
     names = ("autocast_scope", "current_call_ctx")
     here = {name: global_state.get_global_attribute(name) for name in names}

@@ -29,7 +29,7 @@ def compiled_losses(compile_loss: Any) -> list[keras.losses.Loss]:
 
 
 def loss_trackers(compile_loss: Any) -> list[keras.metrics.Mean]:
-    """Returns what logs the loss of each output: `CompileLoss._metrics`."""
+    """Returns the metrics that log the loss of each output: `CompileLoss._metrics`."""
     return compile_loss._metrics
 
 
@@ -41,9 +41,9 @@ def compile_loss_of(
     """Returns a view of a built `CompileLoss` that calls other functions.
 
     Args:
-        compile_loss: Keras's; stays as it is.
-        losses: Take the place of its losses, one each.
-        trackers: Take the place of its per-output trackers; None: its own.
+        compile_loss: Keras's object; not changed.
+        losses: Functions that replace its losses, one for each.
+        trackers: Metrics that replace its per-output trackers; None: no replacement.
     """
     view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
     view.__dict__.update(compile_loss.__dict__)
@@ -60,8 +60,8 @@ def total_loss(
     """Returns Keras's own total loss: `Trainer._compute_loss`, `Trainer._losses_override`.
 
     Args:
-        model: Compiled.
-        added: Stand in for `model.losses`.
+        model: A compiled model.
+        added: Added losses, used instead of `model.losses`.
         batch: Inputs, labels, outputs and weights.
         training: As in `Model.compute_loss`.
     """
@@ -73,15 +73,16 @@ def total_loss(
 
 
 def masked_weights(weights: Any, mask: Any, dtype: Any) -> Any:
-    """Returns weights with a mask's zeros: `apply_mask` of `keras.src.losses.loss`.
+    """Returns weights multiplied by a mask: `apply_mask` of `keras.src.losses.loss`.
 
-    For a "sum" it leaves the mask at 0 and 1; for means it would scale it by total / valid.
+    With the reduction "sum", it uses the mask as it is; for means, it would scale the mask by
+    total / valid.
     """
     return keras_loss.apply_mask(weights, mask, dtype=dtype, reduction="sum")
 
 
 def of_same_rank(values: Any, weights: Any) -> tuple[Any, Any]:
-    """Squeezes or expands as Keras: `squeeze_or_expand_to_same_rank` of its losses."""
+    """Squeezes or expands like Keras's losses: `squeeze_or_expand_to_same_rank`."""
     return keras_loss.squeeze_or_expand_to_same_rank(values, weights)
 
 
@@ -96,32 +97,33 @@ def losses_of_one_device() -> Iterator[None]:
 
 @contextmanager
 def added_losses_in(store: Callable[[], list[tuple[keras.Layer, Any]] | None]) -> Iterator[None]:
-    """Keeps the losses that layers add in `store()`, with the layer, where there is one.
+    """Stores the losses that layers add, with the layer, in the list that `store()` returns.
 
-    `Layer._loss_ids`, by which a layer knows its own among those of a `StatelessScope`, is one for
-    all threads: the replica that calls a layer would take away those of another
-    (`Layer._clear_losses`, `Layer._get_own_losses`).
+    By default a layer finds its losses in a `StatelessScope` by `Layer._loss_ids`, which all
+    threads share, so that a replica that calls a layer would remove the losses of another replica
+    (`Layer._clear_losses`, `Layer._get_own_losses`). If `store()` returns None, Keras's own
+    methods run.
     """
     layer = keras.Layer
     add, clear, own = layer.add_loss, layer._clear_losses, layer._get_own_losses
 
     def add_loss(self: keras.Layer, loss: Any) -> None:
-        if (kept := store()) is None:
+        if (stored := store()) is None:
             add(self, loss)
         else:
-            kept += [(self, value) for value in keras.tree.flatten(loss)]
+            stored += [(self, value) for value in keras.tree.flatten(loss)]
 
     def clear_losses(self: keras.Layer) -> None:
-        if (kept := store()) is None:
+        if (stored := store()) is None:
             clear(self)
         else:
             inside = {id(each) for each in self._flatten_layers()}
-            kept[:] = [(owner, loss) for owner, loss in kept if id(owner) not in inside]
+            stored[:] = [(owner, loss) for owner, loss in stored if id(owner) not in inside]
 
     def own_losses(self: keras.Layer) -> list[Any]:
-        if (kept := store()) is None:
+        if (stored := store()) is None:
             return own(self)
-        return [loss for owner, loss in kept if owner is self]
+        return [loss for owner, loss in stored if owner is self]
 
     with ExitStack() as stack:
         stack.enter_context(replaced(layer, "add_loss", add_loss))
@@ -131,12 +133,12 @@ def added_losses_in(store: Callable[[], list[tuple[keras.Layer, Any]] | None]) -
 
 
 def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns the metrics that `compile` was given: `Trainer._compile_metrics`."""
+    """Returns the metrics that were passed to `compile`: `Trainer._compile_metrics`."""
     return [] if model._compile_metrics is None else model._compile_metrics.metrics
 
 
 def seeds_of_compiled(model: keras.Model) -> list[keras.Variable]:
-    """Returns the seeds of the losses and metrics that `compile` was given.
+    """Returns the seeds of the losses and metrics that were passed to `compile`.
 
     `CompileLoss._flat_losses`, and the attributes of each loss and metric.
     """
@@ -149,5 +151,5 @@ def seeds_of_compiled(model: keras.Model) -> list[keras.Variable]:
 
 
 def function_of(metric: keras.metrics.Metric) -> Any:
-    """Returns what a `MeanMetricWrapper` wraps, or the metric's class: `MeanMetricWrapper._fn`."""
+    """Returns the function of a `MeanMetricWrapper` (its `_fn`), or the metric's class."""
     return getattr(metric, "_fn", type(metric))

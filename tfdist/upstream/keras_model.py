@@ -17,7 +17,7 @@ from tfdist.upstream.patching import replace, replaced
 
 
 def flatten_layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """Returns a model and its layers, nested ones too: `Layer._flatten_layers`."""
+    """Returns a model and all its layers, including nested ones: `Layer._flatten_layers`."""
     return list(model._flatten_layers())
 
 
@@ -48,102 +48,104 @@ def is_seed(variable: keras.Variable) -> bool:
 
 
 def global_generator() -> keras.random.SeedGenerator | None:
-    """Returns what decides random numbers that are drawn without a seed, if there were any.
+    """Returns the seed generator for random numbers without a seed; None if it does not exist yet.
 
-    `global_state.get_global_attribute`, with the `GLOBAL_SEED_GENERATOR` of `seed_generator`; the
-    function that returns it would make it, and so move the seeds of layers made later.
+    `global_state.get_global_attribute`, with the `GLOBAL_SEED_GENERATOR` of `seed_generator`.
+    Keras's getter would create it, which changes the seeds of layers that are created later.
     """
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
 def ensured_global_generator() -> keras.random.SeedGenerator:
-    """Returns the same, made if there was none: `seed_generator.global_seed_generator`."""
+    """Returns the same; creates it if necessary: `seed_generator.global_seed_generator`."""
     return seed_generator.global_seed_generator()
 
 
 def use_global_generator(generator: keras.random.SeedGenerator | None) -> None:
-    """Lets this thread have another's: Keras keeps one a thread, by `set_global_attribute`."""
+    """Makes this thread use another thread's generator: `set_global_attribute`, one per thread."""
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
 
 
 def takes_training(model: keras.Model) -> bool:
-    """Tells whether a model's `call` has that argument: `Layer._call_has_training_arg`."""
+    """Tells whether a model's `call` has the argument `training`: `_call_has_training_arg`."""
     return model._call_has_training_arg
 
 
 def compile_config(model: keras.Model) -> Any:
-    """Returns what `compile` was given, another object after each: `Trainer._compile_config`.
+    """Returns the arguments of `compile`, a new object per call of it: `Trainer._compile_config`.
 
-    Its `config` has the arguments themselves; the public `get_compile_config` serializes them.
+    Its `config` has the objects that were passed; the public `get_compile_config` serializes them.
     """
     return model._compile_config
 
 
 def mask_of(tensor: Any) -> Any:
-    """Returns the mask that a layer left on its output, or None: `backend.get_keras_mask`."""
+    """Returns the mask that a layer attached to its output, or None: `backend.get_keras_mask`."""
     return backend.get_keras_mask(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Leaves a mask on a tensor: `backend.set_keras_mask`."""
+    """Attaches a mask to a tensor: `backend.set_keras_mask`."""
     backend.set_keras_mask(tensor, mask)
 
 
 def logits_of(tensor: Any) -> Any:
-    """Returns what a softmax or sigmoid was taken of, or None: `_keras_logits` of its result.
+    """Returns the input of a softmax or sigmoid, or None: `_keras_logits` of its result.
 
-    From these, not from the probabilities, Keras's losses take cross entropies.
+    Keras's losses compute cross entropies from these logits, not from the probabilities.
     """
     return getattr(tensor, "_keras_logits", None)
 
 
 def set_logits(tensor: Any, logits: Any) -> None:
-    """Leaves logits on probabilities: `_keras_logits`."""
+    """Attaches logits to probabilities: `_keras_logits`."""
     tensor._keras_logits = logits
 
 
 def moments(
     layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and variance as the layer's class takes them: `BatchNormalization._moments`."""
+    """Returns mean and variance as the layer's class computes them: its `_moments`."""
     return type(layer)._moments(layer, inputs, mask)
 
 
-def moments_taken_by(layer: keras.layers.BatchNormalization, function: Callable[..., Any]) -> Any:
-    """Returns a context in which `function(inputs, mask)` takes the layer's moments."""
+def moments_computed_by(
+    layer: keras.layers.BatchNormalization, function: Callable[..., Any]
+) -> Any:
+    """Returns a context in which `function(inputs, mask)` computes the layer's moments."""
     return replaced(layer, "_moments", function)
 
 
 def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
-    """Returns the axes over which moments are taken: `BatchNormalization._reduction_axes`."""
+    """Returns the axes of the moments: `BatchNormalization._reduction_axes`."""
     return layer._reduction_axes
 
 
-def rows_taken_by(function: Callable[..., Any]) -> Any:
-    """Returns a context in which `function(take, x, indices, axis)` stands for `keras.ops.take`.
+def take_replaced_by(function: Callable[..., Any]) -> Any:
+    """Returns a context in which `function(take, x, indices, axis)` replaces `keras.ops.take`.
 
-    `take` is the `keras.src.backend.numpy.take` that it replaces, which `keras.layers.Embedding`
-    calls past any method that one could override.
+    `take` is the original `keras.src.backend.numpy.take`. `keras.layers.Embedding` calls it
+    directly, and has no method for it that could be overridden.
     """
     return replaced(backend.numpy, "take", functools.partial(function, backend.numpy.take))
 
 
 def rows_of(variable: keras.Variable, rows: tf.Tensor) -> tf.Tensor:
-    """Returns rows of a variable, in the dtype of autocasting, without reading the others.
+    """Returns rows of a variable, autocast, without reading the others.
 
-    From `Variable._value` by `Variable._maybe_autocast`, as the public `value` reads all of it.
+    Uses `Variable._value` and `Variable._maybe_autocast`, because the public `value` reads all.
     """
     return variable._maybe_autocast(tf.gather(variable._value, rows))
 
 
 def move(variable: keras.Variable, device: str) -> None:
-    """Puts a variable onto another device, with its value. References to it stay valid.
+    """Moves a variable to another device, with its value. References to it stay valid.
 
-    Keras has one `tf.Variable` in `Variable._value` for good, and optimizers find what they keep
-    about a weight by the `_unique_id` of that.
+    Replaces the `tf.Variable` in `Variable._value`. Its `_unique_id`, by which optimizers find the
+    slot variables of a weight, stays the same.
 
     Args:
-        variable: With a value.
+        variable: A variable that has a value.
         device: A name such as `"GPU:1"`.
     """
     old = vars(variable)["_value"]
@@ -161,10 +163,10 @@ def move(variable: keras.Variable, device: str) -> None:
 
 
 def values_chosen_by(choose: Callable[[Any], Any]) -> Any:
-    """Returns a context in which `choose(value)` stands for the value of every `keras.Variable`.
+    """Returns a context in which `choose(value)` replaces the value of every `keras.Variable`.
 
-    By a property in the place of `Variable._value`: it is behind the public `value`, assignments,
-    and conversions to tensors alike.
+    A property replaces `Variable._value`, which the public `value`, assignments, and conversions to
+    tensors all use.
     """
 
     def chosen(variable: keras.Variable) -> Any:
@@ -178,10 +180,10 @@ def values_chosen_by(choose: Callable[[Any], Any]) -> Any:
 
 
 def value_in_scope(variable: keras.Variable) -> tf.Tensor | None:
-    """Returns the value that a `keras.StatelessScope` around the call has; None: it has none.
+    """Returns the value of a variable in the current `keras.StatelessScope`; None if it has none.
 
-    By `backend.in_stateless_scope` and `get_stateless_scope`; the public class knows not which is
-    entered.
+    Uses `backend.in_stateless_scope` and `get_stateless_scope`: no public function returns the
+    current scope.
     """
     if not backend.in_stateless_scope():
         return None
@@ -194,53 +196,55 @@ def stateless_scope() -> keras.StatelessScope | None:
 
 
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
-    """Returns all metrics of a model and its layers, once each, compiled ones also singly.
+    """Returns all metrics of a model and its layers once each, including compiled ones one by one.
 
-    `Layer._metrics`, since `metrics` may be overridden to leave out some.
+    `Layer._metrics`, because overrides of `metrics` may omit some.
     """
     found = [*model.metrics, *(m for layer in flatten_layers(model) for m in layer._metrics)]
     found += [inner for metric in found for inner in getattr(metric, "metrics", ())]
     return list({id(m): m for m in found if isinstance(m, keras.Metric)}.values())
 
 
-def take_moments_by(layer: keras.layers.BatchNormalization, function: Callable[..., Any]) -> None:
-    """Lets `function(inputs, mask)` take a layer's moments from now on: its `_moments`."""
+def compute_moments_by(
+    layer: keras.layers.BatchNormalization, function: Callable[..., Any]
+) -> None:
+    """Makes `function(inputs, mask)` compute a layer's moments permanently: its `_moments`."""
     replace(layer, "_moments", function)
 
 
 def refuse_xla(is_refused: Callable[[keras.Model], bool]) -> None:
-    """Keeps models from XLA, for good: `trainers.trainer.model_supports_jit`.
+    """Excludes models from XLA permanently: `trainers.trainer.model_supports_jit`.
 
-    `compile` asks it whether `jit_compile="auto"` may turn XLA on, and no model can answer.
+    `compile` calls it to decide whether `jit_compile="auto"` uses XLA; a model cannot override it.
     """
     supports = trainer.model_supports_jit
     replace(trainer, "model_supports_jit", lambda model: supports(model) and not is_refused(model))
 
 
 def xla_on_demand() -> Any:
-    """Returns a context in which `jit_compile="auto"` leaves XLA out: `_resolve_auto_jit_compile`.
+    """Returns a context in which `jit_compile="auto"` is False: `_resolve_auto_jit_compile`.
 
-    As Keras does in a scope of `tf.distribute`.
+    Keras does the same in a scope of `tf.distribute`.
     """
     return replaced(keras.Model, "_resolve_auto_jit_compile", lambda _: False)
 
 
-def take_xla_on_demand(model: keras.Model) -> None:
-    """Leaves XLA out of a model that does not ask for it, whenever it is compiled again."""
+def use_xla_on_demand(model: keras.Model) -> None:
+    """Makes a model use XLA only with `jit_compile=True`, also when it is compiled again."""
     replace(model, "_resolve_auto_jit_compile", lambda: False)
 
 
 def build_by_shapes(model: keras.Model, x: Any) -> None:
-    """Calls a model on `keras.KerasTensor`s, which makes its weights and computes nothing.
+    """Calls a model on `keras.KerasTensor`s, which creates its weights without computing anything.
 
-    `keras.src.backend.compute_output_spec`, as Keras does before training; a call of the model
-    itself would leave a node of a graph in it.
+    `keras.src.backend.compute_output_spec`, which Keras calls before training. Calling the model
+    itself would add a node to its graph.
     """
     backend.compute_output_spec(model, x, training=False)
 
 
 def build_for_training(model: keras.Model, batch: Any) -> None:
-    """Makes the variables of metrics, loss and optimizer from the `tf.TensorSpec`s of a batch.
+    """Creates the variables of metrics, loss and optimizer from the `tf.TensorSpec`s of a batch.
 
     `model._symbolic_build`, which `keras.Model.fit` calls with its first batch.
     """
@@ -248,8 +252,8 @@ def build_for_training(model: keras.Model, batch: Any) -> None:
 
 
 def is_functional(model: keras.layers.Layer) -> bool:
-    """Tells whether Keras knows the graph of a model's layers, and so can clone it.
+    """Tells whether Keras knows the graph of a model's layers, and therefore can clone it.
 
-    By the attribute `_operations`: `keras.Model` stands for functional and subclassed models.
+    Checks the attribute `_operations`: functional and subclassed models are both `keras.Model`s.
     """
     return isinstance(model, keras.Sequential) or hasattr(model, "_operations")

@@ -27,7 +27,7 @@ _AVERAGES = "_model_variables_moving_average"
 _plain_key = TFOptimizer.__dict__["_var_key"]
 _plain_clip = BaseOptimizer.__dict__["_clip_gradients"]
 
-#: What `TFOptimizer` does otherwise than `BaseOptimizer`, for `tf.distribute`.
+#: Methods that `TFOptimizer` overrides for `tf.distribute`.
 _FOR_DISTRIBUTION = (
     "_backend_update_step",
     "_apply_weight_decay",
@@ -37,7 +37,7 @@ _FOR_DISTRIBUTION = (
 
 
 def num_batches_seen(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
-    """Returns the batches that an accumulating optimizer has had: `Optimizer._iterations`.
+    """Returns the number of batches that an accumulating optimizer has processed: `_iterations`.
 
     `iterations` counts updates instead.
     """
@@ -47,8 +47,8 @@ def num_batches_seen(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
 def build_as_fit_does(model: keras.Model) -> None:
     """Creates the variables of a built model's optimizer as `fit` on one device does.
 
-    That is in a graph which is thrown away, unless the model runs eagerly. So what `build` assigns,
-    by `TFOptimizer.assign`, is lost: ScheduleFreeAdamW's momentum begins at zero.
+    Unless the model runs eagerly, `fit` does so in a graph that it discards, so values that `build`
+    assigns with `TFOptimizer.assign` are lost: ScheduleFreeAdamW's momentum starts at zero.
     """
     with ExitStack() as stack:
         stack.enter_context(_keys_of_sharded())
@@ -58,10 +58,11 @@ def build_as_fit_does(model: keras.Model) -> None:
 
 
 @contextmanager
-def told_of_slots(function: Callable[[keras.Variable, keras.Variable], None]) -> Iterator[None]:
-    """Calls `function(slot, weight)` for each variable that an optimizer makes about a weight.
+def on_slot_creation(function: Callable[[keras.Variable, keras.Variable], None]) -> Iterator[None]:
+    """Calls `function(slot, weight)` for each slot variable that an optimizer creates.
 
-    At once, before it makes the next; most of Keras's make them all in one call of `build`.
+    The call follows immediately, before the next variable is created; most Keras optimizers create
+    all of them in one call of `build`.
     """
     plain = keras.optimizers.Optimizer.add_variable_from_reference
 
@@ -76,16 +77,16 @@ def told_of_slots(function: Callable[[keras.Variable, keras.Variable], None]) ->
 
 @contextmanager
 def optimizers_of_one_device() -> Iterator[None]:
-    """Lets a Keras optimizer change one copy of the variables, by gradients already summed.
+    """Makes Keras optimizers update one replica's variables with gradients that are already summed.
 
-    Inside `Strategy.update` every assignment is local. So what `TFOptimizer` does for
-    `tf.distribute` (all-reduce, merge calls) gives way to the plain methods of `BaseOptimizer`;
-    clipping, weight decay, EMA, constraints and counters are Keras's own, of each part of what is
-    kept in parts.
+    Inside `Strategy.update` every assignment is local. The methods of `TFOptimizer` for
+    `tf.distribute` (all-reduce, merge calls) are replaced by those of `BaseOptimizer`. Clipping,
+    weight decay, EMA, constraints and counters are Keras's own, applied to each shard of sharded
+    variables.
     """
     plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION} | _sharded_methods()
     with ExitStack() as stack:
-        # On the class: optimizers such as Nadam override these and call their parent's.
+        # Patched on the class, because optimizers such as Nadam override these and call super().
         for name, function in plain.items():
             stack.enter_context(replaced(TFOptimizer, name, function))
         yield
@@ -93,14 +94,15 @@ def optimizers_of_one_device() -> Iterator[None]:
 
 @contextmanager
 def optimizers_in_scope(apply: Callable[..., None], cond: Callable[..., Any]) -> Iterator[None]:
-    """Lets Keras optimizers change the values that a `keras.StatelessScope` has of variables.
+    """Makes Keras optimizers update the values of variables in a `keras.StatelessScope`.
 
-    `stateless_apply` is not there for TensorFlow, since `TFOptimizer` assigns to the `tf.Variable`
-    itself; here its methods give way to those of `BaseOptimizer`, which assign to Keras's.
+    Keras has no `stateless_apply` for TensorFlow, because `TFOptimizer` assigns to the
+    `tf.Variable` itself. Here the methods of `BaseOptimizer`, which assign to the Keras variable,
+    replace its methods.
 
     Args:
-        apply: Called with the method of Keras that it replaces, the optimizer and the arguments.
-        cond: Called for `keras.src.ops.cond`, likewise: a branch of it must assign nothing.
+        apply: Called with the Keras method that it replaces, the optimizer and the arguments.
+        cond: Replaces `keras.src.ops.cond` likewise; its branches must not assign anything.
     """
     key_of = TFOptimizer._var_key
 
@@ -141,13 +143,13 @@ def _apply_by(
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers of a model: the compiled one first, then its other attributes.
 
-    A model that trains its parts apart (a GAN) has several; `compile` knows of one.
+    A model that trains its parts separately (a GAN) has several; `compile` knows only one.
     """
     found = [getattr(model, "optimizer", None)]  # none without a compilation
     for layer in flatten_layers(model):
         for value in vars(layer).values():
             several = value.values() if isinstance(value, dict) else value
-            # Copied, since TensorFlow wraps named tuples in what lists do not add up with.
+            # Copied, because TensorFlow wraps named tuples in objects that cannot be concatenated.
             found += [*several] if isinstance(value, (list, tuple, dict)) else [value]
     unique = {id(v): v for v in found if isinstance(v, keras.optimizers.Optimizer)}
     inner = {id(getattr(v, "inner_optimizer", None)) for v in unique.values()}
@@ -155,9 +157,9 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def clip_after(optimizer: keras.optimizers.Optimizer, function: Callable[[list], list]) -> None:
-    """Lets an optimizer clip `function(gradients)` from now on: its `_clip_gradients`.
+    """Makes an optimizer clip `function(gradients)` permanently: its `_clip_gradients`.
 
-    Keras calls it once a step, after accumulation, whether there is anything to clip or not.
+    Keras calls this once per step, after accumulation, even if no clipping is configured.
     """
 
     def clip(gradients: list) -> list:
@@ -167,11 +169,11 @@ def clip_after(optimizer: keras.optimizers.Optimizer, function: Callable[[list],
 
 
 def refuse_elsewhere(optimizer: keras.optimizers.Optimizer, why: str) -> None:
-    """Lets an optimizer refuse to change anything outside of `optimizers_of_one_device`.
+    """Makes an optimizer raise an error if it is used outside of `optimizers_of_one_device`.
 
     Args:
-        optimizer: What it changes is in parts, of which Keras knows nothing.
-        why: What the error says.
+        optimizer: An optimizer of sharded variables, which Keras does not support.
+        why: The message of the error.
     """
 
     def apply(*args: Any, **options: Any) -> Any:
@@ -183,7 +185,7 @@ def refuse_elsewhere(optimizer: keras.optimizers.Optimizer, why: str) -> None:
 
 
 def velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Returns the sums of past steps that SGD and RMSprop keep, each times its learning rate.
+    """Returns the momentum variables of SGD and RMSprop, which include the learning rate.
 
     RMSprop's are `_momentums`; those of SGD are public.
     """
@@ -199,24 +201,24 @@ def velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 
 
 def weights_known_to(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Returns the weights that a built optimizer was built for: `_trainable_variables`."""
+    """Returns the weights that an optimizer was built for: `_trainable_variables`."""
     return list(optimizer._trainable_variables)
 
 
 def slots_of(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Returns what a built optimizer keeps about weights, each with its weight.
+    """Returns the slot variables of a built optimizer, each with its weight.
 
-    `Optimizer._trainable_variables` in the order of which every optimizer of Keras has lists of
-    them, `None` for a weight that it keeps nothing about.
+    Every Keras optimizer has lists of slot variables in the order of
+    `Optimizer._trainable_variables`, with `None` for a weight without one.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if not optimizer.built:
         return []
     weights = list(optimizer._trainable_variables)
     own = {id(v) for v in optimizer.variables}
-    # Not the list of all that it keeps, which may happen to be as long: `Optimizer._variables`.
+    # `Optimizer._variables`, the list of all variables, may happen to have the same length.
     named = ((n, value) for n, value in vars(optimizer).items() if n != "_variables")
     lists = [value for _, value in named if isinstance(value, (list, tuple))]
     return [
@@ -233,15 +235,15 @@ def leave_out_of_weight_decay(
     copied: keras.optimizers.Optimizer,
     variables: list[tuple[keras.Variable, keras.Variable]],
 ) -> None:
-    """Copies what `exclude_from_weight_decay` set on one optimizer to another.
+    """Copies the settings of `exclude_from_weight_decay` from one optimizer to another.
 
-    No configuration holds that: `_exclude_from_weight_decay` has keys of `_var_key`, and
-    `_exclude_from_weight_decay_pattern` the names.
+    They are not part of the configuration: `_exclude_from_weight_decay` has keys of `_var_key`,
+    `_exclude_from_weight_decay_pattern` has names.
 
     Args:
-        optimizer: To copy from.
-        copied: To copy to; of the same configuration.
-        variables: Of their models, side by side.
+        optimizer: The optimizer to copy from.
+        copied: The optimizer to copy to; it has the same configuration.
+        variables: Pairs of corresponding variables of the two models.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     copied = getattr(copied, "inner_optimizer", copied)
@@ -262,17 +264,17 @@ def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Varia
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
-    """Whether a weight is not left out of weight decay: `_use_weight_decay`."""
+    """Tells whether weight decay applies to a weight: `_use_weight_decay`."""
     return optimizer._use_weight_decay(variable)
 
 
 def place_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
-    """Returns the place of a weight among those an optimizer has: `_get_variable_index`."""
+    """Returns the index of a weight in an optimizer's lists: `_get_variable_index`."""
     return optimizer._get_variable_index(variable)
 
 
 def _sharded_methods() -> dict[str, Callable[..., Any]]:
-    """Returns what stands for methods of `TFOptimizer`, by their names."""
+    """Returns replacements of methods of `TFOptimizer`, by their names."""
     one_by_one = (
         "_apply_weight_decay",
         "_update_model_variables_moving_average",
@@ -287,7 +289,7 @@ def _sharded_methods() -> dict[str, Callable[..., Any]]:
 
 
 def _keys_of_sharded() -> Any:
-    """Returns a context in which optimizers can be built for variables of parts."""
+    """Returns a context in which optimizers can be built for sharded variables."""
     return replaced(TFOptimizer, "_var_key", _key)
 
 
@@ -297,13 +299,13 @@ def _are_patched() -> bool:
 
 
 def _key(optimizer: Any, variable: Any) -> Any:
-    """`_var_key`: the parts have that of the whole."""
+    """Replaces `_var_key`: shards have the key of the full variable."""
     in_parts = isinstance(variable, ShardedVariable)
     return _plain_key(optimizer, variable.parts[0] if in_parts else variable)
 
 
 def _update_each(optimizer: Any, gradients: list, variables: list, learning_rate: Any) -> None:
-    """`_backend_update_step`: each where it is; a server sends none of the moments it needs."""
+    """Replaces `_backend_update_step`: updates each shard on its device, where its slots are."""
     for gradient, variable in zip(gradients, variables, strict=True):
         if not isinstance(variable, ShardedVariable):
             with tf.device(variable.value.device):
@@ -317,7 +319,7 @@ def _update_each(optimizer: Any, gradients: list, variables: list, learning_rate
 
 
 def _of_each(plain: Callable[..., None]) -> Callable[..., None]:
-    """Returns what calls a method of Keras on the parts of its list of variables."""
+    """Returns a function that calls a Keras method on the shards of its list of variables."""
 
     @functools.wraps(plain)
     def call(optimizer: Any, variables: list) -> None:
@@ -341,7 +343,7 @@ def _of_each(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _clip(optimizer: Any, gradients: list) -> list:
-    """`_clip_gradients`, by the norms of whole gradients, as Keras takes them."""
+    """Replaces `_clip_gradients`: uses the norms of full gradients, like Keras."""
     divided = [g for g in gradients if isinstance(g, ShardedGradient)]
     if not divided:
         return _plain_clip(optimizer, gradients)
@@ -358,7 +360,7 @@ def _clip(optimizer: Any, gradients: list) -> list:
         squares = [_square(g) for g in gradients if not isinstance(g, ShardedGradient)]
         squares += [tf.square(norm) for norm in _norms(optimizer, divided)]
         norm = tf.sqrt(tf.add_n([tf.cast(s, squares[0].dtype) for s in squares]))
-        # Not finite where the norm is not, as with Keras.
+        # Not finite if the norm is not finite, as in Keras.
         scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
         return [_times(g, scale) for g in gradients]
     return [
@@ -370,14 +372,14 @@ def _clip(optimizer: Any, gradients: list) -> list:
 
 
 def _norms(optimizer: Any, gradients: list[ShardedGradient]) -> list[tf.Tensor]:
-    """The norms of gradients of which this process has parts, in one exchange."""
+    """Returns the norms of gradients of which this process has shards, in one exchange."""
     squares = [tf.add_n([_square(piece) for piece in g]) for g in gradients]
     divided = (v for v in optimizer._trainable_variables if isinstance(v, ShardedVariable))
     return [tf.sqrt(total) for total in next(divided).division.add_up(squares)]
 
 
 def _clipped(gradient: ShardedGradient, norm: tf.Tensor, limit: float) -> ShardedGradient:
-    """What `tf.clip_by_norm` makes of a gradient, of which the slices stay slices."""
+    """Returns the result of `tf.clip_by_norm` for a gradient; sparse gradients stay sparse."""
     factor = limit / tf.maximum(norm, limit)
     return ShardedGradient(
         tf.math.scalar_mul(tf.cast(factor, piece.dtype), piece) for piece in gradient

@@ -27,7 +27,7 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def remembered(callback: keras.callbacks.Callback) -> dict[str, Any]:
+def callback_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Returns the state of a callback of Keras by attribute; empty for other classes."""
     if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch":
         return {}  # It counts calls, and a faster machine makes more of them.
@@ -35,9 +35,9 @@ def remembered(callback: keras.callbacks.Callback) -> dict[str, Any]:
     return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
 
 
-def remember(callback: keras.callbacks.Callback, values: dict[str, Any]) -> None:
-    """Restores the state that `remembered` returned for a callback of the same class."""
-    for name in remembered(callback).keys() & values.keys():
+def set_callback_state(callback: keras.callbacks.Callback, values: dict[str, Any]) -> None:
+    """Restores the state that `callback_state` returned for a callback of the same class."""
+    for name in callback_state(callback).keys() & values.keys():
         setattr(callback, name, values[name])
     if isinstance(callback, keras.callbacks.History):
         callback.model.history = callback

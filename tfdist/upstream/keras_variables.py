@@ -17,7 +17,7 @@ from tfdist.upstream.keras_model import value_in_scope
 
 
 class _GradientOfShards(CompositeTensorGradient):
-    """Takes the gradients of the shards for the gradient of the full value."""
+    """Uses the gradients of the shards as the gradient of the full value."""
 
     def get_gradient_components(self, value: GradientSource) -> list[tf.Tensor]:
         return [shard.handle for shard in value.shards()]
@@ -35,11 +35,11 @@ class _GradientOfShards(CompositeTensorGradient):
 
 
 class GradientSource(CompositeTensor):
-    """What a sharded variable returns as its `handle`, which a tape differentiates by.
+    """The `handle` of a sharded variable, by which a tape differentiates.
 
     Args:
         shards: Returns the shards; raises if this process does not have all of them.
-        join: Returns the full tensor of tensors for the shards.
+        join: Returns the full tensor from tensors for the shards.
     """
 
     __composite_gradient__ = _GradientOfShards()
@@ -60,10 +60,10 @@ class GradientSource(CompositeTensor):
         raise TypeError("A sharded variable has no single resource that a loop could carry.")
 
 
-def stand_for(value: tf.Tensor, source: GradientSource) -> None:
-    """Lets a tape take the gradient of a variable when it is given the variable's full value.
+def act_as_variable(value: tf.Tensor, source: GradientSource) -> None:
+    """Makes a tape return a variable's gradient when it is passed the variable's full value.
 
-    `GradientTape` uses the `handle` of whatever has `_should_act_as_resource_variable`.
+    `GradientTape` uses the `handle` of objects that have `_should_act_as_resource_variable`.
     """
     value._should_act_as_resource_variable = True
     value.handle = source
@@ -77,8 +77,8 @@ ELSEWHERE = (
 _local = threading.local()
 
 
-def take_for(copy: tf.Variable, variable: tf.Variable) -> None:
-    """Makes an optimizer treat a copy as the variable: copies `_unique_id`, the optimizer's key."""
+def share_identity(copy: tf.Variable, variable: tf.Variable) -> None:
+    """Copies `_unique_id`, an optimizer's key, so that it treats a copy as the variable."""
     copy._unique_id = variable._unique_id
 
 
@@ -86,25 +86,25 @@ class Division(Protocol):
     """How the elements of variables are divided into shards.
 
     Attributes:
-        reads_parts: Whether forward passes read the parts themselves, of which gradients are taken
-            then; otherwise these are of the whole.
-        has_all: Whether this process has all parts; otherwise others have some.
+        reads_parts: Whether forward passes read single shards, so that gradients are computed per
+            shard; otherwise they are computed for the full value.
+        has_all: Whether this process has all shards; otherwise other processes have some.
     """
 
     reads_parts: bool
     has_all: bool
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the parts whose owners are in this process: copies, which variables may keep."""
+        """Returns copies of the shards of this process; variables may keep the tensors."""
 
     def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
-        """Returns the whole, of that shape and dtype, of what this process has for its parts."""
+        """Returns the full tensor, gathered from this process's tensors for its shards."""
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sums of numbers over the processes that have other parts."""
+        """Returns the sums of numbers over the processes that have the other shards."""
 
     def agreed(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns what to assign where user code has a whole: the same in all processes."""
+        """Returns the full value to assign, the same in all processes, from user code's value."""
 
 
 class ShardedGradient(tuple):
@@ -171,7 +171,7 @@ class ShardedVariable(keras.Variable):
         value = value_in_scope(self)
         if value is None:
             value = self.joined(self.dtype)
-            stand_for(value, self._gradient_source())
+            act_as_variable(value, self._gradient_source())
         return self._maybe_autocast(value)
 
     @property
@@ -268,7 +268,7 @@ def divide(
     for device, piece in zip(devices, pieces, strict=True):
         with tf.device(device):
             parts.append(tf.Variable(piece, trainable=whole.trainable, name=variable.name))
-        take_for(parts[-1], whole)
+        share_identity(parts[-1], whole)
     variable.__class__ = ShardedVariable
     variable.parts, variable.division = parts, division
     variable._value = whole if keep_whole else None
@@ -299,6 +299,6 @@ def unite(variable: ShardedVariable, device: str) -> None:
     if not variable.is_whole:
         with tf.device(device):
             variable._value = tf.Variable(variable.joined(), trainable=variable.trainable)
-        take_for(variable._value, variable.parts[0])
+        share_identity(variable._value, variable.parts[0])
     variable.__class__ = keras.Variable
     del variable.parts, variable.division

@@ -23,7 +23,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from tfdist.upstream.patching import replaced
 
-#: Operations that call functions, and have the state that those have.
+#: Operations that call functions; they are stateful if the functions are.
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case"}
 
 
@@ -31,8 +31,8 @@ def function_called(graph: tf.Graph, name: str) -> tf.Graph:
     """Returns the graph of a function that an operation calls: `tf.Graph._get_function`.
 
     Args:
-        graph: The operation's.
-        name: Of the function.
+        graph: The graph of the operation.
+        name: Name of the function.
     """
     return graph._get_function(name).graph
 
@@ -47,9 +47,9 @@ def kinds_of(graph: tf.Graph) -> set[str]:
 
 
 def with_state(kinds: set[str]) -> set[str]:
-    """Returns which of some types of operations have state, but for calls of functions.
+    """Returns the stateful ones among types of operations, except calls of functions.
 
-    By `op_def_registry.get`.
+    Uses `op_def_registry.get`.
     """
     known = {kind: op_def_registry.get(kind) for kind in kinds - _CALLS}
     return {kind for kind, definition in known.items() if not definition or definition.is_stateful}
@@ -170,7 +170,7 @@ def free_with(function: Any, graphs: Sequence[tf.Graph]) -> None:
 
     Args:
         function: A `tf.function`.
-        graphs: Those that are traced for it; may grow later.
+        graphs: The graphs that were traced for it; the sequence may grow later.
     """
     weakref.finalize(function, _dismantle, graphs).atexit = False
 
@@ -197,11 +197,12 @@ def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> N
 
 
 def in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operation]]:
-    """Returns, by operation, those that it waits for when tracing ends: one for each effect.
+    """Returns, by operation, the earlier operations that it has to wait for, one per side effect.
 
-    `AutomaticControlDependencies`: what touches the same resource (a variable, the token of a
-    device's collectives) runs in the order in which it was traced, and so do the operations that
-    have an effect and touch none. The result has more order than TensorFlow's: that of reads, too.
+    Follows the rules of `AutomaticControlDependencies`: operations on the same resource (a
+    variable, the token of a device's collectives) run in the order in which they were traced, and
+    so do operations with side effects but without a resource. Unlike TensorFlow's, the result
+    orders reads too.
     """
     last: dict[Any, tf.Operation] = {}
     found = {}
@@ -230,7 +231,7 @@ def function_graph(operation: tf.Operation, attribute: str) -> Any:
     """Returns the graph of a function that an operation calls: `Graph._get_function`.
 
     Args:
-        operation: Of any graph.
+        operation: An operation of any graph.
         attribute: The operation's attribute that names the function.
 
     Returns:
@@ -252,7 +253,7 @@ def function_graph(operation: tf.Operation, attribute: str) -> Any:
 
 
 def has_custom_gradient(operation: tf.Operation) -> bool:
-    """Tells whether an `IdentityN` is the end of a function with a `tf.custom_gradient`."""
+    """Tells whether an `IdentityN` holds the outputs of a `tf.custom_gradient` function."""
     with suppress(ValueError):
         return bool(operation.get_attr("_gradient_op_type"))
     return False

@@ -102,8 +102,8 @@ def leads_by_rows(shape: tf.Tensor) -> bool | None:
 
 
 def _size_in(vector: tf.Tensor, index: int) -> bool | None:
-    """Tells so of the size at a place of a vector."""
-    op = _made_by(vector)
+    """Tells the same of one size in a vector."""
+    op = _producer(vector)
     if op is None:
         return None
     if op.type == "Shape":
@@ -126,8 +126,8 @@ def _size_in(vector: tf.Tensor, index: int) -> bool | None:
 
 
 def _size(scalar: tf.Tensor) -> bool | None:
-    """Tells so of a scalar."""
-    op = _made_by(scalar)
+    """Tells the same of a scalar."""
+    op = _producer(scalar)
     if op is None:
         return None
     if op.type == "Const":
@@ -147,8 +147,8 @@ def _size(scalar: tf.Tensor) -> bool | None:
     return None
 
 
-def _made_by(tensor: tf.Tensor) -> Any:
-    """Returns the operation that made a tensor, also where an inner function captured it."""
+def _producer(tensor: tf.Tensor) -> Any:
+    """Returns the operation that produced a tensor, also if an inner function captured it."""
     while tensor.op.type == "Placeholder":
         graph = tensor.graph
         outer = None

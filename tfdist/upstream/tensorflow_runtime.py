@@ -34,7 +34,7 @@ def computes_in_one_order() -> bool:
 
 
 def summaries_of_this_thread() -> Callable[[], AbstractContextManager[None]]:
-    """Returns a context for another thread, which writes to this one's summary writer.
+    """Returns a context for another thread, in which it uses this thread's summary writer.
 
     `_summary_state` holds the default writer, the step, and whether to record, for each thread.
     """
@@ -184,7 +184,7 @@ def ordering_tokens(strategy: tf.distribute.Strategy) -> list[tf.Variable]:
 
 
 #: Collectives whose keys the caller chooses.
-_EXCHANGES = {"sum": collective_ops.all_reduce_v2, "lay end to end": collective_ops.all_gather_v2}
+_EXCHANGES = {"sum": collective_ops.all_reduce_v2, "concatenate": collective_ops.all_gather_v2}
 
 
 def exchanged_by_key(
@@ -200,12 +200,12 @@ def exchanged_by_key(
     `tf.distribute` assigns the keys of a collective when it is traced, which fixes its size.
 
     Args:
-        operation: `"sum"` or `"lay end to end"`, that with an axis 0.
-        tensor: Of the same size and dtype wherever the keys are the same.
-        group_size: How many replicas bring a tensor.
-        keys: Of the group and of the operation within it, int32 scalars.
+        operation: `"sum"`, or `"concatenate"` along axis 0.
+        tensor: The tensor; it has the same size and dtype wherever the keys are the same.
+        group_size: Number of replicas in the exchange.
+        keys: Keys of the group and of the operation within it, int32 scalars.
         communication: `"ring"` or `"nccl"`.
-        token: Operations on one of these run in the order in which they were traced.
+        token: Operations that use the same token run in the order in which they were traced.
     """
     group_key, instance_key = keys
     return _EXCHANGES[operation](

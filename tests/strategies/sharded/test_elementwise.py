@@ -14,7 +14,7 @@ from tfdist.groups.base import shard_sizes
 from tfdist.strategies.sharded import plan
 from tfdist.strategies.sharded.division import OverDevices
 from tfdist.upstream.keras_optimizers import optimizers_of_one_device
-from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, divide, take_for
+from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, divide, share_identity
 
 RANDOM = np.random.default_rng(0)
 WEIGHT = RANDOM.normal(size=(3, 5)).astype("float32")
@@ -76,5 +76,5 @@ def test_remainder_goes_to_the_first_shards() -> None:
 
 def test_optimizer_finds_a_shard_by_its_weight() -> None:
     one, other = tf.Variable(0.0), tf.Variable(0.0)
-    take_for(one, other)
+    share_identity(one, other)
     assert keras.optimizers.SGD()._var_key(one) == keras.optimizers.SGD()._var_key(other)

@@ -201,7 +201,7 @@ def fetch_rows_only() -> AbstractContextManager[None]:
 
     Keras reads the whole variable first, which would be sent over the network for every batch.
     """
-    return keras_model.rows_taken_by(_take)
+    return keras_model.take_replaced_by(_take)
 
 
 def _take(take: Any, x: Any, indices: Any, axis: int | None = None) -> tf.Tensor:

@@ -34,7 +34,7 @@ from tfdist.strategies.sharded.rank0_coordinator import coordinator_of
 from tfdist.strategies.towers import Towers
 from tfdist.upstream import keras_model, keras_variables
 from tfdist.upstream.keras_layers import read_own_kernels_outside_of_xla
-from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, told_of_slots
+from tfdist.upstream.keras_optimizers import on_slot_creation, refuse_elsewhere, slots_of
 from tfdist.upstream.keras_training import weights_swapped_by_assignment
 from tfdist.upstream.keras_variables import (
     Division,
@@ -168,7 +168,7 @@ class ShardedState(Strategy):
             if id(weight) in cut and slot.shape == weight.shape:
                 self._divide(slot, keep_whole=False)
 
-        with told_of_slots(divide):
+        with on_slot_creation(divide):
             yield
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
