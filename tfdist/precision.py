@@ -188,7 +188,7 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
     """Puts a `LossScaleOptimizer` around a compiled model's optimizer where one is wanted.
 
     Args:
-        model: Compiled.
+        model: A compiled model.
         rule: The scale asked for; None: dynamic for the float16 policies, else none.
         named: The precision asked for by name.
 

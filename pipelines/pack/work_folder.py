@@ -35,7 +35,7 @@ class Part(NamedTuple):
     """One of several parts of a data set that are packed separately.
 
     Attributes:
-        number: From 0.
+        number: Number of the file, from 0.
         num_parts: Number of all parts.
     """
 

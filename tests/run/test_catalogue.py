@@ -37,7 +37,7 @@ def test_new_recipe_trains_for_two_steps(
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("there.py", "there.py: it is there already"),
+        ("there.py", "there.py: the file already exists"),
         ("there.txt", "expected a name that ends in .py"),
         ("not/there.py", "not/there.py: No such file or directory"),
     ],

@@ -45,5 +45,5 @@ def test_overfit_batches_are_the_same_in_training_and_validation() -> None:
 
 
 def test_too_few_batches_to_overfit_raise() -> None:
-    with pytest.raises(DataError, match=r"overfit_batches=6: .* got 5: ask for fewer"):
+    with pytest.raises(DataError, match=r"overfit_batches=6: .* got 5: choose a smaller"):
         limited(TrainConfig(overfit_batches=6), DATA, None)

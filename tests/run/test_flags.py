@@ -201,7 +201,7 @@ def test_print_config_can_be_read_back(
         (["--recipe", "text"], "Did you mean gpt_text or text_classifier?"),
         (["--lr", "0.1"], " or --learning-rate or --lr-rule?"),
         (["--bs", "8"], "--bs 8. Did you mean --batch-size?\n"),
-        (["--recipe", "tfdist.config"], "tfdist.config is no recipe: it lacks DEFAULTS"),
+        (["--recipe", "tfdist.config"], "tfdist.config is not a recipe: it lacks DEFAULTS"),
     ],
 )
 def test_invalid_flags_raise(arguments: list[str], message: str) -> None:

@@ -41,7 +41,7 @@ def test_recipe_is_found(module: ModuleType) -> None:
 @pytest.mark.parametrize("member", ["DEFAULTS", "train_data", "validation_data", "build_model"])
 def test_missing_member_raises(module: ModuleType, member: str) -> None:
     delattr(module, member)
-    with pytest.raises(ConfigurationError, match=f"is no recipe: it lacks {member}"):
+    with pytest.raises(ConfigurationError, match=f"is not a recipe: it lacks {member}"):
         recipe.find(NAME)
 
 

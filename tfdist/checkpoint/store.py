@@ -275,7 +275,7 @@ def damaged_name(place: Place, exists: Callable[[str], bool]) -> str:
     """Returns a new name for a damaged checkpoint.
 
     Args:
-        place: Of the checkpoint.
+        place: Place of the checkpoint.
         exists: Returns whether a name is in use.
     """
     name = f"{_DAMAGED}{place.name}"

@@ -87,7 +87,7 @@ def roll_call(rank: int, size: int, seconds: float = SECONDS) -> dict[int, str]:
     requests from n ranks, and rank 0 sends O(n).
 
     Args:
-        rank: Of this process.
+        rank: Rank of this process.
         size: Number of processes.
         seconds: Longest time to wait.
 

@@ -33,7 +33,7 @@ class Relay:
     """A worker's place in the tree; use it as an asynchronous context manager.
 
     Args:
-        rank: Of this worker.
+        rank: Rank of this worker.
         size: Number of workers.
         host: Address of this worker for its children.
 
@@ -92,8 +92,8 @@ async def fetch(address: str, rank: int) -> Mapping[str, Any]:
     """Returns the message from this worker's parent.
 
     Args:
-        address: Of the parent's relay.
-        rank: Of this worker.
+        address: Address of the parent's relay.
+        rank: Rank of this worker.
 
     Raises:
         ClusterError: The parent does not have it in time, or has ended.

@@ -361,7 +361,7 @@ def meet_over_mpi(cluster: Cluster, gpus: Sequence[str], share_gpus: bool) -> Me
     """Meets the other workers over MPI, by an all-gather. Ports were free a moment ago.
 
     Args:
-        cluster: Of this process, without addresses.
+        cluster: Cluster of this process, without addresses.
         gpus: Identifiers of the GPUs that this worker sees or asks for.
         share_gpus: Whether several workers may use one GPU.
 

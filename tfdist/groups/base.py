@@ -164,7 +164,7 @@ class ProcessGroup(ABC):
         """Returns the sums of arrays of floats over the processes, by one all-reduce.
 
         Args:
-            arrays: Of the same shapes and dtypes in every process.
+            arrays: Arrays of the same shapes and dtypes in every process.
         """
         if self.size == 1:
             return list(arrays)

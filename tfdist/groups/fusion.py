@@ -70,7 +70,7 @@ def in_pieces(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[
 
     Args:
         reduce: As in `fused`.
-        tensors: Of any dtypes.
+        tensors: Tensors of any dtypes.
         num_bytes: The largest size of a piece.
     """
     pieces: list[list[tf.Tensor]] = []
@@ -150,7 +150,7 @@ def wire_dtype(dtype: tf.DType, by_nccl: bool) -> tf.DType:
     `NcclManager::AddParticipant` for `CollectiveReduceV2`), of which float32 holds every value.
 
     Args:
-        dtype: Of the tensor.
+        dtype: Dtype of the tensor.
         by_nccl: Whether NCCL sends it.
     """
     if dtype.is_integer and dtype.size < tf.int64.size:

@@ -384,7 +384,7 @@ def started(
     Args:
         processes: As for `run`, like the other arguments.
         grace: Seconds.
-        restarts: Of single processes.
+        restarts: Restarts of single processes.
         streams: Where output goes.
         environ: Variables of all processes, in addition to this process's and their own.
 

@@ -44,7 +44,7 @@ class CompiledFunctions:
     """Traces the functions that compute on the replicas, and keeps them.
 
     Args:
-        model: In the strategy's scope.
+        model: A model that was created in the strategy's scope.
         strategy: Runs the steps.
         options: How the steps are made.
     """

@@ -192,7 +192,7 @@ class OuterLoop:
     """What the loops of one trainer have in common.
 
     Attributes:
-        model: In the strategy's scope.
+        model: A model that was created in the strategy's scope.
         strategy: The workers agree through it.
         functions: The model's compiled functions.
         watchdog: Is notified of every call.

@@ -53,7 +53,7 @@ class Outputs:
     """Traces the functions that compute outputs, in parts or in full-batch mode.
 
     Args:
-        model: Built, in the strategy's scope.
+        model: A built model that was created in the strategy's scope.
         strategy: Runs the replicas.
     """
 

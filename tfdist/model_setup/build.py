@@ -36,7 +36,7 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
     """Creates the weights that are still missing, from the shapes of the data.
 
     Args:
-        model: In the strategy's scope.
+        model: A model that was created in the strategy's scope.
         strategy: The strategy.
         element_spec: `tf.TensorSpec`s of a global batch.
 

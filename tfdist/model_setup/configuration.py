@@ -64,7 +64,7 @@ def first_difference(descriptions: list[Description]) -> str | None:
     """Returns a text about the first setting that differs between ranks, or None.
 
     Args:
-        descriptions: Of all ranks.
+        descriptions: Descriptions of all ranks.
     """
     first = descriptions[0]
     same_python = all(other[_PYTHON] == first[_PYTHON] for other in descriptions)

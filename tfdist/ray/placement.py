@@ -89,7 +89,7 @@ def placed(resources: Resources, fewest: int, most: int) -> Iterator[Placement]:
     own placement group is used.
 
     Args:
-        resources: Of each worker.
+        resources: Resources of each worker.
         fewest: Workers without which nothing is started.
         most: Workers that are enough.
 
@@ -113,7 +113,7 @@ class Extension:
     """A standing request for one more worker's resources, which an autoscaler sees as well.
 
     Args:
-        resources: Of the worker.
+        resources: Resources of the worker.
     """
 
     def __init__(self, resources: Resources) -> None:

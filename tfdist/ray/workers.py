@@ -39,7 +39,7 @@ class Job:
 
     Attributes:
         command: Program and arguments of each worker; `python` is the one of its node.
-        resources: Of each worker.
+        resources: Resources of each worker.
         fewest: Workers without which nothing is started.
         most: Workers that are enough.
         grace: Seconds for workers to save and exit after an interrupt or a preemption.

@@ -1,1 +1,1 @@
-"""What the training command reads and leaves behind: flags, recipe, folder, reports."""
+"""The training command: flags, recipe, run folder, and reports."""

@@ -177,8 +177,8 @@ def _first_batches(data: tf.data.Dataset, number: int) -> tf.data.Dataset:
     first = list(itertools.islice(data, number))
     if len(first) < number:
         raise DataError(
-            f"overfit_batches={number}: expected as many in train_data, got {len(first)}: ask "
-            "for fewer."
+            f"overfit_batches={number}: expected as many in train_data, got {len(first)}: choose "
+            "a smaller number."
         )
     one_each = map(tf.data.Dataset.from_tensors, first)
     return functools.reduce(tf.data.Dataset.concatenate, one_each)

@@ -17,8 +17,8 @@ OF_RECIPES = (
     "learning_rate", "lr_scaling", "lr_rule", "warmup_epochs", "jit_compile", "run_eagerly"
 )  # fmt: skip
 
-#: Further such fields, reported only if the user sets them. The value names the value of another
-#: field that they need, if any.
+#: More such fields, reported only if the user sets them. The value names the setting of another
+#: field that they depend on, if any.
 ONLY_WITH = {
     "lr_reference_batch": "lr_scaling: linear or sqrt",
     "lr_decay_epochs": "lr_rule: step",
@@ -46,7 +46,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        # A method, say model_dump, may hand out all of them.
+        # A method such as model_dump may read all of them.
         self._read |= {name} if name in TrainConfig.model_fields else {*OF_RECIPES, *ONLY_WITH}
         return getattr(self._config, name)
 
@@ -89,7 +89,7 @@ def check_spread(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> Non
     """
     idle = {
         "sync_batch_norm": (strategy.num_replicas == 1, "with one replica"),
-        "watchdog_seconds": (not strategy.stops_together, "where no process waits for another"),
+        "watchdog_seconds": (not strategy.stops_together, "because no process waits for another"),
     }
     names = [name for name, (is_idle, _) in idle.items() if is_idle]
     for name in _asked_for(names, config, recipe):

@@ -47,12 +47,12 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
     """Returns the resolved configuration; `--help` and those of `_ACTIONS` print and exit.
 
     Args:
-        program: how the command is called, for its usage line.
-        description: what it does.
-        arguments: the command line without the program's name, or None for this process's.
+        program: Name of the command, for its usage line.
+        description: Description of the command.
+        arguments: The command line without the program's name; None: that of this process.
 
     Raises:
-        ConfigurationError: an unknown flag or key, or a value that does not fit.
+        ConfigurationError: There is an unknown flag or key, or an invalid value.
     """
     parser = _parser(program, description)
     given = command.parse(parser, arguments, defaults=False).as_dict()
@@ -79,7 +79,7 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
         if config.evaluate:
             saved_model.check_evaluate_flags(given)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}\n{program} --help lists what there is.") from None
+        raise ConfigurationError(f"{error}\nRun {program} --help for all flags.") from None
     if only_print:
         print(config.to_yaml(), end="")
         raise SystemExit(0)
@@ -210,7 +210,7 @@ def _words(annotation: Any) -> list[str]:
 
 
 def _metavar(annotation: Any) -> str:
-    """How a type is written in `--help`: `auto|N`, `NAME`, `X`; a text among its notes says it."""
+    """Returns a type's placeholder in `--help`, such as `auto|N`; its metadata may define it."""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation, *notes = typing.get_args(annotation)
         if words := [note for note in notes if isinstance(note, str)]:

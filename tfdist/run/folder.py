@@ -1,4 +1,4 @@
-"""The folder with everything that one training run leaves.
+"""The folder with all files of one training run.
 
 config.yaml     the resolved configuration, with comments on what ran; `--config` reads it
 versions.json   provenance: software, command line, seed, devices, sources
@@ -228,7 +228,7 @@ def probe_space(path: Path, model: Any) -> None:
 
 
 def full_disk_message(error: Exception) -> str:
-    """Returns what an error says of a full disk or an exceeded quota; empty if nothing."""
+    """Returns an error's message about a full disk or an exceeded quota; empty for other errors."""
     return next((os.strerror(number) for number in _FULL if os.strerror(number) in str(error)), "")
 
 

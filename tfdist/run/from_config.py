@@ -48,7 +48,7 @@ def make_strategy(config: TrainConfig) -> Strategy:
             f"--deterministic: the workers of {strategy.name} apply their steps in an order that "
             "differs between runs. Use another strategy."
         )
-    check_batch_size(config.batch_size, strategy)  # data sets do not tell theirs
+    check_batch_size(config.batch_size, strategy)  # a data set does not know its batch size
     return strategy
 
 
@@ -67,7 +67,7 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
         raise DataError(str(error)) from error
     except OSError as error:
         if not Path(str(error.filename)).is_relative_to(config.data_dir):
-            raise  # the recipe's own: the traceback leads to it
+            raise  # an error of the recipe, with its traceback
         raise DataError(
             f"{error.filename}: {error.strerror}: name another folder with --data-dir."
         ) from None
@@ -122,8 +122,8 @@ def make_checkpoints(config: TrainConfig, folder: Path) -> Checkpoints | None:
     if config.checkpoint_every == "never":
         if config.resume != "never":
             raise ConfigurationError(
-                f"--resume {config.resume} goes on from checkpoints, but --checkpoint-every never "
-                "keeps none: leave one of the two out."
+                f"--resume {config.resume} needs checkpoints, but --checkpoint-every never "
+                "saves none: omit one of the two."
             )
         return None
     return Checkpoints(
@@ -151,7 +151,7 @@ def averages(config: TrainConfig) -> list[Any]:
 
     Pass the plain configuration, not a `Watched` one: reading `ema` here would count as an effect.
     """
-    # After each evaluation the weights are back; Keras makes them the averages at the end.
+    # Keras restores the weights after each evaluation, and sets them to the averages at the end.
     return [] if config.ema is None else [keras.callbacks.SwapEMAWeights()]
 
 

@@ -3,14 +3,14 @@
 A recipe is a module with the four members of `Recipe`: its own defaults for the configuration, and
 three functions that take the resolved configuration. It may have more:
 
-- `Hyperparameters`, a `pydantic.BaseModel` of what only this recipe knows. `--set depth=34` is
-  checked by it, and `Hyperparameters.model_validate(config.set)` is what came of that.
-  A recipe with a `model` among its defaults lets it be chosen: `models.image_classifier` builds
-  what `config.model` names, and that one's arguments can be set likewise.
+- `Hyperparameters`, a `pydantic.BaseModel` with the recipe's own hyperparameters. It validates
+  `--set depth=34`, and `Hyperparameters.model_validate(config.set)` returns the values. If the
+  defaults of a recipe include a `model`, users can choose it: `models.image_classifier` builds the
+  model that `config.model` names, whose arguments can be set likewise.
 - `callbacks(config)`, which returns Keras callbacks for the training, the same on every worker.
 - `report(config, model, folder)`, which writes pictures of the trained model into the run folder
   and returns their names. Called on the chief with the saved model, loaded by plain Keras.
-- `SMOKE`, fields that `--smoke` sets otherwise to make the run small.
+- `SMOKE`, overrides of fields that make the run small, for `--smoke`.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ _TEMPLATE = f"{PACKAGE}._template"
 
 #: The largest part of a short run that a recipe's own warm-up may take.
 _MOST_WARMUP = 0.25
-_SMOKE_BATCH = 32  # rows, of a recipe that has no SMOKE
+_SMOKE_BATCH = 32  # rows, for a recipe without SMOKE
 
 
 class Recipe(Protocol):
     """The members of a recipe module.
 
-    The data come first, so that the model knows the length of an epoch. Arguments are positional.
+    `train_data` is called before `build_model`, which gets the length of an epoch. Arguments are
+    positional.
     """
 
-    DEFAULTS: Mapping[str, Any]  #: fields of TrainConfig that this workload sets otherwise
+    DEFAULTS: Mapping[str, Any]  #: this recipe's defaults for fields of TrainConfig
 
     def train_data(self, config: TrainConfig) -> Any:
         """Returns a `tf.data.Dataset` of global batches for one epoch.
 
-        Where the data cannot tell how many batches they are and the recipe knows, it says so with
+        If `tf.data` cannot infer the number of batches, set it with
         `tf.data.experimental.assert_cardinality`.
         """
 
@@ -65,8 +66,8 @@ class Recipe(Protocol):
 
         Args:
             config: The resolved configuration.
-            steps_per_epoch: The global batches of `train_data`, for rules of the learning rate;
-                None where the data do not tell. `schedules.learning_rate` takes either.
+            steps_per_epoch: The number of global batches of `train_data`, for learning rate
+                schedules; None if unknown. `schedules.learning_rate` accepts both.
         """
 
 
@@ -111,7 +112,7 @@ def write_new(file: str) -> None:
         with path.open("x") as opened:
             opened.write(_source(_TEMPLATE).replace("recipes/_template.py", file))
     except FileExistsError:
-        raise ConfigurationError(f"--new-recipe {file}: it is there already.") from None
+        raise ConfigurationError(f"--new-recipe {file}: the file already exists.") from None
     except OSError as error:
         raise ConfigurationError(f"--new-recipe {file}: {error.strerror}.") from None
     given = file if "/" in file else f"./{file}"
@@ -138,7 +139,7 @@ def find(name: str) -> Recipe:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise  # the recipe is there, and what it imports is not
+            raise  # the recipe exists, but a module that it imports does not
         raise ConfigurationError(
             f"No recipe is called {name!r}; choose one of {', '.join(names())}, "
             "or give the path of a Python file, or the dotted name of a module."
@@ -153,7 +154,7 @@ def _from_file(path: Path) -> ModuleType:
     path, name = path.resolve(), path.stem
     known = importlib.util.find_spec(name)
     if known and known.origin != str(path):
-        name = f"recipe_{name}"  # another module has that
+        name = f"recipe_{name}"  # another module has this name
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigurationError(f"No recipe {path}: expected a Python file, or a recipe's name.")
@@ -185,7 +186,7 @@ def callbacks(recipe: Recipe, config: TrainConfig) -> list[Any]:
 
 
 def report(recipe: Recipe, config: TrainConfig, model: Any, folder: Path) -> list[str]:
-    """Has the recipe write its report of a trained model, if it has a `report` function.
+    """Calls the recipe's `report` function with a trained model, if it has one.
 
     Args:
         recipe: The recipe.
@@ -201,11 +202,11 @@ def report(recipe: Recipe, config: TrainConfig, model: Any, folder: Path) -> lis
 
 
 def defaults(recipe: Recipe, given: TrainConfig) -> Layer:
-    """The recipe's own values of fields; its `set` is of its own model, and left out for another.
+    """Returns the recipe's defaults; its `set` is omitted if the user chose another model.
 
     Args:
-        recipe: Of that configuration.
-        given: What the user asked for.
+        recipe: The recipe.
+        given: The fields that the user set.
     """
     own = dict(recipe.DEFAULTS)
     if given.model and given.model != own.get("model"):
@@ -244,7 +245,7 @@ def smoke(recipe: Recipe, given: TrainConfig) -> Layer:
 
     Args:
         recipe: The recipe.
-        given: What the user set.
+        given: The fields that the user set.
     """
     smaller = dict(_smoke_fields(recipe))
     own = getattr(recipe, "Hyperparameters", NoHyperparameters).model_fields
@@ -292,7 +293,7 @@ def _check(module: ModuleType) -> None:
     members = ("DEFAULTS", *_FUNCTIONS)
     if missing := [member for member in members if not hasattr(module, member)]:
         raise ConfigurationError(
-            f"{module.__name__} is no recipe: it lacks {', '.join(missing)} "
+            f"{module.__name__} is not a recipe: it lacks {', '.join(missing)} "
             "(see tfdist.run.recipe.Recipe)."
         )
     if not isinstance(module.DEFAULTS, Mapping):

@@ -35,7 +35,7 @@ def what_runs(
     unread: Sequence[str],
     smaller: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Returns facts on the run that is about to start, by name.
+    """Returns the rows of the start-up table, by name.
 
     Args:
         trainer: Describes itself and its strategy, and has the optimizer.
@@ -83,19 +83,19 @@ def what_runs(
 
 
 def optimizer(model: Any) -> str:
-    """Returns the name of a model's optimizer and its learning rate, or the rule of it."""
+    """Returns the name of a model's optimizer and its learning rate or schedule."""
     used = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     try:
         rate = used.get_config()["learning_rate"]
     except (KeyError, NotImplementedError):
-        return f"{type(used).__name__}, learning rate by a rule of its own"
+        return f"{type(used).__name__}, learning rate from a custom schedule"
     if isinstance(rate, Mapping):
         return f"{type(used).__name__}, learning rate {_rule(rate)}"
     return f"{type(used).__name__}, learning rate {float(rate):g}"
 
 
 def _rule(rate: Mapping[str, Any]) -> str:
-    """A serialized schedule in words, with the one inside where it has one."""
+    """Returns a serialized schedule in words, including the schedule that it wraps, if any."""
     given = {name: value for name, value in rate["config"].items() if value is not None}
     words = (
         f"{name} {f'({_rule(value)})' if isinstance(value, Mapping) else value}"
@@ -113,21 +113,21 @@ def summary(
     stopped: str,
     of_strategy: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Shows what came out.
+    """Prints the results of a training.
 
     Args:
         history: The metrics of each epoch, as `keras.callbacks.History.history`.
         seconds: Time of the whole training, validation included.
-        stats: The trainer's, with `examples_per_second` and `data_wait_share`.
-        run_dir: Where the run's files are.
-        stopped: By what, before its end; empty if nothing did.
-        of_strategy: What the strategy has to say.
+        stats: Statistics of the trainer, with `examples_per_second` and `data_wait_share`.
+        run_dir: The run folder.
+        stopped: What stopped the training before its end; empty if it completed.
+        of_strategy: Rows of the strategy.
     """
     rows = {}
     if stopped:
         rows["stopped"] = f"{stopped}; model.keras holds the last state"
         if (run_dir / folder.CHECKPOINTS).exists():
-            rows["goes on by"] = f"the same command with --run-dir {run_dir} --resume auto"
+            rows["to resume"] = f"the same command with --run-dir {run_dir} --resume auto"
     judge = "val_loss" if history.get("val_loss") else "loss"
     if losses := history.get(judge):
         best = min(range(len(losses)), key=lambda epoch: losses[epoch])
@@ -204,9 +204,9 @@ def profile_table(
 
 
 def _metrics(history: History, epoch: int) -> str:
-    """The metrics of one epoch: those of the validation, where there is one."""
+    """Returns the metrics of one epoch: those of the validation, if there is one."""
     validated = {name: curve for name, curve in history.items() if name.startswith("val_")}
-    # With validation_freq above 1 a validation curve is shorter, and its epochs are not known here.
+    # With validation_freq above 1, a validation curve is shorter and its epochs are unknown here.
     curves = validated or history
     return ", ".join(
         f"{name} {float(curve[epoch]):.4f}" for name, curve in curves.items() if epoch < len(curve)

@@ -58,7 +58,7 @@ class TrainingRun:
         history: History of the training, as `keras.Model.fit` returns it.
 
     Raises:
-        TfdistError: Something that the configuration asks for cannot be honoured.
+        TfdistError: The configuration is invalid or not supported.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -133,7 +133,7 @@ class TrainingRun:
                 ending.raised = raised
             except Exception as error:
                 if not (strategy.is_chief and (full := full_disk_message(error))):
-                    raise  # what another worker cannot write is its log
+                    raise  # other workers write only their log
                 ending.full = full
         ending.seconds = time.perf_counter() - fitting
         for one in self._profiles:

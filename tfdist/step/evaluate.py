@@ -23,7 +23,7 @@ class EvaluateStep:
     """Loss and metrics of a global batch; implements `strategies.inner_loop.Step`.
 
     Args:
-        model: Built and compiled.
+        model: A built and compiled model.
         strategy: Runs the replicas and sums what they compute.
         state: The variables of the model that a forward pass may change.
         options: The options of the step; evaluation ignores those of training.

@@ -40,7 +40,7 @@ class Lookups:
     """Knows which rows a model looks up in its embeddings.
 
     Args:
-        model: Built.
+        model: A built model.
         first_batch: Returns the first global batch. Called outside of any graph, and only for a
             model that has `tf.IndexedSlices` among its gradients.
     """

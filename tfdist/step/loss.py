@@ -38,7 +38,7 @@ def replica_loss(
     """Returns a replica's part of the global batch's loss.
 
     Args:
-        model: Compiled.
+        model: A compiled model.
         replica: The replica.
         batch: Its `(x, y, sample_weight)`.
         y_pred: The model's output for its rows.

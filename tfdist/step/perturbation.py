@@ -33,7 +33,7 @@ def values(
 
     Args:
         variables: Those of a model.
-        number: Of the perturbation.
+        number: Number of the perturbation.
         fixed: Ids of variables that keep their values. All that are not floats do.
     """
     random, (relative, absolute) = np.random.default_rng(number), _NOISE[number]
@@ -53,7 +53,7 @@ def batch(structure: Any, number: int) -> Any:
 
     Args:
         structure: A batch or part of one; other than dense tensors stay as they are.
-        number: Of the perturbation.
+        number: Number of the perturbation.
     """
     random = np.random.default_rng(100 + number)
 

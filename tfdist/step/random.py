@@ -79,7 +79,7 @@ def _comes_from_batch(shape: Any, replica: Replica | None) -> bool | None:
     """Tells whether the leading size of a draw is that of the batch, or a multiple of it.
 
     Args:
-        shape: Of the draw.
+        shape: Shape of the draw.
         replica: That draws.
 
     Returns:
@@ -127,10 +127,10 @@ def _by_shape(
     """Draws from a distribution whose samplers take no counter: the global batch's, then its rows.
 
     Args:
-        name: Of the sampler in `tf.random`.
+        name: Name of the sampler in `tf.random`.
         sampler: `tf.random.stateless_gamma` or the like, whose first arguments are shape and seed.
-        *args: As it takes them.
-        **options: As it takes them.
+        *args: Its arguments.
+        **options: Its arguments.
     """
     given = inspect.signature(sampler).bind(*args, **options).arguments
     shape, seed = given["shape"], given["seed"]

@@ -60,7 +60,7 @@ class ReductionProbe:
     """Infers the reductions of one model's added losses, updated states, losses, and metrics.
 
     Args:
-        model: Built.
+        model: A built model.
         first_batch: Returns the first global batch. Called outside of any graph, and only for a
             model that has something to probe.
     """
@@ -240,7 +240,7 @@ def reduction_of_change(
     """Returns the reduction of a variable's change, or MIXED or UNKNOWN.
 
     Args:
-        analysis: Of the graph.
+        analysis: Analysis of the graph.
         start: The variable's value before the change; None if that is not known.
         new: Its value after it.
     """
@@ -334,7 +334,7 @@ class _ForwardPass:
     It runs in a `keras.StatelessScope`: the model does not change.
 
     Args:
-        model: Built.
+        model: A built model.
         x: Inputs.
         training: As in `Model.call`.
         values: Values of variables.
@@ -388,7 +388,7 @@ def probe_rows(x: Any, number: int = 0) -> list[tuple[int, int]]:
 
     Args:
         x: The batch.
-        number: Of the perturbation; 0 for two halves.
+        number: Number of the perturbation; 0 for two halves.
 
     Raises:
         UnsupportedModelError: The batch has one row only.
@@ -487,7 +487,7 @@ def _metric_changes(model: keras.Model, rows: Any) -> dict[int, Any]:
     """Returns what a batch adds to the metrics' variables, by id.
 
     Args:
-        model: Compiled.
+        model: A compiled model.
         rows: Inputs, labels, outputs, and weights of the batch.
     """
     states = model.metrics_variables
@@ -525,7 +525,7 @@ def _computes_rows_alone(
     Args:
         loss: The loss.
         taken: Labels and outputs, for their shapes and dtypes.
-        number: Of the perturbation.
+        number: Number of the perturbation.
         rtol: Relative tolerance.
     """
     random = np.random.default_rng(number)

@@ -55,7 +55,7 @@ def chosen(model: keras.Model, remat: str) -> list[keras.layers.Layer]:
     Where one of them contains another, the outer one. Of a model inside of a model, its layers.
 
     Args:
-        model: Built.
+        model: A built model.
         remat: As `check` takes it; searched for in names like `"encoder/block_1/dense"`.
 
     Raises:

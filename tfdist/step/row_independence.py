@@ -46,7 +46,7 @@ def full_batch_reason(
     """Returns why a model needs full batches, with the name of the layer; None if it does not.
 
     Args:
-        model: Built.
+        model: A built model.
         first_batch: Returns the first global batch. Called outside of any graph, and only for a
             model that has other layers than Keras's.
         training: Whether the model is called as in training.
@@ -204,12 +204,12 @@ def _mixing_layer(
     """Names the layer whose outputs for a batch's first rows change with the rows beside them.
 
     Args:
-        model: Built.
+        model: A built model.
         batch: Inputs.
         other: Inputs that begin with the same rows.
         kept: Number of these rows.
         training: As in `Model.call`.
-        number: Of the perturbation of the weights.
+        number: Number of the perturbation of the weights.
         shift: Added to the seeds, to see whether the outputs are random.
     """
     calls = layer_calls(model, batch, training, number=number)
@@ -251,11 +251,11 @@ def layer_calls(
     The last one is the model's own.
 
     Args:
-        model: Built; does not change.
+        model: A built model, which is not changed.
         x: Inputs.
         training: As in `Model.call`.
         shift: Added to the seeds of random layers.
-        number: Of the perturbation of the weights.
+        number: Number of the perturbation of the weights.
     """
     calls: list[LayerCall] = []
 

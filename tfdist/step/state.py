@@ -65,7 +65,7 @@ class ForwardState:
     """The variables of a model that a forward pass may change, and how to combine the changes.
 
     Args:
-        model: Built.
+        model: A built model.
         reductions: Knows how the updates of user code combine.
         lookups: Knows which rows the model looks up in its embeddings.
         options: The options of the step.

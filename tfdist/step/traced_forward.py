@@ -35,14 +35,14 @@ class TracedForward:
     BatchNormalization uses its moving moments, since those of each replica are documented.
 
     Args:
-        model: Built.
+        model: A built model.
         batch: Inputs and whatever else `compute` takes; gives shapes and dtypes.
         training: As in `Model.call`.
         compute: Called with the batch's tensors in place of the model's call.
         known: Tensors of the graph with their classes, which `compute` may append.
 
     Attributes:
-        outputs: Of the model, or of `compute`.
+        outputs: Outputs of the model, or of `compute`.
         losses: Added losses, in the order in which layers add them.
         changed: Variables that were assigned to, with their values before and after.
         calls: The calls of all layers in the order in which they returned.
@@ -161,7 +161,7 @@ def change_is_sum(analysis: RowAnalysis, start: tf.Tensor | None, new: tf.Tensor
     """Returns FREE if a variable's change is a sum over rows, MIXED if not, or UNKNOWN.
 
     Args:
-        analysis: Of the graph.
+        analysis: Analysis of the graph.
         start: The variable's value before the change; None if that is not known.
         new: Its value after it.
     """

@@ -30,7 +30,7 @@ class TrainStep:
     """One optimizer step on a global batch; implements `strategies.inner_loop.Step`.
 
     Args:
-        model: Built and compiled.
+        model: A built and compiled model.
         strategy: Runs the replicas and sums their gradients.
         state: The variables of the model that a forward pass may change.
         scaling: The scaling of the model's loss.

@@ -27,7 +27,7 @@ class Heartbeat:
     """Connects the watchdogs of all workers, which create it at the same point of the program.
 
     Args:
-        rank: Of this worker.
+        rank: Rank of this worker.
         size: Number of workers.
         broadcast: Returns the text of rank 0 on all workers.
         hosts: Addresses of this host for the others.

@@ -101,7 +101,7 @@ class Coordinator:
     """Rank 0: receives the reports of all workers, judges them, and sends the verdict.
 
     Args:
-        status: Of this process.
+        status: Status of this process.
         size: Number of workers.
         listener: The socket where the others connect.
         key: What only the workers of this run know.
@@ -307,7 +307,7 @@ class Reporter:
     """Every other rank: reports to rank 0, and hears from it.
 
     Args:
-        status: Of this process.
+        status: Status of this process.
         size: Number of workers.
         hosts: Addresses of rank 0's host; the first one that answers is used.
         port: Where rank 0 listens.

@@ -25,7 +25,7 @@ def waiting(rank: int, size: int, silent: Callable[[], list[int]]) -> Iterator[N
     kernels.
 
     Args:
-        rank: Of this process.
+        rank: Rank of this process.
         size: Number of workers; a single one waits for nobody.
         silent: Returns the other ranks that do not respond, as far as that can be known.
     """

@@ -105,7 +105,7 @@ def _wait_for_an_explanation(heartbeat: Heartbeat, news_seconds: float) -> None:
     """Waits while another worker's end may explain an error; if it does, a verdict ends this one.
 
     Args:
-        heartbeat: Of this process.
+        heartbeat: Heartbeat of this process.
         news_seconds: Time until rank 0's answers tell of another worker's end.
     """
     began = time.monotonic()

@@ -154,7 +154,7 @@ class _Comparison:
     """Compares the runs on two parts with the run on both of them together.
 
     Args:
-        model: Built.
+        model: A built model.
         parts: The runs.
         traced: The traced step, whose analysis has precedence; None if it cannot be traced.
     """
@@ -312,12 +312,12 @@ class BatchParts:
     """A custom step and its first batch, to run the step on parts of it.
 
     Args:
-        model: Built.
+        model: A built model.
         known: All variables that its step may change.
         step: Its `train_step` or `test_step`.
         scalings: The scaling of each optimizer that scales its loss, by id.
         batch: The first global batch.
-        number: Of the perturbation of the weights.
+        number: Number of the perturbation of the weights.
     """
 
     model: keras.Model

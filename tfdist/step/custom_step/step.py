@@ -35,7 +35,7 @@ class CustomStep:
     """A custom step on a global batch; implements `strategies.inner_loop.Step`.
 
     Args:
-        model: Compiled.
+        model: A compiled model.
         known: The variables that the step may change, as `trial.build` returned them.
         strategy: Runs the replicas.
         training: Whether the step is `train_step` or `test_step`.

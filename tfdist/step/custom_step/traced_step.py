@@ -34,7 +34,7 @@ class TracedStep:
     Every method returns None where the analysis meets an operation that it does not know.
 
     Args:
-        model: Built.
+        model: A built model.
         known: All variables that its step may change.
         step: Its `train_step` or `test_step`.
         scalings: The scaling of each optimizer that scales its loss, by id.

@@ -38,7 +38,7 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> list
     Only the step itself knows all of them: a GAN has no `call`, and two optimizers.
 
     Args:
-        model: In the strategy's scope.
+        model: A model that was created in the strategy's scope.
         strategy: The strategy.
         name: Name of the model's method that is the step.
         batch: The first global batch.

@@ -52,7 +52,7 @@ class OverProcesses:
 
     Args:
         size: Elements of the variable, at least one for each process.
-        coordinator: Of this process.
+        coordinator: Coordinator of this process.
         all_reduce: Sums tensors over the processes.
     """
 
