@@ -86,6 +86,18 @@ class Resetting(Stepping):
         return {"current": tracker.result(), "value": loss}
 
 
+class Summing(Stepping):
+    """Adds the labels of each batch to a weight of the model."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen = self.add_weight(shape=(), initializer="ones", trainable=False, name="seen")
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.seen.assign_add(ops.sum(data[1]))
+        return super().train_step(data)
+
+
 class Tables(layers.Layer):
     """Adds a lookup by the values of a row to a lookup by position."""
 
@@ -121,6 +133,7 @@ def synchronized_norm() -> Any:
 STEPS = {
     "sum": builder(Total),
     "of-rows": builder(OfRows),
+    "adds-to-a-weight": builder(Summing),
     "sync-batch-norm": builder(hidden=synchronized_norm),
     "sync-batch-norm-sum": builder(Total, synchronized_norm),
     "tables-clipped": builder(
