@@ -43,14 +43,26 @@ DESCRIPTION = "steps of two hosts over slow links (as root): computing, sending 
 #: the last bucket.
 GOAL = 1.15
 _SMALL, _SMOKE_ROUNDS = 32, 2
-#: Headings of the ratios.
-_RATIOS = {"to_longer": "to longer", "to_core": "to core", "to_at_once": "to at once"}
+#: Headings of the ratios and names of the rows, as on the page about communication.
+_RATIOS = {
+    "to_longer": "vs. longer phase",
+    "to_core": "vs. CPU load",
+    "to_at_once": "vs. one bucket",
+}
+_ROWS = {
+    COMPUTE: "compute",
+    SEND: "communication",
+    AT_ONCE: "one bucket",
+    GRADIENTS: "ZeRO 2",
+    PARAMETERS: "ZeRO 3",
+}
 _NOTE = (
     f"{rounds.NOTE} Times are those of the slower of two processes of one core each; 'CPU ms' is "
-    "the processor time of all threads. Ratios of a step: 'to longer', to the longer of computing "
-    f"and sending plus sending the last bucket (goal of the step in buckets: {GOAL}); 'to core', "
-    "to the same, with the processor time of sending added to computing, since both share a core; "
-    "'to at once', to the step that sends all gradients at once."
+    "the CPU time of all threads. Ratios of the step time: 'vs. longer phase', to the longer of "
+    "compute time and communication time plus the time of the last bucket (goal of the step in "
+    f"buckets: {GOAL}); 'vs. CPU load', to the same with the CPU time of communication added to "
+    "the compute time, since both share a core; 'vs. one bucket', to the step that sends all "
+    "gradients in one bucket."
 )
 
 
@@ -109,7 +121,7 @@ def run(
     for link, same in itertools.groupby(results, lambda result: result["link"]):
         rows = list(same)
         output.show(
-            ("engine", "", "ms", "CPU ms", *_RATIOS.values()),
+            ("library", "variant", "ms", "CPU ms", *_RATIOS.values()),
             [cells for row in rows for cells in _cells(row)],
             f"over {link}, {sizes.in_words(rows[0]['bytes'])} of gradients in "
             f"{rows[0]['buckets']} buckets",
@@ -264,7 +276,7 @@ def _cells(row: dict[str, Any]) -> Iterator[list[str]]:
         spent = f"{row['cpu_ms'][name]['median']:.0f}"
         ratios = row["steps"].get(name)
         cells = [_ratio(ratios[to]) for to in _RATIOS] if ratios else [""] * len(_RATIOS)
-        yield [row["engine"], name, rounds.as_text(own, ".0f"), spent, *cells]
+        yield [row["engine"], _ROWS.get(name, name), rounds.as_text(own, ".0f"), spent, *cells]
 
 
 def _ratio(own: Mapping[str, Any]) -> str:

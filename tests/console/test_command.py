@@ -20,6 +20,21 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.run(interrupted) == 130
 
 
+def even(word: str) -> int:
+    return int(word) * 2
+
+
+def test_help_says_only_what_users_understand() -> None:
+    parser = command.parser("python -m tfdist.thing", "Does a thing.")
+    parser.add_argument("--half", type=even, help="half of it (of the whole)")
+    parser.add_argument("--name", type=str, help="a name")
+    parser.add_argument("--number", type=even, default=4, help="a number")
+    shown = parser.format_help()
+    assert "half of it (of the whole)\n" in shown
+    assert "a name (type: str)" in shown
+    assert "a number (default: 4)" in shown
+
+
 def test_wrong_flag_mentions_help() -> None:
     parser = command.parser("python -m tfdist.thing", "Does a thing.")
     with pytest.raises(ConfigurationError, match=r"--wrong\npython -m tfdist\.thing --help lists"):

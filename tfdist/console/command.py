@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from tfdist.console import own_packages
 from tfdist.errors import REQUEUE, ConfigurationError, Preempted, TfdistError, did_you_mean
@@ -46,6 +46,23 @@ def run(main: Callable[[], int | None]) -> int:
         return INTERRUPTED
 
 
+class HelpFormatter(DefaultHelpFormatter):
+    """Jsonargparse's help without what says nothing: `default: null`, and functions as types."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = super()._expand_help(action)
+        # The text may end with `(required, type: INT, default: 3)`, or with a part of it.
+        found = re.search(r"^(.*?)\s*\(([^()]*)\)$", text, flags=re.S)
+        if not found:
+            return text
+        parts = [one for one in found[2].split(", ") if not _says_nothing(one)]
+        return f"{found[1]} ({', '.join(parts)})" if parts else found[1]
+
+
+def _says_nothing(part: str) -> bool:
+    return part == "default: null" or part.startswith("type: <function")
+
+
 def parser(program: str, description: str) -> ArgumentParser:
     """Returns an empty parser for `parse`; add arguments as in argparse.
 
@@ -59,6 +76,7 @@ def parser(program: str, description: str) -> ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
         print_config=None,
+        formatter_class=HelpFormatter,
     )
 
 
