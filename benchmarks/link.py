@@ -162,8 +162,8 @@ def measure(
                         hosts.network.slow(*rates[link])
                         names = (COMPUTE, SEND, *ENGINES[name].ways)
                         ask = {one: functools.partial(workers.slowest, one) for one in names}
-                        taken = rounds.take_turns(ask, num_rounds)
-                        results.append({"link": link} | judge(facts, taken))
+                        samples = rounds.take_turns(ask, num_rounds)
+                        results.append({"link": link} | judge(facts, samples))
     except NotAllowedError as error:
         raise DeviceError(
             f"--links {link}: this machine cannot create two hosts with such a link ({error}). Run "
@@ -173,15 +173,15 @@ def measure(
     return sorted(results, key=lambda result: links.index(result["link"]))
 
 
-def judge(facts: Mapping[str, Any], taken: Mapping[str, Sequence[Times]]) -> dict[str, Any]:
+def judge(facts: Mapping[str, Any], samples: Mapping[str, Sequence[Times]]) -> dict[str, Any]:
     """Returns times and the ratios of steps, round by round.
 
     Args:
         facts: About the gradients.
-        taken: Times of the slower worker, by measurement.
+        samples: Times of the slower worker, by measurement.
     """
-    times = {name: [one.ms for one in own] for name, own in taken.items()}
-    cpu = {name: [one.cpu_ms for one in own] for name, own in taken.items()}
+    times = {name: [one.ms for one in own] for name, own in samples.items()}
+    cpu = {name: [one.cpu_ms for one in own] for name, own in samples.items()}
     compute, send = times[COMPUTE], times[SEND]
     last = [facts["last_bucket"] * ms for ms in send]
     base = {

@@ -50,8 +50,8 @@ def main(strategy: str, rank: int, addresses: list[str], batch_size: int) -> Non
         }
         if strategy == "horovod":
             for name, shard in _SHARDS.items():
-                made = strategies.create("sharded", 1, shard=shard)
-                measures[name] = _trained(both, made, made.bucket_bytes)
+                sharded_strategy = strategies.create("sharded", 1, shard=shard)
+                measures[name] = _trained(both, sharded_strategy, sharded_strategy.bucket_bytes)
         order = buckets.in_order(gradients, "auto")
         link_protocol.serve(measures, [sum(sizes[i] for i in bucket) for bucket in order])
 

@@ -99,9 +99,9 @@ def measure(
     for n, order, m in ((n, order, m) for n in stages for order in orders for m in micro_batches):
         strategy = create("pipeline", n, micro_batches=m, order=order)
         contenders = {"one device": alone, "pipeline": _prepare(build, strategy, steps)}
-        taken = rounds.take_turns(contenders, num_rounds)
+        samples = rounds.take_turns(contenders, num_rounds)
         ideal = bubble.speed_up([1 / n] * n, m)
-        found = rounds.ratio(taken["one device"], taken["pipeline"])
+        found = rounds.ratio(samples["one device"], samples["pipeline"])
         results.append(
             {
                 "stages": n,
@@ -110,8 +110,8 @@ def measure(
                 "ideal": ideal,
                 "speed_up": found._asdict(),
                 "of_ideal": found.median / ideal,
-                "step_ms": rounds.spread([1e3 * t for t in taken["pipeline"]])._asdict(),
-                "samples_s": taken,
+                "step_ms": rounds.spread([1e3 * t for t in samples["pipeline"]])._asdict(),
+                "samples_s": samples,
             }
         )
     return results

@@ -68,13 +68,13 @@ def _without_standard_error() -> Iterator[None]:
     except OSError:  # the process has no standard error
         yield
         return
-    with tempfile.TemporaryFile() as kept:
-        os.dup2(kept.fileno(), 2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
-            kept.seek(0)
-            os.write(before, kept.read())
+            captured.seek(0)
+            os.write(before, captured.read())
             raise
         finally:
             os.dup2(before, 2)

@@ -100,17 +100,17 @@ class GAN(keras.Model):
 
     def test_step(self, images: Any) -> dict[str, Any]:
         codes = keras.random.normal((ops.shape(images)[0], self.latent_dim), seed=self.seeds)
-        made = self.generator(codes)
-        logits = self.discriminator(made)
+        generated = self.generator(codes)
+        logits = self.discriminator(generated)
         g_loss = self.loss_of(ops.ones_like(logits), logits)
-        return self.tracked(self.d_loss(images, made, training=False), g_loss, logits)
+        return self.tracked(self.d_loss(images, generated, training=False), g_loss, logits)
 
-    def d_loss(self, images: Any, made: Any, training: bool = True) -> Any:
+    def d_loss(self, images: Any, generated: Any, training: bool = True) -> Any:
         """Returns the discriminator's loss; labels are 1 (real) and 0 (generated)."""
         of_real = self.discriminator(images, training=training)
-        of_made = self.discriminator(made, training=training)
+        generated_logits = self.discriminator(generated, training=training)
         real = self.loss_of(ops.ones_like(of_real), of_real)
-        return 0.5 * (real + self.loss_of(ops.zeros_like(of_made), of_made))
+        return 0.5 * (real + self.loss_of(ops.zeros_like(generated_logits), generated_logits))
 
     def tracked(self, d_loss: Any, g_loss: Any, logits: Any) -> dict[str, Any]:
         fooled = ops.mean(ops.cast(logits > 0, "float32"))

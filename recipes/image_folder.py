@@ -170,10 +170,10 @@ def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
     logits: list[np.ndarray] = []
     worst: list[tuple[float, int, np.ndarray]] = []
     for pixels, one_hot in validation_data(config).take(3 if config.smoke else -1):
-        made = np.asarray(model(pixels, training=False), np.float32)
-        losses = tf.nn.softmax_cross_entropy_with_logits(one_hot, made).numpy()
+        outputs = np.asarray(model(pixels, training=False), np.float32)
+        losses = tf.nn.softmax_cross_entropy_with_logits(one_hot, outputs).numpy()
         labels.extend(one_hot.numpy().argmax(-1))
-        logits.extend(made)
+        logits.extend(outputs)
         first = len(labels) - len(losses)
         worst += [(-loss, first + i, pixels[i].numpy()) for i, loss in enumerate(losses)]
         worst = heapq.nsmallest(_pictures.NUM_WORST, worst, key=lambda item: item[0])

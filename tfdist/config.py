@@ -330,11 +330,11 @@ def options_of_strategies(groups: Sequence[type[BaseModel]]) -> type[BaseModel]:
     Raises:
         ValueError: Two declarations of one name differ.
     """
-    taken = {name for group in groups for name in group.model_fields}
+    grouped = {name for group in groups for name in group.model_fields}
     fields: dict[str, Any] = {}
     for name, declared in options_by_name().items():
         option, *others = declared.values()
-        if name in taken or any(other != option for other in others):
+        if name in grouped or any(other != option for other in others):
             raise ValueError(
                 f"{' and '.join(declared)}: another strategy or TrainConfig defines the option "
                 f"{name!r} differently: rename it."

@@ -125,8 +125,10 @@ def available() -> list[str]:
 def _logical(kind: str) -> list[str]:
     """Returns the names of the logical devices of a kind, without starting TensorFlow."""
     visible = tf.config.get_visible_devices(kind)
-    made = [tf.config.get_logical_device_configuration(device) or [None] for device in visible]
-    return [f"{kind}:{i}" for i in range(sum(map(len, made)))]
+    configured = [
+        tf.config.get_logical_device_configuration(device) or [None] for device in visible
+    ]
+    return [f"{kind}:{i}" for i in range(sum(map(len, configured)))]
 
 
 def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> list[str]:
@@ -194,8 +196,8 @@ def _first(num_devices: int) -> list[str]:
 def _split_cpu(num_devices: int) -> None:
     """Creates `num_devices` logical CPU devices, unless there are as many."""
     cpu = tf.config.list_physical_devices("CPU")[0]
-    made = tf.config.get_logical_device_configuration(cpu)
-    if num_devices <= len(made or [None]):
+    configured = tf.config.get_logical_device_configuration(cpu)
+    if num_devices <= len(configured or [None]):
         return
     try:
         tf.config.set_logical_device_configuration(

@@ -82,13 +82,13 @@ def check(
     ]
     epochs = []
     for _ in range(num_epochs):
-        epoch, came = Epoch(), Counter[int]()
+        epoch, num_read = Epoch(), Counter[int]()
         for dataset in read_by_worker:
             batches = _batches(dataset)
             epoch.workers.append((sum(map(len, batches)), len(batches)))
-            came.update(hashed for batch in batches for hashed in batch)
-        epoch.never_read = [places[h][0] for h in (expected - came).elements()]
-        epoch.read_again = [places.get(h, ["foreign"])[0] for h in (came - expected).elements()]
+            num_read.update(hashed for batch in batches for hashed in batch)
+        epoch.never_read = [places[h][0] for h in (expected - num_read).elements()]
+        epoch.read_again = [places.get(h, ["foreign"])[0] for h in (num_read - expected).elements()]
         epochs.append(epoch)
     return epochs
 

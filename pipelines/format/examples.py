@@ -157,9 +157,9 @@ def _bytes_list(values: list[bytes]) -> tf.train.Feature:
 def _checked_image(value: object, feature: Feature) -> bytes:
     if isinstance(value, bytes) and image_format(value) == feature.encoding:
         return value
-    came = f"bytes that begin with {value[:8]!r}" if isinstance(value, bytes) else type(value)
+    actual = f"bytes that begin with {value[:8]!r}" if isinstance(value, bytes) else type(value)
     raise DataError(
-        f"feature {feature.name!r}: expected the bytes of a {feature.encoding} file, got {came}"
+        f"feature {feature.name!r}: expected the bytes of a {feature.encoding} file, got {actual}"
     )
 
 
@@ -201,7 +201,7 @@ def _same_shape(shape: tuple[int, ...], feature: Feature) -> bool:
     if feature.is_ragged and shape == (0,):  # an empty list has lost its inner dimensions
         return True
     return len(shape) == len(feature.shape) and all(
-        dim in (None, came) for dim, came in zip(feature.shape, shape, strict=True)
+        dim in (None, actual) for dim, actual in zip(feature.shape, shape, strict=True)
     )
 
 

@@ -83,8 +83,8 @@ def center_crop(
         Pixels, uint8 `(height, width, 3)`.
     """
     shape = tf.cast(_shape(encoded), tf.float32)
-    wanted = tf.constant(size, tf.float32)
-    region = wanted * tf.reduce_min(shape / wanted) * fraction
+    target_size = tf.constant(size, tf.float32)
+    region = target_size * tf.reduce_min(shape / target_size) * fraction
     return _scaled(encoded, (shape - region) / 2, region, size, reduce)
 
 

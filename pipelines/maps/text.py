@@ -69,8 +69,10 @@ def tokenizer(name: str, **options: Any) -> Callable[[tf.Tensor], tf.Tensor]:
 
     def tokens(text: tf.Tensor) -> tf.Tensor:
         # Tokenizers that split into words and then into pieces return a ragged tensor.
-        made = tokenize(text)
-        return tf.cast(made.flat_values if isinstance(made, tf.RaggedTensor) else made, tf.int32)
+        pieces = tokenize(text)
+        return tf.cast(
+            pieces.flat_values if isinstance(pieces, tf.RaggedTensor) else pieces, tf.int32
+        )
 
     return tokens
 

@@ -69,10 +69,10 @@ class Plan:
 
     def to_json(self) -> str:
         """Returns a text that is equal for plans that write the same shards."""
-        wanted = self.wanted() | {"features": [f.model_dump() for f in self.source.features]}
-        return json.dumps(wanted)
+        fields = self.index_fields() | {"features": [f.model_dump() for f in self.source.features]}
+        return json.dumps(fields)
 
-    def wanted(self) -> dict[str, object]:
+    def index_fields(self) -> dict[str, object]:
         """Returns what the index of a folder packed by this plan contains."""
         return {
             "source": self.description,
@@ -100,8 +100,8 @@ def default_num_shards(source: Source) -> int:
     sample = list(range(0, count, -(-count // _NUM_SAMPLES)))
     sizes = [len(encode(example, source.features)) for example in source.examples(sample)]
     num_bytes = sum(sizes) / len(sizes) * count
-    wanted = max(math.ceil(num_bytes / _LARGE), min(10, int(num_bytes / _SMALL)), 1)
-    return min(wanted, count)
+    num_shards = max(math.ceil(num_bytes / _LARGE), min(10, int(num_bytes / _SMALL)), 1)
+    return min(num_shards, count)
 
 
 _NUM_BETWEEN_REPORTS = 50
@@ -147,7 +147,7 @@ def pack(
         )
     if isinstance(directory, Path):
         directory = directory.absolute()
-    if found := found_in(directory, plan.wanted()):
+    if found := found_in(directory, plan.index_fields()):
         return found
     work = work_folder(directory)
     # Finishing shares the folder with parts: it only needs that nobody packs it as a whole.
@@ -164,14 +164,14 @@ def pack(
                     f"{directory}: {len(missing)} of {len(names)} shards are missing, the first is "
                     f"{missing[0]}; run the parts that failed again"
                 )
-            return found_in(directory, plan.wanted())  # another part may have published it
+            return found_in(directory, plan.index_fields())  # another part may have published it
         index = Index(
             source=plan.description,
             features=plan.source.features,
             compression=plan.compression,
             shards=tuple(shard for shard in shards if shard),
         )
-        return work.publish(index, plan.wanted())
+        return work.publish(index, plan.index_fields())
 
 
 def _write_missing(plan: Plan, work: WorkFolder, num_workers: int, part: Part | None) -> None:

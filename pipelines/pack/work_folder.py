@@ -83,7 +83,7 @@ class WorkFolder(abc.ABC):
         """Returns the description of a finished shard, or None if it is not finished."""
 
     @abc.abstractmethod
-    def publish(self, index: Index, wanted: Mapping[str, object]) -> Index:
+    def publish(self, index: Index, expected_attributes: Mapping[str, object]) -> Index:
         """Makes the finished shards a data set, and returns its index."""
 
 
@@ -171,8 +171,8 @@ class _LocalWork(WorkFolder):
                 return shard
         return None
 
-    def publish(self, index: Index, wanted: Mapping[str, object]) -> Index:
-        index = publish(self._shards, self._directory, index, wanted)
+    def publish(self, index: Index, expected_attributes: Mapping[str, object]) -> Index:
+        index = publish(self._shards, self._directory, index, expected_attributes)
         shutil.rmtree(self._path, ignore_errors=True)  # another part may remove it, too
         return index
 
@@ -232,13 +232,13 @@ class _RemoteWork(WorkFolder):
                 return shard
         return None
 
-    def publish(self, index: Index, wanted: Mapping[str, object]) -> Index:
+    def publish(self, index: Index, expected_attributes: Mapping[str, object]) -> Index:
         if not index.compression:
             offsets.store(self._directory, index, np.concatenate([*self._tables(index)]))
         try:
             (self._directory / INDEX_NAME).write_bytes(index_json(index), overwrite=False)
         except FileExistsError:  # another part was faster
-            if found := found_in(self._directory, wanted):
+            if found := found_in(self._directory, expected_attributes):
                 index = found
         for name in self._notes.sizes():
             (self._notes / name).unlink(missing_ok=True)

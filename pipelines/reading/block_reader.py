@@ -154,9 +154,9 @@ def _read_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> 
         (tf.string, tf.int64, tf.string),
     )
     tf.debugging.Assert(tf.strings.length(problem) == 0, [problem])
-    wanted = tf.ensure_shape(numbers, (None,)) >= block.first + block.skip
-    numbers = tf.boolean_mask(tf.ensure_shape(numbers, (None,)), wanted)
-    serialized = tf.boolean_mask(tf.ensure_shape(serialized, (None,)), wanted)
+    mask = tf.ensure_shape(numbers, (None,)) >= block.first + block.skip
+    numbers = tf.boolean_mask(tf.ensure_shape(numbers, (None,)), mask)
+    serialized = tf.boolean_mask(tf.ensure_shape(serialized, (None,)), mask)
     return Records(serialized, numbers, _starts(block, numbers))
 
 

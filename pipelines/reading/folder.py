@@ -223,22 +223,22 @@ def cached(
     Returns:
         A dataset of pairs: the result, and the seed, int32 `(2,)`.
     """
-    kept = folder.stream(tf.data.Dataset.from_tensors(tf.constant([0, 0], tf.int64))).unbatch()
-    kept = kept.map(lambda record: (make(record.serialized), record.numbers), num_maps)
+    examples = folder.stream(tf.data.Dataset.from_tensors(tf.constant([0, 0], tf.int64))).unbatch()
+    examples = examples.map(lambda record: (make(record.serialized), record.numbers), num_maps)
     if place == IN_MEMORY:
-        kept = kept.cache()
+        examples = examples.cache()
     else:
         Path(place).mkdir(parents=True, exist_ok=True)
-        kept = kept.cache(str(Path(place) / folder.fingerprint))
+        examples = examples.cache(str(Path(place) / folder.fingerprint))
 
     def of_epoch(start: tf.Tensor) -> tf.data.Dataset:
-        seed, dataset = order.epoch_seed(folder.seed, start[0]), kept
+        seed, dataset = order.epoch_seed(folder.seed, start[0]), examples
         if shuffle_buffer:
             buffer = min(shuffle_buffer, folder.num_records)
             # The graph's seed is set because tf.data mixes in the global seed otherwise, and must
             # not be 0, which tf.data would compare with a tensor.
             tf.compat.v1.set_random_seed(_OF_GRAPH)
-            dataset = kept.shuffle(buffer, tf.cast(seed[0], tf.int64), False)
+            dataset = examples.shuffle(buffer, tf.cast(seed[0], tf.int64), False)
         dataset = dataset.skip(start[1])
         return dataset.map(lambda made, number: (made, order.example_seeds(seed, number)))
 

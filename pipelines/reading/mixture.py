@@ -105,9 +105,9 @@ def mix(
     def of_iteration(start: tf.Tensor) -> tf.data.Dataset:
         epoch, left_out = start[0], start[1]
         place = epoch * num_batches * batch_size + left_out
-        taken = draws.taken_before(place)
+        num_taken = draws.taken_before(place)
         streams = [
-            folder.for_ever(taken[i]).unbatch().map(maker.made, tuning.num_maps)
+            folder.for_ever(num_taken[i]).unbatch().map(maker.made, tuning.num_maps)
             for i, (folder, maker) in enumerate(zip(folders, makers, strict=True))
         ]
         mixed = tf.data.Dataset.choose_from_datasets(streams, draws.behind(place))

@@ -34,11 +34,13 @@ def caching(fetch: Fetch, directory: str | Path, limit: int, versions: Mapping[s
     """
     cache = _Cache(Path(directory), limit)
 
-    def fetch_through_cache(wanted: Range) -> bytes:
-        name = hashlib.sha256(f"{wanted} {versions.get(wanted.path, '')}".encode()).hexdigest()
-        data = cache.get(name, wanted.end - wanted.begin)
+    def fetch_through_cache(byte_range: Range) -> bytes:
+        name = hashlib.sha256(
+            f"{byte_range} {versions.get(byte_range.path, '')}".encode()
+        ).hexdigest()
+        data = cache.get(name, byte_range.end - byte_range.begin)
         if data is None:
-            data = fetch(wanted)
+            data = fetch(byte_range)
             cache.put(name, data)
         return data
 

@@ -67,16 +67,16 @@ def read_ahead(
                 or not pending
                 or num_bytes + _size(following[1].range) <= limit
             ):
-                wanted, request = following
+                byte_range, request = following
                 if request not in futures:
                     futures[request] = pool.submit(fetch, request.range)
                     left[request] = request.num_ranges
                     num_bytes += _size(request.range)
-                pending.append((wanted, request))
+                pending.append((byte_range, request))
                 following = next(planned, None)
-            wanted, request = pending.popleft()
+            byte_range, request = pending.popleft()
             begin = request.range.begin
-            yield futures[request].result()[wanted.begin - begin : wanted.end - begin]
+            yield futures[request].result()[byte_range.begin - begin : byte_range.end - begin]
             left[request] -= 1
             if not left[request]:
                 del futures[request], left[request]

@@ -95,11 +95,11 @@ def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:
     label = next((f for f in index.features if f.label_names and not f.shape), None)
     if image is None or not records:
         return 0
-    wanted = [image, label] if label else [image]
+    displayed = [image, label] if label else [image]
     images, captions = [], []
     for record in records:
         try:
-            example = decode(tf.constant(record), wanted)
+            example = decode(tf.constant(record), displayed)
         except tf.errors.InvalidArgumentError as error:
             problem = str(error.message).partition("\n")[0]
             raise DataError(f"feature {image.name!r}: {problem}; see pipelines.verify") from None

@@ -115,12 +115,12 @@ def _compressor(compression: Compression) -> _Compressor | None:
     return zlib.compressobj() if compression == "ZLIB" else None
 
 
-def found_in(directory: AnyPath, wanted: Mapping[str, object]) -> Index | None:
+def found_in(directory: AnyPath, expected_attributes: Mapping[str, object]) -> Index | None:
     """Returns the index of a folder if it exists already and contains the expected data.
 
     Args:
         directory: The folder.
-        wanted: Expected attributes of the index by name.
+        expected_attributes: Expected attributes of the index by name.
 
     Returns:
         The index, or None if the folder is missing or empty.
@@ -136,24 +136,26 @@ def found_in(directory: AnyPath, wanted: Mapping[str, object]) -> Index | None:
             "files; choose another folder"
         )
     index = load_index(directory)
-    for name, expected in wanted.items():
-        if (came := getattr(index, name)) != expected:
+    for name, expected in expected_attributes.items():
+        if (actual := getattr(index, name)) != expected:
             raise DataError(
-                f"{directory}: contains other data: {name}: expected {expected}, found {came}; "
+                f"{directory}: contains other data: {name}: expected {expected}, found {actual}; "
                 "choose another folder"
             )
     check_shards(directory, index.shards)
     return index
 
 
-def publish(folder: Path, directory: Path, index: Index, wanted: Mapping[str, object]) -> Index:
+def publish(
+    folder: Path, directory: Path, index: Index, expected_attributes: Mapping[str, object]
+) -> Index:
     """Writes the index to a folder of shards and renames the folder to its final name.
 
     Args:
         folder: The folder of the shards, on the same file system as `directory`.
         directory: The final name.
         index: The index of the shards.
-        wanted: What the folder of a competing process must contain, see `found_in`.
+        expected_attributes: What the folder of a competing process must contain, see `found_in`.
 
     Returns:
         The index of the published folder, which another process may have published first.
@@ -169,7 +171,7 @@ def publish(folder: Path, directory: Path, index: Index, wanted: Mapping[str, ob
     try:
         folder.rename(directory)  # succeeds only if the name is free or an empty folder
     except OSError:
-        if found := found_in(directory, wanted):
+        if found := found_in(directory, expected_attributes):
             return found
         raise
     _sync(directory.parent)

@@ -65,8 +65,8 @@ def write_shards(
         raise ValueError(f"num_shards: expected at least 1, got {num_shards}")
     directory = storage.at(directory)
     features = tuple(features)
-    wanted = {"source": source, "features": features, "num_shards": num_shards}
-    if found := found_in(directory, wanted):
+    attributes = {"source": source, "features": features, "num_shards": num_shards}
+    if found := found_in(directory, attributes):
         return found
     if isinstance(directory, RemotePath):
         shards = _write_files(examples, directory, features, num_shards)
@@ -79,7 +79,7 @@ def write_shards(
     with _hidden_folder_beside(directory) as folder:
         shards = _write_files(examples, folder, features, num_shards)
         index = Index(source=source, features=features, shards=shards)
-        return publish(folder, directory, index, wanted)
+        return publish(folder, directory, index, attributes)
 
 
 def _write_files(

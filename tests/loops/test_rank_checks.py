@@ -206,7 +206,7 @@ def call_once(checks: RankChecks, change: Callable[[], Any] | None = None) -> No
     if change:
         change()
     checks.end_call(_CALL)
-    checks.compare(checks._strategy.gather(checks.columns(_CALL.made)))
+    checks.compare(checks._strategy.gather(checks.columns(_CALL.result)))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_rank_0_decides_when_variables_are_compared() -> None:
             before = checks._agreed_at
             checks.begin_call(step)
             checks.end_call(_CALL._replace(last_step=step, seconds=seconds))
-            checks.compare(checks._strategy.gather(checks.columns(_CALL.made)))
+            checks.compare(checks._strategy.gather(checks.columns(_CALL.result)))
             compared[rank].append(checks._agreed_at != before)
 
     assert errors([build, build], act) == ["", ""]

@@ -75,7 +75,7 @@ def test_fixed_number_of_steps(number: int, model: keras.Model, clock: list[floa
 def test_steps_per_execution_is_kept(clock: list[float]) -> None:
     pacing = StepsPerCall("auto", build(steps_per_execution=3), [OnBatch()])
     assert calls(pacing, clock, 1e-3, 3) == [3] * 3
-    assert pacing.last_step(3, made=1) == 5  # as Keras passes to callbacks
+    assert pacing.last_step(3, num_steps_made=1) == 5  # as Keras passes to callbacks
 
 
 @pytest.mark.parametrize("number", [0, -1, "fast", 1.5])

@@ -115,7 +115,7 @@ def test_single_process_strategy_in_a_cluster_raises(
     ("options", "message"),
     [
         ({"all_reduce": "ring"}, "expected one of auto, nccl"),
-        ({"all_reduce": "nccl"}, "joins GPUs"),
+        ({"all_reduce": "nccl"}, "requires GPUs"),
         ({"merge_on": "gpu"}, "no device is a GPU"),
         ({"merge_on": "cpu", "all_reduce": "hierarchical_copy"}, "use all_reduce='one_device'"),
     ],

@@ -114,8 +114,8 @@ def compare(
     }
     for contender in contenders.values():
         contender()  # compiles, and warms the disk up
-    taken = rounds.take_turns(contenders, num_rounds)
-    alone = [one.whole for one in taken[NONE]]
+    samples = rounds.take_turns(contenders, num_rounds)
+    alone = [one.whole for one in samples[NONE]]
     counts = [v.numpy().nbytes for v in trainer.model.variables + trainer.model.optimizer.variables]
     return {
         "weights": trainer.model.count_params(),
@@ -129,7 +129,7 @@ def compare(
                 "held_up_ms": rounds.spread([1e3 * one.blocked for one in own])._asdict(),
                 "samples": [one._asdict() for one in own],
             }
-            for name, own in taken.items()
+            for name, own in samples.items()
         },
     }
 

@@ -109,14 +109,14 @@ def measure(
         name: functools.partial(_measured, tree, what, images, smoke)
         for name, tree in trees.items()
     }
-    taken = rounds.take_turns(ask, num_rounds)
+    samples = rounds.take_turns(ask, num_rounds)
     return [
         judge(
             quantity,
-            [one[quantity] for one in taken[BASE]],
-            [one[quantity] for one in taken[CHANGE]],
+            [one[quantity] for one in samples[BASE]],
+            [one[quantity] for one in samples[CHANGE]],
         )
-        for quantity in taken[BASE][0]
+        for quantity in samples[BASE][0]
     ]
 
 

@@ -110,15 +110,15 @@ def compare(
         name: functools.partial(_rate, reader, found, num_images)
         for name, reader in readers.items()
     }
-    taken = rounds.take_turns(turns, num_rounds)
+    measured = rounds.take_turns(turns, num_rounds)
     results: dict[str, dict[str, Any]] = {}
-    for name, samples in taken.items():
+    for name, samples in measured.items():
         results[name] = {"images_per_s": rounds.spread(samples)._asdict(), "samples": samples}
         if name == LIMIT:
-            results[name]["ratio"] = _judged(taken[OURS], samples, LIMIT_GOAL)
+            results[name]["ratio"] = _judged(measured[OURS], samples, LIMIT_GOAL)
         elif name not in (OURS, PACKED):
-            results[name]["ratio"] = rounds.ratio(taken[OURS], samples)._asdict()
-            results[name]["packed_ratio"] = _judged(taken[PACKED], samples, OTHERS_GOAL)
+            results[name]["ratio"] = rounds.ratio(measured[OURS], samples)._asdict()
+            results[name]["packed_ratio"] = _judged(measured[PACKED], samples, OTHERS_GOAL)
     return results
 
 

@@ -34,16 +34,16 @@ def take_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict
         The measurements of each variant, in the order of the rounds.
     """
     names = list(contenders)
-    taken: dict[K, list[T]] = {name: [] for name in names}
+    samples: dict[K, list[T]] = {name: [] for name in names}
     # A full collection would walk through all that TensorFlow imported, within some measurement.
     gc.collect()
     gc.freeze()
     for number in range(num_rounds):
         first = number % max(1, len(names))
         for name in names[first:] + names[:first]:
-            taken[name].append(contenders[name]())
+            samples[name].append(contenders[name]())
     gc.unfreeze()
-    return taken
+    return samples
 
 
 def spread(values: Sequence[float]) -> Spread:

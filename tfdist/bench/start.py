@@ -104,18 +104,18 @@ def compare(model: str, replicas: Sequence[int], num_rounds: int) -> dict[str, A
         Results as they go into JSON. `one_ratio` is the ratio to the time with the first number of
         replicas, `tfdist_ratio` that of tfdist's time to the variant's.
     """
-    taken: dict[tuple[int, str], list[dict[str, float]]] = {}
+    measurements: dict[tuple[int, str], list[dict[str, float]]] = {}
     for _ in range(num_rounds):
         for number in replicas:
             for contender in CONTENDERS:
                 measured = _first_fit(contender, model, number)
-                taken.setdefault((number, contender), []).append(measured)
+                measurements.setdefault((number, contender), []).append(measured)
 
     def seconds(number: int, contender: str) -> list[float]:
-        return [one["cpu_s"] for one in taken[number, contender]]
+        return [one["cpu_s"] for one in measurements[number, contender]]
 
     cases = []
-    for (number, contender), samples in taken.items():
+    for (number, contender), samples in measurements.items():
         spreads = {
             key: rounds.spread([one[key] for one in samples])._asdict() for key in samples[0]
         }

@@ -76,7 +76,7 @@ class Profile(keras.callbacks.Callback):
         if not self._tracing:
             self._is_measured = self.traced > 0
             return
-        self.traced += int(self._stats.last_call.made.num_steps)
+        self.traced += int(self._stats.last_call.result.num_steps)
         if self.traced >= self._num_steps:
             self._stop()
 
@@ -103,9 +103,9 @@ class Profile(keras.callbacks.Callback):
         self._is_measured, call, total = False, self._stats.last_call, self.seconds
         around = time.perf_counter() - self._began - call.seconds
         self.seconds = Seconds(
-            total.steps + int(call.made.num_steps),
+            total.steps + int(call.result.num_steps),
             total.in_calls + call.seconds,
-            total.waited + float(call.made.seconds_waited),
+            total.waited + float(call.result.seconds_waited),
             total.around + around,
         )
 

@@ -65,10 +65,10 @@ class BucketStore(Store):
             if self._waiting is not None:
                 self._upload(self._waiting)
         except OSError as error:
-            kept = self._keep_waiting()
+            waiting = self._keep_waiting()
             raise ConfigurationError(
                 f"The last checkpoint could not be uploaded to {self.folder}: {error}. It is in "
-                f"{kept}; copy that folder to {self.folder}/{kept.name} to resume from it."
+                f"{waiting}; copy that folder to {self.folder}/{waiting.name} to resume from it."
             ) from error
         finally:
             if self._has_staged:
@@ -149,10 +149,10 @@ class BucketStore(Store):
     def _keep_waiting(self) -> Path:
         """Moves the checkpoint that could not be uploaded to where no run removes it."""
         staged = Path(self._staged.path(cast(Place, self._waiting)))
-        kept = left_folder(self.folder) / staged.name
-        shutil.rmtree(kept, ignore_errors=True)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.move(staged, kept))
+        waiting = left_folder(self.folder) / staged.name
+        shutil.rmtree(waiting, ignore_errors=True)
+        waiting.parent.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(staged, waiting))
 
     def _clear_staging(self) -> None:
         self._waiting = None

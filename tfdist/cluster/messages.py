@@ -46,8 +46,8 @@ def printable(text: str, most: int = 500) -> str:
     """
     if len(text) <= most and text.isprintable():
         return text
-    kept = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:most])
-    return f"{kept}..." if len(text) > most else kept
+    visible = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:most])
+    return f"{visible}..." if len(text) > most else visible
 
 
 def to_text(message: Any) -> bytes:
@@ -108,8 +108,8 @@ class Session:
             nonce, _, line = line.partition(b" ")
             self._session_key = self._derive(self._nonce, _unhex(nonce) or b"")
         mac, _, text = line.rstrip(b"\n").partition(b" ")
-        wanted = self._mac(not self._listens, self._received, text)
-        if not hmac.compare_digest(mac, wanted):
+        expected = self._mac(not self._listens, self._received, text)
+        if not hmac.compare_digest(mac, expected):
             raise ValueError("not signed by a process of this job")
         self._received += 1
         return json.loads(text)

@@ -167,9 +167,9 @@ def number(environ: Environ, name: str, default: int | None = None) -> int:
     """
     text = environ.get(name, "" if default is None else str(default))
     if not (text.isascii() and text.isdigit()):
-        came = f"got {text!r}" if text else "it is not set"
+        found = f"got {text!r}" if text else "it is not set"
         raise ClusterError(
-            f"${name}: expected a number of at least 0, {came}. Start the workers with one "
+            f"${name}: expected a number of at least 0, {found}. Start the workers with one "
             "launcher."
         )
     return int(text)

@@ -106,8 +106,8 @@ def _by_readiness(gradients: Mapping[int, Any]) -> list[int]:
     if tf.executing_eagerly():
         return places
     operations = tf.compat.v1.get_default_graph().get_operations()
-    made = {operation.name: number for number, operation in enumerate(operations)}
-    return sorted(places, key=lambda i: made.get(_values(gradients[i]).op.name, 0))
+    created = {operation.name: number for number, operation in enumerate(operations)}
+    return sorted(places, key=lambda i: created.get(_values(gradients[i]).op.name, 0))
 
 
 def _values(gradient: Any) -> tf.Tensor:

@@ -211,7 +211,7 @@ def resolve_communication(communication: str, devices: Sequence[str]) -> str:
     on_gpus = all(name.startswith("GPU") for name in devices)
     if communication == "nccl" and not on_gpus:
         raise ConfigurationError(
-            f"communication='nccl' joins GPUs, but the devices are {', '.join(devices)}: "
+            f"communication='nccl' requires GPUs, but the devices are {', '.join(devices)}: "
             "use communication='auto'."
         )
     if communication == "auto":
@@ -285,19 +285,19 @@ def _meet(
     """
     if workers.size == 1:
         return workers, resolve(devices, default_cpus)
-    wanted = asked_gpus(devices)
-    names = gpus.identifiers(len(tf.config.get_visible_devices("GPU"))) if wanted else []
+    requested = asked_gpus(devices)
+    names = gpus.identifiers(len(tf.config.get_visible_devices("GPU"))) if requested else []
     whole = cluster.exchange_addresses(
         workers,
         JOIN_SECONDS,
-        gpus=[names[i] for i in wanted],
+        gpus=[names[i] for i in requested],
         share_gpus=communication == "ring",
     )
     met_before = whole is workers
     cluster.use(whole)
-    if not met_before and len(whole.gpus) < len(wanted):
+    if not met_before and len(whole.gpus) < len(requested):
         _check_not_started()
-        use_gpus([wanted[i] for i in whole.gpus])
+        use_gpus([requested[i] for i in whole.gpus])
         devices = devices if isinstance(devices, int) else None
     return whole, resolve(devices, default_cpus)
 

@@ -68,5 +68,5 @@ def _num_logical_cpus() -> int | None:
     if tf.config.get_visible_devices("GPU"):
         return None
     cpu = tf.config.list_physical_devices("CPU")[0]
-    made = tf.config.get_logical_device_configuration(cpu) or []
-    return len(made) if len(made) > 1 else None
+    configured = tf.config.get_logical_device_configuration(cpu) or []
+    return len(configured) if len(configured) > 1 else None

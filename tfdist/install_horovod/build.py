@@ -119,5 +119,5 @@ def _run(command: list[str], environ: dict[str, str], log: Path) -> None:
             elif re.search(r"error: |CMake Error|No space left", line, re.IGNORECASE):
                 errors.append(line.strip()[:300])
     if process.returncode:
-        told = "\n".join(errors[:_ERRORS_SHOWN])  # the first ones are the cause of the rest
-        raise InstallError(f"Horovod's build failed; {log} holds all of it:\n{told}")
+        shown = "\n".join(errors[:_ERRORS_SHOWN])  # the first ones are the cause of the rest
+        raise InstallError(f"Horovod's build failed; {log} holds all of it:\n{shown}")

@@ -83,13 +83,13 @@ def parse_hosts(text: str) -> dict[str, int]:
 def slots(hosts: Mapping[str, int]) -> list[Slot]:
     """Returns the slots of all workers, host by host."""
     local_ranks = [(host, local) for host, number in hosts.items() for local in range(number)]
-    made = []
+    result = []
     for rank, (host, local) in enumerate(local_ranks):
         peers = [other for other, number in hosts.items() if number > local]
-        made.append(
+        result.append(
             Slot(host, rank, len(local_ranks), local, hosts[host], peers.index(host), len(peers))
         )
-    return made
+    return result
 
 
 def ports_from(first: int, slots: Sequence[Slot]) -> list[int]:

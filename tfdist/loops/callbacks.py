@@ -43,15 +43,15 @@ def create_callback_list(
         strategy: Knows the chief, and connects the workers.
         **options: As in `keras.callbacks.CallbackList`.
     """
-    made = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
-    given = made.callbacks if made else keras.tree.flatten(callbacks) if callbacks else []
+    container = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
+    given = container.callbacks if container else keras.tree.flatten(callbacks) if callbacks else []
     for_chief = [c for c in given if is_chief_only(c)]
     found = strategy.gather([bool(for_chief), any(may_change_model(c) for c in for_chief)])
     several = len(found) > 1
-    if made:
+    if container:
         if not (several and found[:, 0].any()):
-            return made
-        progress, options = None, made.params | {"model": options["model"]}
+            return container
+        progress, options = None, container.params | {"model": options["model"]}
     own = [c for c in given if strategy.is_chief or c not in for_chief]
     if progress and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in own):
         own.append(progress)

@@ -202,14 +202,14 @@ class CompiledFunctions:
             try:
                 # Inside, or a lost process would be reported as bad data.
                 with strategy.translate_errors():
-                    made, logs = steps(iterator, tf.constant(num_steps))
+                    result, logs = steps(iterator, tf.constant(num_steps))
             except TfdistError:
                 raise
             except tf.errors.ResourceExhaustedError as error:
                 raise OutOfMemoryError(build.out_of_memory_message(error)) from error
             except (ValueError, TypeError, tf.errors.OpError) as error:
                 raise DataError(build.mismatch_message(model, data.element_spec, error)) from error
-            return LoopResult(*(np.asarray(v).item() for v in made)), _as_floats(logs)
+            return LoopResult(*(np.asarray(v).item() for v in result)), _as_floats(logs)
 
         return call
 

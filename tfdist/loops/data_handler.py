@@ -188,21 +188,21 @@ class DataHandler:
         self._pass, self._iterator = state["pass"], None
         self._resume_from = {**state, "within pass": within_pass}
 
-    def num_left(self, made: int, wanted: int, at_once: int = 1) -> int:
-        """Returns how many of the `wanted` steps an epoch has left after `made` steps.
+    def num_left(self, num_done: int, requested: int, at_once: int = 1) -> int:
+        """Returns how many of the `requested` steps an epoch has left after `num_done` steps.
 
         Args:
-            made: Steps made in the epoch.
-            wanted: Steps of the next call.
+            num_done: Steps made in the epoch.
+            requested: Steps of the next call.
             at_once: The number of steps is rounded up to a multiple of it, if there are enough
                 data; see `StepsPerCall.at_once`.
         """
-        left = wanted
+        left = requested
         if self.num_batches is not None:
-            left = min(wanted, -(-self.num_batches // at_once) * at_once - made)
-        return left if self._size is None else min(left, self._size - self._taken - made)
+            left = min(requested, -(-self.num_batches // at_once) * at_once - num_done)
+        return left if self._size is None else min(left, self._size - self._taken - num_done)
 
-    def end_epoch(self, made: int, exhausted: bool, stopped: bool = False) -> None:
+    def end_epoch(self, num_done: int, exhausted: bool, stopped: bool = False) -> None:
         """Notes how many batches an epoch took, and whether the data ended in it.
 
         If the data ended and their size is known, Keras's `fit` begins the next pass at once. An
@@ -210,20 +210,20 @@ class DataHandler:
         its own.
 
         Args:
-            made: Batches that the epoch took.
+            num_done: Batches that the epoch took.
             exhausted: Whether the data ended before the epoch did.
             stopped: Whether a callback ended the epoch.
 
         Raises:
             DataError: The data held no batch.
         """
-        self._taken, self._in_epoch = self._taken + made, False
+        self._taken, self._in_epoch = self._taken + num_done, False
         if self._taken == 0 and (exhausted or self.num_batches == 0):
             raise DataError(_EMPTY)
         is_end = exhausted or (self._size is not None and self._taken >= self._size)
-        if is_end and self._steps_per_epoch and made < self._steps_per_epoch:
+        if is_end and self._steps_per_epoch and num_done < self._steps_per_epoch:
             warnings.warn(
-                f"The data ended after {made} of {self._steps_per_epoch} steps of this epoch: "
+                f"The data ended after {num_done} of {self._steps_per_epoch} steps of this epoch: "
                 "use .repeat() on the data set, or a smaller steps_per_epoch.",
                 stacklevel=3,
             )

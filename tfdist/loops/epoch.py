@@ -38,13 +38,13 @@ class Call(NamedTuple):
 
     Attributes:
         last_step: Number of its last step in the epoch, from 0.
-        made: What the call did.
+        result: What the call did.
         seconds: Duration of the call.
         logs: Logs after the last step.
     """
 
     last_step: int
-    made: LoopResult
+    result: LoopResult
     seconds: float
     logs: Logs
 
@@ -65,13 +65,13 @@ class Observer:
         """Returns the most steps that the next call may make, the same on every worker."""
         return None
 
-    def columns(self, made: LoopResult) -> list[float]:
+    def columns(self, result: LoopResult) -> list[float]:
         """Returns numbers for the exchange between workers that follows each call.
 
         All workers return as many.
 
         Args:
-            made: What the call did; possibly no step.
+            result: What the call did; possibly no step.
         """
         return []
 
@@ -173,15 +173,15 @@ class Throughput(Observer):
 
     def end_call(self, call: Call) -> None:
         self.last_call = call
-        self.steps_of_epoch += int(call.made.num_steps)
-        self.rows_of_epoch += int(call.made.num_rows)
+        self.steps_of_epoch += int(call.result.num_steps)
+        self.rows_of_epoch += int(call.result.num_rows)
         if not self._compiled:
             self._compiled = True
             return
         self._seconds += call.seconds
-        self._rows += int(call.made.num_rows)
-        self._waited += float(call.made.seconds_waited)
-        self._steps += int(call.made.num_steps)
+        self._rows += int(call.result.num_rows)
+        self._waited += float(call.result.seconds_waited)
+        self._steps += int(call.result.num_steps)
         self.seconds_per_step = self._seconds / max(self._steps, 1)
         self.examples_per_second = self._rows / max(self._seconds, 1e-9)
         self.data_wait_share = min(1.0, self._waited / max(self._seconds, 1e-9))
@@ -286,23 +286,25 @@ def run(
         observer.begin_epoch(data)
     step, logs = begin
     iterator, exhausted, stopped = data.begin_epoch(step), False, False
-    while (wanted := _num_steps(data, step, per_call, observers)) and not exhausted and not stopped:
+    while (
+        (num_steps := _num_steps(data, step, per_call, observers)) and not exhausted and not stopped
+    ):
         for observer in observers:
             observer.begin_call(step)
         per_call.begin_call()
-        made, results = steps(iterator, wanted)
-        seconds = per_call.end_call(made.num_steps)
-        last = per_call.last_step(step, made.num_steps)
-        step += made.num_steps
-        exhausted = made.num_steps < wanted
-        if made.num_steps:
-            logs = results
+        result, call_logs = steps(iterator, num_steps)
+        seconds = per_call.end_call(result.num_steps)
+        last = per_call.last_step(step, result.num_steps)
+        step += result.num_steps
+        exhausted = result.num_steps < num_steps
+        if result.num_steps:
+            logs = call_logs
             for observer in observers:
-                observer.end_call(Call(last, made, seconds, logs))
+                observer.end_call(Call(last, result, seconds, logs))
             stopped = any(observer.wants_to_stop() for observer in observers)
         # One worker's clock, callbacks, and signals decide for all: none may continue alone.
-        own = [per_call.num_steps, stopped, made.checksum, interrupts.pending()]
-        columns = [observer.columns(made) for observer in observers]
+        own = [per_call.num_steps, stopped, result.checksum, interrupts.pending()]
+        columns = [observer.columns(result) for observer in observers]
         all_workers = strategy.gather([*own, *itertools.chain.from_iterable(columns)])
         _check_same_batches(all_workers[:, 2], step)
         first = len(own)
@@ -321,12 +323,12 @@ def run(
 
 
 def _num_steps(
-    data: DataHandler, made: int, per_call: StepsPerCall, observers: Sequence[Observer]
+    data: DataHandler, num_done: int, per_call: StepsPerCall, observers: Sequence[Observer]
 ) -> int:
     """Returns the number of steps of the next call; 0 if none is left."""
     bounds = [observer.max_steps() for observer in observers]
     most = min([per_call.num_steps, *(bound for bound in bounds if bound is not None)])
-    return data.num_left(made, most, per_call.at_once)
+    return data.num_left(num_done, most, per_call.at_once)
 
 
 def _check_same_batches(checksums: np.ndarray, step: int) -> None:

@@ -207,10 +207,10 @@ def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Call
     compute = outer.functions.predict(data)
     outputs: list[Any] = []
 
-    def some_batches(iterator: Iterator[Any], wanted: int) -> tuple[LoopResult, Logs]:
-        made, pieces = compute(iterator, wanted)
+    def some_batches(iterator: Iterator[Any], num_requested: int) -> tuple[LoopResult, Logs]:
+        result, pieces = compute(iterator, num_requested)
         outputs.extend(pieces)
-        return made, {"outputs": _concatenated(pieces)} if made.num_steps else {}
+        return result, {"outputs": _concatenated(pieces)} if result.num_steps else {}
 
     callbacks.on_predict_begin()
     outer.model.stop_predicting = False

@@ -79,7 +79,7 @@ class NonFiniteLoss(Observer):
 
     def _message(self, call: Call) -> str:
         names = [name for name, value in call.logs.items() if not math.isfinite(value)]
-        last, num_steps = call.last_step + 1, max(1, int(call.made.num_steps))
+        last, num_steps = call.last_step + 1, max(1, int(call.result.num_steps))
         steps = f"step {last}" if num_steps == 1 else f"steps {last - num_steps + 1} to {last}"
         weight = _first_non_finite(self._model)
         weights = f"The first weight that is not finite is {weight!r}." if weight else (

@@ -82,10 +82,10 @@ class Outputs:
 
         def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, list[Any]]:
             with self._strategy.collective_section():
-                made, outputs = local(iterator, num_steps)
+                result, outputs = local(iterator, num_steps)
                 if not is_exchanged:
-                    return made, outputs.pieces
-                return made, outputs_of_all_workers(self._strategy, outputs)
+                    return result, outputs.pieces
+                return result, outputs_of_all_workers(self._strategy, outputs)
 
         return predict
 
@@ -125,8 +125,8 @@ class Outputs:
             if num_steps == 1 or not _fit_in_arrays(_pieces(of_one, iterator)):
                 return one_by_one(iterator, num_steps)
             rows, checksum, outputs, counts = of_many(iterator, tf.constant(num_steps))
-            made = LoopResult(num_steps, int(rows), 0.0, int(checksum))
-            return made, LocalOutputs([outputs], num_steps, np.asarray(counts))
+            result = LoopResult(num_steps, int(rows), 0.0, int(checksum))
+            return result, LocalOutputs([outputs], num_steps, np.asarray(counts))
 
         return predict
 

@@ -169,7 +169,7 @@ class RankChecks(Observer):
         self._seconds_since += call.seconds
         self._step = call.last_step + 1
 
-    def columns(self, made: LoopResult) -> list[float]:
+    def columns(self, result: LoopResult) -> list[float]:
         if not self._is_active:
             return []
         values = self._take_digest() if self._is_due else 0.0

@@ -71,11 +71,11 @@ class StepsPerCall:
         """Starts timing a call."""
         self._began = time.perf_counter()
 
-    def end_call(self, made: int) -> float:
+    def end_call(self, num_steps_made: int) -> float:
         """Returns the duration of a call in seconds, and sets `num_steps` of the next one."""
         seconds = time.perf_counter() - self._began
-        if self._adapts and self._is_measured and made:
-            fitting = int(TARGET_SECONDS * made / max(seconds, 1e-6))
+        if self._adapts and self._is_measured and num_steps_made:
+            fitting = int(TARGET_SECONDS * num_steps_made / max(seconds, 1e-6))
             self.num_steps = max(1, min(fitting, 8 * self.num_steps))
         self._is_measured = True
         return seconds
@@ -85,16 +85,16 @@ class StepsPerCall:
         if self._adapts and self._is_measured and self._note:
             self._note(self.num_steps)
 
-    def last_step(self, first: int, made: int) -> int:
+    def last_step(self, first: int, num_steps_made: int) -> int:
         """Returns the number of a call's last step, from 0, for callbacks.
 
         Keras counts a last call of fewer than `steps_per_execution` steps as a full one.
 
         Args:
             first: Number of the call's first step.
-            made: Number of steps that it made.
+            num_steps_made: Number of steps that it made.
         """
-        return first + (self._counted or made) - 1
+        return first + (self._counted or num_steps_made) - 1
 
 
 def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -> bool:

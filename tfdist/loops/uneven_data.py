@@ -41,8 +41,8 @@ class BatchCounts(Observer):
         self._data = data
         self._counts = [0] * len(self._counts)
 
-    def columns(self, made: LoopResult) -> list[float]:
-        return [made.num_brought] if self._data.own_rows and len(self._counts) > 1 else []
+    def columns(self, result: LoopResult) -> list[float]:
+        return [result.num_brought] if self._data.own_rows and len(self._counts) > 1 else []
 
     def compare(self, rows: np.ndarray) -> None:
         self._counts = [n + int(more) for n, more in zip(self._counts, rows[:, 0], strict=True)]

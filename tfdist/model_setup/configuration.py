@@ -121,8 +121,8 @@ def _plain(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
         if value.get("class_name") == "__lambda__":  # serialized with the path of its file
             return "lambda"
-        kept = {key: plain(nested) for key, nested in value.items() if key not in _IGNORED}
-        return {names.get(str(key), str(key)): nested for key, nested in kept.items()}
+        plain_values = {key: plain(nested) for key, nested in value.items() if key not in _IGNORED}
+        return {names.get(str(key), str(key)): nested for key, nested in plain_values.items()}
     if isinstance(value, (list, tuple)):
         is_long = len(value) > _LONG_LIST
         return _digest(repr(value).encode()) if is_long else [plain(nested) for nested in value]

@@ -112,8 +112,8 @@ def adopt(
         )
     _claim_optimizer(model)
     with strategy.scope(), precision.policy(policy), _unchanged_random_state():
-        made = model.optimizer.variables + model.metrics_variables
-        if not all(strategy.owns(v.value) for v in made):
+        state = model.optimizer.variables + model.metrics_variables
+        if not all(strategy.owns(v.value) for v in state):
             warnings.warn(
                 "The model was compiled outside the strategy's scope: its optimizer and metrics "
                 "are created again inside, as trainer.model.optimizer and .metrics.",

@@ -88,16 +88,16 @@ class Allocator:
 
     def allocate(self, num_bytes: int) -> Chunk:
         """Returns a chunk of at least `num_bytes`."""
-        wanted = max(1, -(-num_bytes // _UNIT)) * _UNIT
-        place = bisect.bisect_left(self._free, (wanted, -1))
+        rounded = max(1, -(-num_bytes // _UNIT)) * _UNIT
+        place = bisect.bisect_left(self._free, (rounded, -1))
         if place == len(self._free):
-            self._extend(wanted)
-            place = bisect.bisect_left(self._free, (wanted, -1))
+            self._extend(rounded)
+            place = bisect.bisect_left(self._free, (rounded, -1))
         size, start = self._free[place]
         self._remove(start)
-        if size >= 2 * wanted or size - wanted >= _MOST_WASTE:
-            self._add(start + wanted, size - wanted)
-            size = wanted
+        if size >= 2 * rounded or size - rounded >= _MOST_WASTE:
+            self._add(start + rounded, size - rounded)
+            size = rounded
         self.in_use += size
         self.peak = max(self.peak, self.in_use)
         return Chunk(start, size)
@@ -113,10 +113,10 @@ class Allocator:
             size += self._remove(start + size)
         self._add(start, size)
 
-    def _extend(self, wanted: int) -> None:
+    def _extend(self, rounded: int) -> None:
         """Adds a region, which touches no other."""
         doubled = False
-        while self._region < wanted:
+        while self._region < rounded:
             self._region, doubled = 2 * self._region, True
         start = self._end + 1
         self._end = start + self._region

@@ -125,8 +125,8 @@ def with_hyperparameters(
         name: Setting(value, places.get(f"{OWN}{name}", f"{OWN}{name}"))
         for name, value in config.set.items()
     }
-    made = checked(model, own, f"hyperparameter of recipe {config.recipe!r}")
-    return config.model_copy(update={"set": made.model_dump(mode="json")})
+    validated = checked(model, own, f"hyperparameter of recipe {config.recipe!r}")
+    return config.model_copy(update={"set": validated.model_dump(mode="json")})
 
 
 def checked(model: type[Model], settings: Layer, what: str) -> Model:

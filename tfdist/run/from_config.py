@@ -139,11 +139,11 @@ def make_checkpoints(config: TrainConfig, folder: Path) -> Checkpoints | None:
 
 def make_callbacks(config: TrainConfig, recipe: Recipe) -> list[Any]:
     """Returns the callbacks of the recipe and of the configuration."""
-    made = callbacks(recipe, config)
+    result = callbacks(recipe, config)
     if config.early_stopping:
         monitor, _, epochs = config.early_stopping.rpartition(":")
-        made.append(EarlyStopping(monitor, patience=int(epochs)))
-    return made
+        result.append(EarlyStopping(monitor, patience=int(epochs)))
+    return result
 
 
 def averages(config: TrainConfig) -> list[Any]:

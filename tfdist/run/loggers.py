@@ -35,11 +35,11 @@ def check(names: Sequence[str]) -> None:
 def opened(config: TrainConfig, folder: RunFolder, is_chief: bool) -> Iterator[list[Any]]:
     """Yields the callbacks of the loggers, on the chief only; ends their runs after the block."""
     with ExitStack() as ending:
-        made = [_MAKE[name](config, folder, ending) for name in config.logger if is_chief]
-        for callback in made:
+        created = [_MAKE[name](config, folder, ending) for name in config.logger if is_chief]
+        for callback in created:
             callback.chief_only = callback.only_reads = True
             callback.every_batch = False  # they log epochs: no step has to wait for them
-        yield made
+        yield created
 
 
 def _tensorboard(config: TrainConfig, folder: RunFolder, ending: ExitStack) -> Any:

@@ -317,11 +317,11 @@ def _check(module: ModuleType) -> None:
         try:
             inspect.signature(function).bind(*arguments)
         except TypeError:
-            came = (
+            actual = (
                 f"def {name}{inspect.signature(function)}" if callable(function) else repr(function)
             )
             raise ConfigurationError(
-                f"{module.__name__}: expected def {name}({', '.join(arguments)}), got {came}: "
+                f"{module.__name__}: expected def {name}({', '.join(arguments)}), got {actual}: "
                 "change its parameters (tfdist.run.recipe.Recipe says what each one is)."
             ) from None
 

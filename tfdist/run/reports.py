@@ -76,8 +76,8 @@ def what_runs(
     if config.smoke:
         rows["smoke"] = SMOKE
         if smaller:
-            made = ", ".join(f"{name} {value}" for name, value in smaller.items())
-            rows["made smaller"] = f"{made}; a flag for one of them overrides it"
+            reduced = ", ".join(f"{name} {value}" for name, value in smaller.items())
+            rows["made smaller"] = f"{reduced}; a flag for one of them overrides it"
     rows |= datasets.describe_limit(config)
     return rows | trainer.describe()
 

@@ -72,5 +72,5 @@ def _most_likely(logits: tf.Tensor, num_samples: int, *args: Any, **options: Any
 
 
 def _dropout(uniform: Any, x: tf.Tensor, rate: Any, seed: Any, *_: Any, **__: Any) -> tf.Tensor:
-    kept = uniform(tf.shape(x), seed, dtype=tf.float32) >= tf.cast(rate, tf.float32)
-    return tf.where(kept, x / tf.cast(1 - rate, x.dtype), tf.zeros_like(x))
+    mask = uniform(tf.shape(x), seed, dtype=tf.float32) >= tf.cast(rate, tf.float32)
+    return tf.where(mask, x / tf.cast(1 - rate, x.dtype), tf.zeros_like(x))

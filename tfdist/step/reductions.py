@@ -304,11 +304,11 @@ def worst_decision(found: Sequence[Dependence]) -> Dependence:
 
 
 def _has_independent_rows(
-    model: keras.Model, loss: keras.losses.Loss, taken: tuple[Any, Any], rtol: float
+    model: keras.Model, loss: keras.losses.Loss, examples: tuple[Any, Any], rtol: float
 ) -> bool:
     """Tells whether each of a loss's values is computed from its row alone."""
     try:
-        rows = tf.nest.map_structure(_sample, taken)
+        rows = tf.nest.map_structure(_sample, examples)
         traced = TracedForward(model, rows, training=True, compute=lambda pair: loss.call(*pair))
         (value,) = [traced.analysis.of(t) for t in traced.outputs]
         if value.is_row_wise or value.kind not in (Kind.UNKNOWN, Kind.LIST):
@@ -318,7 +318,7 @@ def _has_independent_rows(
         logger.info("No static analysis of the loss: %s", error)
     DECISIONS["probe"] += 1
     with keras.StatelessScope(), draws_alike_for_all_rows():  # the loss's seed must not move
-        found = [_computes_rows_alone(loss, taken, n, rtol) for n in range(perturbation.COUNT)]
+        found = [_computes_rows_alone(loss, examples, n, rtol) for n in range(perturbation.COUNT)]
     return all(each is not False for each in found) and True in found
 
 
@@ -516,7 +516,7 @@ def _has_custom_metrics(model: keras.Model) -> bool:
 
 
 def _computes_rows_alone(
-    loss: keras.losses.Loss, taken: tuple[Any, Any], number: int, rtol: float
+    loss: keras.losses.Loss, examples: tuple[Any, Any], number: int, rtol: float
 ) -> bool | None:
     """Tells whether a loss has the same values for some rows without the others.
 
@@ -524,7 +524,7 @@ def _computes_rows_alone(
 
     Args:
         loss: The loss.
-        taken: Labels and outputs, for their shapes and dtypes.
+        examples: Labels and outputs, for their shapes and dtypes.
         number: Number of the perturbation.
         rtol: Relative tolerance.
     """
@@ -538,7 +538,7 @@ def _computes_rows_alone(
         return tf.cast(random.uniform(0.05, 0.95, size=shape), tensor.dtype)
 
     try:
-        y_true, y_pred = (tf.nest.map_structure(drawn, each) for each in taken)
+        y_true, y_pred = (tf.nest.map_structure(drawn, each) for each in examples)
         some = loss.call(batches.take(y_true, 0, 2), batches.take(y_pred, 0, 2))
         all_rows = loss.call(y_true, y_pred)
     except Exception as error:

@@ -101,11 +101,11 @@ def _with_gradient(
                 new = [source + tf.cast(zero, source.dtype) for source in sources]
                 tape.watch(new)
                 recomputed = again(new, [zero])
-            wanted = [*new, *variables]
+            differentiated = [*new, *variables]
             if tf.executing_eagerly():
-                found = tape.gradient(recomputed, wanted, list(upstream))
+                found = tape.gradient(recomputed, differentiated, list(upstream))
             else:
-                found = tf.gradients(recomputed, wanted, list(upstream))
+                found = tf.gradients(recomputed, differentiated, list(upstream))
         of_sources = found[: len(sources)]
         return (of_sources, found[len(sources) :]) if variables else of_sources
 

@@ -36,9 +36,9 @@ class Totals:
 
     def take(self, num: int) -> list[tf.Tensor]:
         """Returns the next `num` known totals."""
-        taken = (self.known or [])[self._next : self._next + num]
+        known_totals = (self.known or [])[self._next : self._next + num]
         self._next += num
-        return taken
+        return known_totals
 
 
 @dataclass

@@ -129,9 +129,9 @@ class RowAnalysis:
             current = new
         else:
             return [worst(values) or UNKNOWN] * len(op.outputs)
-        goes_on = self._of_graph(condition, current)[0]
-        if not goes_on.is_plain:  # other replicas would make another number of rounds
-            return [worst([goes_on]) or UNKNOWN] * len(op.outputs)
+        continues = self._of_graph(condition, current)[0]
+        if not continues.is_plain:  # other replicas would make another number of rounds
+            return [worst([continues]) or UNKNOWN] * len(op.outputs)
         return current
 
     def _written_in(self, graph: Any) -> frozenset[Any]:
@@ -149,7 +149,7 @@ def _of_custom_gradient(op: Any, values: Sequence[Dependence]) -> list[Dependenc
     if any(value.kind not in (Kind.ROWS, Kind.FREE) for value in values):
         return [worst(values) or UNKNOWN] * len(values)
     known, upstream = list(zip(op.inputs, values, strict=True)), []
-    taken = [t for t in op.inputs if t.dtype.is_floating]
+    float_inputs = [t for t in op.inputs if t.dtype.is_floating]
     with op.graph.as_default():
         for output, value in zip(op.outputs, values, strict=True):
             if output.dtype.is_floating:
@@ -158,11 +158,11 @@ def _of_custom_gradient(op: Any, values: Sequence[Dependence]) -> list[Dependenc
                 known.append((upstream[-1], value if value.kind is Kind.ROWS else summed(0)))
         floats = [output for output in op.outputs if output.dtype.is_floating]
         try:
-            gradients = tf.gradients(floats, taken, upstream)
+            gradients = tf.gradients(floats, float_inputs, upstream)
         except (ValueError, TypeError, LookupError, NotImplementedError):
             return [UNKNOWN] * len(values)
     analysis, by_input = RowAnalysis(known), {t.ref(): v for t, v in known}
-    for tensor, gradient in zip(taken, gradients, strict=True):
+    for tensor, gradient in zip(float_inputs, gradients, strict=True):
         if gradient is None:
             continue
         value = by_input[tensor.ref()]

@@ -94,11 +94,11 @@ def _overwritten_weight(model: keras.Model) -> str | None:
 
 def _probe_outputs(model: keras.Model, x: Any, training: bool) -> str | None:
     """Compares the outputs of rows beside other rows with their outputs in another batch."""
-    kept = min(_NUM_ROWS, int(num_rows(x)) // 2)
-    if kept == 0:
+    num_kept = min(_NUM_ROWS, int(num_rows(x)) // 2)
+    if num_kept == 0:
         return "the first batch has only one row, from which nothing can be inferred"
     try:
-        if (found := _probe_perturbed(model, x, training, kept, 0)) is not None:
+        if (found := _probe_perturbed(model, x, training, num_kept, 0)) is not None:
             return found
     except Exception as error:
         try:
@@ -110,16 +110,16 @@ def _probe_outputs(model: keras.Model, x: Any, training: bool) -> str | None:
         return f"the model takes no other number of rows ({root_cause(error)})"
     for number in range(1, perturbation.COUNT):
         with suppress(Exception):  # other rows may be invalid to the model
-            if (found := _probe_perturbed(model, x, training, kept, number)) is not None:
+            if (found := _probe_perturbed(model, x, training, num_kept, number)) is not None:
                 return found
     return None
 
 
 def _probe_perturbed(
-    model: keras.Model, x: Any, training: bool, kept: int, number: int
+    model: keras.Model, x: Any, training: bool, num_kept: int, number: int
 ) -> str | None:
-    rows = perturbation.batch(batches.take(x, 0, 2 * kept), number)
-    first, second = batches.take(rows, 0, kept), batches.take(rows, kept, 2 * kept)
+    rows = perturbation.batch(batches.take(x, 0, 2 * num_kept), number)
+    first, second = batches.take(rows, 0, num_kept), batches.take(rows, num_kept, 2 * num_kept)
     # Both ways: the largest value of a batch affects only the rows that do not hold it.
     return _probe_beside(model, first, second, training, number) or _probe_beside(
         model, second, first, training, number
@@ -129,11 +129,11 @@ def _probe_perturbed(
 def _probe_beside(
     model: keras.Model, some: Any, others: Any, training: bool, number: int
 ) -> str | None:
-    kept = int(num_rows(some))
+    num_kept = int(num_rows(some))
     both, twice = _concatenated(some, others), _concatenated(some, some)
     # With as many rows, random layers draw the same numbers. Fewer rows are probed without them.
-    return _mixing_layer(model, both, twice, kept, training, number) or _mixing_layer(
-        model, both, some, kept, False, number, shift=1
+    return _mixing_layer(model, both, twice, num_kept, training, number) or _mixing_layer(
+        model, both, some, num_kept, False, number, shift=1
     )
 
 
@@ -196,7 +196,7 @@ def _mixing_layer(
     model: keras.Model,
     batch: Any,
     other: Any,
-    kept: int,
+    num_kept: int,
     training: bool,
     number: int = 0,
     shift: int = 0,
@@ -207,17 +207,17 @@ def _mixing_layer(
         model: A built model.
         batch: Inputs.
         other: Inputs that begin with the same rows.
-        kept: Number of these rows.
+        num_kept: Number of these rows.
         training: As in `Model.call`.
         number: Number of the perturbation of the weights.
         shift: Added to the seeds, to see whether the outputs are random.
     """
     calls = layer_calls(model, batch, training, number=number)
-    found = first_difference(calls, layer_calls(model, other, training, number=number), kept)
+    found = first_difference(calls, layer_calls(model, other, training, number=number), num_kept)
     if found is None:
         return None
     again = layer_calls(model, batch, training, shift, number)
-    if differ(again[-1].outputs, calls[-1].outputs, kept):  # drawn anew in each call
+    if differ(again[-1].outputs, calls[-1].outputs, num_kept):  # drawn anew in each call
         return None
     return mixes_rows(found)
 

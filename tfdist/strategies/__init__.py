@@ -193,9 +193,9 @@ def create(
     if mesh is not None:
         name, devices, options = _on_mesh(mesh, name, devices, options)
     if not isinstance(name, str):
-        made = _made(name, devices)
-        _check_joins(made.name)
-        return made
+        strategy_object = _made(name, devices)
+        _check_joins(strategy_object.name)
+        return strategy_object
     name = current_name(name)
     if name not in STRATEGIES:
         raise ConfigurationError(

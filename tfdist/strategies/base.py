@@ -442,16 +442,16 @@ class Strategy(ABC):
         return self.split(element, own_rows=False)
 
     def received(
-        self, taken: Any, own_rows: bool, uneven_data: UnevenData = "pad"
+        self, raw: Any, own_rows: bool, uneven_data: UnevenData = "pad"
     ) -> batches.Element:
         """Returns an element with the rows of the global batch; called by every process.
 
         Args:
-            taken: What the iterator of a distributed data set returned.
+            raw: What the iterator of a distributed data set returned.
             own_rows: As for `distribute`.
             uneven_data: Unless it is `"pad"`, the global batch has no rows if one process has none.
         """
-        element = self.unpack(taken)
+        element = self.unpack(raw)
         if not own_rows or self.group.size == 1:
             return element
         if uneven_data == "pad":

@@ -127,7 +127,7 @@ def without_optionals(batch: Batch) -> Batch:
 
 
 def split(
-    batch: Batch, num_shares: int, wanted: Sequence[int], rows: tf.Tensor | None = None
+    batch: Batch, num_shares: int, selected: Sequence[int], rows: tf.Tensor | None = None
 ) -> tuple[Share, ...]:
     """Splits a batch into consecutive per-replica batches whose sizes differ by at most one row.
 
@@ -137,7 +137,7 @@ def split(
     Args:
         batch: The batch to split.
         num_shares: The number of per-replica batches.
-        wanted: The indices of those to return.
+        selected: The indices of those to return.
         rows: How many rows of the batch count; None: all of them.
     """
     rows = num_rows(batch) if rows is None else rows
@@ -147,7 +147,7 @@ def split(
     # A leading size that is not static marks a tensor of rows: `step.random` needs to know, and
     # replicas whose sizes differ share one trace.
     rows = tf.compat.v1.placeholder_with_default(rows, [])
-    bounds = [(rows * i // num_shares, rows * (i + 1) // num_shares) for i in wanted]
+    bounds = [(rows * i // num_shares, rows * (i + 1) // num_shares) for i in selected]
     return tuple(share(batch, begin, end) for begin, end in bounds)
 
 
@@ -250,12 +250,12 @@ def assert_even(batch: Batch) -> None:
     sizes = _sizes(batch)
     rows = tf.stack([rows for _, rows in sizes])
     names = tf.constant([f" {name} has " for name, _ in sizes])
-    said = tf.strings.reduce_join(names + tf.strings.as_string(rows), separator=",")
+    sizes_text = tf.strings.reduce_join(names + tf.strings.as_string(rows), separator=",")
     cure = (
         ", so it cannot be split over replicas: give all parts the same number of rows, or use the "
         "strategy one_device"
     )
-    tf.debugging.Assert(tf.reduce_all(rows == rows[0]), [_UNEVEN + said + cure])
+    tf.debugging.Assert(tf.reduce_all(rows == rows[0]), [_UNEVEN + sizes_text + cure])
 
 
 def _sizes(batch: Batch) -> list[tuple[str, tf.Tensor]]:

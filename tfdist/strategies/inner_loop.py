@@ -75,39 +75,39 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
             graphs.append(tf.compat.v1.get_default_graph())
 
         def take(
-            made: LoopResult, last_done_at: tf.Tensor, _: tf.Tensor
+            result: LoopResult, last_done_at: tf.Tensor, _: tf.Tensor
         ) -> tuple[LoopResult, Any, Any]:
             batch, has_batch, ready_at = _next(iterator, end)
             if end is End.WITHOUT_ROWS:
                 batch = receive(batch)
                 has_batch = batch.num_rows > 0
-                made = _brought(made, batch)
+                result = _brought(result, batch)
 
             def make_step() -> tuple[LoopResult, tf.Tensor]:
                 element = batch
                 if end is not End.WITHOUT_ROWS:
-                    taken = batch.get_value() if end else batch
-                    element = receive(_from_then_on(ready_at, taken))
+                    element_or_optional = batch.get_value() if end else batch
+                    element = receive(_from_then_on(ready_at, element_or_optional))
                 done = step(element.num_rows, element.shares)
                 # Data that were ready before the last step was done kept nobody waiting.
-                waited = made.seconds_waited + tf.maximum(ready_at - last_done_at, 0)
+                waited = result.seconds_waited + tf.maximum(ready_at - last_done_at, 0)
                 done_at = clock.after(_leaves(done))
                 with tf.control_dependencies(clock.read_first(_leaves(done), done_at)):
-                    return _after(made, element, waited), done_at
+                    return _after(result, element, waited), done_at
 
             if end is None:
                 return *make_step(), has_batch
-            return *tf.cond(has_batch, make_step, lambda: (made, last_done_at)), has_batch
+            return *tf.cond(has_batch, make_step, lambda: (result, last_done_at)), has_batch
 
-        made, _, _ = tf.while_loop(
-            lambda made, _, more: tf.logical_and(made.num_steps < num_steps, more),
+        result, _, _ = tf.while_loop(
+            lambda result, _, more: tf.logical_and(result.num_steps < num_steps, more),
             take,
             (_nothing(), clock.now(), tf.constant(True)),
         )
         # Of what a step changes the graph does not know everything: see `step.one_trace`. A metric
         # may tell its variable itself, which is to be read here, too.
-        with tf.control_dependencies([made.num_steps]):
-            return made, tf.nest.map_structure(tf.convert_to_tensor, step.logs())
+        with tf.control_dependencies([result.num_steps]):
+            return result, tf.nest.map_structure(tf.convert_to_tensor, step.logs())
 
     function = tf.function(run, reduce_retracing=True, autograph=False)
     free_with(function, graphs)
@@ -151,22 +151,22 @@ def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Lo
     """Returns `in_graph`'s loop in Python, for `run_eagerly=True`: slow, open to a debugger."""
 
     def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
-        made = _nothing()
+        result = _nothing()
         for _ in range(int(num_steps)):
             began = time.perf_counter()
             try:
-                taken = next(iterator)
+                element_or_optional = next(iterator)
             except StopIteration:
                 break
-            waited = made.seconds_waited + time.perf_counter() - began
-            element = receive(taken)
+            waited = result.seconds_waited + time.perf_counter() - began
+            element = receive(element_or_optional)
             if end is End.WITHOUT_ROWS:
-                made = _brought(made, element)
+                result = _brought(result, element)
                 if element.num_rows == 0:
                     break
             step(element.num_rows, element.shares)
-            made = _after(made, element, waited)
-        return made, step.logs()
+            result = _after(result, element, waited)
+        return result, step.logs()
 
     return run
 
@@ -176,20 +176,20 @@ def _nothing() -> LoopResult:
     return LoopResult(tf.constant(0), zero, tf.constant(0.0, tf.float64), zero, zero)
 
 
-def _brought(made: LoopResult, element: Element) -> LoopResult:
+def _brought(result: LoopResult, element: Element) -> LoopResult:
     """Counts a batch of which this process brought rows, whether a step follows or not."""
     own_rows = tf.add_n([share.num_rows for share in element.shares])
-    return made._replace(num_brought=made.num_brought + tf.cast(own_rows > 0, tf.int64))
+    return result._replace(num_brought=result.num_brought + tf.cast(own_rows > 0, tf.int64))
 
 
-def _after(made: LoopResult, element: Element, waited: Any) -> LoopResult:
+def _after(result: LoopResult, element: Element, waited: Any) -> LoopResult:
     """What has been done after one more step."""
     return LoopResult(
-        made.num_steps + 1,
-        made.num_rows + tf.cast(element.num_rows, tf.int64),
+        result.num_steps + 1,
+        result.num_rows + tf.cast(element.num_rows, tf.int64),
         waited,
-        combined_checksum(made.checksum, element.checksum),
-        made.num_brought,
+        combined_checksum(result.checksum, element.checksum),
+        result.num_brought,
     )
 
 

@@ -160,13 +160,13 @@ def parse(mesh: str | Mapping[str, int] | Mesh) -> Mesh:
             f"mesh={mesh!r}: {' and '.join(inner)} cannot be combined, because each of them places "
             "the weights of a model by itself. Use data and one of them."
         )
-    kept = {name: size for name, size in sizes.items() if name == "data" or name in inner}
-    if inner and list(kept)[-1] == "data" and len(kept) > 1:
+    used_sizes = {name: size for name, size in sizes.items() if name == "data" or name in inner}
+    if inner and list(used_sizes)[-1] == "data" and len(used_sizes) > 1:
         raise ConfigurationError(
             f"mesh={mesh!r}: data is the outer axis, over processes. Write "
-            f"data={kept['data']},{inner[0]}={kept[inner[0]]}."
+            f"data={used_sizes['data']},{inner[0]}={used_sizes[inner[0]]}."
         )
-    return Mesh(kept or {"data": 1})
+    return Mesh(used_sizes or {"data": 1})
 
 
 # ---- objects of keras.distribution ----

@@ -73,20 +73,20 @@ def _resolve(all_reduce: str, merge_on: str, devices: Sequence[str]) -> str:
     STRATEGIES["mirrored"].check(all_reduce=all_reduce, merge_on=merge_on)
     if all_reduce == "nccl" and len(gpus) < len(devices):
         raise ConfigurationError(
-            f"all_reduce='nccl' joins GPUs, but the devices are {', '.join(devices)}: "
+            f"all_reduce='nccl' requires GPUs, but the devices are {', '.join(devices)}: "
             "use all_reduce='auto'."
         )
     if all_reduce == "hierarchical_copy" and len(devices) % 2:
         # TensorFlow sums two halves of equal size and ignores a remaining device.
         raise ConfigurationError(
-            f"all_reduce='hierarchical_copy' joins pairs, but there are {len(devices)} devices: "
-            "use an even number, or all_reduce='auto'."
+            f"all_reduce='hierarchical_copy' requires an even number of devices, but there are "
+            f"{len(devices)}: use an even number, or all_reduce='auto'."
         )
     if merge_on == "gpu" and not gpus:
         raise ConfigurationError("merge_on='gpu', but no device is a GPU: use merge_on='auto'.")
     if merge_on == "cpu" and all_reduce in ("nccl", "hierarchical_copy"):
         raise ConfigurationError(
-            f"merge_on='cpu' adds up on the host, all_reduce={all_reduce!r} on the GPUs: "
+            f"merge_on='cpu' sums on the host, but all_reduce={all_reduce!r} sums on the GPUs: "
             "use all_reduce='one_device'."
         )
     if all_reduce != "auto":

@@ -37,10 +37,10 @@ class ReplicaThreads:
         self._running = [_Thread(fn, i, device) for i, device in enumerate(devices)]
         try:
             while True:
-                asked = [thread.advance() for thread in self._running]
-                if not any(asked):
+                terms = [thread.advance() for thread in self._running]
+                if not any(terms):
                     return [thread.result for thread in self._running]
-                sums = reduce(asked)
+                sums = reduce(terms)
                 for thread in self._running:
                     thread.reply = sums
         finally:

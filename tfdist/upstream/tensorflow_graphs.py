@@ -101,9 +101,9 @@ def optimized(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     whole = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
     whole.collection_def.clear()
-    kept = [tensor.name for tensor in graph.inputs + graph.outputs]
-    kept += [operation.name for operation in graph.control_outputs]
-    whole.collection_def["train_op"].node_list.value.extend(kept)
+    kept_names = [tensor.name for tensor in graph.inputs + graph.outputs]
+    kept_names += [operation.name for operation in graph.control_outputs]
+    whole.collection_def["train_op"].node_list.value.extend(kept_names)
     return tf_optimizer.OptimizeGraph(config, whole, verbose=False)
 
 
@@ -191,8 +191,8 @@ def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> N
         old: An input of it, which may occur several times.
         new: A tensor of the same graph, shape and dtype that does not depend on the operation.
     """
-    for place, taken in enumerate(operation.inputs):
-        if taken is old:
+    for place, current in enumerate(operation.inputs):
+        if current is old:
             operation._update_input(place, new)
 
 

@@ -40,12 +40,12 @@ def summaries_of_this_thread() -> Callable[[], AbstractContextManager[None]]:
     """
     state = summary_ops_v2._summary_state
     names = ("writer", "step", "is_recording")
-    kept = {name: getattr(state, name) for name in names}
+    saved = {name: getattr(state, name) for name in names}
 
     @contextmanager
     def as_in_that_thread() -> Iterator[None]:
         before = {name: getattr(state, name) for name in names}
-        vars(state).update(kept)
+        vars(state).update(saved)
         try:
             yield
         finally:

@@ -60,10 +60,10 @@ def differences(result: Result, reference: Result, tolerance: float = 1.0) -> li
     return sorted(found, key=lambda d: -d.times)
 
 
-def _difference(what: str, found: Any, wanted: Any, tolerance: float) -> Difference:
-    if found is None or wanted is None or np.shape(found) != np.shape(wanted):
-        return Difference(f"{what}: {np.shape(found)} for {np.shape(wanted)}", np.inf, np.inf)
-    a, b = np.asarray(found, "float64"), np.asarray(wanted, "float64")
+def _difference(what: str, found: Any, expected: Any, tolerance: float) -> Difference:
+    if found is None or expected is None or np.shape(found) != np.shape(expected):
+        return Difference(f"{what}: {np.shape(found)} for {np.shape(expected)}", np.inf, np.inf)
+    a, b = np.asarray(found, "float64"), np.asarray(expected, "float64")
     # A NaN is right where the reference has one, and infinitely wrong elsewhere.
     error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
     error = np.nan_to_num(error, nan=np.inf)

@@ -49,8 +49,8 @@ def judge(strategy: Strategy) -> Verdict:
     trainer = Trainer(_build, strategy, sync_batch_norm=True)
     found, fingerprint = _train(trainer, trainer.model, strategy.num_replicas)
     reference = _build()
-    wanted, _ = _train(reference, reference, strategy.num_replicas)
-    off = differences(found, wanted)
+    expected, _ = _train(reference, reference, strategy.num_replicas)
+    off = differences(found, expected)
     table = strategy.gather([min(off[0].times, _INFINITE), fingerprint])
     return Verdict(
         strategy.name,

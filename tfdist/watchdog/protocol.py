@@ -469,7 +469,7 @@ def _itself(connection: _ToRank0) -> _ToRank0:
 def _allow_connections(size: int) -> None:
     """Raises this process's limit of open files for a connection of each worker."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = size + 1024
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    required = size + 1024
+    if soft != resource.RLIM_INFINITY and soft < required:
+        most = required if hard == resource.RLIM_INFINITY else min(required, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

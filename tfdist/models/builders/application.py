@@ -56,8 +56,8 @@ def classifier(
         if features:  # layers after `features` are left out
             top = {"include_top": True, "classes": 1000 if start else 1}
         inputs, x = pixels(input_shape, scale, dtype_policy)
-        made = make(input_tensor=x, weights=start, **top)
-        x = made.get_layer(features).output if features else made.output
+        network = make(input_tensor=x, weights=start, **top)
+        x = network.get_layer(features).output if features else network.output
         return keras.Model(inputs, head.logits(x, num_classes, dtype_policy), name=name)
 
 

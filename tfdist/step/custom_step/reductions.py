@@ -394,10 +394,10 @@ class BatchParts:
             for key in scope.assigned
             if key in before
         }
-        gradients = [[None if g is None else array(g) for g in each] for each in run.taken]
+        gradients = [[None if g is None else array(g) for g in each] for each in run.consumed]
         indices = [
             {i: g.indices.numpy() for i, g in enumerate(each) if isinstance(g, tf.IndexedSlices)}
-            for each in run.taken
+            for each in run.consumed
         ]
         return BatchPart(end - begin, run, gradients, indices, changes, flat_logs(logs), scope)
 
@@ -436,7 +436,7 @@ class RecordingRun(LocalRun):
 
     def __init__(self) -> None:
         self.inner = False
-        self.taken: list[list] = []
+        self.consumed: list[list] = []
         self.results: list[Any] = []
 
     def gradients(
@@ -444,8 +444,8 @@ class RecordingRun(LocalRun):
     ) -> list:
         del targets
         self.inner |= inner
-        self.taken.append(compute())
-        return self.taken[-1]
+        self.consumed.append(compute())
+        return self.consumed[-1]
 
     def result(
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
@@ -465,7 +465,7 @@ class ReplayRun(RecordingRun):
         self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
     ) -> list:
         super().gradients(compute, inner, targets)
-        return self._whole.taken[len(self.taken) - 1]
+        return self._whole.consumed[len(self.consumed) - 1]
 
     def result(
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]

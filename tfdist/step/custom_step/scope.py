@@ -272,8 +272,8 @@ def _gradients(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **o
 
     is_multiplied = bool(args) or options.get("output_gradients") is not None
     targets = None if is_multiplied else tf.nest.flatten(target)
-    taken = scope.run.gradients(compute, scope.is_inside(tape), targets)
-    gradients = others | dict(zip(variables, taken, strict=True))
+    computed = scope.run.gradients(compute, scope.is_inside(tape), targets)
+    gradients = others | dict(zip(variables, computed, strict=True))
     return tf.nest.pack_sequence_as(sources, [gradients[i] for i in range(len(flat))])
 
 

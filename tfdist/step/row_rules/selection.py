@@ -65,7 +65,7 @@ def _strided(op: Any, values: Values) -> Dependence:
         return UNKNOWN
     if value.kind is Kind.SHAPE:
         return _entries(value, bounds, masks)
-    rank, taken, made = op.inputs[0].shape.rank, 0, 0
+    rank, in_axis, out_axis = op.inputs[0].shape.rank, 0, 0
     if rank is None:
         return UNKNOWN
     count, new_axes = len(bounds[0]), bin(masks[3]).count("1")
@@ -73,21 +73,21 @@ def _strided(op: Any, values: Values) -> Dependence:
         bit = 1 << place
         if masks[2] & bit:
             skipped = rank - (count - 1 - new_axes)
-            if taken <= value.axis < taken + skipped:
-                return replace(value, axis=made + value.axis - taken)
-            taken, made = taken + skipped, made + skipped
+            if in_axis <= value.axis < in_axis + skipped:
+                return replace(value, axis=out_axis + value.axis - in_axis)
+            in_axis, out_axis = in_axis + skipped, out_axis + skipped
             continue
         if masks[3] & bit:
-            made += 1
+            out_axis += 1
             continue
-        if taken == value.axis:
+        if in_axis == value.axis:
             from_start = masks[0] & bit or bounds[0][place] == 0
             is_whole = from_start and masks[1] & bit and bounds[2][place] == 1
             if is_whole and not masks[4] & bit:
-                return replace(value, axis=made)
+                return replace(value, axis=out_axis)
             return UNKNOWN if bounds[1] is None and not masks[4] & bit else MIXED
-        taken, made = taken + 1, made + (not masks[4] & bit)
-    return replace(value, axis=made + value.axis - taken)
+        in_axis, out_axis = in_axis + 1, out_axis + (not masks[4] & bit)
+    return replace(value, axis=out_axis + value.axis - in_axis)
 
 
 def _entries(value: Dependence, bounds: list[Any], masks: list[int]) -> Dependence:

@@ -197,12 +197,12 @@ def _suffix_divides(inputs: Any, out: Any) -> bool:
     """Tells whether the last axes of a tensor, which are known, make up an entry of another."""
     if not out.shape[1:].is_fully_defined():
         return False
-    wanted, found = math.prod(out.shape[1:]), 1
+    row_size, found = math.prod(out.shape[1:]), 1
     for length in reversed(inputs.shape[1:].as_list()):
         if length is None:
             break
         found *= length
-    return bool(wanted) and found % wanted == 0
+    return bool(row_size) and found % row_size == 0
 
 
 def _filled(op: Any, values: Values) -> Dependence:

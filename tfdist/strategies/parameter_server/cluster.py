@@ -110,7 +110,7 @@ def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrateg
     if _connected[0] != tasks:
         raise ConfigurationError(
             f"This process is connected to {_size(_connected[0])}, and TensorFlow connects one "
-            f"once: ask for those again instead of {_size(tasks)}, or restart the kernel."
+            f"once: use that size instead of {_size(tasks)}, or restart the kernel."
         )
     return _connected[1]
 
@@ -210,8 +210,8 @@ def _wait_for(addresses: Sequence[str]) -> None:
     while silent := [address for address in addresses if not _answers(address)]:
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"Nobody answers at {', '.join(silent)} after {RENDEZVOUS_SECONDS:.0f} s: start "
-                "every task of the cluster, each with its own TF_CONFIG."
+                f"No process answers at {', '.join(silent)} after {RENDEZVOUS_SECONDS:.0f} s: "
+                "start every task of the cluster, each with its own TF_CONFIG."
             )
         time.sleep(0.2)
 

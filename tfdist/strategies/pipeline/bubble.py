@@ -120,8 +120,8 @@ def _time_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     if tf.executing_eagerly():
         return clock(there)
     clock.add_to_graph(tf.compat.v1.get_default_graph())
-    (told,) = tf.raw_ops.PartitionedCall(args=[there], Tout=[tf.float64], f=clock)
-    return tf.ensure_shape(told, [])
+    (time,) = tf.raw_ops.PartitionedCall(args=[there], Tout=[tf.float64], f=clock)
+    return tf.ensure_shape(time, [])
 
 
 @functools.cache

@@ -64,12 +64,12 @@ def seconds_by_call(
             for weight in weights:
                 move(weight, device)
             with tf.device(device):
-                outputs, taken = _measure(call, operation, args, kwargs)
+                outputs, seconds = _measure(call, operation, args, kwargs)
         finally:
             inside[0] = False
             for weight in weights:
                 move(weight, host)
-        found.append(taken)
+        found.append(seconds)
         return outputs
 
     inputs = [_random_rows(spec, _ROWS, "time") for spec in model.inputs]
@@ -155,17 +155,17 @@ def _trace_activations(
     begin = len(graph.get_operations())
     outputs = call(operation, *args, **kwargs)
     forward = {op.name for op in graph.get_operations()[begin:]}
-    made = [t for t in keras.tree.flatten(outputs) if _has_gradient(t)]
+    differentiable = [t for t in keras.tree.flatten(outputs) if _has_gradient(t)]
     weights = [v.value for v in getattr(operation, "trainable_variables", [])]
     end = len(graph.get_operations())
-    if made and (entering or weights):
-        total = [tf.reduce_sum(tensor) for tensor in made]
+    if differentiable and (entering or weights):
+        total = [tf.reduce_sum(tensor) for tensor in differentiable]
         tf.gradients(total, [*entering, *weights], stop_gradients=entering)
     read = [t for op in graph.get_operations()[end:] for t in op.inputs]
-    kept = {origin.ref(): origin for origin in map(_origin, [*made, *read])}
+    held = {origin.ref(): origin for origin in map(_origin, [*differentiable, *read])}
     return outputs, sum(
         math.prod(size or 1 for size in tensor.shape) * tensor.dtype.size
-        for tensor in kept.values()
+        for tensor in held.values()
         if tensor.op.name in forward
         and tensor.op.type not in _FREE
         and tensor.shape.rank is not None

@@ -76,8 +76,8 @@ class StagePlanner:
             return Costs("time", [self.agreed(seconds)] * num_stages)
         if self.balance == "memory":
             held = costs.held_bytes_by_call(model, operations, self.balance_rows)
-            kept = micro_batches_in_memory(num_stages, self.micro_batches, self.order)
-            by_stage = [[own.weights + num * own.activations for own in held] for num in kept]
+            in_memory = micro_batches_in_memory(num_stages, self.micro_batches, self.order)
+            by_stage = [[own.weights + num * own.activations for own in held] for num in in_memory]
             return Costs("memory", by_stage)
         return None
 
@@ -136,15 +136,15 @@ def describe(
         num_micro_batches: Micro-batches per batch.
         order: Their order.
     """
-    kept = micro_batches_in_memory(len(devices), num_micro_batches, order)
-    kept_text = num_micro_batches if len(set(kept)) == 1 else ", ".join(map(str, kept))
+    in_memory = micro_batches_in_memory(len(devices), num_micro_batches, order)
+    most_text = num_micro_batches if len(set(in_memory)) == 1 else ", ".join(map(str, in_memory))
     shares = stages.shares() if stages else None
     best = bubble.speed_up(shares or [1 / len(devices)] * len(devices), num_micro_batches)
     assumption = "" if shares else " if stages cost the same"
     return {
         "shard policy": "each global batch is split into micro-batches",
         **_describe_stages(stages, devices),
-        "micro-batches": f"{num_micro_batches}, {order}; a stage keeps {kept_text}",
+        "micro-batches": f"{num_micro_batches}, {order}; a stage keeps {most_text}",
         "bubble": f"{1 - best / len(devices):.0%} of the devices' time{assumption}: at most "
         f"{best:.2f} times the speed of one device, of {len(devices)}",
     }

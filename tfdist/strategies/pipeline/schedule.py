@@ -133,17 +133,17 @@ def draw_timeline(stages: Stages, num_micro_batches: int, order: str, path: Path
     from matplotlib.figure import Figure  # takes a second to import, and few need it
 
     shares = stages.shares() or [1 / stages.num_stages] * stages.num_stages
-    made = turns(shares, num_micro_batches, order)
+    all_turns = turns(shares, num_micro_batches, order)
     figure = Figure(figsize=(10, 1 + 0.6 * len(shares)), layout="constrained")
     axes = figure.subplots()
-    for turn in made:
+    for turn in all_turns:
         colour = "tab:orange" if turn.back else "tab:blue"
         span = [(turn.begin, turn.end - turn.begin)]
         axes.broken_barh(span, (turn.stage - 0.4, 0.8), facecolor=colour, edgecolor="white")
     axes.set_yticks(range(len(shares)), [" .. ".join(ends) for ends in stages.ends()])
     axes.invert_yaxis()
     axes.set_xlabel("time relative to a step on one device (blue: forward, orange: backward)")
-    best = 1 / max(turn.end for turn in made)
+    best = 1 / max(turn.end for turn in all_turns)
     cost = "as measured" if stages.shares() else "stages of equal cost"
     axes.set_title(
         f"{order}, {num_micro_batches} micro-batches, {cost}: {best:.2f} times one device"

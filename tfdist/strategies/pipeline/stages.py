@@ -54,8 +54,8 @@ class Stages(NamedTuple):
 
     def shares(self) -> list[float] | None:
         """Returns each stage's share of the time of one device; None if it was not measured."""
-        taken = self._sums("time")
-        return taken and [own / sum(taken) for own in taken]
+        times = self._sums("time")
+        return times and [own / sum(times) for own in times]
 
     def num_bytes(self) -> list[float] | None:
         """Returns the largest number of bytes that each stage holds; None if not estimated."""

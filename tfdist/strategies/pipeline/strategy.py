@@ -90,8 +90,8 @@ class Pipeline(Strategy):
         layers = planning.layer_names(cut_at)
         num_stages = planning.requested_stages(stages, layers)
         planning.check_at_least(1, micro_batches=micro_batches, balance_rows=balance_rows)
-        wanted = num_stages if devices is None else devices
-        names, group = join_processes(process_group, wanted, self.default_cpus)
+        requested = num_stages if devices is None else devices
+        names, group = join_processes(process_group, requested, self.default_cpus)
         if num_stages not in (None, len(names)):
             raise ConfigurationError(
                 f"strategy 'pipeline' needs one device per stage, but got stages={num_stages} on "

@@ -63,11 +63,11 @@ class Tracing:
                 outputs = plain(operation, *args, **kwargs)
         finally:
             self._inside.remove(number)
-        made = [t for t in keras.tree.flatten(outputs) if isinstance(t, tf.Tensor)]
+        output_tensors = [t for t in keras.tree.flatten(outputs) if isinstance(t, tf.Tensor)]
         if not tf.executing_eagerly():
-            for tensor in made:
+            for tensor in output_tensors:
                 self._made_in[number, id(tensor)] = (stage, tensor)
-            self._order.has_gone_forward(stage, number, made)
+            self._order.has_gone_forward(stage, number, output_tensors)
         return outputs
 
     def inputs(self) -> list[tf.Tensor]:

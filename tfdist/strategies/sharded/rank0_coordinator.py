@@ -147,8 +147,8 @@ class Rank0Coordinator:
         if self._is_first:
             self._send(own)
             return
-        while not self._is_awaited and (asked := self._receive()) != own:
-            self._take_part(asked)
+        while not self._is_awaited and (request := self._receive()) != own:
+            self._take_part(request)
         if self._is_awaited:
             variable = self._variables.get(own.number)
             raise ClusterError(
@@ -157,31 +157,31 @@ class Rank0Coordinator:
                 "has a part, and rank 0 does not: do it on all ranks, or on rank 0 alone."
             )
 
-    def _take_part(self, asked: _Request) -> None:
-        if asked.action == _Action.ARRIVED:
+    def _take_part(self, request: _Request) -> None:
+        if request.action == _Action.ARRIVED:
             self._is_awaited = True
             return
-        if asked.action == _Action.END:
+        if request.action == _Action.END:
             self._has_ended = True
             return
-        variable = self._variables.get(asked.number)
+        variable = self._variables.get(request.number)
         if variable is None:
             raise ClusterError(
                 "Rank 0 reads or assigns to a variable of a model that this rank has discarded: "
                 "keep the Trainer on all ranks as long as rank 0 works with its model."
             )
         (part,) = variable.parts
-        if asked.action == _Action.READ:
-            self.joined(asked.number, part, self._sizes[asked.number])
+        if request.action == _Action.READ:
+            self.joined(request.number, part, self._sizes[request.number])
         else:
             size = variable.shape.num_elements()
             value = self.group.broadcast_tensor(tf.zeros([size], part.dtype))
             variable.assign_parts(value)
 
-    def _send(self, asked: _Request) -> _Request:
+    def _send(self, request: _Request) -> _Request:
         with tf.device("CPU:0"):
-            told = self.group.broadcast_tensor(tf.constant(asked, tf.int64))
-        return _Request(*map(int, told))
+            sent = self.group.broadcast_tensor(tf.constant(request, tf.int64))
+        return _Request(*map(int, sent))
 
     def _receive(self) -> _Request:
         return self._send(_Request(_Action.ARRIVED, 0))

@@ -65,7 +65,7 @@ class Calls:
 
     def _side_by_side(self, split: Split, call: Callable[..., Any], x: Any, **options: Any) -> Any:
         """Computes some of the outputs on each device."""
-        layer, made = split.layer, []
+        layer, slices = split.layer, []
         activation = getattr(layer, "activation", None) or activations.linear
         apart = activation in ELEMENTWISE
         given = [x] * len(self._devices) if split.inputs is None else self._cut(x, split.inputs)
@@ -76,8 +76,8 @@ class Calls:
                 if hasattr(layer, "filters"):  # a convolution reshapes its bias by it
                     filters = split.outputs.sizes[number] if split.outputs else None
                     stack.enter_context(replaced(layer, "filters", filters))
-                made.append(call(own, **options))
-        whole = self._joined(split.outputs, made)
+                slices.append(call(own, **options))
+        whole = self._joined(split.outputs, slices)
         return whole if apart else activation(whole)
 
     def _rows(self, split: Split, call: Callable[..., Any], x: Any, **options: Any) -> Any:
@@ -104,7 +104,7 @@ class Calls:
 
     def _heads(self, split: Split, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Computes some heads of an attention on each device."""
-        out, made = out_of_heads(split.layer), []
+        out, slices = out_of_heads(split.layer), []
         given = [t for t in keras.tree.flatten((args, options)) if isinstance(t, tf.Tensor)]
         masks = [mask_of(tensor) for tensor in given]
         with ExitStack() as stack:
@@ -114,16 +114,16 @@ class Calls:
                     if mask is not None:  # the call removes it
                         set_mask(tensor, mask)
                 with self._on(number):
-                    made.append(call(*args, **options))
-        outputs = [each[0] if isinstance(each, tuple) else each for each in made]
+                    slices.append(call(*args, **options))
+        outputs = [each[0] if isinstance(each, tuple) else each for each in slices]
         total = tf.add_n(outputs)
         if out.bias is not None:
             total += out.bias.value
         if mask_of(outputs[0]) is not None:
             set_mask(total, mask_of(outputs[0]))
-        if not isinstance(made[0], tuple):
+        if not isinstance(slices[0], tuple):
             return total
-        return total, tf.concat([scores for _, scores in made], -3)
+        return total, tf.concat([scores for _, scores in slices], -3)
 
     def _vocabulary(self, split: Split, call: Callable[..., Any], ids: Any) -> tf.Tensor:
         """Looks up ids in the rows of a table that each device has."""
@@ -139,11 +139,11 @@ class Calls:
         if id(x) not in self._parts:
             return call(x, **options)
         _, division, parts = self._parts[id(x)]
-        made = []
+        slices = []
         for number, own in enumerate(parts):
             with tf.device(self._devices[number]):
-                made.append(call(own, **options))
-        return self._joined(division, made)
+                slices.append(call(own, **options))
+        return self._joined(division, slices)
 
     @contextmanager
     def _on(self, number: int) -> Iterator[None]:

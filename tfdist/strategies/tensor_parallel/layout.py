@@ -183,19 +183,19 @@ def by_rules(ways: Mapping[int, list[Split]], rules: Rules) -> list[Split]:
             continue
         used.add(rule)
         axes = getattr(rules[rule], "axes", rules[rule])
-        wanted = [place for place, axis in enumerate(axes) if axis is not None]
-        if not wanted:
+        split_axes = [place for place, axis in enumerate(axes) if axis is not None]
+        if not split_axes:
             continue
         fits = [
             way
             for way in own
             for cut in way.cuts
-            if re.search(rule, cut.variable.path) and wanted == [cut.division.axis]
+            if re.search(rule, cut.variable.path) and split_axes == [cut.division.axis]
         ]
         if not fits:
             can = " or ".join(f"{way.cuts[0].division.axis} ({way.kind})" for way in own)
             raise ConfigurationError(
-                f"layout: {rule!r} cuts axis {', '.join(map(str, wanted))} of {min(paths)!r}, "
+                f"layout: {rule!r} cuts axis {', '.join(map(str, split_axes))} of {min(paths)!r}, "
                 f"whose layer is split along axis {can} of {own[0].cuts[0].variable.path!r}."
             )
         chosen.append(fits[0])
@@ -232,10 +232,10 @@ def calls_of(model: keras.Model) -> list[Call]:
             outputs = call(operation, *args, **options)
         finally:
             inside.pop()
-        taken, made = _tensors((args, options)), _tensors(outputs)
-        tensors.extend([*taken, *made])
-        rank = taken[0].shape.rank or 0 if taken else 0
-        numbers = [id(tensor) for tensor in taken], [id(tensor) for tensor in made]
+        inputs_read, made = _tensors((args, options)), _tensors(outputs)
+        tensors.extend([*inputs_read, *made])
+        rank = inputs_read[0].shape.rank or 0 if inputs_read else 0
+        numbers = [id(tensor) for tensor in inputs_read], [id(tensor) for tensor in made]
         found.append(Call(operation, *numbers, rank, _positions(made)))
         return outputs
 
