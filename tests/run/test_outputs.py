@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from tfdist.errors import ConfigurationError, TfdistError
 from tfdist.run import loggers, reports, saved_model
 from tfdist.run.folder import RunFolder
 
+#: Of the run: others may read nothing, and the group may not write.
+UMASK = 0o027
 RECIPE = ["--recipe=recipes._template", "--strategy=mirrored", "--devices=2"]
 
 
@@ -29,8 +32,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with every option that writes files."""
     folder = tmp_path_factory.mktemp("run") / "folder"
     flags = ["--epochs=2", "--steps-per-call=2", "--verbose=0", "--profile", f"--run-dir={folder}"]
-    assert train.main([*RECIPE, *flags, "--logger=csv,tensorboard", "--export=saved_model"]) == 0
+    mask = os.umask(UMASK)
+    try:
+        assert (
+            train.main([*RECIPE, *flags, "--logger=csv,tensorboard", "--export=saved_model"]) == 0
+        )
+    finally:
+        os.umask(mask)
     return folder
+
+
+def test_files_have_the_permissions_that_the_umask_allows(run: Path) -> None:
+    modes = {path: path.stat().st_mode & 0o777 for path in [run, *run.rglob("*")]}
+    expected = {path: (0o777 if path.is_dir() else 0o666) & ~UMASK for path in modes}
+    assert modes == expected
 
 
 def test_loggers_write_the_same_metrics(run: Path) -> None:

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfdist.ray.callback import ReportCallback as ReportCallback
+    from tfdist.ray.data import dataset as dataset
     from tfdist.ray.function import train as train
     from tfdist.ray.function import trial_resources as trial_resources
     from tfdist.ray.reports import report as report
 
-__all__ = ["ReportCallback", "report", "train", "trial_resources"]
+__all__ = ["ReportCallback", "dataset", "report", "train", "trial_resources"]
 
 _MODULES = {
     "ReportCallback": "tfdist.ray.callback",
+    "dataset": "tfdist.ray.data",
     "report": "tfdist.ray.reports",
     "train": "tfdist.ray.function",
     "trial_resources": "tfdist.ray.function",

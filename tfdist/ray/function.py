@@ -15,11 +15,13 @@ from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.launcher.notebook import pickled_call
 from tfdist.launcher.processes import Streams
 from tfdist.launcher.restarts import Failure, Restarts, run_with_restarts
+from tfdist.ray.blocks import execute
 from tfdist.ray.messages import Message, Report, Result
 from tfdist.ray.placement import Resources, connect
 from tfdist.ray.reports import unpack
 
 if TYPE_CHECKING:
+    from ray.data import Dataset
     from ray.tune import PlacementGroupFactory
 
 
@@ -29,6 +31,7 @@ def train(
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
+    datasets: Mapping[str, Dataset] = MappingProxyType({}),
     cpus_per_worker: int = 1,
     gpus_per_worker: int = 0,
     placement: str = "PACK",
@@ -61,6 +64,8 @@ def train(
         num_workers: Number of workers, at most.
         args: Positional arguments of the function, the same in each worker.
         kwargs: Keyword arguments of the function.
+        datasets: Datasets of Ray Data by name. They are executed before the workers start, and the
+            function reads them by `tfdist.ray.dataset`.
         cpus_per_worker: CPU cores that Ray reserves for each worker.
         gpus_per_worker: GPUs that each worker sees.
         placement: Ray's placement strategy: `"PACK"`, `"SPREAD"`, `"STRICT_PACK"` or
@@ -94,6 +99,7 @@ def train(
         fewest,
         num_workers,
         function=function,
+        datasets=execute(datasets),
         on_message=functools.partial(_take, results),
         streams=Streams(only="0"),
     )

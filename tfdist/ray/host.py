@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import ray
@@ -22,6 +23,7 @@ from tfdist.launcher import horovod
 from tfdist.launcher.orphans import marked, watching
 from tfdist.launcher.plan import LOCAL, Process, Slot
 from tfdist.launcher.processes import Child, LocalChild, Streams
+from tfdist.ray.blocks import Blocks
 from tfdist.ray.messages import End, Line, Message
 from tfdist.ray.reports import Channel
 
@@ -88,7 +90,11 @@ class Host:
             self._serving.enter_context(horovod.serving(slots, port))
 
     def run(
-        self, process: Process, environ: Mapping[str, str], function: bytes = b""
+        self,
+        process: Process,
+        environ: Mapping[str, str],
+        function: bytes = b"",
+        datasets: Mapping[str, Blocks] = MappingProxyType({}),
     ) -> Iterator[list[Message]]:
         """Runs the worker, and yields its messages in batches; the last one is an `End`.
 
@@ -96,6 +102,7 @@ class Host:
             process: The worker; the program `python` is the one that runs this actor.
             environ: Variables of all workers.
             function: Pickled; what the worker calls instead of being a program of its own.
+            datasets: Executed Ray datasets by name, of which the function may read rows.
         """
         messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         streams = Streams(process.name, _Lines(messages, False), _Lines(messages, True))
@@ -103,7 +110,7 @@ class Host:
         with contextlib.ExitStack() as stack:
             shared = {**self._environ, **environ, **marked(mark)}
             if function:
-                channel = stack.enter_context(Channel(function, messages.put))
+                channel = stack.enter_context(Channel(function, messages.put, datasets))
                 shared |= channel.environ
             stack.enter_context(watching(mark))
             child = LocalChild(_with_this_python(process), shared, streams)

@@ -1,7 +1,8 @@
 """Metrics, checkpoints and results on their way from a worker to the caller of `tfdist.ray.train`.
 
 The worker's process connects to a Unix socket of its actor, in a folder that only its user can
-enter. It receives the function, and sends reports and the function's result.
+enter. It receives the function, and sends reports and the function's result. Its later connections
+receive rows of datasets.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Client, Connection, Listener
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from tfdist import cluster
 from tfdist.errors import LaunchError
+from tfdist.ray.blocks import Blocks, send_rows
 from tfdist.ray.messages import Report, Result
 
 #: The variable with the path of the socket.
@@ -71,6 +73,20 @@ def receive_function() -> bytes:
     return bytes(_connection.recv())
 
 
+def connected() -> Connection:
+    """Returns, in a worker, another connection to its actor, which sends rows of datasets.
+
+    Raises:
+        LaunchError: This process is no worker of `tfdist.ray.train`.
+    """
+    if _VARIABLE not in os.environ:
+        raise LaunchError(
+            "tfdist.ray.dataset was called outside of a function that tfdist.ray.train runs: call "
+            "it there, and pass datasets={...} to tfdist.ray.train."
+        )
+    return Client(os.environ[_VARIABLE], "AF_UNIX")
+
+
 def send_result(pickled: bytes) -> None:
     """Sends, in a worker, what the function returned."""
     if _connection is None:
@@ -85,16 +101,22 @@ class Channel:
     Args:
         function: Pickled; sent to the worker that connects.
         put: Called with each message, from a thread.
+        datasets: Executed Ray datasets by name, of which the worker may read rows.
     """
 
-    def __init__(self, function: bytes, put: Callable[[Report | Result], None]) -> None:
-        self._function, self._put = function, put
+    def __init__(
+        self,
+        function: bytes,
+        put: Callable[[Report | Result], None],
+        datasets: Mapping[str, Blocks] = MappingProxyType({}),
+    ) -> None:
+        self._function, self._put, self._datasets = function, put, datasets
         self._folder = tempfile.TemporaryDirectory(prefix="tfdist-")
-        self._listener = Listener(f"{self._folder.name}/channel", "AF_UNIX")
+        self._listener = Listener(f"{self._folder.name}/channel", "AF_UNIX", backlog=16)
         self.environ = {_VARIABLE: str(self._listener.address)}
 
     def __enter__(self) -> Channel:
-        threading.Thread(target=self._serve, daemon=True).start()
+        _in_thread(self._accept)
         return self
 
     def __exit__(
@@ -103,14 +125,24 @@ class Channel:
         self._listener.close()
         self._folder.cleanup()
 
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError, EOFError), self._listener.accept() as connection:
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            _in_thread(self._converse, self._listener.accept())
+            while True:
+                _in_thread(send_rows, self._listener.accept(), self._datasets)
+
+    def _converse(self, connection: Connection) -> None:
+        with contextlib.suppress(OSError, EOFError), connection:
             connection.send(self._function)
             while True:
                 message = connection.recv()
                 self._put(message)
                 if isinstance(message, Result):
                     connection.send(True)
+
+
+def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
 def _pack(folder: str | os.PathLike[str]) -> bytes:

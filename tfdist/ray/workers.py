@@ -20,6 +20,7 @@ from tfdist.launcher import plan
 from tfdist.launcher.plan import Process
 from tfdist.launcher.processes import Child, Children, Streams, signals_raise
 from tfdist.launcher.restarts import NO_RESTARTS, Failure
+from tfdist.ray.blocks import Blocks
 from tfdist.ray.host import Host, Node
 from tfdist.ray.messages import End, Line, Message
 from tfdist.ray.placement import Extension, Placement, Resources, placed
@@ -45,6 +46,7 @@ class Job:
         grace: Seconds for workers to save and exit after an interrupt or a preemption.
         by_horovod: Whether Horovod's Gloo connects the workers.
         function: Pickled function that the workers call; empty: they run the command alone.
+        datasets: Executed Ray datasets by name, of which the function may read rows.
         on_message: Called with each report and result of a worker, from threads.
         streams: Where output goes.
     """
@@ -56,6 +58,7 @@ class Job:
     grace: float = 15.0
     by_horovod: bool = False
     function: bytes = b""
+    datasets: Mapping[str, Blocks] = field(default_factory=dict)
     on_message: Callable[[Message], None] = lambda _: None
     streams: Streams = field(default_factory=Streams)
 
@@ -186,7 +189,8 @@ class RayChild(Child):
     def start(self, on_end: Callable[[Child], None]) -> None:
         """Starts it; `Child` describes the arguments."""
         run_worker = self._host.actor.run.options(num_returns="streaming")
-        batches = run_worker.remote(self._process, self._environ, self._job.function)
+        job = self._job
+        batches = run_worker.remote(self._process, self._environ, job.function, job.datasets)
         self._is_started = True
 
         def follow() -> None:
