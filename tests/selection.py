@@ -102,6 +102,7 @@ CHECK: dict[str, float] = {
     "tests/recipes/test_own_folders.py::test_pictures_are_written_and_weights_reused": 10,
     "tests/recipes/test_recipes.py::test_two_steps": 24,
     "tests/recipes/test_two_steps.py": 48,
+    "tests/run/test_bucket_folder.py": 22,
     "tests/run/test_determinism.py": 15,
     "tests/run/test_train_command.py::test_interrupt_saves_the_last_state": 15,
     "tests/step/test_batch_norm.py::test_moving_statistics_average_all_replicas": 6,

@@ -99,7 +99,8 @@ class Run(BaseModel):
         description="synthetic, small, a folder, s3://..., or tfds:NAME; default: the recipe's",
     )
     run_dir: str | None = Field(
-        None, description="folder for the files of this run; default: a new one under runs/"
+        None,
+        description="folder for the files of this run, or s3://...; default: a new one under runs/",
     )
     data_dir: str = Field(
         default_factory=default_data_dir, description="cache folder for packed data sets"

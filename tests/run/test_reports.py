@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,7 +83,7 @@ def test_summary_shows_last_and_best(capsys: pytest.CaptureFixture[str]) -> None
         "val_loss": [0.9, 0.3, 0.4],
         "val_accuracy": [0.5, 0.8, 0.75],
     }
-    reports.summary(history, 61.23, STATS, Path("here"), stopped="")
+    reports.summary(history, 61.23, STATS, "here", stopped="", has_checkpoints=True)
     shown = capsys.readouterr().out
     assert "last epoch (3)" in shown
     assert "val_loss 0.4000, val_accuracy 0.7500" in shown
@@ -96,5 +95,7 @@ def test_summary_shows_last_and_best(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_summary_of_a_run_stopped_in_its_first_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    reports.summary({}, 1.0, STATS, Path("here"), stopped="by an interrupt")
-    assert "model.keras holds the last state" in capsys.readouterr().out
+    reports.summary({}, 1.0, STATS, "here", stopped="by an interrupt", has_checkpoints=True)
+    shown = capsys.readouterr().out
+    assert "model.keras holds the last state" in shown
+    assert "--run-dir here --resume auto" in shown

@@ -57,6 +57,11 @@ class BucketLock:
             return
         try:
             self._identity = self._written()
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{self._url} cannot be locked: there is no such bucket. Create it, or use "
+                "another one."
+            ) from None
         except pipelines.DataError as error:
             raise ConfigurationError(f"{self._url} cannot be locked: {error}") from None
         self._ended.clear()

@@ -90,6 +90,15 @@ class FolderLock:
                 "--resume auto."
             )
 
+    def is_held(self) -> bool:
+        """Returns whether another process that is alive holds the lock."""
+        try:
+            self.acquire()
+        except ConfigurationError:
+            return True
+        self.release()
+        return False
+
     def release(self) -> None:
         """Gives the lock back; does nothing if it is not held."""
         if self._lease is not None:

@@ -10,6 +10,8 @@ checkpoints/    the newest states of the run, to resume from
 model.keras     the trained model, for plain Keras, and the forms of `--export` beside it
 logs/           the output of the workers other than rank 0
 .lock           exists while a process trains in the folder
+
+A folder in an object store has the same files. They are written to a local folder and uploaded.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pipelines import storage
 from tfdist.checkpoint.manifest import versions
 from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.console.files import replacing
@@ -59,15 +63,38 @@ class RunFolder:
     """A folder for one run.
 
     Args:
-        path: A folder that `create` returned, in this process or in another worker.
+        location: The path or URL of a folder.
+        rank: Rank of this worker. Workers other than the chief write nothing but their logs.
+
+    Attributes:
+        location: The path or URL.
+        path: The local folder to write the files to.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        from tfdist.checkpoint.lock import FolderLock
+    def __init__(self, location: str | Path, rank: int = 0) -> None:
+        from tfdist.checkpoint.lock import lock_of
+        from tfdist.run.mirror import Mirror
 
-        self.path = Path(path)
-        self._lock = FolderLock(self.path)
+        self.location = _checked_location(str(location))
+        self._lock = lock_of(self.location)
+        self._mirror: Mirror | None = None
+        self.path = Path(self.location)
+        if storage.is_object_store(self.location):
+            self._mirror = Mirror(self.location, rank, self._lock.check)
+            self.path = self._mirror.local
         self._created: list[Path] = []  # what did not exist before, parents first
+
+    @classmethod
+    def of_worker(cls, location: str, rank: int) -> RunFolder:
+        """Returns the folder that the chief created, on another worker.
+
+        Raises:
+            ConfigurationError: The object store cannot be read.
+        """
+        folder = cls(location, rank)
+        if folder._mirror is not None:
+            folder._mirror.open([folder.log(rank).relative_to(folder.path).as_posix()])
+        return folder
 
     @classmethod
     def create(
@@ -90,26 +117,23 @@ class RunFolder:
             ConfigurationError: The folder has another run's results, is in use by another run,
                 cannot be created, or its disk is too full for the model.
         """
+        if config.run_dir and storage.is_object_store(config.run_dir):
+            return cls._in_bucket(config, model, what_runs, comes_from)
         existing = _to_resume(config) if config.resume == "auto" else None
         if existing is not None:
             folder = cls(existing)
             folder._lock.acquire()
             return folder
-        try:
-            folder = cls._named(Path(config.run_dir)) if config.run_dir else cls._new(config)
+        with _explained():
+            folder = cls._named(config.run_dir) if config.run_dir else cls._new(config)
             folder._lock.acquire()
-            folder._prepare(config.resume)
-            comments = "".join(f"# {name}: {what}\n" for name, what in what_runs.items())
-            folder._write(CONFIG, comments + config.to_yaml())
-            versions = {**_software(), **comes_from}
-            folder._write(VERSIONS, json.dumps(versions, indent=2) + "\n")
-            probe_space(folder.path, model)
-        except OSError as error:
-            raise ConfigurationError(
-                f"The run folder and a model in it cannot be written: {error}. Free some space, or "
-                "use another folder with --run-dir."
-            ) from error
+            folder._fill(config, model, what_runs, comes_from)
         return folder
+
+    @property
+    def name(self) -> str:
+        """The last part of the path or URL."""
+        return self.location.rpartition("/")[2]
 
     @property
     def metrics(self) -> Path:
@@ -127,9 +151,9 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / CHECKPOINTS
+    def checkpoints(self) -> str:
+        """The path or URL of the folder of the checkpoints."""
+        return f"{self.location}/{CHECKPOINTS}"
 
     @property
     def model(self) -> Path:
@@ -142,6 +166,8 @@ class RunFolder:
 
     def discard(self) -> None:
         """Removes what `create` has created, for a run that failed before its first step."""
+        if self._mirror is not None:
+            self._mirror.discard()
         self.close()
         if not self._created or any(self.path.glob("logs/*")):
             return
@@ -154,13 +180,64 @@ class RunFolder:
                 except OSError:  # another run has used it meanwhile
                     break
 
+    def start_uploads(self) -> None:
+        """Uploads files in the background from now on; does nothing for a local folder."""
+        if self._mirror is not None:
+            self._mirror.start()
+
+    def upload(self) -> None:
+        """Uploads the files that have changed; does nothing for a local folder.
+
+        Raises:
+            OSError: A file cannot be uploaded.
+        """
+        if self._mirror is not None:
+            self._mirror.upload()
+
+    def finish(self) -> None:
+        """Uploads what has not been uploaded, at the end of a run, on every worker.
+
+        Raises:
+            ConfigurationError: A file cannot be uploaded.
+        """
+        if self._mirror is not None:
+            self._mirror.finish()
+
     def close(self) -> None:
-        """Releases the lock."""
+        """Uploads the files of a run that failed, and releases the lock."""
+        try:
+            self.finish()
+        except ConfigurationError as error:
+            print(error, file=sys.stderr, flush=True)
         self._lock.release()
 
     @classmethod
-    def _named(cls, path: Path) -> RunFolder:
-        folder = cls(path)
+    def _in_bucket(
+        cls,
+        config: TrainConfig,
+        model: Any,
+        what_runs: Mapping[str, str],
+        comes_from: Mapping[str, Any],
+    ) -> RunFolder:
+        """Creates or opens, and locks, a folder in an object store; as `create`."""
+        folder = cls(str(config.run_dir))
+        folder._lock.acquire()
+        try:
+            with _explained():
+                if folder._mirror is not None:
+                    folder._mirror.open((CONFIG, VERSIONS, *_METRICS))
+                if config.resume != "auto" or not _can_resume(config, folder):
+                    folder._fill(config, model, what_runs, comes_from)
+                folder.upload()
+        except BaseException:
+            folder.discard()
+            raise
+        return folder
+
+    @classmethod
+    def _named(cls, location: str) -> RunFolder:
+        folder = cls(location)
+        path = folder.path
         folder._created = [p for p in (*reversed(path.parents), path) if not p.exists()]
         path.mkdir(parents=True, exist_ok=True)
         return folder
@@ -181,26 +258,46 @@ class RunFolder:
                 folder._created = [folder.path]
                 return folder
 
+    def _fill(
+        self,
+        config: TrainConfig,
+        model: Any,
+        what_runs: Mapping[str, str],
+        comes_from: Mapping[str, Any],
+    ) -> None:
+        """Writes the files that describe a new run; the arguments are those of `create`."""
+        self._prepare(config.resume)
+        comments = "".join(f"# {name}: {what}\n" for name, what in what_runs.items())
+        self._write(CONFIG, comments + config.to_yaml())
+        self._write(VERSIONS, json.dumps({**_software(), **comes_from}, indent=2) + "\n")
+        probe_space(self.path, model)
+
+    def _has_model(self) -> bool:
+        if self._mirror is not None:
+            return self._mirror.exists(self.model.name)
+        return self.model.exists()
+
     def _prepare(self, resume: str) -> None:
         """Checks that no results would be lost, and removes those of a run that starts again.
 
         Raises:
             ConfigurationError: The folder has another run's results.
         """
-        from tfdist.checkpoint.store import Store
+        from tfdist.checkpoint.locations import store_at
 
-        if not self.model.exists():
+        has_model = self._has_model()
+        if not has_model:
             if resume == "auto":  # killed before its first checkpoint: all its epochs are repeated
                 for name in _METRICS:
                     (self.path / name).unlink(missing_ok=True)
-            elif resume == "never" and Store(self.checkpoints).all_damaged():
+            elif resume == "never" and store_at(self.checkpoints).all_damaged():
                 for name in _METRICS:
                     if (self.path / name).exists():
                         (self.path / name).rename(self.path / f"damaged-{name}")
-        if self.metrics.exists() or self.model.exists():
+        if self.metrics.exists() or has_model:
             raise ConfigurationError(
-                f"{self.path} already has a run, which would be overwritten: use another folder "
-                "with --run-dir, resume the run with --resume auto, or remove it."
+                f"{self.location} already has a run, which would be overwritten: use another "
+                "folder with --run-dir, resume the run with --resume auto, or remove it."
             )
 
     def _write(self, name: str, text: str) -> None:
@@ -333,23 +430,61 @@ def _to_resume(config: TrainConfig) -> Path | None:
     Raises:
         ConfigurationError: The folder is of a run of another configuration.
     """
-    from tfdist.checkpoint.store import Store
-
     if config.run_dir is not None:
-        folder = Path(config.run_dir)
-        if not Store(folder / CHECKPOINTS).places():
-            return None
-        if other := _difference(config, folder):
-            raise ConfigurationError(
-                f"{folder} was started with {other}: use the same options, or another folder with "
-                "--run-dir."
-            )
-        return folder
+        folder = RunFolder(config.run_dir)
+        return folder.path if _can_resume(config, folder) else None
     found = Path("runs").glob(f"*/{CHECKPOINTS}")
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         if not _difference(config, path.parent) and not _has_ended(path):
             return path.parent
     return None
+
+
+def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
+    """Returns whether a folder has checkpoints of the same configuration.
+
+    Raises:
+        ConfigurationError: They are of another configuration.
+    """
+    from tfdist.checkpoint.locations import store_at
+
+    if not store_at(folder.checkpoints).places():
+        return False
+    if other := _difference(config, folder.path):
+        raise ConfigurationError(
+            f"{folder.location} was started with {other}: use the same options, or another folder "
+            "with --run-dir."
+        )
+    return True
+
+
+def _checked_location(location: str) -> str:
+    """Returns a path or URL of an object store without a slash at its end.
+
+    Raises:
+        ConfigurationError: It is another URL.
+    """
+    if storage.is_object_store(location):
+        return location.rstrip("/")
+    path = storage.at(location)
+    if not isinstance(path, Path):
+        raise ConfigurationError(
+            f"{location}: expected a local folder or the URL of one in an object store, such as "
+            "s3://bucket/run."
+        )
+    return str(path)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raises errors of writing the folder with what to do about them."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"The run folder and a model in it cannot be written: {error}. Free some space, or "
+            "use another folder with --run-dir."
+        ) from error
 
 
 def _has_ended(checkpoints: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,12 +110,15 @@ def make_trainer(
     )
 
 
-def make_checkpoints(config: TrainConfig, folder: Path) -> Checkpoints | None:
+def make_checkpoints(
+    config: TrainConfig, folder: str | Path, before_upload: Callable[[], None] | None = None
+) -> Checkpoints | None:
     """Returns how the run is saved, or None if it is not.
 
     Args:
         config: Configuration of the run.
-        folder: Folder for its checkpoints.
+        folder: Folder for its checkpoints, or the URL of one.
+        before_upload: As for `Checkpoints`.
 
     Raises:
         ConfigurationError: The run should resume, but keeps no checkpoints.
@@ -134,6 +138,7 @@ def make_checkpoints(config: TrainConfig, folder: Path) -> Checkpoints | None:
         resume=config.resume,
         on_error=config.checkpoint_errors,
         configuration=config.model_dump(mode="json"),
+        before_upload=before_upload,
     )
 
 

@@ -58,7 +58,7 @@ def _mlflow(config: TrainConfig, folder: RunFolder, ending: ExitStack) -> Any:
     import mlflow
     from mlflow.keras.callback import MlflowCallback
 
-    ending.enter_context(mlflow.start_run(run_name=folder.path.name))
+    ending.enter_context(mlflow.start_run(run_name=folder.name))
     mlflow.log_params(config.model_dump(mode="json"))
     return MlflowCallback()
 
@@ -68,9 +68,7 @@ def _wandb(config: TrainConfig, folder: RunFolder, ending: ExitStack) -> Any:
     from wandb.integration.keras import WandbMetricsLogger
 
     ending.enter_context(
-        wandb.init(
-            name=folder.path.name, dir=str(folder.path), config=config.model_dump(mode="json")
-        )
+        wandb.init(name=folder.name, dir=str(folder.path), config=config.model_dump(mode="json"))
     )
     return WandbMetricsLogger()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.console import tables
 from tfdist.loops import data_order
-from tfdist.run import datasets, folder
+from tfdist.run import datasets
 from tfdist.run.datasets import num_rows, num_rows_of_first
 from tfdist.run.recipe import num_steps
 from tfdist.strategies import STRATEGIES
@@ -109,8 +108,9 @@ def summary(
     history: History,
     seconds: float,
     stats: Any,
-    run_dir: Path,
+    run_dir: str,
     stopped: str,
+    has_checkpoints: bool,
     of_strategy: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Prints the results of a training.
@@ -119,14 +119,15 @@ def summary(
         history: The metrics of each epoch, as `keras.callbacks.History.history`.
         seconds: Time of the whole training, validation included.
         stats: Statistics of the trainer, with `examples_per_second` and `data_wait_share`.
-        run_dir: The run folder.
+        run_dir: The path or URL of the run folder.
         stopped: What stopped the training before its end; empty if it completed.
+        has_checkpoints: Whether the run can be resumed.
         of_strategy: Rows of the strategy.
     """
     rows = {}
     if stopped:
         rows["stopped"] = f"{stopped}; model.keras holds the last state"
-        if (run_dir / folder.CHECKPOINTS).exists():
+        if has_checkpoints:
             rows["to resume"] = f"the same command with --run-dir {run_dir} --resume auto"
     judge = "val_loss" if history.get("val_loss") else "loss"
     if losses := history.get(judge):
@@ -137,7 +138,7 @@ def summary(
     rows["speed of the last epoch"] = (
         f"{stats.examples_per_second:.0f} rows/s, {stats.data_wait_share:.0%} waiting for data"
     )
-    tables.facts({**rows, **of_strategy, "run folder": str(run_dir)}.items())
+    tables.facts({**rows, **of_strategy, "run folder": run_dir}.items())
 
 
 def measure_exchange(strategy: Strategy, model: Any) -> tuple[float, float] | None:

@@ -8,6 +8,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pipelines
+from pipelines import storage
+from tfdist.checkpoint.staging import temporary_folder
 from tfdist.config import Run, Spread, StrategyOptions, TrainConfig
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, DataError, MissingError, TfdistError
@@ -70,13 +73,12 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
     from tfdist.run import from_config, recipe
     from tfdist.trainer import Trainer
 
-    path = Path(str(config.evaluate))
-    if not path.exists():  # Checked before the data are prepared.
-        raise ConfigurationError(f"--evaluate {config.evaluate}: there is no such file.")
+    path = str(config.evaluate)
+    is_file = _is_file(path)  # Checked before the data are prepared.
     workload = recipe.find(config.recipe)  # Importing it registers the model's own classes.
-    build = functools.partial(load, str(path))
-    if path.is_dir():
-        (checkpoint, *_) = checkpoints_of(str(path))
+    build = functools.partial(load, path)
+    if not is_file:
+        (checkpoint, *_) = checkpoints_of(path.rstrip("/"))
         build = functools.partial(_from_checkpoint, checkpoint, workload, config)
     strategy = from_config.make_strategy(config)
     _, validation = from_config.make_data(config, workload, strategy)
@@ -85,7 +87,7 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
     trainer = Trainer(
         build,
         strategy,
-        precision=config.precision if path.is_dir() else None,
+        precision=None if is_file else config.precision,
         steps_per_call=config.steps_per_call,
         watchdog_seconds=config.watchdog_seconds,
     )
@@ -107,11 +109,19 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
 def load(file: str) -> keras.Model:
     """Returns a saved model with the loss and metrics that it was compiled with.
 
+    Args:
+        file: Its file, or the URL of one in an object store.
+
     Raises:
         ConfigurationError: It cannot be loaded, or was saved without them.
     """
     import keras
 
+    if storage.is_object_store(file):
+        with temporary_folder() as folder:
+            copy = Path(folder) / "model.keras"
+            storage.RemotePath(file).download(copy)
+            return load(str(copy))
     try:
         model = keras.saving.load_model(file)
     except (OSError, ValueError, TypeError) as error:
@@ -170,6 +180,24 @@ def export(names: Sequence[str], model: Path) -> dict[str, str]:
             ) from error
         written[name] = str(model.parent / target.file)
     return written
+
+
+def _is_file(path: str) -> bool:
+    """Returns whether a path or URL is that of a file, and not of a folder of checkpoints.
+
+    Raises:
+        ConfigurationError: There is neither.
+    """
+    if storage.is_object_store(path):
+        try:
+            remote = storage.RemotePath(path)
+            if (is_file := remote.is_file()) or remote.sizes():
+                return is_file
+        except pipelines.DataError as error:
+            raise ConfigurationError(f"--evaluate {error}") from None
+    elif (local := Path(path)).exists():
+        return local.is_file()
+    raise ConfigurationError(f"--evaluate {path}: there is no such file.")
 
 
 def _from_checkpoint(checkpoint: str, workload: Recipe, config: TrainConfig) -> keras.Model:

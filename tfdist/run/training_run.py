@@ -86,10 +86,12 @@ class TrainingRun:
         sources = provenance(config, strategy, workload)
         folder = self._folder = _shared_folder(strategy, config, trainer.model, facts, sources)
         with self._discarding_on_error():
-            trainer.checkpoints = from_config.make_checkpoints(config, folder.checkpoints)
+            trainer.checkpoints = from_config.make_checkpoints(
+                config, folder.checkpoints, folder.upload
+            )
         self._talks = strategy.is_chief and config.verbose != 0
         if self._talks:
-            tables.facts({**facts, "run folder": str(folder.path)}.items())
+            tables.facts({**facts, "run folder": folder.location}.items())
         if strategy.is_chief and (warning := memory.shortage(config, trainer.model, strategy)):
             print(f"warning: {warning}", file=sys.stderr)
 
@@ -100,7 +102,7 @@ class TrainingRun:
         self._callbacks = [*from_config.averages(config), *own, self.history, log, self._curves]
 
     def close(self) -> None:
-        """Releases the lock on the run folder."""
+        """Uploads what a failed run left, and releases the lock on the run folder."""
         self._folder.close()
 
     def fit(self) -> Ending:
@@ -117,6 +119,7 @@ class TrainingRun:
             _output_to(None if strategy.is_chief else self._folder.log(strategy.rank)),
             loggers.opened(config, self._folder, strategy.is_chief) as told,
         ):
+            self._folder.start_uploads()
             try:
                 with interrupts.deadline(left), self._discarding_on_error():
                     self._trainer.fit(
@@ -150,11 +153,14 @@ class TrainingRun:
         self._save_and_tell(ending)
         if ending.raised:
             if self._strategy.is_chief and self._trainer.checkpoints:
-                where = shlex.join(["--run-dir", str(self._folder.path)])
+                where = shlex.join(["--run-dir", self._folder.location])
                 print(
                     f"To resume, run the same command with {where} --resume auto", file=sys.stderr
                 )
-            self._strategy.barrier()  # the launcher stops all workers when one exits
+            try:
+                self._folder.finish()
+            finally:
+                self._strategy.barrier()  # the launcher stops all workers when one exits
             raise ending.raised
         for one in self._profiles:
             exchanged = reports.measure_exchange(
@@ -165,6 +171,7 @@ class TrainingRun:
         if self._strategy.is_chief:
             saved_model.export(self._config.export, self._folder.model)
             self._report()
+        self._folder.finish()
 
     def _report(self) -> None:
         """Has the recipe draw its pictures of the saved model; nothing if it has no report."""
@@ -173,7 +180,7 @@ class TrainingRun:
         model = keras.saving.load_model(self._folder.model, compile=False)
         files = recipe.report(self._recipe, self._config, model, self._folder.path)
         if self._talks and files:
-            print(f"Pictures in {self._folder.path}: {', '.join(files)}")
+            print(f"Pictures in {self._folder.location}: {', '.join(files)}")
 
     @contextmanager
     def _discarding_on_error(self) -> Iterator[None]:
@@ -194,12 +201,12 @@ class TrainingRun:
             full = full or str(problem or "")
         if self._talks:
             reports.summary(
-                self.history.history, ending.seconds, self._trainer.stats, folder.path,
-                ending.stopped, self._strategy.summary(),
+                self.history.history, ending.seconds, self._trainer.stats, folder.location,
+                ending.stopped, self._trainer.checkpoints is not None, self._strategy.summary(),
             )  # fmt: skip
         if full:
             raise ConfigurationError(
-                f"{folder.path}: not all could be written: {full}. The model after "
+                f"{folder.location}: not all could be written: {full}. The model after "
                 f"{int(model.optimizer.iterations)} steps is {saved}."
             )
 
@@ -210,10 +217,10 @@ def _shared_folder(strategy: Strategy, config: TrainConfig, *facts: Any) -> RunF
 
     def create() -> str:
         created.append(RunFolder.create(config, *facts))
-        return str(created[0].path)
+        return created[0].location
 
-    path = from_rank0(strategy.group, create)
-    return created[0] if created else RunFolder(path)
+    location = from_rank0(strategy.group, create)
+    return created[0] if created else RunFolder.of_worker(location, strategy.rank)
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipelines import storage
+from pipelines.storage import AnyPath
 from tfdist.console import command, sizes, tables
 from tfdist.errors import ConfigurationError
 from tfdist.runs import folders
@@ -25,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     actions = "; ".join(f"{name}: {what}" for name, what in _ACTIONS.items())
     parser.add_argument("action", choices=list(_ACTIONS), help=actions)
     parser.add_argument("names", metavar="RUN", nargs="*", help="run folders, or names in --folder")
-    parser.add_argument("--folder", default="runs", metavar="DIR", help="folder of the runs")
+    parser.add_argument(
+        "--folder", default="runs", metavar="DIR", help="folder of the runs, or s3://..."
+    )
     parser.add_argument(
         "--picture", default="curves.png", metavar="FILE", help="file for the curves of compare"
     )
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         given = command.parse(parser, arguments)
-        folder = Path(given.folder)
+        folder = storage.at(given.folder)
         chosen = [folders.read(_path(folder, name)) for name in given.names]
         if given.action == "list":
             _list(chosen or folders.below(folder))
@@ -45,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return command.run(run)
 
 
-def _path(folder: Path, name: str) -> Path:
-    return Path(name) if Path(name).is_dir() else folder / name
+def _path(folder: AnyPath, name: str) -> AnyPath:
+    return storage.at(name) if storage.is_url(name) or Path(name).is_dir() else folder / name
 
 
 def _is_empty(run: Run) -> bool:
@@ -129,7 +132,7 @@ def _clean(runs: Sequence[Run], yes: bool) -> None:
         print("Nothing was deleted.")
         return
     for run in runs:
-        shutil.rmtree(run.path)
+        folders.remove(run)
     print(f"Deleted {len(runs)} folders.")
 
 

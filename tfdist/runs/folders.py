@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+import pipelines
+from pipelines.storage import AnyPath
+from tfdist.checkpoint.lock import NAME as LOCK
+from tfdist.checkpoint.lock import lock_of
 from tfdist.errors import ConfigurationError
 
 #: Columns of `metrics.jsonl` that are no metrics.
@@ -20,14 +25,14 @@ class Run(NamedTuple):
     """What a run folder says.
 
     Attributes:
-        path: The folder.
+        path: The folder, local or in an object store.
         config: Fields of the configuration.
         epochs: One mapping per epoch, as in `metrics.jsonl`.
         state: `"finished"`, `"running"` or `"stopped"`.
         num_bytes: Size of all files.
     """
 
-    path: Path
+    path: AnyPath
     config: Mapping[str, Any]
     epochs: list[Mapping[str, float | None]]
     state: str
@@ -37,8 +42,10 @@ class Run(NamedTuple):
     def started(self) -> str:
         """Time at which the folder was created, from `versions.json`."""
         try:
-            return str(json.loads((self.path / "versions.json").read_text())["started"])[:16]
-        except (OSError, ValueError, KeyError):
+            return str(json.loads((self.path / "versions.json").read_bytes())["started"])[:16]
+        except (OSError, ValueError, KeyError, pipelines.DataError):
+            if not isinstance(self.path, Path):
+                return ""
             return time.strftime("%Y-%m-%dT%H:%M", time.localtime(self.path.stat().st_mtime))
 
     def metrics(self) -> dict[str, float]:
@@ -52,43 +59,50 @@ class Run(NamedTuple):
         return [float("nan") if value is None else value for value in values]
 
 
-def read(path: Path) -> Run:
+def read(path: AnyPath) -> Run:
     """Reads a run folder.
 
     Raises:
-        ConfigurationError: The folder is not that of a run.
+        ConfigurationError: The folder is not that of a run, or cannot be read.
     """
     try:
-        config = yaml.safe_load((path / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError) as error:
+        config = yaml.safe_load((path / "config.yaml").read_bytes())
+        sizes = _sizes(path)
+        epochs = read_epochs(path) if "metrics.jsonl" in sizes else []
+        state = "running" if lock_of(str(path)).is_held() else "stopped"
+    except (OSError, yaml.YAMLError, pipelines.DataError) as error:
         raise ConfigurationError(f"{path} is not a run folder: {error}") from None
-    files = [file for file in path.rglob("*") if file.is_file()]
-    state = "running" if is_locked(path) else "stopped"
-    if state == "stopped" and (path / "model.keras").exists():
+    if state == "stopped" and "model.keras" in sizes:
         state = "finished"
     config = config if isinstance(config, Mapping) else {}
-    return Run(path, config, read_epochs(path), state, sum(file.stat().st_size for file in files))
+    return Run(path, config, epochs, state, sum(sizes.values()))
 
 
-def read_epochs(path: Path) -> list[Mapping[str, float | None]]:
+def read_epochs(path: AnyPath) -> list[Mapping[str, float | None]]:
     """Returns the complete lines of a run folder's `metrics.jsonl`; none if there is no file."""
     epochs: list[Mapping[str, float | None]] = []
-    if (path / "metrics.jsonl").exists():
-        for line in (path / "metrics.jsonl").read_text().splitlines():
-            try:
-                epochs.append(json.loads(line))
-            except ValueError:
-                break  # the run writes this line, or was killed while it did
+    try:
+        lines = (path / "metrics.jsonl").read_bytes().splitlines()
+    except FileNotFoundError:
+        return epochs
+    for line in lines:
+        try:
+            epochs.append(json.loads(line))
+        except ValueError:
+            break  # the run writes this line, or was killed while it did
     return epochs
 
 
-def below(folder: Path) -> list[Run]:
+def below(folder: AnyPath) -> list[Run]:
     """Returns the runs in a folder, the newest first.
 
     Raises:
-        ConfigurationError: There are none.
+        ConfigurationError: There are none, or the object store cannot be read.
     """
-    found = [read(path.parent) for path in folder.glob("*/config.yaml")]
+    try:
+        found = [read(folder / name) for name in _names(folder)]
+    except pipelines.DataError as error:
+        raise ConfigurationError(f"{folder} cannot be read: {error}") from None
     if not found:
         raise ConfigurationError(
             f"{folder}: there are no runs here. Name another folder with --folder, or start a run "
@@ -97,14 +111,37 @@ def below(folder: Path) -> list[Run]:
     return sorted(found, key=lambda run: run.started, reverse=True)
 
 
-def is_locked(path: Path) -> bool:
-    """Returns whether a process that is alive holds the lock of a folder."""
-    from tfdist.checkpoint.lock import FolderLock
+def remove(run: Run) -> None:
+    """Deletes a run folder.
 
-    lock = FolderLock(path)
+    Raises:
+        ConfigurationError: A run is using it, or the object store refuses to delete it.
+    """
+    lock = lock_of(str(run.path))
+    lock.acquire()
     try:
-        lock.acquire()
-    except ConfigurationError:
-        return True
-    lock.release()
-    return False
+        if isinstance(run.path, Path):
+            shutil.rmtree(run.path)
+        else:
+            names = run.path.sizes().keys() - {LOCK}
+            # The configuration last: what an interrupted removal leaves is listed as a run.
+            run.path.delete_below(sorted(names, key=lambda name: name == "config.yaml"))
+    except pipelines.DataError as error:
+        raise ConfigurationError(f"{run.path} cannot be deleted: {error}") from None
+    finally:
+        lock.release()
+
+
+def _names(folder: AnyPath) -> list[str]:
+    if isinstance(folder, Path):
+        return [path.parent.name for path in folder.glob("*/config.yaml")]
+    parts = (name.split("/") for name in folder.sizes())
+    return [part[0] for part in parts if len(part) == 2 and part[1] == "config.yaml"]
+
+
+def _sizes(folder: AnyPath) -> dict[str, int]:
+    """Returns the sizes of all files of a folder and its subfolders, by their relative names."""
+    if not isinstance(folder, Path):
+        return folder.sizes()
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}

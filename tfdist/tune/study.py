@@ -27,7 +27,6 @@ from tfdist.cluster import gpus
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.launcher import orphans, processes
-from tfdist.runs import folders
 from tfdist.tune import space
 from tfdist.tune.space import Dimension
 from tfdist.tune.trial_process import TrialProcess
@@ -148,7 +147,7 @@ class Study:
             if search is None:
                 continue
             if search not in alive:
-                alive[search] = folders.is_locked(self.folder / _SEARCHES / search)
+                alive[search] = FolderLock(self.folder / _SEARCHES / search).is_held()
             if not alive[search]:
                 with contextlib.suppress(ValueError):  # another search was faster
                     self._study.tell(trial.number, state=TrialState.FAIL)
