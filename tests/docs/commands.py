@@ -11,7 +11,9 @@ from tests.support import ROOT
 
 #: Launchers that start a command several times.
 _STARTERS = re.compile(r"^(mpirun -np \d+|horovodrun --gloo -np \d+|srun --ntasks \d+) ")
-_BLOCK = re.compile(r"^```(?:bash|sh|)\n(.*?)^```|((?:^ {4,}\S.*\n)+)", flags=re.M | re.S)
+_OURS = ("python -m tfdist", "python -m pipelines", "python -m benchmarks")
+#: Languages of fenced blocks with commands.
+_SHELLS = ("", "bash", "sh")
 
 
 class Command(NamedTuple):
@@ -46,16 +48,36 @@ def _pages() -> list[str]:
 
 
 def _of_page(page: str) -> Iterator[Command]:
-    for fenced, indented in _BLOCK.findall((ROOT / page).read_text()):
-        text = (fenced or indented).replace("\\\n", " ")
-        for line in map(str.strip, text.splitlines()):
-            starter = _STARTERS.match(line)
-            rest = line[starter.end() :] if starter else line
-            if not rest.startswith(
-                ("python -m tfdist", "python -m pipelines", "python -m benchmarks")
-            ):
-                continue
+    for line in _lines(page):
+        starter = _STARTERS.match(line)
+        rest = line[starter.end() :] if starter else line
+        if rest.startswith(_OURS):
             words = shlex.split(rest, comments=True)
             end = next((at for at, word in enumerate(words) if word in (">", "|")), len(words))
             _, _, module, *arguments = words[:end]
             yield Command(page, starter[1] if starter else "", module, tuple(arguments))
+
+
+def other_lines() -> Iterator[tuple[str, str]]:
+    """Yields the page and the text of each line in a shell block that is no command of ours."""
+    for page in _pages():
+        for line in _lines(page):
+            if not _STARTERS.sub("", line).startswith(_OURS):
+                yield page, line
+
+
+def _lines(page: str) -> Iterator[str]:
+    """Yields the lines of a page's shell blocks, fenced or indented; continued lines as one."""
+    fence: str | None = None
+    follows_block = True  # an indented line is code after an empty line or another line of code
+    text = (ROOT / page).read_text()
+    for line in text.replace("\\\n", " ").splitlines():
+        if found := re.match(r"\s*```(\S*)", line):
+            fence, follows_block = (found[1] if fence is None else None), True
+        elif fence is not None:
+            if fence in _SHELLS and line.strip():
+                yield line.strip()
+        elif follows_block and re.match(r" {4,}\S", line):
+            yield line.strip()
+        else:
+            follows_block = not line.strip()

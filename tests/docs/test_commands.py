@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.commands import Command, commands
+from tests.docs.commands import Command, commands, other_lines
 from tests.support import ROOT
 
 ALL = commands()
@@ -44,6 +44,57 @@ LEFT_OUT = {
     "tfdist.tune": "fills the memory: tests/tune",
     "wandb": "needs an account",
 }
+
+#: Commands of all other pages: what they contain, and the tests that run such a command.
+RUN_BY = {
+    "tfdist.train": "tests/run",
+    "tfdist.launch": "tests/launcher",
+    "tfdist.verify": "tests/verify",
+    "tfdist.doctor": "tests/doctor",
+    "tfdist.plan": "tests/plan",
+    "tfdist.tune": "tests/tune",
+    "tfdist.bench": "tests/bench",
+    "tfdist.runs": "tests/runs",
+    "tfdist.init": "tests/test_init.py",
+    "tfdist.install_horovod": "tests/install_horovod",
+    "pipelines.": "tests/pipelines",
+    "benchmarks": "tests/benchmarks",
+}
+#: Lines of shell blocks that start no command of ours: how they begin, and the tests that run
+#: them, or why none does.
+OTHER_LINES = {
+    "make ": "the continuous build runs the targets: .ci/run",
+    ". .venv/bin/activate": "activates what `make` creates",
+    "pip install": "needs a network; tests/release.py installs the wheel",
+    "docker ": "needs Docker",
+    "kubectl ": "needs Kubernetes; tests/launcher/test_manifests.py checks the manifests",
+    "sbatch ": "needs Slurm",
+    "ray job submit": "needs a Ray cluster",
+    "eval ": "changes the reader's shell",
+    "export ": "sets a variable of the reader's shell",
+    "python docs/example.py": "tests/test_readme.py runs the script under mirrored",
+    "mpirun -np 2 python docs/example.py": "tests/test_readme.py runs the script under mirrored",
+    "python train.py": "the README's example: tests/test_readme.py",
+    "python train_photos.py": "the page's block: tests/docs/test_code_blocks.py",
+    "mpirun -np 2 python": "the page's block: tests/docs/test_code_blocks.py",
+    "horovodrun --gloo -np 2 python": "the page's block: tests/docs/test_code_blocks.py",
+    "HOROVOD_GPU_OPERATIONS=NCCL": "needs CUDA",
+    "python -m tests.": "a tool for contributors",
+}
+
+
+def test_every_command_is_run_or_left_out_for_a_reason() -> None:
+    known = (*LEFT_OUT, *RUN_BY)
+    unknown = [str(one) for one in ALL if one.page not in PAGES]
+    assert not [line for line in unknown if not any(part in line for part in known)]
+    assert not [path for path in RUN_BY.values() if not (ROOT / path).exists()]
+
+
+def test_every_other_line_is_a_known_command() -> None:
+    found = list(other_lines())
+    assert not [one for one in found if not one[1].startswith(tuple(OTHER_LINES))]
+    unused = [part for part in OTHER_LINES if not any(line.startswith(part) for _, line in found)]
+    assert not unused
 
 
 def test_commands_are_found() -> None:
