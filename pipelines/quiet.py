@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import sys
 import tempfile
@@ -15,16 +16,43 @@ from types import ModuleType
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
-def quieten_tensorflow() -> None:
+def quieten_tensorflow(level: str = "3") -> None:
     """Hides TensorFlow's log messages unless the user set `TF_CPP_MIN_LOG_LEVEL`.
 
     Real errors are raised as exceptions anyway; the rest is mostly about missing drivers. Call this
     before TensorFlow is imported.
+
+    Args:
+        level: The value for `TF_CPP_MIN_LOG_LEVEL`: 1 hides information, 2 warnings, 3 errors too.
     """
-    if os.environ.setdefault(_LEVEL, "3") != "0" and not any(
+    if os.environ.setdefault(_LEVEL, level) != "0" and not any(
         isinstance(finder, _Finder) for finder in sys.meta_path
     ):
         sys.meta_path.insert(0, _Finder())
+
+
+def quieten_notebook() -> None:
+    """Hides TensorFlow's INFO messages in a notebook or another interactive session.
+
+    Only there does TensorFlow print them by default. `TF_CPP_MIN_LOG_LEVEL=0`, or
+    `tf.get_logger().setLevel("INFO")` after this call, shows them.
+    """
+    if not _is_interactive() or os.environ.get(_LEVEL) == "0":
+        return
+    if tensorflow := sys.modules.get("tensorflow"):
+        _hide_information(tensorflow)
+    else:
+        quieten_tensorflow("1")
+
+
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1")  # the prompt, by which TensorFlow tells too
+
+
+def _hide_information(tensorflow: ModuleType) -> None:
+    logger: logging.Logger = tensorflow.get_logger()
+    if logger.level == logging.INFO:  # TensorFlow's default of interactive sessions
+        logger.setLevel(logging.WARNING)
 
 
 class _Finder(MetaPathFinder):
@@ -55,6 +83,8 @@ class _Quiet(Loader):
     def exec_module(self, module: ModuleType) -> None:
         with _without_standard_error():
             self._loader.exec_module(module)
+        if _is_interactive():
+            _hide_information(module)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)  # for example, the reader of package resources

@@ -10,6 +10,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from pipelines.quiet import quieten_notebook
 from tfdist.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ __all__ = [
 ]
 
 
+quieten_notebook()
 if os.environ.get("TF_CONFIG"):  # a launcher started this process
     importlib.import_module("tfdist.groups.join_at_start").prepare()
 else:

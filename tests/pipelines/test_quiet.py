@@ -48,3 +48,48 @@ def test_failing_start_shows_all_messages(tmp_path: Path) -> None:
     done = run(tmp_path, "raise ImportError('no library')")
     assert done.stderr.startswith("notes")
     assert done.stderr.endswith("ImportError: no library\n")
+
+
+NOTEBOOK = """
+import sys
+sys.ps1 = ">>> "  # as in notebooks
+{before}
+import tfdist
+{after}
+import tensorflow
+print(tensorflow.get_logger().level)
+"""
+FAKE = """
+import logging
+def get_logger():
+    return logging.getLogger("tensorflow")
+if not get_logger().level:
+    get_logger().setLevel(logging.INFO)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "level"),
+    [
+        ("", "", "30"),
+        ("import tensorflow", "", "30"),
+        ("", "import tensorflow; tensorflow.get_logger().setLevel('INFO')", "20"),
+        ("import os; os.environ['TF_CPP_MIN_LOG_LEVEL'] = '0'", "", "20"),
+        ("import tensorflow; tensorflow.get_logger().setLevel('DEBUG')", "", "10"),
+        ("del sys.ps1", "", "20"),
+    ],
+)
+def test_notebooks_show_no_information_unless_the_user_wants_it(
+    before: str, after: str, level: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tensorflow.py").write_text(FAKE)
+    environ = {name: value for name, value in os.environ.items() if "TF_" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK.format(before=before, after=after)],
+        env=environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.stderr) == (level, "")
