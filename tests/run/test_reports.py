@@ -56,11 +56,11 @@ def test_table_shows_the_schedule_of_the_learning_rate() -> None:
 def test_batch_size_of_data_of_unknown_size() -> None:
     data = tf.data.Dataset.range(100).batch(64).filter(lambda row: True).map(lambda row: row)
     found = what_runs(TrainConfig(), data)
-    assert found["global batch"] == "64, by the first"
+    assert found["global batch"] == "64 (the first batch)"
     assert found["steps per epoch"] == "unknown until the first has ended"
     of_others = tf.data.Dataset.range(100).batch(48).map(lambda row: row[: tf.size(row)])
     found = what_runs(TrainConfig(), of_others)
-    assert found["global batch"] == "48, by the first; batch_size is 64"
+    assert found["global batch"] == "48 (the first batch); batch_size is 64"
     assert found["per-replica batch"] == "16"
 
 

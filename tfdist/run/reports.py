@@ -47,7 +47,7 @@ def what_runs(
     steps = num_steps(data)
     batch, note = num_rows(data), ""
     if batch is None:
-        batch, note = num_rows_of_first(data), ", by the first"
+        batch, note = num_rows_of_first(data), " (the first batch)"
     if batch is None:
         batch, note = config.batch_size, ", if the data keep to it"
     elif batch != config.batch_size:
