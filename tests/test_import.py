@@ -24,6 +24,8 @@ def test_help_does_not_import_tensorflow() -> None:
     shown = help_without_tensorflow(*commands)
     assert len(commands) == 11
     assert all(f"python -m {command}" in shown for command in commands)
+    assert "--num-workers N" in shown
+    assert "--strategy one_device|mirrored" in shown
 
 
 @pytest.mark.parametrize("name", tfdist.__all__)

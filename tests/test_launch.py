@@ -55,13 +55,6 @@ def _runs(process_id: int) -> bool:
         return False
 
 
-def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
-    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
-    done = launch("--help", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "--num-workers N" in done.stdout
-
-
 def test_output_lines_start_with_the_rank(tmp_path: Path) -> None:
     body = 'print("out", rank); print("err", rank, file=sys.stderr); print("end", end="")'
     done = launch_program(tmp_path, body, "--num-workers", "3")

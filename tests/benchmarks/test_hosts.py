@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_MAKES = """
+_PROGRAM = """
 import pathlib, sys
 from benchmarks.hosts import NotAllowedError, make_hosts
 
@@ -25,13 +25,13 @@ except NotAllowedError as error:
 
 @pytest.mark.processes
 def test_hosts_are_removed_after_a_signal(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _MAKES, str(tmp_path)]
+    command = [sys.executable, "-c", _PROGRAM, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = process.stdout.readline().strip()
-        if said != "made":
-            pytest.skip(f"no network namespaces here: {said}")
+        printed = process.stdout.readline().strip()
+        if printed != "made":
+            pytest.skip(f"no network namespaces here: {printed}")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    assert f"tfdist-{process.pid}-" not in there.stdout
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert f"tfdist-{process.pid}-" not in listed.stdout

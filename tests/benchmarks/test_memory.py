@@ -24,13 +24,13 @@ def test_expected_bytes_are_those_of_zero() -> None:
 def test_shards_are_counted_on_their_devices(contender: str) -> None:
     if memory.CONTENDERS[contender].in_processes:
         pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
-    told = memory.measure(contender, 131_072, 2, 2)
+    measured = memory.measure(contender, 131_072, 2, 2)
     scalars = 8 + 4  # the count of steps and the learning rate
-    assert told["largest"] == told["expected_rest"] // 2 + scalars
-    assert told["rest"] >= told["expected_rest"]
-    # The backward pass does not need the first layer's weights, and still has the last layer's.
-    wanted = told["expected_sent"] * 2 / 3
-    assert wanted <= told["sent"] <= wanted + 100
+    assert measured["largest"] == measured["expected_rest"] // 2 + scalars
+    assert measured["rest"] >= measured["expected_rest"]
+    # The backward pass needs no weights of the first layer, and still has those of the last.
+    wanted = measured["expected_sent"] * 2 / 3
+    assert wanted <= measured["sent"] <= wanted + 100
 
 
 @pytest.mark.long

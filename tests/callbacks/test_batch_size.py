@@ -1,3 +1,5 @@
+"""A warning if batches have another size than `batch_size`."""
+
 from __future__ import annotations
 
 import keras
@@ -17,9 +19,9 @@ def fit(batch_size: int, expected: int) -> None:
 
 
 def test_warns_once_about_another_batch_size() -> None:
-    with pytest.warns(UserWarning, match="but batch_size is 4") as told:
+    with pytest.warns(UserWarning, match="but batch_size is 4") as caught:
         fit(2, 4)
-    assert len(told) == 1
+    assert len(caught) == 1
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -1,3 +1,5 @@
+"""The picture of a training's metrics."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -32,7 +34,7 @@ def test_picture_is_drawn_while_it_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "curves.png").exists()
 
 
-def test_metrics_missing_in_some_epochs(tmp_path: Path) -> None:
+def test_metrics_may_be_missing_in_some_epochs(tmp_path: Path) -> None:
     callback = Curves(tmp_path / "curves.png")
     run(callback, [{"loss": 1.0}, {"loss": 0.5, "val_loss": 0.6}, {"loss": float("nan")}])
     callback.on_train_end()
@@ -55,7 +57,7 @@ def test_ticks_are_epochs(epochs: list[int], ticks: list[int]) -> None:
     assert [tick for tick in drawn.axes[0].get_xticks() if low <= tick <= high] == ticks
 
 
-def test_nothing_to_draw(tmp_path: Path) -> None:
+def test_no_picture_without_an_epoch(tmp_path: Path) -> None:
     callback = Curves(tmp_path / "curves.png")
     run(callback, [])
     callback.on_train_end()

@@ -1,3 +1,5 @@
+"""Early stopping, which names a metric that does not exist."""
+
 from __future__ import annotations
 
 import pytest

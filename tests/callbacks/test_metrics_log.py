@@ -1,3 +1,5 @@
+"""The log of metrics, one line of JSON for each epoch."""
+
 from __future__ import annotations
 
 import json
@@ -16,15 +18,8 @@ def test_one_line_per_epoch_under_plain_keras(tmp_path: Path) -> None:
     model.compile("sgd", "mse", metrics=["mae"])
     rows = np.ones((10, 2), "float32")
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    history = model.fit(
-        rows,
-        rows[:, :1],
-        batch_size=5,
-        epochs=3,
-        validation_split=0.2,
-        callbacks=[log],
-        verbose=0,
-    )
+    options = {"batch_size": 5, "validation_split": 0.2, "callbacks": [log], "verbose": 0}
+    history = model.fit(rows, rows[:, :1], epochs=3, **options)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert [line["step"] for line in lines] == [2, 4, 6]
@@ -32,7 +27,7 @@ def test_one_line_per_epoch_under_plain_keras(tmp_path: Path) -> None:
     assert 0 <= lines[0]["seconds"] <= lines[2]["seconds"]
 
 
-def test_numbers_that_json_lacks_and_speed(tmp_path: Path) -> None:
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
     stats = SimpleNamespace(examples_per_second=float("nan"), data_wait_share=0.25)
     log = MetricsLog(tmp_path / "a", stats)
     log.set_model(SimpleNamespace(optimizer=SimpleNamespace(iterations=7)))
@@ -41,13 +36,9 @@ def test_numbers_that_json_lacks_and_speed(tmp_path: Path) -> None:
     line = json.loads((tmp_path / "a").read_text())
     assert line.pop("seconds") >= 0
     assert line == {
-        "epoch": 1,
-        "step": 7,
-        "examples_per_second": None,
-        "data_wait_share": 0.25,
-        "loss": None,
-        "accuracy": 0.5,
-    }
+        "epoch": 1, "step": 7, "examples_per_second": None, "data_wait_share": 0.25,
+        "loss": None, "accuracy": 0.5,
+    }  # fmt: skip
 
 
 def test_restored_state_truncates_later_lines(tmp_path: Path) -> None:

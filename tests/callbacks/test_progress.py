@@ -1,3 +1,5 @@
+"""The progress bar, on a terminal and in a log file."""
+
 from __future__ import annotations
 
 import sys
@@ -18,7 +20,7 @@ def fit(verbose: str | int, epochs: int = 2) -> keras.Model:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     bar = ProgressBar(STATS)
-    # To a list of callbacks Keras adds no bar of its own, and leaves its parameters as they are.
+    # Keras adds no bar to a `CallbackList`, and leaves its parameters as they are.
     callbacks = keras.callbacks.CallbackList([bar], add_history=True, model=model)
     callbacks.set_params({"verbose": verbose, "epochs": epochs, "steps": 4})
     model.fit(ROWS, ROWS[:, :1], 5, epochs, verbose=0, callbacks=callbacks)
@@ -61,12 +63,12 @@ def test_formats_numbers(number: float, text: str) -> None:
     assert progress_line.short(number) == text
 
 
-def test_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_0_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     fit(0)
     assert capsys.readouterr().out == ""
 
 
-def test_evaluate_and_predict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_and_predict_print_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     model = fit(0)
     for call in (model.evaluate, model.predict):
         callbacks = keras.callbacks.CallbackList([ProgressBar(STATS)], model=model)

@@ -1,3 +1,5 @@
+"""The doctor's all-reduce: its sizes, its result, and the workers that take part."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -28,10 +30,8 @@ def test_size_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     memory: Any = all_reduce.psutil.virtual_memory()._replace(available=10**8)
     monkeypatch.setattr(all_reduce.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(traffic, "measure_all_reduce", lambda *_: (1.0, 2.0))
-    assert [check.name for check in all_reduce.checks()] == [
-        "mirrored x2, 1 MB",
-        "mirrored x2, 4 MB",
-    ]
+    names = [check.name for check in all_reduce.checks()]
+    assert names == ["mirrored x2, 1 MB", "mirrored x2, 4 MB"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_size_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
         ({"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "2"}, "0.28.1", False),
     ],
 )
-def test_who_is_asked(
+def test_detects_workers_started_by_horovod(
     variables: dict[str, str],
     horovod: str | None,
     started: bool,

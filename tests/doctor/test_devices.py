@@ -1,3 +1,5 @@
+"""The doctor's lines on GPUs and the libraries that TensorFlow needs for them."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Machine code for the host's GPUs, or PTX that the driver compiles at the first start."""
+"""The doctor's lines on kernels: machine code, or PTX that the driver compiles first."""
 
 from __future__ import annotations
 

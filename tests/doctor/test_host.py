@@ -1,3 +1,5 @@
+"""The doctor's lines on ports, memory and shared memory."""
+
 from __future__ import annotations
 
 import pytest

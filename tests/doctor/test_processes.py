@@ -1,3 +1,5 @@
+"""The doctor's lines on MPI, Horovod and the cluster that the environment describes."""
+
 from __future__ import annotations
 
 import sys

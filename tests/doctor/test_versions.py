@@ -1,3 +1,5 @@
+"""The doctor's lines on installed packages."""
+
 from __future__ import annotations
 
 from importlib import metadata

@@ -1,4 +1,4 @@
-"""Horovod's Keras example on MNIST; against Horovod's own script, one import is another.
+"""Horovod's Keras example on MNIST; Horovod's own script differs in one import.
 
     mpirun -np 2 python tests/examples/horovod_mnist.py model.keras
     horovodrun -np 2 python tests/examples/horovod_mnist.py model.keras

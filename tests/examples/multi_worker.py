@@ -1,4 +1,4 @@
-"""The model of TensorFlow's tutorial "Multi-worker training with Keras", in tfdist's words.
+"""The model of TensorFlow's tutorial "Multi-worker training with Keras", with tfdist.
 
     python -m tfdist.launch --num-workers 2 -- python tests/examples/multi_worker.py model.keras
 

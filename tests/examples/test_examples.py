@@ -34,23 +34,23 @@ def start(command: list[str], cwd: Path = ROOT, **variables: str) -> subprocess.
 def finish(processes: list[subprocess.Popen[str]]) -> str:
     """Waits for processes, kills those that remain, and returns their output."""
     try:
-        said = [process.communicate(timeout=SECONDS)[0] for process in processes]
+        output = [process.communicate(timeout=SECONDS)[0] for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
                 for member in psutil.Process(process.pid).children(recursive=True):
                     member.kill()
                 process.kill()
-    assert all(process.returncode == 0 for process in processes), "\n".join(said)
-    return "\n".join(said)
+    assert all(process.returncode == 0 for process in processes), "\n".join(output)
+    return "\n".join(output)
 
 
-def check(said: str, path: Path) -> None:
-    """Both ranks print the same accuracy, and plain Keras loads a model that has it."""
-    told = re.findall(r"rank (\d) of 2: accuracy ([\d.]+)", said)
-    assert sorted(rank for rank, _ in told) == ["0", "1"], said
-    assert told[0][1] == told[1][1], "the ranks' metrics differ"
-    assert float(told[0][1]) > 0.5
+def check(output: str, path: Path) -> None:
+    """Asserts that both ranks print one accuracy, and that plain Keras loads a trained model."""
+    printed = re.findall(r"rank (\d) of 2: accuracy ([\d.]+)", output)
+    assert sorted(rank for rank, _ in printed) == ["0", "1"], output
+    assert printed[0][1] == printed[1][1], "the ranks' metrics differ"
+    assert float(printed[0][1]) > 0.5
     assert keras.models.load_model(path).evaluate(*images.load(), verbose=0)[1] > 0.7
 
 
@@ -73,8 +73,8 @@ def test_multi_worker_with_tf_config(tmp_path: Path) -> None:
     configs = [
         {"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in (0, 1)
     ]
-    said = finish([start(command, TF_CONFIG=json.dumps(config)) for config in configs])
-    check(said, tmp_path / "m.keras")
+    output = finish([start(command, TF_CONFIG=json.dumps(config)) for config in configs])
+    check(output, tmp_path / "m.keras")
 
 
 def test_multi_worker_with_the_launcher(tmp_path: Path) -> None:

@@ -26,17 +26,15 @@ FORMS = {
     "launch": ('strategy="multi_worker"', LAUNCH),
     "mpirun": (
         'strategy="horovod"',
-        [
-            program("mpirun"), "--oversubscribe", *AS_ROOT, "-np", "2", sys.executable,
-        ],
+        [program("mpirun"), "--oversubscribe", *AS_ROOT, "-np", "2", sys.executable],
     ),
-}  # fmt: skip
+}
 
 
 def metrics(command: list[str], folder: Path) -> list[str]:
     """Runs a script, and returns the metrics that rank 0 prints, or every rank alike."""
-    said = finish([start(command, cwd=folder)])
-    lines = [line.partition("metric")[2] for line in said.splitlines() if "metric" in line]
+    output = finish([start(command, cwd=folder)])
+    lines = [line.partition("metric")[2] for line in output.splitlines() if "metric" in line]
     return list(dict.fromkeys(lines))
 
 

@@ -36,7 +36,7 @@ def train(name: str) -> list[np.ndarray]:
 
 
 def overflow(wrap: Callable[[], keras.optimizers.Optimizer]) -> dict[str, Any]:
-    """Returns the results if rank 1's third batch of six overflows."""
+    """Returns the results of a training in which rank 1's third batch of six overflows."""
     model, optimizer = dense(), wrap()
     x, y = (share(part, hvd.rank(), hvd.size()).copy() for part in (X, Y))
     if hvd.rank() == 1:
@@ -47,12 +47,12 @@ def overflow(wrap: Callable[[], keras.optimizers.Optimizer]) -> dict[str, Any]:
     return state | {"weights": model.get_weights()}
 
 
-def scaled_outside() -> keras.optimizers.Optimizer:
+def loss_scale_outside() -> keras.optimizers.Optimizer:
     inner = hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16)
     return keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
 
 
-def scaled_inside() -> keras.optimizers.Optimizer:
+def loss_scale_inside() -> keras.optimizers.Optimizer:
     outer = keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=8.0)
     return hvd.DistributedOptimizer(outer)
 
@@ -62,8 +62,8 @@ def start_from_rank_1() -> dict[str, Any]:
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dropout(0.5, seed=hvd.rank()), keras.layers.Dense(1)]
     )
-    mine = float(hvd.rank())
-    model.layers[1].set_weights([np.full((4, 1), mine), np.full(1, mine)])
+    rank = float(hvd.rank())
+    model.layers[1].set_weights([np.full((4, 1), rank), np.full(1, rank)])
     model.compile(hvd.DistributedOptimizer(sgd(learning_rate=0.0)), "mse")
     model.optimizer.build(model.trainable_variables)
     model.optimizer.iterations.assign(10 * hvd.rank())
@@ -103,12 +103,12 @@ def without_the_optimizer() -> None:
     model.fit(x, Y, verbose=0, callbacks=[hvd.BroadcastGlobalVariablesCallback()])
 
 
-def of_other_shapes() -> None:
+def different_shapes() -> None:
     layers = [keras.Input((4,)), keras.layers.Dense(2 + hvd.rank()), keras.layers.Dense(1)]
     fitted(keras.Sequential(layers), hvd.DistributedOptimizer(sgd()))
 
 
-def on_other_numbers_of_batches() -> None:
+def different_numbers_of_batches() -> None:
     fitted(dense(), hvd.DistributedOptimizer(sgd()), rows=16 + 8 * hvd.rank())
 
 
@@ -135,12 +135,12 @@ def twice() -> None:
     hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd()))
 
 
-def over_some_ranks() -> None:
+def subset_of_ranks() -> None:
     hvd.DistributedOptimizer(sgd(), process_set=hvd.global_process_set, groups=None, name=None)
     hvd.DistributedOptimizer(sgd(), process_set=hvd.ProcessSet([0]))
 
 
-def weights_of_a_rank() -> None:
+def local_weights() -> None:
     hvd.DistributedOptimizer(sgd()).register_local_var(dense().weights[0])
 
 
@@ -153,7 +153,7 @@ def in_the_trainer() -> None:
     tfdist.Trainer(build, "horovod")
 
 
-def passes_of_a_built_one() -> None:
+def passes_of_a_built_optimizer() -> None:
     optimizer = sgd()
     optimizer.build(dense().trainable_variables)
     hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
@@ -231,8 +231,8 @@ def with_xla() -> dict[str, Any]:
         model.fit(X, Y, verbose=0)
     other = dense()
     other.compile(sgd(), "mse", jit_compile=True)
-    said = any("jit_compile" in str(warning.message) for warning in caught)
-    return {"distributed": model.jit_compile, "warned": said, "other": other.jit_compile}
+    warned = any("jit_compile" in str(warning.message) for warning in caught)
+    return {"distributed": model.jit_compile, "warned": warned, "other": other.jit_compile}
 
 
 def batch_norm() -> list[np.ndarray]:
@@ -245,32 +245,33 @@ def batch_norm() -> list[np.ndarray]:
 
 
 def operations() -> dict[str, Any]:
-    mine = float(hvd.rank())
+    rank = float(hvd.rank())
     seed = keras.Variable([hvd.rank(), 2**32 - 1 - hvd.rank()], dtype="uint32")
-    plain = tf.Variable([mine])
-    large = tf.Variable(tf.fill([FUSION_LIMIT], mine))  # is reduced without fusion
+    plain = tf.Variable([rank])
+    large = tf.Variable(tf.fill([FUSION_LIMIT], rank))  # is reduced without fusion
     hvd.broadcast_variables([large, seed, plain], root_rank=1)
     return {
-        "average": float(hvd.allreduce(mine)),
-        "sum": float(hvd.allreduce(mine, op=hvd.Sum)),
-        "gathered": hvd.allgather([mine, 7.0]).numpy().tolist(),
-        "scattered": hvd.reducescatter([mine, 2 * mine], op=hvd.Sum).numpy().tolist(),
-        "broadcast": float(hvd.broadcast(mine, root_rank=1)),
+        "average": float(hvd.allreduce(rank)),
+        "sum": float(hvd.allreduce(rank, op=hvd.Sum)),
+        "gathered": hvd.allgather([rank, 7.0]).numpy().tolist(),
+        "scattered": hvd.reducescatter([rank, 2 * rank], op=hvd.Sum).numpy().tolist(),
+        "broadcast": float(hvd.broadcast(rank, root_rank=1)),
         "Horovod's": [hvd.is_initialized(), hvd.mpi_enabled(), hvd.global_process_set.size()],
         "variables": [seed.numpy().tolist(), plain.numpy().tolist(), float(large[-1])],
-        "places": [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()],
+        "ranks": [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()],
         "tfdist": [tfdist.rank(), tfdist.size()],
     }
 
 
 ERRORS = [
-    without_the_optimizer, of_other_shapes, on_other_numbers_of_batches,
-    twice, over_some_ranks, weights_of_a_rank, in_the_trainer, passes_of_a_built_one,
+    without_the_optimizer, different_shapes, different_numbers_of_batches,
+    twice, subset_of_ranks, local_weights, in_the_trainer, passes_of_a_built_optimizer,
     scheduled_twice,
 ]  # fmt: skip
 PROGRAMS: dict[str, Callable[[], Any]] = {
     **{f"train {name}": functools.partial(train, name) for name in CASES},
-    **{fn.__name__: functools.partial(overflow, fn) for fn in (scaled_outside, scaled_inside)},
+    "loss_scale_outside": functools.partial(overflow, loss_scale_outside),
+    "loss_scale_inside": functools.partial(overflow, loss_scale_inside),
     **{fn.__name__: functools.partial(raised, fn) for fn in ERRORS},
     **{
         fn.__name__: fn

@@ -13,7 +13,7 @@ from tests.horovod.training import X, Y, dense, fit, sgd
 def test_all_ranks_start_from_the_root_rank(run: Run) -> None:
     first, second = run("start_from_rank_1")
     assert first["kernel"] == second["kernel"] == [[1.0]] * 4
-    assert [first["bias"], second["bias"]] == [[0.0], [1.0]], "local ones were sent"
+    assert [first["bias"], second["bias"]] == [[0.0], [1.0]], "local variables were broadcast"
     assert first["steps"] == second["steps"] == 11
     assert second["seeds"] == [1]
     assert first["seeds"] != [1], "both ranks would draw the same masks"
@@ -29,17 +29,17 @@ def test_unbuilt_model_starts_from_the_root_rank(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "says"),
+    ("program", "expected"),
     [
         ("without_the_optimizer", "compile the model with tfdist.horovod.DistributedOptimizer"),
-        ("of_other_shapes", "The ranks built different models: "),
-        ("on_other_numbers_of_batches", "The ranks have 2, 3 batches per epoch"),
+        ("different_shapes", "The ranks built different models: "),
+        ("different_numbers_of_batches", "The ranks have 2, 3 batches per epoch"),
         ("scheduled_twice", "the optimizer has a LearningRateSchedule"),
     ],
 )
-def test_refuses(program: str, says: str, run: Run) -> None:
+def test_unsupported_programs_raise(program: str, expected: str, run: Run) -> None:
     for message in run(program):
-        assert says in message
+        assert expected in message
 
 
 def test_metrics_cover_all_rows(run: Run) -> None:

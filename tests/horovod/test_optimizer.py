@@ -27,8 +27,8 @@ def test_equals_one_device_with_the_global_batch(name: str, run: Run) -> None:
         np.testing.assert_allclose(one, alone, case.tolerance, case.tolerance)
 
 
-@pytest.mark.parametrize("program", ["scaled_outside", "scaled_inside"])
-def test_one_answer_about_overflow_for_all_ranks(program: str, run: Run) -> None:
+@pytest.mark.parametrize("program", ["loss_scale_outside", "loss_scale_inside"])
+def test_overflow_on_one_rank_skips_the_step_on_all(program: str, run: Run) -> None:
     first, second = run(program)
     np.testing.assert_equal(first, second)
     assert first["steps"] == 5
@@ -50,34 +50,28 @@ def test_saves_as_the_plain_optimizer(run: Run) -> None:
     loaded.fit(X, Y, verbose=0)  # alone
 
 
-def test_loads_so_that_it_exchanges_again(run: Run) -> None:
+def test_loaded_optimizer_reduces_gradients(run: Run) -> None:
     assert run("loaded") == [1, 1]
 
 
-def test_keeps_clear_of_xla(run: Run) -> None:
+def test_xla_is_disabled_with_a_warning(run: Run) -> None:
     for answer in run("with_xla"):
         assert answer == {"distributed": False, "warned": True, "other": True}
 
 
 @pytest.mark.parametrize(
-    ("program", "says"),
+    ("program", "expected"),
     [
         ("twice", "This optimizer is already distributed"),
-        (
-            "over_some_ranks",
-            "To sum over fewer, call hvd.allreduce",
-        ),
-        (
-            "weights_of_a_rank",
-            "register_local_var is not supported; leave it out",
-        ),
+        ("subset_of_ranks", "To sum over fewer, call hvd.allreduce"),
+        ("local_weights", "register_local_var is not supported; leave it out"),
         ("in_the_trainer", "compile the model with the plain optimizer"),
-        ("passes_of_a_built_one", "Set the number when you create the optimizer"),
+        ("passes_of_a_built_optimizer", "Set the number when you create the optimizer"),
     ],
 )
-def test_refuses(program: str, says: str, run: Run) -> None:
+def test_unsupported_programs_raise(program: str, expected: str, run: Run) -> None:
     for message in run(program):
-        assert says in message
+        assert expected in message
 
 
 def test_batch_norm_over_all_ranks_equals_one_device(run: Run) -> None:
@@ -90,7 +84,7 @@ def test_batch_norm_over_all_ranks_equals_one_device(run: Run) -> None:
             np.testing.assert_allclose(one, alone, 1e-4, 1e-4)
 
 
-def test_operations(run: Run) -> None:
+def test_collective_operations(run: Run) -> None:
     for rank, answer in enumerate(run("operations")):
         assert answer == {
             "average": 0.5,
@@ -100,6 +94,6 @@ def test_operations(run: Run) -> None:
             "broadcast": 1.0,
             "Horovod's": [True, True, 2],
             "variables": [[1, 2**32 - 2], [1.0], 1.0],
-            "places": [rank, 2, rank, 2],
+            "ranks": [rank, 2, rank, 2],
             "tfdist": [rank, 2],
         }

@@ -73,15 +73,15 @@ def loop(model: keras.Model, optimizer: keras.optimizers.Optimizer, rows: Any, s
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A training that ranks have to bring to the weights of one device.
+    """A training after which the ranks must have the weights of one device.
 
     Attributes:
-        optimizer: makes that of the ranks.
-        alone: makes that of one device; None: the same.
-        options: of `DistributedOptimizer`.
-        model: makes the model.
-        train: trains it.
-        tolerance: relative and absolute.
+        optimizer: Creates the optimizer of the ranks.
+        alone: Creates the optimizer of one device; None: the same.
+        options: Arguments of `DistributedOptimizer`.
+        model: Creates the model.
+        train: Trains it.
+        tolerance: Relative and absolute.
     """
 
     optimizer: Callable[[], keras.optimizers.Optimizer]

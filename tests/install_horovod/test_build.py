@@ -1,3 +1,5 @@
+"""The environment in which Horovod is built, and the message of a failed build."""
+
 from __future__ import annotations
 
 import os
@@ -37,7 +39,7 @@ def test_provided_headers_precede_others(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("with_mpi", [True, False])
-def test_controllers(with_mpi: bool) -> None:
+def test_build_includes_mpi_if_there_is_one(with_mpi: bool) -> None:
     environ = build._environment(Path("tools"), with_mpi)
     assert environ["HOROVOD_WITH_GLOO"] == "1"
     assert ("HOROVOD_WITH_MPI" in environ, "HOROVOD_WITHOUT_MPI" in environ) == (
@@ -55,9 +57,9 @@ def test_build_variables_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_library_has_a_relative_rpath() -> None:
-    way = build._to_libraries().removeprefix(r"\$ORIGIN/")
+    relative = build._to_libraries().removeprefix(r"\$ORIGIN/")
     home = Path(sysconfig.get_path("platlib"), "horovod", "tensorflow")
-    assert os.path.normpath(home / way) == str(Path(sys.prefix, "lib"))
+    assert os.path.normpath(home / relative) == str(Path(sys.prefix, "lib"))
 
 
 def test_failure_shows_the_first_errors(tmp_path: Path) -> None:

@@ -47,11 +47,11 @@ def test_cuda_wheels_are_insufficient(host: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOROVOD_NCCL_HOME", str(host / "site-packages" / "nvidia" / "nccl"))
     with pytest.raises(InstallError) as raised:
         cuda.check()
-    said = str(raised.value)
-    assert "HOROVOD_GPU_OPERATIONS=NCCL needs nvcc" in said
-    assert "libnccl_static.a or libnccl.so" in said
-    assert "nccl.h" not in said
-    assert "apt-get install cuda-nvcc-12-5 cuda-cudart-dev-12-5 libnccl-dev" in said
+    message = str(raised.value)
+    assert "HOROVOD_GPU_OPERATIONS=NCCL needs nvcc" in message
+    assert "libnccl_static.a or libnccl.so" in message
+    assert "nccl.h" not in message
+    assert "apt-get install cuda-nvcc-12-5 cuda-cudart-dev-12-5 libnccl-dev" in message
 
 
 def test_suggests_packages_for_the_cuda_version_of_tensorflow() -> None:
@@ -59,13 +59,7 @@ def test_suggests_packages_for_the_cuda_version_of_tensorflow() -> None:
     assert "-".join(version.split(".")[:2]) == cuda.CUDA
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"HOROVOD_GPU_OPERATIONS": ""},
-        {"HOROVOD_GPU": "ROCM"},
-    ],
-)
+@pytest.mark.parametrize("variables", [{"HOROVOD_GPU_OPERATIONS": ""}, {"HOROVOD_GPU": "ROCM"}])
 def test_build_without_cuda_needs_nothing(
     variables: dict[str, str], host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,3 +1,5 @@
+"""Wheels of Horovod are built once for each TensorFlow, MPI and set of variables."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -86,7 +88,7 @@ def test_compatible_installation_is_kept(
 
 
 @pytest.mark.usefixtures("builds")
-def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorflow_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "tensorflow", lambda: None)
     with pytest.raises(InstallError, match="pip install tensorflow"):
         install.install()

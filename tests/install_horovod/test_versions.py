@@ -1,3 +1,5 @@
+"""The installed Horovod, and the TensorFlow for which it was built."""
+
 from __future__ import annotations
 
 import json

@@ -32,16 +32,16 @@ SMALL: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.fixture
-def unmade() -> Iterator[None]:
+def without_initialization() -> Iterator[None]:
     """Weights have shapes inside this context, but use no memory."""
     with keras.StatelessScope(initialize_variables=False):
         yield
     global_state.set_global_attribute("uninitialized_variables", [])  # leaves them uninitialized
 
 
-@pytest.mark.usefixtures("unmade")
+@pytest.mark.usefixtures("without_initialization")
 @pytest.mark.parametrize("name", models.IMAGE_CLASSIFIERS)
-def test_classifiers_of_images(name: str) -> None:
+def test_image_classifiers_have_the_requested_shapes(name: str) -> None:
     options, size = SMALL[name]
     for shape, num_classes in [((size, size, 3), 10), ((size + 4, size + 8, 1), 3)]:
         model = models.image_classifier(name, shape, num_classes, options, scale=1 / 255)
@@ -52,7 +52,7 @@ def test_classifiers_of_images(name: str) -> None:
         assert not model.compiled
 
 
-@pytest.mark.usefixtures("unmade")
+@pytest.mark.usefixtures("without_initialization")
 @pytest.mark.parametrize("name", models.IMAGE_CLASSIFIERS)
 def test_models_of_different_precision(name: str) -> None:
     before = keras.config.dtype_policy()
@@ -71,9 +71,9 @@ def test_models_of_different_precision(name: str) -> None:
     assert keras.config.dtype_policy() is before
 
 
-@pytest.mark.usefixtures("unmade")
+@pytest.mark.usefixtures("without_initialization")
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
-def test_the_other_models(policy: str) -> None:
+def test_other_models_have_the_requested_precision(policy: str) -> None:
     last = "float32" if policy.startswith("mixed_") else policy
     autoencoder = models.autoencoder((16, 24, 3), filters=(4, 8), dtype_policy=policy)
     unet = models.unet((16, 24, 3), 2, filters=2, depth=3, batch_norm=True, dtype_policy=policy)
@@ -103,7 +103,7 @@ IMAGENET = ((224, 224, 3), 1000)
 #: The builder, its arguments, the number of weights, and where that was published. Keras counts the
 #: moments of BatchNorm among them, two a channel; figures without are of the trainable ones.
 PUBLISHED: list[tuple[str, tuple[Any, ...], dict[str, Any], int, str]] = [
-    ("alexnet", ((227, 227, 3), 1000), {}, 62_378_344, "everybody's AlexNet of one column"),
+    ("alexnet", ((227, 227, 3), 1000), {}, 62_378_344, "the usual AlexNet of one column"),
     ("alexnet", ((227, 227, 3), 1000), {"columns": 2}, 60_965_224, "the paper's '60 million'"),
     ("vgg16", IMAGENET, {}, 138_357_544, "the paper's 138 million; keras.applications, with top"),
     ("resnet50", IMAGENET, {}, 25_636_712, "keras.applications, with top"),
@@ -118,14 +118,15 @@ PUBLISHED: list[tuple[str, tuple[Any, ...], dict[str, Any], int, str]] = [
     # Table 2 there says 117 and 345 million, which its authors corrected to these.
     ("gpt", (50_257, 1024), {}, 124_439_808, "GPT-2 as released, small"),
     ("gpt", (50_257, 1024), {"size": "medium"}, 354_823_168, "GPT-2 as released, medium"),
-    # timm's, less the class token, its place, and the bias of the patches, which places contain.
+    # As in timm without the class token, its position and the bias of the patches, which the
+    # positions contain.
     ("vit", IMAGENET, {"size": "tiny"}, 5_717_416 - 3 * 192, "timm, DeiT-Ti"),
     ("vit", IMAGENET, {}, 22_050_664 - 3 * 384, "timm, DeiT-S"),
     ("vit", IMAGENET, {"size": "base"}, 86_567_656 - 3 * 768, "timm, ViT-B/16"),
 ]
 
 
-@pytest.mark.usefixtures("unmade")
+@pytest.mark.usefixtures("without_initialization")
 @pytest.mark.parametrize(("name", "arguments", "options", "number", "source"), PUBLISHED)
 def test_published_sizes(
     name: str, arguments: Sequence[Any], options: dict[str, Any], number: int, source: str
@@ -134,7 +135,7 @@ def test_published_sizes(
     assert model.count_params() == number, source
 
 
-@pytest.mark.usefixtures("unmade")
+@pytest.mark.usefixtures("without_initialization")
 def test_rounded_sizes() -> None:
     """Papers that give two or three digits."""
     # Zhou et al. 2018, "UNet++", table 3: a U-Net of 32 to 512 channels has 7.76 million.
@@ -158,8 +159,8 @@ def test_zero_initialized_blocks_are_the_identity() -> None:
     for zero_gamma in (False, True):
         model = models.resnet18((8, 8, 3), 10, width=4, num_blocks=(2, 2), zero_gamma=zero_gamma)
         norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
-        resting = [not np.any(norm.gamma) for norm in norms]
-        assert (len(norms), sum(resting)) == (10, 4 * zero_gamma)
+        is_zero = [not np.any(norm.gamma) for norm in norms]
+        assert (len(norms), sum(is_zero)) == (10, 4 * zero_gamma)
     gammas = {x.name: x.gamma for x in models.resnet50((32, 32, 3), 10, zero_gamma=True).layers
               if x.name.endswith("_bn")}  # fmt: skip
     assert {name for name, gamma in gammas.items() if not np.any(gamma)} == {
@@ -174,8 +175,8 @@ def test_alexnet_columns_merge_in_the_third_convolution() -> None:
     model = models.alexnet((67, 67, 3), 10, columns=2, width=0.05)
     convolutions = [x for x in model.layers if isinstance(x, keras.layers.Conv2D)]
     seen = [layer.kernel.shape[2] for layer in convolutions]
-    made = [layer.filters for layer in convolutions]
-    assert made == [2, 2, 6, 6, 9, 9, 9, 9, 6, 6]
+    created = [layer.filters for layer in convolutions]
+    assert created == [2, 2, 6, 6, 9, 9, 9, 9, 6, 6]
     assert seen == [3, 3, 2, 2, 12, 12, 9, 9, 9, 9]
     with pytest.raises(ConfigurationError, match="expected 1 or 2 columns, got 3"):
         models.alexnet((67, 67, 3), 10, columns=3)

@@ -150,8 +150,6 @@ def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> Non
         ("memory --input a,b", "--input a,b: expected numbers like 224,224,3"),
     ],
 )
-def test_wrong_flags_are_refused(
-    line: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_flags_raise(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(line.split()) == 1
     assert message in capsys.readouterr().err

@@ -36,7 +36,7 @@ PROFILE = Profile(seconds=0.1, gradient_bytes=1e8)
         ("sharded_parameters", 4, 1, 1, 0.225 + 9e-4),
     ],
 )
-def test_exchange_by_hand(
+def test_exchange_times_match_the_formulas(
     name: str, num_workers: int, per_host: int, num_servers: int, seconds: float | None
 ) -> None:
     wires = Wires(OUTER, INNER, per_host, num_servers)
@@ -90,13 +90,10 @@ def test_command_writes_table_and_chart(tmp_path: Path, capsys: pytest.CaptureFi
         (["--bandwidth", "25"], "'25': expected the rate of a link"),
         (["--strategy", "pipeline"], "--strategy pipeline is not planned over workers: its stages"),
         (["--strategy", "rign"], "Did you mean ring?"),
-        (
-            ["--profile", "none.json"],
-            "--profile none.json: expected a file that --save-profile wrote",
-        ),
+        (["--profile", "none.json"], "none.json: expected a file that --save-profile wrote"),
     ],
 )
-def test_wrong_flags_are_refused(
+def test_invalid_flags_raise(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plan.main(["scaling", *flags]) == 1

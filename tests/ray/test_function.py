@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import ray
 
 import tfdist.ray
-from tests.support.starting import ENVIRON, SECONDS
+from tests.support import starting
 from tfdist.errors import ConfigurationError, LaunchError
 
 pytestmark = pytest.mark.long
@@ -25,7 +24,7 @@ def _cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def test_result_of_rank_0_and_its_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_returns_result_and_output_of_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
     def fn(first: int, *, second: int) -> int:
         print("rank", tfdist.rank(), flush=True)
         return first + second * tfdist.size()
@@ -57,14 +56,14 @@ def test_restart_after_a_failure(tmp_path: Path) -> None:
     assert tfdist.ray.train(fn, 2, max_restarts=1) == "done"
 
 
-def test_numbers_of_workers_that_contradict_each_other() -> None:
+def test_contradictory_numbers_of_workers_raise() -> None:
     with pytest.raises(ConfigurationError, match="min_workers=3"):
         tfdist.ray.train(print, 2, min_workers=3, max_restarts=1)
     with pytest.raises(ConfigurationError, match="needs max_restarts"):
         tfdist.ray.train(print, 2, min_workers=1)
 
 
-#: Two trials, each with two workers; the first one of them ends early.
+#: Two trials, each with two workers; Ray Tune stops the first trial early.
 TRIALS = """
 import json, pathlib, sys
 import ray
@@ -109,14 +108,10 @@ print("found", json.dumps(found))
 """
 
 
-def test_trials_report_to_ray_tune_and_end_when_it_says_so(tmp_path: Path) -> None:
+def test_trials_report_to_ray_tune_which_can_stop_them(tmp_path: Path) -> None:
     script = tmp_path / "trials.py"
     script.write_text(TRIALS)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path / "results"],
-        cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = starting.run(sys.executable, str(script), str(tmp_path / "results"), cwd=tmp_path)
     (line,) = (one for one in done.stdout.splitlines() if one.startswith("found "))
     (first, epochs, _, checkpoint), (second, all_epochs, losses, kept) = json.loads(line[6:])
     assert (first, epochs, checkpoint) == (0.1, [0, 1], None)

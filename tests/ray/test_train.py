@@ -36,7 +36,7 @@ def environ(cluster: Any) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(cluster: Any, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """Starts the launch command of flags, and kills it when the block or its time is over."""
+    """Starts the launch command, and kills it at the end of the block or at its time-out."""
     with subprocess.Popen(
         command("--via", "ray", *flags),
         cwd=folder,
@@ -98,7 +98,8 @@ def test_two_workers_train_as_one_device(two_nodes: Any, tmp_path: Path) -> None
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-6)
 
 
-#: A worker that tells its process, cluster and attempt, and saves nothing when it is preempted.
+#: A worker that prints its rank, the number of workers and its process id, and saves nothing
+#: when it is preempted.
 WAITS = """
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(138))
 workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
@@ -114,11 +115,11 @@ def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
         lines.append(line.rstrip())
         if wanted in line:
             return lines
-    pytest.fail(f"{wanted!r} did not come: {lines}")
+    pytest.fail(f"no line contains {wanted!r}: {lines}")
 
 
 def workers_of(process: subprocess.Popen[str], number: int) -> list[int]:
-    """The process ids of so many workers, which then run; by rank."""
+    """Returns the process ids of running workers, in the order of their ranks."""
     words = [lines_until(process, "process")[-1].split() for _ in range(number)]
     assert {line[4] for line in words} == {str(number)}
     return [int(line[-1]) for line in sorted(words, key=lambda line: line[2])]
@@ -199,7 +200,7 @@ def test_no_process_outlives_the_launcher(two_nodes: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_more_than_the_cluster_has(two_nodes: Any, tmp_path: Path) -> None:
+def test_more_workers_than_the_cluster_has_raise(two_nodes: Any, tmp_path: Path) -> None:
     flags = ("--num-workers", "3", "--placement-timeout", "1", "--", "python", "-V")
     code, _, err = launched(two_nodes, tmp_path, *flags)
     assert code == 1
@@ -207,7 +208,7 @@ def test_more_than_the_cluster_has(two_nodes: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_program_that_does_not_exist(two_nodes: Any, tmp_path: Path) -> None:
+def test_missing_program_raises(two_nodes: Any, tmp_path: Path) -> None:
     code, _, err = launched(two_nodes, tmp_path, "--", "no-such-program")
     assert code == 1
     assert "'no-such-program' cannot be started" in err

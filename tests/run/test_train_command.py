@@ -32,14 +32,6 @@ def run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[s
     return starting.run(*command(*arguments), cwd=folder, env=ENVIRONMENT, code=None)
 
 
-def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
-    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
-    (tmp_path / "keras.py").write_text("raise SystemExit('Keras was imported')")
-    done = run(["--help"], tmp_path)  # -m puts the working folder first on the path
-    assert done.returncode == 0, done.stderr
-    assert "--strategy one_device|mirrored" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

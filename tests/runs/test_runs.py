@@ -65,7 +65,7 @@ def test_clean_deletes_runs_without_an_epoch(
     assert [path.name for path in Path("runs").iterdir()] == ["second"]
 
 
-def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_raise(capsys: pytest.CaptureFixture[str]) -> None:
     assert runs.main(["list", "--folder", "elsewhere"]) == 1
     assert "elsewhere: there are no runs here" in capsys.readouterr().err
     assert runs.main(["compare", "first"]) == 1

@@ -18,7 +18,7 @@ from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.tune import __main__ as tune
 from tfdist.tune import search, space, study
 
-#: A training: it has one epoch, whose loss is (x - 3)^2, and does not end while `hang` exists.
+#: A training of one epoch with the loss (x - 3)^2, which does not end while `hang-x` exists.
 PROGRAM = """
 import json, os, pathlib, sys, time
 words = sys.argv[1:]
@@ -34,7 +34,7 @@ line = {"epoch": 1, "loss": (x - 3) ** 2, "seconds": 1.0}
 while pathlib.Path(f"hang-{x:g}").exists():
     time.sleep(0.05)
 """
-#: A search of all values from 1 to 4 in a process of its own.
+#: Searches all values from 1 to 4.
 SEARCH = """
 import sys
 from tests.tune.test_search import make, search_all
@@ -57,8 +57,8 @@ def make(
     return study.Study(Path(folder), dimensions, "loss", [], sampler=sampler, seed=0, **options)
 
 
-def search_all(made: study.Study, trials: int = 99, jobs: int = 1, num_gpus: int = 0) -> None:
-    study.search(made, [sys.executable, "training.py"], trials, jobs, num_gpus)
+def search_all(created: study.Study, trials: int = 99, jobs: int = 1, num_gpus: int = 0) -> None:
+    study.search(created, [sys.executable, "training.py"], trials, jobs, num_gpus)
 
 
 def starts(name: str) -> list[str]:
@@ -67,9 +67,9 @@ def starts(name: str) -> list[str]:
 
 def test_grid_ends_when_every_value_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    made = make("study")
-    search_all(made, jobs=2, num_gpus=2)
-    results = made.results()
+    created = make("study")
+    search_all(created, jobs=2, num_gpus=2)
+    results = created.results()
     assert results[0].values == {"set.x": "3"}
     assert [result.value for result in results] == [0, 1, 1, 4]
     gpus = {starts(result.folder.name)[0].split()[1] for result in results}
@@ -96,9 +96,9 @@ def test_killed_search_is_resumed() -> None:
     lost = starts("trial-001")
     for x in (1, 2, 3, 4):
         Path(f"hang-{x}").unlink(missing_ok=True)
-    made = make("study")
-    search_all(made)
-    assert [result.state for result in made.results()] == ["complete"] * 4
+    created = make("study")
+    search_all(created)
+    assert [result.state for result in created.results()] == ["complete"] * 4
     assert len(starts("trial-000")) == 1
     assert starts("trial-001") == 2 * lost
 
@@ -111,13 +111,13 @@ def _line(process: psutil.Process) -> str:
 
 
 def test_pruning_stops_a_run_that_is_worse_than_the_median() -> None:
-    made = make("study", "set.x=1", "random", pruning=True)
+    created = make("study", "set.x=1", "random", pruning=True)
     for _ in range(5):
         better = optuna.trial.create_trial(value=0.5, intermediate_values={1: 0.5})
-        made._study.add_trial(better)
+        created._study.add_trial(better)
     Path("hang-1").touch()
-    search_all(made, trials=1)
-    assert [result.state for result in made.results()] == ["pruned"]
+    search_all(created, trials=1)
+    assert [result.state for result in created.results()] == ["pruned"]
 
 
 def test_search_ends_when_all_runs_fail() -> None:
@@ -139,7 +139,7 @@ def test_search_ends_when_all_runs_fail() -> None:
         (["--over", "epochs=1,2", "--metric", "val_dice"], "add --mode max"),
     ],
 )
-def test_errors_before_the_first_run(
+def test_invalid_searches_raise_before_the_first_run(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tune.main(["search", *arguments]) == 1
@@ -147,7 +147,7 @@ def test_errors_before_the_first_run(
     assert not Path("study").exists()
 
 
-def test_flags_of_values() -> None:
+def test_values_become_flags() -> None:
     assert space.flags({"batch_size": "32", "set.width": "8"}) == [
         "--batch-size=32", "--set", "width=8"
     ]  # fmt: skip

@@ -12,18 +12,20 @@ from tfdist.tune import batch_size
 from tfdist.tune.batch_size import Outcome
 
 
-@pytest.mark.parametrize(("room", "most"), [(0, 64), (8, 64), (9, 64), (1000, 4096), (5000, 4096)])
-def test_finds_the_largest_batch_in_few_trials(room: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("capacity", "most"), [(0, 64), (8, 64), (9, 64), (1000, 4096), (5000, 4096)]
+)
+def test_finds_the_largest_batch_in_few_trials(capacity: int, most: int) -> None:
     tried = []
 
     def fits(number: int) -> bool:
         tried.append(number)
-        return number <= room
+        return number <= capacity
 
     found = batch_size.largest(fits, 8, most)
-    assert found <= min(room, most)
-    if room >= 8:
-        assert found >= 0.95 * min(room, most) - 1
+    assert found <= min(capacity, most)
+    if capacity >= 8:
+        assert found >= 0.95 * min(capacity, most) - 1
     assert len(tried) == len(set(tried)) <= 16
 
 
@@ -41,7 +43,7 @@ def test_margin_is_a_tenth() -> None:
         ("import time; time.sleep(600)", (False, False)),
     ],
 )
-def test_outcome_of_a_process(
+def test_outcome_of_a_trial_is_classified(
     program: str, expected: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "python"
@@ -57,16 +59,16 @@ def test_outcome_of_a_process(
 def test_command_recommends_a_batch_size(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[tuple[object, ...]] = []
+    arguments: list[tuple[object, ...]] = []
 
     def tried(batch: int, *rest: object) -> Outcome:
-        seen.append(rest)
+        arguments.append(rest)
         return Outcome(batch <= 100, batch > 100, "")
 
     monkeypatch.setattr(batch_size, "try_batch", tried)
     assert tune.main(["batch-size", "--memory", "500", "--", "--recipe", "digits"]) == 0
     assert "--batch-size 8" in capsys.readouterr().out
-    assert seen[0] == (["--recipe", "digits"], 500, 3, 600)
+    assert arguments[0] == (["--recipe", "digits"], 500, 3, 600)
     monkeypatch.setattr(batch_size, "try_batch", lambda *_: Outcome(False, False, "no such recipe"))
     assert tune.main(["batch-size"]) == 1
     assert "training with a batch of 8 fails: no such recipe" in capsys.readouterr().err
@@ -90,7 +92,7 @@ def test_range_test_writes_table_and_chart(
 
 
 @pytest.mark.long
-def test_batch_of_the_digits_under_a_limit(
+def test_finds_the_batch_size_of_digits_under_a_memory_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training = ["--data-dir", str(tmp_path), "--recipe", "digits"]

@@ -131,13 +131,6 @@ def test_errors_are_short(
     assert len(told.splitlines()) <= 2
 
 
-def test_help_needs_no_tensorflow(tmp_path: Path) -> None:
-    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
-    (tmp_path / "keras.py").write_text("raise SystemExit('Keras was imported')")
-    done = run(tmp_path, "--help")
-    assert done.returncode == 0, done.stderr
-
-
 def test_worker_of_a_job_starts_no_workers(tmp_path: Path) -> None:
     tasks = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     done = run(tmp_path, "--strategy", "horovod", "--num-workers", "2", TF_CONFIG=json.dumps(tasks))
