@@ -1,3 +1,5 @@
+"""Fields of the configuration: accepted forms, invalid values, and YAML."""
+
 from __future__ import annotations
 
 import pytest

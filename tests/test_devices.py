@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests import NUM_CPUS
-from tests.support import ROOT, gpus
+from tests.support import gpus
+from tests.support.starting import run
 from tfdist import devices
 from tfdist.errors import DeviceError
 
@@ -70,27 +69,15 @@ except tfdist.errors.DeviceError as error:
 """
 
 
-def in_fresh_process(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
-    ("first", "made"), [("configure(3)", 3), ("resolve(['CPU:2'], 2)", 3), ("resolve(None, 2)", 2)]
+    ("first", "count"), [("configure(3)", 3), ("resolve(['CPU:2'], 2)", 3), ("resolve(None, 2)", 2)]
 )
-def test_creates_logical_devices_in_a_new_process(first: str, made: int) -> None:
-    done = in_fresh_process(FRESH.replace("{first}", first))
-    assert done.returncode == 0, done.stderr
+def test_creates_logical_devices_in_a_new_process(first: str, count: int) -> None:
+    done = run(sys.executable, "-c", FRESH.replace("{first}", first))
     names, default, error = done.stdout.splitlines()
-    assert str(CPUS[made - 1]) in names
+    assert str(CPUS[count - 1]) in names
     assert default == str(CPUS[:2])
-    assert f"TensorFlow has started with {made}" in error
+    assert f"TensorFlow has started with {count}" in error
 
 
 def test_configuring_devices_before_building_the_model() -> None:
@@ -100,10 +87,10 @@ model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 print(tfdist.Trainer(model, "mirrored", devices=3).strategy.devices)
 """
-    said = " ".join(in_fresh_process(code).stderr.split())
-    (call,) = re.findall(r"Call (tfdist\S+) before the first operation", said)
-    done = in_fresh_process(code.replace("tfdist", f"tfdist\n{call}", 1))
-    assert done.stdout.strip() == str(CPUS[:3]), done.stderr
+    message = " ".join(run(sys.executable, "-c", code, code=1).stderr.split())
+    (call,) = re.findall(r"Call (tfdist\S+) before the first operation", message)
+    done = run(sys.executable, "-c", code.replace("tfdist", f"tfdist\n{call}", 1))
+    assert done.stdout.strip() == str(CPUS[:3])
 
 
 LIMITED = """
@@ -128,12 +115,7 @@ except errors.DeviceError as error:
 
 
 def test_memory_limit_without_gpus() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED], env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    full, advice, late = done.stdout.splitlines()
+    full, advice, late = run(sys.executable, "-c", LIMITED).stdout.splitlines()
     assert full.startswith("out of memory: ")
     assert "smaller --batch-size" in advice
     assert late.startswith("Memory cannot be limited to 32 MB")
@@ -199,9 +181,4 @@ print(tfdist.Trainer(model, "mirrored", devices=3).strategy.devices)
 def test_script_that_names_its_devices_may_use_tensorflow_first(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ADAPTED)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.stdout.strip() == str(CPUS[:3]), done.stderr
+    assert run(sys.executable, str(script)).stdout.strip() == str(CPUS[:3])

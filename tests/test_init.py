@@ -25,17 +25,7 @@ def answer(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     [
         ([""] * 6, {"strategy": "mirrored", "batch_size": 64}, "tfdist.train --config"),
         (
-            [
-                "nothing",
-                "digits",
-                "",
-                "two",
-                "2",
-                "3",
-                "towers",
-                "",
-                "96",
-            ],  # one device per process
+            ["nothing", "digits", "", "two", "2", "3", "towers", "", "96"],  # one device each
             {"strategy": "multi_worker", "devices": 3, "batch_size": 96},
             "tfdist.launch --num-workers 2 --config",
         ),
@@ -45,15 +35,7 @@ def answer(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
             "tfdist.launch --hosts a:4,b:4 --config",
         ),
         (
-            [
-                "",
-                "",
-                "2",
-                "2",
-                "sharded",
-                "tensor_parallel",
-                "",
-            ],  # runs with one device per process
+            ["", "", "2", "2", "sharded", "tensor_parallel", ""],  # sharded: one device each
             {"strategy": "tensor_parallel", "devices": 2, "batch_size": 64},
             "tfdist.launch --num-workers 2 --config",
         ),

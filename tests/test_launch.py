@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.starting import ENVIRON, SECONDS, command, launch, launch_program, program
+from tests.support.starting import SECONDS, launch, launch_program, program, run, start
 from tfdist.errors import REQUEUE
 from tfdist.launch import main, with_strategy
 from tfdist.launcher.options import parse
@@ -94,8 +94,8 @@ if rank == 0:  # fails after the launcher has seen that the other worker ended
     while not pathlib.Path("other").exists(): time.sleep(0.05)
     while psutil.pid_exists(int(pathlib.Path("other").read_text())): time.sleep(0.05)
     raise SystemExit(3)
-pathlib.Path("mine").write_text(str(os.getpid()))
-pathlib.Path("mine").rename("other")
+pathlib.Path("own").write_text(str(os.getpid()))
+pathlib.Path("own").rename("other")
 """
     done = launch("--", sys.executable, program(tmp_path, body), cwd=tmp_path)
     assert done.returncode == 3
@@ -132,13 +132,7 @@ def test_reports_the_signal_that_killed_a_worker(tmp_path: Path) -> None:
 )
 def test_no_process_outlives_the_launcher(tmp_path: Path, number: int, code: int) -> None:
     path = program(tmp_path, f"{LINGERS}\ntime.sleep(600)")
-    with subprocess.Popen(
-        command("--", sys.executable, path),
-        env=ENVIRON,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with start("--", sys.executable, path) as process:
         ids = ids_of(process, num_workers=2)
         process.send_signal(number)
         assert process.wait(SECONDS) == code
@@ -160,14 +154,7 @@ except KeyboardInterrupt:
     pathlib.Path(f"saved-{{rank}}").touch()
     raise
 """
-    with subprocess.Popen(
-        command("--", sys.executable, program(tmp_path, body)),
-        env=ENVIRON,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with start("--", sys.executable, program(tmp_path, body), cwd=tmp_path) as process:
         ids_of(process, num_workers=2)
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 130
@@ -182,15 +169,8 @@ signal.signal(signal.{ignored}, signal.SIG_IGN)
 {LINGERS}
 time.sleep(600)
 """
-    with subprocess.Popen(
-        command(
-            "--grace", "1", "--num-workers", "1", "--", sys.executable, program(tmp_path, body)
-        ),
-        env=ENVIRON,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    flags = ["--grace", "1", "--num-workers", "1"]
+    with start(*flags, "--", sys.executable, program(tmp_path, body)) as process:
         ids = ids_of(process, num_workers=1)
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 130
@@ -268,11 +248,11 @@ def test_command_needs_no_dashes_before_it(arguments: str, command: str) -> None
         (["--mesh=data=2", "--process-group", "tensorflow"], "multi_worker"),
         (["--num-workers", "1"], ""),
         (["--config", "batch.yaml"], "multi_worker"),
-        (["--config", "of_servers.yaml", "--config=batch.yaml"], "parameter_server"),
-        (["--config", "of_servers.yaml", "--strategy", "horovod"], "horovod"),
+        (["--config", "servers.yaml", "--config=batch.yaml"], "parameter_server"),
+        (["--config", "servers.yaml", "--strategy", "horovod"], "horovod"),
         (["--config", "not/here.yaml"], "multi_worker"),
-        (["--", "python", "mine.py", "--config", "of_servers.yaml"], ""),
-        (["--", "python", "mine.py", "--strategy", "horovod"], "horovod"),
+        (["--", "python", "train.py", "--config", "servers.yaml"], ""),
+        (["--", "python", "train.py", "--strategy", "horovod"], "horovod"),
     ],
 )
 def test_launcher_chooses_the_default_strategy(
@@ -280,7 +260,7 @@ def test_launcher_chooses_the_default_strategy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("batch.yaml").write_text("batch_size: 32")
-    Path("of_servers.yaml").write_text("epochs: 3\nstrategy: parameter_server")
+    Path("servers.yaml").write_text("epochs: 3\nstrategy: parameter_server")
     given = parse(flags)
     chosen = with_strategy(given)
     assert chosen.strategy == strategy
@@ -313,19 +293,14 @@ def test_single_process_strategy_in_a_file_raises(
 
 def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
     path = program(tmp_path, 'print("on", rank)')
-    hosts = "127.0.0.1:2,127.0.0.2:1"
-    port = "23170"
-    done = launch("--hosts", hosts, "--port", port, "--", sys.executable, path)
+    flags = ["--hosts", "127.0.0.1:2,127.0.0.2:1", "--port", "23170"]
+    done = launch(*flags, "--", sys.executable, path)
     lines = done.stdout.splitlines()
     assert lines[::2] == ["# on 127.0.0.1", "# on 127.0.0.2"]
-    stderr = []
+    output = []
     for line in lines[1::2]:  # both addresses are this host
-        run = subprocess.run(
-            shlex.split(line), env=ENVIRON, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert run.returncode == 0, run.stderr
-        stderr.append(sorted(run.stdout.splitlines()))
-    assert stderr == [["[0] on 0", "[1] on 1"], ["[2] on 2"]]
+        output.append(sorted(run(*shlex.split(line)).stdout.splitlines()))
+    assert output == [["[0] on 0", "[1] on 1"], ["[2] on 2"]]
 
 
 @pytest.mark.parametrize(
@@ -347,8 +322,8 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
         (["--port", "4000"], "--port has no effect without --hosts"),
         (["--gpus-per-worker", "2", "--num-ps", "1"], "servers computes on one GPU"),
         (["--cpus-per-worker", "1"], "--cpus-per-worker has no effect without --via ray"),
-        (["--name", "mine"], "--name has no effect without"),
-        (["--image", "mine", "--print-slurm"], "--image has no effect without --print-k8s"),
+        (["--name", "own"], "--name has no effect without"),
+        (["--image", "own", "--print-slurm"], "--image has no effect without --print-k8s"),
         (["--strategy", "mirrored"], "'mirrored' would train in each of 2 workers by itself"),
         (["--", "/not/there"], "'/not/there' cannot be started (No such file or directory)"),
     ],
@@ -357,8 +332,8 @@ def test_errors_are_two_lines_at_most(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
-    stderr = capsys.readouterr()
-    assert message in stderr.err
-    assert stderr.err.startswith("error: ")
-    assert len(stderr.err.splitlines()) <= 2
-    assert stderr.out == ""
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.startswith("error: ")
+    assert len(printed.err.splitlines()) <= 2
+    assert printed.out == ""

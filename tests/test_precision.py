@@ -70,17 +70,15 @@ def test_overflow_skips_the_step(rule: LossScale, scale: float) -> None:
     assert history["loss_scale"] == [scale]
     assert history["skipped_steps"] == [1.0]
     assert int(keras.ops.convert_to_numpy(trainer.model.optimizer.iterations)) == 1
-    for mine, then in zip(trainer.model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(mine, then)
+    for found, expected in zip(trainer.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_loss_scale_does_not_change_results() -> None:
-    for mine, plain in zip(
-        fitted(loss_scale=LossScale()).model.get_weights(),
-        fitted().model.get_weights(),
-        strict=True,
-    ):
-        np.testing.assert_allclose(mine, plain, rtol=1e-5)
+    trainers = fitted(loss_scale=LossScale()), fitted()
+    scaled, plain = (trainer.model.get_weights() for trainer in trainers)
+    for found, expected in zip(scaled, plain, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +89,6 @@ def test_invalid_loss_scale_raises(options: dict[str, float]) -> None:
         LossScale(**options)
 
 
-def test_unknown_policy() -> None:
+def test_unknown_policy_raises() -> None:
     with pytest.raises(ConfigurationError, match="mixed_bfloat16"):
         tfdist.Trainer(build, devices=2, precision="float8")

@@ -20,12 +20,7 @@ MAX_ROWS = 24
 SETTINGS = settings(max_examples=15, deadline=None, derandomize=True)
 # (strategy, replicas, accumulation rounds). Only a few, because each must be traced once.
 TRAINERS = st.sampled_from(
-    [
-        ("mirrored", 2, 1),
-        ("mirrored", 3, 2),
-        ("central_storage", 2, 3),
-        ("towers", 3, 1),
-    ]
+    [("mirrored", 2, 1), ("mirrored", 3, 2), ("central_storage", 2, 3), ("towers", 3, 1)]
 )
 
 
@@ -81,7 +76,7 @@ def train(model: Any, data: dict[str, np.ndarray], batch_size: int) -> dict[str,
 
 
 def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Compares results within rounding."""
+    """Asserts that results differ only by rounding."""
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         for a, b in zip(found[name], value, strict=True):
@@ -89,32 +84,24 @@ def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 @SETTINGS
-@given(
-    data=rows(),
-    batch_size=st.integers(3, 13),
-    which=TRAINERS,
-)
+@given(data=rows(), batch_size=st.integers(3, 13), configuration=TRAINERS)
 @example(some_rows(1), 3, ("mirrored", 3, 2))
 @example(some_rows(10, weight=0.0), 4, ("mirrored", 2, 1))
 @example(some_rows(24), 3, ("towers", 3, 1))
 def test_training_equals_one_device(
-    data: dict[str, np.ndarray], batch_size: int, which: tuple[str, int, int]
+    data: dict[str, np.ndarray], batch_size: int, configuration: tuple[str, int, int]
 ) -> None:
-    found = train(trainer(*which), data, batch_size)
+    found = train(trainer(*configuration), data, batch_size)
     assert_equal(found, train(one_device(), data, batch_size))
 
 
 @SETTINGS
-@given(
-    data=rows(),
-    batch_size=st.integers(1, 13),
-    which=TRAINERS,
-)
+@given(data=rows(), batch_size=st.integers(1, 13), configuration=TRAINERS)
 @example(some_rows(1), 1, ("mirrored", 3, 2))
 def test_evaluation_and_prediction_equal_one_device(
-    data: dict[str, np.ndarray], batch_size: int, which: tuple[str, int, int]
+    data: dict[str, np.ndarray], batch_size: int, configuration: tuple[str, int, int]
 ) -> None:
-    distributed = trainer(*which)
+    distributed = trainer(*configuration)
     distributed.model.set_weights(START())
     one_device().set_weights(START())
     options = {"batch_size": batch_size, "verbose": 0}

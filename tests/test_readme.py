@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.support import ROOT
+from tests.support.starting import run
 
 README = (ROOT / "README.md").read_text()
 EXAMPLE = ROOT / "docs/example.py"
@@ -19,12 +19,8 @@ def test_readme_shows_the_example_script() -> None:
 
 
 def test_example_prints_the_metrics_in_the_readme(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, "mirrored"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    promised = re.search(r"`(accuracy: [\d.]+ - loss: [\d.]+)`", README)
-    assert promised
-    assert done.stdout.splitlines()[-1].endswith(promised[1])
+    done = run(sys.executable, str(EXAMPLE), "mirrored", cwd=tmp_path)
+    shown = re.search(r"`(accuracy: [\d.]+ - loss: [\d.]+)`", README)
+    assert shown
+    assert done.stdout.splitlines()[-1].endswith(shown[1])
     assert (tmp_path / "model.keras").exists()

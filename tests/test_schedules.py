@@ -1,3 +1,5 @@
+"""Learning-rate schedules match their formulas, before and after a reload."""
+
 from __future__ import annotations
 
 import math
@@ -28,11 +30,7 @@ def test_constant_after_warmup() -> None:
     assert rates(rule, 7) == pytest.approx([0, 0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
 
 
-@given(
-    rate=st.floats(1e-4, 10),
-    decay=st.integers(1, 50),
-    warmup=st.integers(0, 20),
-)
+@given(rate=st.floats(1e-4, 10), decay=st.integers(1, 50), warmup=st.integers(0, 20))
 def test_cosine_matches_its_formula(rate: float, decay: int, warmup: int) -> None:
     rule = schedules.cosine(rate, decay + warmup, warmup)
     for step in (0, warmup // 2, warmup, warmup + decay // 2, warmup + decay):
@@ -65,12 +63,12 @@ GOYAL = TrainConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("reloaded", [False, True])
-def test_one_hour_schedule(reloaded: bool) -> None:
+@pytest.mark.parametrize("is_reloaded", [False, True])
+def test_one_hour_schedule(is_reloaded: bool) -> None:
     """Goyal et al. 2017, sections 2.2 and 5.1: 0.1 to 3.2 in 5 epochs, a tenth at 30, 60 and 80."""
     steps = 157
     rule: Any = schedules.learning_rate(GOYAL, steps)
-    if reloaded:
+    if is_reloaded:
         config = keras.optimizers.schedules.serialize(rule)
         rule = keras.optimizers.schedules.deserialize(config)
     by_epoch = {
@@ -117,7 +115,7 @@ def test_one_cycle_rises_falls_and_ends_near_zero() -> None:
     assert found[100] == pytest.approx(4e-6, rel=1e-2)
 
 
-def test_rule_of_a_configuration() -> None:
+def test_configuration_selects_the_schedule() -> None:
     config = TrainConfig(lr_rule="cosine", epochs=4, warmup_epochs=0.5, learning_rate=1.0)
     rule = schedules.learning_rate(config, steps_per_epoch=10)
     assert isinstance(rule, keras.optimizers.schedules.LearningRateSchedule)
@@ -125,14 +123,14 @@ def test_rule_of_a_configuration() -> None:
     assert float(rule(40)) == pytest.approx(0.0)
 
 
-def test_epochs_of_unknown_length() -> None:
+def test_schedule_over_epochs_of_unknown_length_raises() -> None:
     assert schedules.learning_rate(TrainConfig(learning_rate=0.1), None) == 0.1
     for config in (TrainConfig(lr_rule="cosine"), TrainConfig(warmup_epochs=1)):
         with pytest.raises(ConfigurationError, match="assert_cardinality"):
             schedules.learning_rate(config, None)
 
 
-def test_description() -> None:
+def test_description_lists_rate_decay_and_warmup() -> None:
     assert schedules.describe(GOYAL) == (
         "step, 3.2 (0.1 per 256 examples, linear), times 0.1 at the epochs 30, 60, 80, "
         "linear warmup over 5 epochs from 0.1"

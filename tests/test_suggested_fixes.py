@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
-from tests.support.classifier import LABELS, X, build, fit, network
+from tests.support.classifier import X, build, fit, network
 from tests.support.starting import launch, program
 from tests.support.training import Y, building, dataset, mirrored
 from tfdist import schedules
@@ -75,7 +75,7 @@ def custom_step(**options: Any) -> keras.Model:
     return model
 
 
-def normalised(jit_compile: bool) -> Callable[[], keras.Model]:
+def normalized(jit_compile: bool) -> Callable[[], keras.Model]:
     built_layers = [layers.BatchNormalization(), layers.Dense(3)]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return building(lambda: [keras.Input((4,)), *built_layers], loss=loss, jit_compile=jit_compile)
@@ -92,30 +92,17 @@ class TwoLookups(layers.Layer):
         self.table = self.add_weight(shape=(5, 3))
 
     def call(self, tokens: Any) -> Any:
-        places = keras.ops.arange(3)
+        fixed = keras.ops.arange(3)
         by_row = keras.ops.take(self.table, tokens, axis=0)
         if self.mixed:
-            return by_row + keras.ops.take(self.table, places, axis=0)
-        return by_row + keras.ops.one_hot(places, 5) @ self.table
+            return by_row + keras.ops.take(self.table, fixed, axis=0)
+        return by_row + keras.ops.one_hot(fixed, 5) @ self.table
 
 
 def looked_up(mixed: bool) -> tfdist.Trainer:
     tokens = (X[:, :3] > 0).astype("int32")
     built_layers = [keras.Input((3,), dtype="int32"), TwoLookups(mixed), layers.Flatten()]
     return fit(building(lambda: [*built_layers, layers.Dense(1)]), tokens)
-
-
-def grown(in_scope: bool) -> tfdist.Trainer:
-    trainer = fit()
-    if in_scope:
-        with trainer.strategy.scope():
-            trainer.model.add(layers.Dense(3))
-    else:
-        with tf.device("CPU:1"):
-            trainer.model.add(layers.Dense(3))
-    trainer.model.compile("sgd", trainer.model.loss)
-    trainer.fit(X, LABELS, batch_size=4, verbose=0)
-    return trainer
 
 
 UNKNOWN = TrainConfig(lr_rule="cosine"), TrainConfig(lr_rule="constant", warmup_epochs=0)
@@ -133,9 +120,9 @@ FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         lambda: fit(overrides_compile),
     ),
     "XLA with synchronized BatchNorm": (
-        lambda: fit(normalised(jit_compile=True), sync_batch_norm=True),
+        lambda: fit(normalized(jit_compile=True), sync_batch_norm=True),
         "Compile the model with jit_compile=False",
-        lambda: fit(normalised(jit_compile=False), sync_batch_norm=True),
+        lambda: fit(normalized(jit_compile=False), sync_batch_norm=True),
     ),
     "precision of a built model": (
         lambda: fit(build(), precision="mixed_bfloat16"),

@@ -1,9 +1,7 @@
-"""Options and devices that the trainer refuses. Messages state the value and the fix."""
+"""Options and devices for which the trainer raises: the message names the value and the fix."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from typing import Any
 
@@ -11,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.support import ROOT
 from tests.support.classifier import build, fit
+from tests.support.starting import run
 from tfdist.errors import (
     ConfigurationError,
     DataError,
@@ -42,12 +40,12 @@ def test_unknown_strategy_lists_the_names() -> None:
         tfdist.Trainer(build, strategy="mirorred")
 
 
-def test_option_of_another_strategy_fails() -> None:
+def test_option_of_another_strategy_raises() -> None:
     with pytest.raises(ConfigurationError, match="'mirrored' takes no option 'parameter_device'"):
         tfdist.strategies.create("mirrored", 2, parameter_device="CPU:0")
 
 
-def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
+def test_accumulation_with_sync_batch_norm_raises() -> None:
     with pytest.raises(ConfigurationError, match="Use only one of the two"):
         tfdist.Trainer(build, devices=2, accumulate=2, sync_batch_norm=True)
 
@@ -62,7 +60,7 @@ def test_accumulation_has_no_moments_of_the_whole_batch() -> None:
         ({"strategy": OneDevice()}, "devices= has no effect"),
     ],
 )
-def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         fit(**options)
 
@@ -76,25 +74,17 @@ from tests.support.classifier import X, LABELS, build
 try:
     tfdist.Trainer(build, devices=2)
 except tfdist.errors.DeviceError as error:
-    print("refused:", error)
+    print("raised:", error)
 trainer = tfdist.Trainer(build)
 trainer.fit(X, LABELS, batch_size=4, verbose=0)
 print("replicas:", trainer.strategy.num_replicas)
 """
 
 
-def test_tensorflow_started_before_the_devices_were_made() -> None:
-    # As in a notebook: there is no script from which the number of devices could be read.
-    done = subprocess.run(
-        [sys.executable, "-c", "import tfdist.errors\n" + STARTED],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "refused: 2 logical CPU devices are needed" in done.stdout
+def test_tensorflow_that_started_first_limits_the_devices() -> None:
+    # As in a notebook: there is no script that tfdist could search for the number of devices.
+    done = run(sys.executable, "-c", "import tfdist.errors\n" + STARTED)
+    assert "raised: 2 logical CPU devices are needed" in done.stdout
     assert "Call tfdist.devices.configure(2) before the first" in done.stdout
     assert "Continuing with 1" in done.stderr
     assert "replicas: 1" in done.stdout

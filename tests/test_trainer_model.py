@@ -29,18 +29,20 @@ def test_model_behaves_like_keras_in_callbacks(strategy: str, devices: int, tmp_
 
 
 def test_submodels_have_no_distributed_variables() -> None:
-    made: list[keras.Model] = []
+    submodels: list[keras.Model] = []
 
     def build() -> keras.Model:
         model = model_edits.build()
-        made.append(keras.Model(model.inputs, model.layers[0].output))
+        submodels.append(keras.Model(model.inputs, model.layers[0].output))
         return model
 
     trainer = Trainer(build, "mirrored", devices=2)
     trainer.fit(X, Y, verbose=0)
-    features = made[0].predict(X[:3], verbose=0)  # shares layers with the model
+    features = submodels[0].predict(X[:3], verbose=0)  # shares layers with the model
     assert_close(features, trainer.model.layers[0](X[:3]).numpy())
-    assert not any(isinstance(v.value, tf.distribute.DistributedValues) for v in made[0].variables)
+    assert not any(
+        isinstance(v.value, tf.distribute.DistributedValues) for v in submodels[0].variables
+    )
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
@@ -52,8 +54,8 @@ def test_arguments_have_the_order_of_keras(method: str) -> None:
     ]
 
 
-class OfWords(keras.Model):
-    """Takes strings, as KerasHub's tasks do: its overridden methods convert them to numbers."""
+class AcceptsStrings(keras.Model):
+    """Accepts strings, as KerasHub's tasks do: its overridden methods convert them to numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,13 +91,13 @@ class OfWords(keras.Model):
         return super().predict(self._numbers(x, batch_size=batch_size), **options)
 
 
-def of_words() -> keras.Model:
+def accepts_strings() -> keras.Model:
     keras.utils.set_random_seed(1)
-    return compiled(OfWords(), keras.optimizers.SGD(0.01))
+    return compiled(AcceptsStrings(), keras.optimizers.SGD(0.01))
 
 
 def test_overridden_methods_are_honored() -> None:
-    trainer, plain = Trainer(of_words, "mirrored", devices=2), of_words()
+    trainer, plain = Trainer(accepts_strings, "mirrored", devices=2), accepts_strings()
 
     def numbers(runner: Any, model: keras.Model) -> list[Any]:
         options: dict[str, Any] = {"batch_size": 3, "verbose": 0}

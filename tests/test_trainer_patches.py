@@ -46,12 +46,12 @@ def test_nothing_stays_patched(strategy: str) -> None:
 def test_remat_is_exact_within_calls() -> None:
     found: list[Any] = []
 
-    class Noting(keras.callbacks.Callback):
+    class Recorder(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             found.append(core.remat)
 
     before = core.remat
-    Trainer(build, "one_device").fit(**FIT, callbacks=[Noting()])
+    Trainer(build, "one_device").fit(**FIT, callbacks=[Recorder()])
     assert before not in found
     assert core.remat is before
 

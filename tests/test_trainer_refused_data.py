@@ -1,4 +1,4 @@
-"""Data that the trainer refuses. Messages state the value and the fix."""
+"""Data for which the trainer raises: the message names the value and the fix."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ import tensorflow as tf
 
 import tfdist
 from tests.support.classifier import LABELS, X, build, fit, network
-from tfdist.errors import (
-    DataError,
-    NonFiniteError,
-)
+from tfdist.errors import DataError, NonFiniteError
 
 
 @pytest.mark.parametrize("labels", [np.zeros((12, 2)), np.zeros((12, 5, 1))])
-def test_labels_of_a_shape_that_does_not_fit(labels: np.ndarray) -> None:
+def test_labels_of_wrong_shape_raise(labels: np.ndarray) -> None:
     with pytest.raises(DataError, match="do not fit the model") as caught:
         fit(y=labels)
     assert str(labels.shape[1:])[1:-1].rstrip(",") in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 2
 
 
-def test_label_out_of_range() -> None:
+def test_label_out_of_range_raises() -> None:
     with pytest.raises(DataError, match="label value of 7 which is outside"):
         fit(y=np.full(12, 7))
 
@@ -43,7 +40,7 @@ def test_invalid_labels_raise(labels: Any, message: str) -> None:
         fit(y=labels)
 
 
-def test_inputs_of_a_shape_that_does_not_fit() -> None:
+def test_inputs_of_wrong_shape_raise() -> None:
     with pytest.raises(DataError, match=r"expected axis -1 of input shape to have value 4"):
         fit(x=X[:, :2])
 
@@ -56,26 +53,25 @@ def no_rows(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["generator", "known length", "unknown length"])
-def test_no_data(kind: str) -> None:
+def test_data_without_batches_raise(kind: str) -> None:
     trainer = tfdist.Trainer(build, devices=2)
     for call in (trainer.fit, trainer.evaluate, trainer.predict):
         with pytest.raises(DataError, match=r"hold no batch: check|at least one batch"):
             call(no_rows(kind), verbose=0)
 
 
-def test_no_rows() -> None:
+def test_array_without_rows_raises() -> None:
     with pytest.raises(DataError, match="hold no batch: check the data set"):
         fit(x=X[:0], y=LABELS[:0])
 
 
 def test_unknown_data_type_raises() -> None:
-    with pytest.raises(
-        DataError, match=r"Unrecognized data type[\s\S]*Pass what keras\.Model\.fit"
-    ):
+    message = r"Unrecognized data type[\s\S]*Pass what keras\.Model\.fit"
+    with pytest.raises(DataError, match=message):
         fit(x=object(), y=None)
 
 
-def test_nan_in_the_first_batch() -> None:
+def test_nan_in_the_first_batch_raises() -> None:
     x = X.copy()
     x[1, 2] = np.nan
     with pytest.raises(NonFiniteError, match="1 values of a batch are NaN"):
@@ -90,10 +86,3 @@ def test_nan_loss_from_finite_data_raises() -> None:
 
     with pytest.raises(NonFiniteError, match=r"data are finite, .* check the loss"):
         fit(build_model, y=X[:, :3])
-
-
-def test_terminate_on_nan_takes_precedence() -> None:
-    trainer = tfdist.Trainer(build, devices=2)
-    stop = keras.callbacks.TerminateOnNaN()
-    history = trainer.fit(X * np.nan, LABELS, batch_size=4, verbose=0, callbacks=[stop])
-    assert np.isnan(history.history["loss"]).all()

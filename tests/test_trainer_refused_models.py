@@ -13,7 +13,7 @@ from tests.support.classifier import X, fit, network
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 
 
-def test_fit_of_an_uncompiled_model() -> None:
+def test_fit_of_an_uncompiled_model_raises() -> None:
     with pytest.raises(ConfigurationError, match=r"call model\.compile"):
         fit(network)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, starting
 
 #: Sources of the COPY lines in the Dockerfile.
 COPIED = [
@@ -22,14 +21,6 @@ COPIED = [
     for words in re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     for source in words.split()
 ]
-
-
-def run(*command: str, **options: str | Path | dict[str, str]) -> str:
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, **options
-    )  # type: ignore[call-overload]
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -42,25 +33,28 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    run(
-        *pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", ".", ".", cwd=source
-    )
-    (wheel,) = source.glob("tfdist-*.whl")
-    run(*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel))
+    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", ".", "."]
+    starting.run(*pip, *wheel, cwd=source, env=os.environ)
+    (built,) = source.glob("tfdist-*.whl")
+    install = ["install", "--no-deps", "--no-index", "--target", str(target), str(built)]
+    starting.run(*pip, *install, env=os.environ)
     return target
 
 
 def test_commands_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     environ = os.environ | {"PYTHONPATH": str(installed)}
-    script = [sys.executable, str(installed / "bin" / "tfdist")]
-    options = {"cwd": tmp_path, "env": environ}
-    where = "import tfdist.__main__; print(tfdist.__file__)"
-    assert run(sys.executable, "-c", where, **options).startswith(str(installed))
-    assert run(*script, "--version", **options).startswith("tfdist ")
-    assert "--strategy" in run(*script, "train", "--help", **options)
-    listed = run(*script, **options)
+    script = str(installed / "bin" / "tfdist")
+
+    def output(*arguments: str) -> str:
+        return starting.run(sys.executable, *arguments, cwd=tmp_path, env=environ).stdout
+
+    path = output("-c", "import tfdist.__main__; print(tfdist.__file__)")
+    assert path.startswith(str(installed))
+    assert output(script, "--version").startswith("tfdist ")
+    assert "--strategy" in output(script, "train", "--help")
+    listed = output(script)
     assert all(name in listed for name in ("train", "launch", "verify", "doctor", "bench"))
-    assert run(*script, "launch", "--dry-run", **options).count("--strategy multi_worker") == 2
+    assert output(script, "launch", "--dry-run").count("--strategy multi_worker") == 2
 
 
 def test_wheel_contains_manuals_and_license(installed: Path) -> None:

@@ -1,3 +1,5 @@
+"""Exit codes of the commands, and the message about a wrong flag."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,7 +8,7 @@ from tfdist.console import command
 from tfdist.errors import ConfigurationError, DataError
 
 
-def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_follows_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     def wrong() -> None:
         raise DataError("Expected 3 rows, got 2: add one.")
 

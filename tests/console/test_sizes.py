@@ -8,7 +8,7 @@ from tfdist.console import sizes
 from tfdist.errors import ConfigurationError
 
 
-def test_sizes() -> None:
+def test_sizes_are_parsed_and_formatted() -> None:
     assert sizes.num_bytes("24GB") == 24 * 10**9
     assert sizes.num_bytes("1.5 GiB") == 3 << 29
     assert sizes.num_bytes("512") == 512
@@ -17,7 +17,7 @@ def test_sizes() -> None:
     assert sizes.in_words(16_000_000) == "16 MB"
 
 
-def test_rates_say_bits_or_bytes() -> None:
+def test_rates_are_in_bits_or_bytes() -> None:
     assert sizes.bytes_per_second("25Gb") == 25e9 / 8
     assert sizes.bytes_per_second("100Mbit/s") == 100e6 / 8
     assert sizes.bytes_per_second("3GB") == 3e9

@@ -16,7 +16,7 @@ from tests.support import ROOT
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the checks; return 1 if one failed, 2 if there is no GPU."""
+    """Runs the checks; returns 1 if one failed, 2 if there is no GPU."""
     chosen = _parse(arguments)
     host = Host.rehearsing() if chosen.rehearse else Host.here()
     if not host.num_devices:
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def has_horovod(host: Host) -> bool:
-    """Tell whether a Horovod is installed that sums over these devices."""
+    """Returns whether a Horovod is installed that sums over these devices."""
     built = "True" if host.rehearsal else "hvd.nccl_built()"
     code = f"import horovod.tensorflow as hvd, sys; sys.exit(not {built})"
     done = subprocess.run(

@@ -18,10 +18,10 @@ class Check:
     """One line of the table.
 
     Attributes:
-        name: As `--only` takes it.
-        title: What it shows.
-        command: Returns the command, given the host; it exits with 0 where the check passed. A last
-            line of JSON has what the table says: `{"detail": ...}`, and figures.
+        name: As in `--only`.
+        title: What it checks.
+        command: Returns the command, given the host; it exits with 0 if the check passed. Its last
+            line is JSON with the text for the table, `{"detail": ...}`, and figures.
         fewest_devices: Devices that it needs.
         needs_horovod: Whether it needs a Horovod, built with NCCL on GPUs.
         full_float32: Whether it compares numbers, for which TF32 is turned off.
@@ -37,7 +37,7 @@ class Check:
     seconds: float = 1800.0
 
     def reason_to_skip(self, host: Host, has_horovod: bool) -> str:
-        """Return why this check cannot run here; empty if it can.
+        """Returns why this check cannot run here; empty if it can.
 
         Args:
             host: The devices.
@@ -55,7 +55,7 @@ def _python(module: str, *arguments: str) -> list[str]:
 
 
 def _worker(name: str, *arguments: str) -> Callable[[Host], list[str]]:
-    """Return the command of a function of `tests.gpu.worker`."""
+    """Returns the command of a function of `tests.gpu.worker`."""
 
     def command(host: Host) -> list[str]:
         rehearse = ["--rehearse"] if host.rehearsal else []
@@ -66,7 +66,7 @@ def _worker(name: str, *arguments: str) -> Callable[[Host], list[str]]:
 
 
 def _conformance(column: str, several: bool) -> Callable[[Host], list[str]]:
-    """Return the command that trains the cases of the contract under a strategy.
+    """Returns the command that trains the cases of the contract under a strategy.
 
     Args:
         column: Of the compatibility table.

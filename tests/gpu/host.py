@@ -27,12 +27,12 @@ class Host:
 
     @classmethod
     def rehearsing(cls, num_devices: int = REHEARSAL_DEVICES) -> Host:
-        """Return a host of logical CPU devices."""
+        """Returns a host of logical CPU devices."""
         return cls(num_devices, rehearsal=True, visible="-1")
 
     @classmethod
     def here(cls) -> Host:
-        """Return the GPUs that this process may use; none without a driver.
+        """Returns the GPUs that this process may use; none without a driver.
 
         An empty `CUDA_VISIBLE_DEVICES` counts as not set: the tests set it to hide GPUs.
         """
@@ -43,7 +43,7 @@ class Host:
         return cls(number, rehearsal=False, visible=",".join(visible) or "-1")
 
     def environ(self, full_float32: bool) -> dict[str, str]:
-        """Return the environment of a check.
+        """Returns the environment of a check.
 
         Args:
             full_float32: Whether to multiply float32 without TF32, for comparisons of numbers.

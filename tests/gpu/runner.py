@@ -1,4 +1,4 @@
-"""Runs checks one after the other, each in a process group of its own, and shows what came of them.
+"""Runs checks one after the other, each in its own process group, and shows the results.
 
 A check that hangs, as NCCL does where ranks disagree, or that crashes TensorFlow ends alone.
 """
@@ -26,14 +26,14 @@ _COLORS = {"passed": "green", "failed": "red", "timed out": "magenta", "skipped"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a check.
+    """The result of a check.
 
     Attributes:
         check: Its name.
-        title: What it shows.
+        title: What it checks.
         status: "passed", "failed", "timed out" or "skipped".
         detail: The figure, the reason, or the last line of a failure.
-        seconds: It took.
+        seconds: Duration.
         figures: Numbers that it reported.
     """
 
@@ -46,7 +46,7 @@ class Result:
 
 
 def run(check: Check, host: Host, logs: Path, has_horovod: bool) -> Result:
-    """Run a check.
+    """Runs a check.
 
     Args:
         check: The check.
@@ -83,14 +83,14 @@ def run(check: Check, host: Host, logs: Path, has_horovod: bool) -> Result:
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """Kill what a check left behind: workers of a check that hung, or failed."""
+    """Kills the remaining processes of a check, such as workers that hung."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _reported(output: str) -> dict[str, Any]:
-    """Return the JSON object in the last line of an output, if it is one."""
+    """Returns the JSON object in the last line of an output, if it is one."""
     last = output.strip().rpartition("\n")[2]
     try:
         found = json.loads(last)
@@ -100,7 +100,7 @@ def _reported(output: str) -> dict[str, Any]:
 
 
 def table(results: list[Result], host: Host) -> Table:
-    """Return the table of all results, with speed-ups beside images per second."""
+    """Returns the table of all results, with speed-ups beside images per second."""
     devices = "logical CPU devices, a rehearsal" if host.rehearsal else "GPUs"
     shown = Table("check", "result", "detail", "seconds", title=f"{host.num_devices} {devices}")
     for result in results:
@@ -115,7 +115,7 @@ def table(results: list[Result], host: Host) -> Table:
 
 
 def _compared(result: Result, results: list[Result]) -> str:
-    """Return a speed over that of plain Keras, or over one GPU, as a text."""
+    """Returns a speed over that of plain Keras, or over one GPU, as a text."""
     speeds = {one.check: one.figures.get("images_per_second") for one in results}
     speed = speeds[result.check]
     kind, _, rest = result.check.partition("-")
@@ -127,6 +127,6 @@ def _compared(result: Result, results: list[Result]) -> str:
 
 
 def write(results: list[Result], host: Host, file: Path) -> None:
-    """Write the results to a JSON file."""
+    """Writes the results to a JSON file."""
     record = {"host": dataclasses.asdict(host), "checks": [dataclasses.asdict(r) for r in results]}
     file.write_text(json.dumps(record, indent=1) + "\n")

@@ -52,7 +52,7 @@ def printing(code: str, **options: Any) -> Check:
         ("import time; time.sleep(60)", "timed out", "see "),
     ],
 )  # fmt: skip
-def test_what_came_of_a_check(code: str, status: str, detail: str, tmp_path: Path) -> None:
+def test_result_of_a_check(code: str, status: str, detail: str, tmp_path: Path) -> None:
     limit = 1.0 if status == "timed out" else 60.0
     check = dataclasses.replace(printing(code), seconds=limit)
     result = runner.run(check, Host.rehearsing(), tmp_path, has_horovod=False)
@@ -89,9 +89,7 @@ def test_table_compares_speeds() -> None:
         (8, ["horovod"]),
     ],
 )  # fmt: skip
-def test_what_a_host_is_too_small_for_is_skipped_with_a_reason(
-    number: int, skipped: list[str]
-) -> None:
+def test_checks_that_need_more_gpus_are_skipped(number: int, skipped: list[str]) -> None:
     host = Host(number, rehearsal=False, visible="0")
     reasons = {check.name: check.reason_to_skip(host, has_horovod=False) for check in CHECKS}
     assert [name for name, reason in reasons.items() if reason] == skipped
@@ -120,7 +118,7 @@ def test_gpus_of_the_host(
     assert host.environ(full_float32=True)["CUDA_VISIBLE_DEVICES"] == children_see
 
 
-def test_without_a_gpu_the_command_says_how_to_rehearse(
+def test_command_without_a_gpu_suggests_a_rehearsal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpus, "installed", list)

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-#: Relative difference of losses after a few steps, by precision: other kernels round otherwise.
+#: Relative difference of losses after a few steps, by precision: kernels round differently.
 _TOLERANCES = {"float32": 1e-4, "mixed_float16": 2e-2, "mixed_bfloat16": 5e-2}
 
-#: Measured over planned memory that counts as the same; the workspaces of kernels are not planned.
+#: Accepted ratios of measured to planned memory; the plan excludes the workspaces of kernels.
 _MEMORY_RATIO = (0.7, 1.5)
 
 
 class Outcome(NamedTuple):
-    """What a check came to.
+    """The outcome of a check.
 
     Attributes:
         passed: Whether it passed.
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def main() -> int:
-    """Run the check of the command line."""
+    """Runs the check of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.worker", description=__doc__)
     parser.add_argument("check", choices=sorted(_CHECKS))
     parser.add_argument("--devices", type=int, required=True, help="number of devices")
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def speed(chosen: argparse.Namespace) -> Outcome:
-    """Measure images per second of ResNet-50 with images from memory."""
+    """Measures images per second of ResNet-50 with images from memory."""
     import keras
     import tensorflow as tf
 
@@ -72,7 +72,7 @@ def speed(chosen: argparse.Namespace) -> Outcome:
         builder = models.resnet18 if chosen.rehearse else models.resnet50
         model = builder((side, side, 3), classes)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        # By XLA neither: Keras would use it on a GPU without being asked.
+        # Both without XLA, which Keras would use on a GPU by default.
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
         return model
 
@@ -114,7 +114,7 @@ def _epoch_clock() -> Any:
 
 
 def precision(chosen: argparse.Namespace) -> Outcome:
-    """Compare the losses of all devices with those of plain Keras on one, in each precision."""
+    """Compares the losses of all devices with those of plain Keras on one, in each precision."""
     import keras
 
     import tfdist
@@ -144,7 +144,7 @@ def _images(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _small_network(dropout: float = 0.0) -> Any:
-    """Return a compiled network with convolutions."""
+    """Returns a compiled network with convolutions."""
     import keras
     from keras import layers
 
@@ -166,7 +166,7 @@ def _small_network(dropout: float = 0.0) -> Any:
 
 
 def determinism(chosen: argparse.Namespace) -> Outcome:
-    """Train twice in processes of their own, and compare the weights bit by bit."""
+    """Trains twice in separate processes, and compares the weights bitwise."""
     command = [sys.executable, "-m", "tests.gpu.worker", "fingerprint"]
     command += ["--devices", str(chosen.devices), *(["--rehearse"] if chosen.rehearse else [])]
     found = []
@@ -181,7 +181,7 @@ def determinism(chosen: argparse.Namespace) -> Outcome:
 
 
 def fingerprint(chosen: argparse.Namespace) -> Outcome:
-    """Train deterministically; the detail is a hash of the weights."""
+    """Trains deterministically; the detail is a hash of the weights."""
     import tensorflow as tf
 
     import tfdist
@@ -200,7 +200,7 @@ def fingerprint(chosen: argparse.Namespace) -> Outcome:
 
 
 def memory(chosen: argparse.Namespace) -> Outcome:
-    """Compare the peak memory of a step with that of `python -m tfdist.plan memory`."""
+    """Compares the peak memory of a step with that of `python -m tfdist.plan memory`."""
     name, side, classes, batch = ("resnet18", 32, 10, 8)
     if not chosen.rehearse:
         name, side, classes, batch = ("resnet50", 224, 1000, 64)
@@ -222,7 +222,7 @@ def memory(chosen: argparse.Namespace) -> Outcome:
 
     trainer = tfdist.Trainer(build, strategy=strategy, devices=chosen.devices)
     x, y = np.zeros((2 * batch, side, side, 3), "float32"), np.zeros(2 * batch, "int64")
-    trainer.fit(x, y, batch_size=batch, verbose=0)  # chooses kernels, which takes room
+    trainer.fit(x, y, batch_size=batch, verbose=0)  # chooses kernels, which takes memory
     if chosen.rehearse:
         detail = f"planned {planned / 1e9:.2f} GB; TensorFlow counts no memory of CPUs"
         return Outcome(planned > 0, detail, {"planned": planned})
@@ -236,7 +236,7 @@ def memory(chosen: argparse.Namespace) -> Outcome:
 
 
 def _planned(name: str, side: int, classes: int, batch: int, devices: int, strategy: str) -> float:
-    """Return the planned bytes of a device, from a process of its own."""
+    """Returns the planned bytes of a device, which a separate process computes."""
     from tfdist.console import sizes
 
     with tempfile.TemporaryDirectory() as folder:
@@ -250,7 +250,7 @@ def _planned(name: str, side: int, classes: int, batch: int, devices: int, strat
 
 
 def prefetch(chosen: argparse.Namespace) -> Outcome:
-    """Look for copies of the batch between devices within the loop of the training step."""
+    """Searches for copies of the batch between devices within the loop of the training step."""
     import keras
     import tensorflow as tf
     from keras import layers
@@ -260,7 +260,7 @@ def prefetch(chosen: argparse.Namespace) -> Outcome:
     from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
     tfdist.devices.configure(chosen.devices)
-    # On CPUs nothing is copied ahead, unless asked for.
+    # On CPUs nothing is copied ahead by default.
     options = {"prefetch_to_device": True} if chosen.rehearse else {}
     strategy = strategies.create("mirrored", chosen.devices, **options)
 

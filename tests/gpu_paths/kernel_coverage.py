@@ -18,15 +18,15 @@ from tensorflow.python.framework import kernels
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
-#: The device of what nobody placed: the host's, as far as these graphs go.
+#: The device of operations without a requested device: in these graphs, the host's.
 HOST = "CPU:0"
 
-#: Operations without a GPU kernel that a strategy may put on a GPU, with their dtypes; each has the
-#: reason. Strings, counters of steps and what reads data sets are on the host anyway.
+#: Operations without a GPU kernel that a strategy may put on a GPU, with their dtypes, and the
+#: reasons. Strings, step counters and the operations that read datasets are always on the host.
 ALLOWED = {
     "SplitV(T=int64, Tlen=int32)": (
         "counters of metrics, a few bytes: TensorFlow's hierarchical copy and NCCL all-reduces "
-        "pack and split what they are given, of whatever dtype"
+        "pack and split tensors of any dtype"
     ),
 }
 
@@ -53,7 +53,7 @@ class Operation(NamedTuple):
 
 @contextmanager
 def gpus_listed() -> Iterator[None]:
-    """Within it, code that asks TensorFlow whether there are GPUs decides as on a host with two."""
+    """Inside the context, TensorFlow lists two physical GPUs."""
     plain = tf.config.list_physical_devices
     gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(2)]
 
@@ -66,7 +66,7 @@ def gpus_listed() -> Iterator[None]:
 
 @contextmanager
 def not_optimized() -> Iterator[None]:
-    """Within it, TensorFlow places and inlines graphs, but does not optimize them.
+    """Inside the context, TensorFlow places and inlines graphs, but does not optimize them.
 
     On CPUs it would fuse operations into some that only CPUs have.
     """
@@ -79,10 +79,10 @@ def not_optimized() -> Iterator[None]:
 
 
 def without_kernel(run: Callable[[], object]) -> dict[str, list[str]]:
-    """Return the operations of a run that a GPU would be asked for and has no kernel for.
+    """Returns the operations of a run that would be on a GPU and have no kernel for it.
 
     Args:
-        run: What runs functions of TensorFlow, on devices other than the first.
+        run: Runs functions of TensorFlow, on devices other than the first.
 
     Returns:
         By device, operations with their dtypes, without those in `ALLOWED`. A device whose
@@ -101,14 +101,14 @@ def without_kernel(run: Callable[[], object]) -> dict[str, list[str]]:
 
 
 def operations(run: Callable[[], object]) -> Iterator[Operation]:
-    """Yield the operations that TensorFlow ran in functions, as placed and inlined."""
+    """Yields the operations that TensorFlow ran in functions, as placed and inlined."""
     for graph in graphs_run_by(run):
         for node in graph.post_optimization_graph.node:
             yield Operation(node.op, _dtypes(node), node.device.rpartition("device:")[2])
 
 
 def _dtypes(node: Any) -> tuple[tuple[str, str], ...]:
-    """Return the attributes of a node that are dtypes; those of a list share a name."""
+    """Returns the attributes of a node that are dtypes; those of a list share a name."""
     found = []
     for name, attribute in sorted(node.attr.items()):
         kind = attribute.WhichOneof("value")
@@ -119,7 +119,7 @@ def _dtypes(node: Any) -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _has_kernel(kind: str, dtypes: tuple[tuple[str, str], ...]) -> bool:
-    """Tell whether one kernel for GPUs accepts all dtypes of an operation."""
+    """Returns whether one kernel for GPUs accepts all dtypes of an operation."""
     return any(
         all(
             tf.as_dtype(dtype).as_datatype_enum in constraint.allowed_values.list.type

@@ -22,10 +22,10 @@ from tfdist.strategies.base import ReplicaFn
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.upstream.patching import replaced
 
-#: After which a collective that some devices never call is an error.
+#: Time-out of a collective that some devices never call.
 TIMEOUT_SECONDS = 60.0
 
-#: Keys that no strategy of `tf.distribute` gives to groups of devices: one for each such group.
+#: One key for each group of devices; no strategy of `tf.distribute` uses these keys.
 _group_keys: dict[tuple[str, ...], int] = collections.defaultdict(
     functools.partial(next, itertools.count(1 << 19))
 )
@@ -73,16 +73,16 @@ def all_sum(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
                 )
         return results
 
-    # Called one after the other they would wait for each other forever.
+    # If called one after the other, the first would wait for the second forever.
     return tf.function(sums, autograph=False)() if tf.executing_eagerly() else sums()
 
 
 class NcclStandIn(Mirrored):
-    """`Mirrored` over CPU devices as it would be over GPUs that NCCL joins.
+    """`Mirrored` over CPU devices as it would be over GPUs that communicate through NCCL.
 
     Args:
-        devices: Logical CPU devices, as of `Mirrored`.
-        **options: Of `Mirrored`.
+        devices: Logical CPU devices, as in `Mirrored`.
+        **options: Options of `Mirrored`.
     """
 
     def __init__(self, devices: int | Sequence[str], **options: Any) -> None:

@@ -45,7 +45,7 @@ def build_dense(**options: Any) -> Callable[[], keras.Model]:
     """Returns a function that builds and compiles a network of two layers.
 
     Args:
-        **options: Of `keras.Model.compile`; a callable for `optimizer` is called.
+        **options: Arguments of `keras.Model.compile`; a callable for `optimizer` is called.
     """
 
     def build() -> keras.Model:
@@ -58,7 +58,7 @@ def build_dense(**options: Any) -> Callable[[], keras.Model]:
 
 
 def build_embedding(**options: Any) -> Callable[[], keras.Model]:
-    """As `build_dense`, with an embedding, whose gradient is `tf.IndexedSlices`."""
+    """Like `build_dense`, with an embedding, whose gradient is `tf.IndexedSlices`."""
 
     def build() -> keras.Model:
         keras.utils.set_random_seed(1)
@@ -91,11 +91,11 @@ def step_graphs(
     """Trains for one epoch and returns the graphs of the training loop.
 
     Args:
-        strategy: That trains.
+        strategy: The strategy.
         build: Builds the compiled model.
         data: Batches; None: `NUM_ROWS` rows of small numbers with 4 columns.
-        steps_per_epoch: As of `keras.Model.fit`.
-        **options: Of `tfdist.Trainer`.
+        steps_per_epoch: As in `keras.Model.fit`.
+        **options: Options of `tfdist.Trainer`.
     """
     data = batches() if data is None else data
     trainer = tfdist.Trainer(build, strategy=strategy, **options)
@@ -115,7 +115,7 @@ def step_graphs(
 
     with replaced(strategy, "compile", compile_and_keep):
         run = graphs_run_by(lambda: trainer.fit(data, steps_per_epoch=steps_per_epoch, verbose=0))
-    # Functions of data sets have loops too. The arguments of the training loop are its own.
+    # Functions of datasets have loops too, but with other arguments than the training loop.
     of_loop = max(filter(_is_training_loop, run), key=lambda graph: graph.ByteSize())
     by_device = [[*part.node] for part in of_loop.partition_graphs]
     return StepGraphs(loops[0].get_concrete_function(*calls[0]).graph, by_device)
@@ -127,16 +127,16 @@ def _is_training_loop(graph: Any) -> bool:
 
 
 def batches(dtype: str = "float32") -> tf.data.Dataset:
-    """Returns a finite data set of batches of 4 columns and a label, the last batch smaller."""
+    """Returns a finite dataset of batches of 4 columns and a label, the last batch smaller."""
     x = np.random.default_rng(0).integers(0, 9, (NUM_ROWS, 4)).astype(dtype)
     return tf.data.Dataset.from_tensor_slices((x, x[:, :1].astype("float32"))).batch(BATCH_SIZE)
 
 
 class Order:
-    """What runs before what within one iteration of the loop, over all devices.
+    """The order of nodes within one iteration of the loop, over all devices.
 
     Args:
-        graphs: Of the loop.
+        graphs: The graphs of the loop.
     """
 
     def __init__(self, graphs: StepGraphs) -> None:
@@ -159,7 +159,7 @@ class Order:
         return found
 
     def _awaited(self, node: tf.compat.v1.NodeDef) -> list[str]:
-        if node.op == "NextIteration":  # what it takes belongs to the iteration before
+        if node.op == "NextIteration":  # its input belongs to the previous iteration
             return []
         if node.op in ("_Recv", "_HostRecv"):
             return self._sends[node.attr["tensor_name"].s] + _inputs(node)

@@ -1,7 +1,7 @@
 """Clocks in a graph are read after a GPU has computed, not when it has accepted the work.
 
-For the graph, an operation of a GPU is over once it is in the GPU's queue: a control edge from it
-does not wait. What the host reads has been computed.
+In a graph, an operation on a GPU ends as soon as it is in the GPU's queue: a control edge from it
+does not wait for the result. A value that the host reads has been computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfdist import strategies
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 
-def test_clocks_of_a_pipelines_turns_wait_for_what_the_host_has_read() -> None:
+def test_pipeline_clocks_wait_for_results_on_the_host() -> None:
     keras.utils.set_random_seed(1)
     build, x, y = MODELS["images"]
     strategy = strategies.create("pipeline", ["CPU:1", "CPU:2"], micro_batches=2)

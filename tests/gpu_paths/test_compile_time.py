@@ -15,7 +15,7 @@ LIMIT = 300.0
 
 
 def reports(idle: float, compiling: bool) -> list[Report]:
-    """Two workers that have been in their first step for so long."""
+    """Returns the reports of two workers that have been in their first step for `idle` seconds."""
     return [
         Report(
             rank=rank, num_calls=1, num_passed=1 - rank, place="the start of fit",
@@ -25,14 +25,14 @@ def reports(idle: float, compiling: bool) -> list[Report]:
     ]  # fmt: skip
 
 
-def test_the_first_step_on_gpus_may_take_half_an_hour() -> None:
+def test_first_step_on_gpus_may_take_half_an_hour() -> None:
     assert verdict(reports(1800.0, compiling=True), LIMIT) is None
     assert "has held up the others" in str(verdict(reports(1800.0, compiling=False), LIMIT))
     assert "has held up the others" in str(verdict(reports(COMPILE_SECONDS, True), LIMIT))
 
 
 @pytest.mark.parametrize("on_gpus", [True, False])
-def test_a_worker_compiles_until_the_first_steps_of_a_task_are_done(on_gpus: bool) -> None:
+def test_worker_compiles_until_the_first_step_of_a_task_is_done(on_gpus: bool) -> None:
     status = Status(0, on_gpus)
 
     def compiling(task: str) -> list[bool]:

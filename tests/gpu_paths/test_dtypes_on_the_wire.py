@@ -52,15 +52,12 @@ def test_tensors_of_all_dtypes_are_summed_at_once(make: Callable[[], Strategy]) 
         ("bfloat16", "sgd"),
         pytest.param("mixed_bfloat16", "adam", marks=pytest.mark.long),
         pytest.param("mixed_float16", "adam", marks=pytest.mark.long),
-        (
-            "float16",
-            lambda: keras.optimizers.SGD(0.01, gradient_accumulation_steps=2),
-        ),
+        ("float16", lambda: keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)),
     ],
     ids=["bfloat16", "mixed_bfloat16", "mixed_float16", "float16-accumulated"],
 )
 def test_nccl_trains_in_any_precision(precision: str, optimizer: Any) -> None:
-    """Includes the sum of overflows, which the code of every replica has to use."""
+    """Every replica must also use the result of the sum that detects overflow."""
     build = step_graph.build_dense(optimizer=optimizer, metrics=["mae"])
     weights = []
     for strategy in ("one_device", NcclStandIn(2)):
@@ -71,8 +68,8 @@ def test_nccl_trains_in_any_precision(precision: str, optimizer: Any) -> None:
         np.testing.assert_allclose(found, expected, atol=0.02)
 
 
-def test_nccl_knows_the_device_of_what_a_loop_returns() -> None:
-    """A large gradient is sent as it is, beside slices, after the rounds of `accumulate`."""
+def test_nccl_finds_the_device_of_loop_results() -> None:
+    """A large gradient, which is not fused, is sent after the loop of `accumulate`."""
 
     def build() -> keras.Model:
         keras.utils.set_random_seed(1)
@@ -91,7 +88,7 @@ def test_nccl_knows_the_device_of_what_a_loop_returns() -> None:
     [(step_graph.build_dense(metrics=["mae"]), "float32"), (step_graph.build_embedding(), "int32")],
     ids=["dense", "embedding"],
 )
-def test_workers_that_nccl_joins_send_what_it_accepts(
+def test_workers_over_nccl_send_only_dtypes_that_it_accepts(
     build: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`CollectiveReduceV2` lists bfloat16 in its op definition, but NCCL refuses it at run time."""
@@ -104,13 +101,13 @@ def test_workers_that_nccl_joins_send_what_it_accepts(
     assert {tf.as_dtype(node.attr["T"].type) for node in sent} <= nccl_dtypes()
 
 
-def test_bf16_is_refused_where_nccl_would_send_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_compression_over_nccl_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MultiWorker, "_uses_nccl", True)
     with pytest.raises(ConfigurationError, match="use compression='fp16' or 'none'"):
         MultiWorker(2, compression="bf16")
 
 
-def test_packs_of_integers_are_cut_on_the_gpu() -> None:
+def test_fused_integers_are_split_on_the_gpu() -> None:
     """`Split` and `SplitV` have no GPU kernel for int64."""
 
     @tf.function(autograph=False)

@@ -22,7 +22,7 @@ from tfdist.launcher.options import parse
 from tfdist.strategies.parameter_server.cluster import server_options
 
 SECONDS = 30.0
-#: An inherited CUDA_VISIBLE_DEVICES of as many GPUs as there are.
+#: Inherited values of CUDA_VISIBLE_DEVICES, given the number of GPUs.
 INHERITED = {
     "not set": lambda number: None,
     "indices": lambda number: ",".join(str(8 + i) for i in range(number)),
@@ -32,7 +32,7 @@ INHERITED = {
 
 @pytest.fixture(autouse=True)
 def _host_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host with 16 GPUs, whatever this one has."""
+    """Simulates a host with 16 GPUs."""
     monkeypatch.delenv(gpus.VISIBLE, raising=False)
     monkeypatch.delenv(gpus.PER_WORKER, raising=False)
     monkeypatch.setattr(gpus, "installed", lambda: [f"GPU-{i:02d}-abcdef" for i in range(16)])
@@ -44,16 +44,16 @@ def inherit(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
 
 
 def visible_by_worker(num_workers: int, num_gpus: int) -> list[str]:
-    """What the launcher tells each worker to see."""
-    made = plan.workers(["run"], plan.slots({plan.LOCAL: num_workers}), gpus_per_worker=num_gpus)
-    return [process.environ[gpus.VISIBLE] for process in made.processes]
+    """Returns the CUDA_VISIBLE_DEVICES that the launcher sets for each worker."""
+    planned = plan.workers(["run"], plan.slots({plan.LOCAL: num_workers}), gpus_per_worker=num_gpus)
+    return [process.environ[gpus.VISIBLE] for process in planned.processes]
 
 
 @pytest.mark.parametrize("inherited", INHERITED)
 @pytest.mark.parametrize(
     ("num_gpus", "num_workers"), itertools.product([1, 2, 4, 8], [1, 2, 4]), ids=str
 )
-def test_launcher_divides_what_it_sees(
+def test_launcher_divides_its_gpus(
     num_gpus: int, num_workers: int, inherited: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = INHERITED[inherited](num_gpus)
@@ -74,7 +74,7 @@ def test_inherited_indices_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) 
     assert visible_by_worker(2, 2) == ["4,5", "6,7"]
 
 
-def test_entries_behind_an_invalid_one_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_after_an_invalid_one_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "3,-1,5")
     with pytest.raises(ConfigurationError, match="CUDA_VISIBLE_DEVICES=3,-1,5: use at most 1 work"):
         visible_by_worker(2, 1)
@@ -83,28 +83,28 @@ def test_entries_behind_an_invalid_one_do_not_count(monkeypatch: pytest.MonkeyPa
 def test_gpus_of_other_hosts_are_counted_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "6,7")
     slots = plan.slots({"a": 2, "b": 2})
-    made = plan.workers(
+    planned = plan.workers(
         ["run"], slots, ports=plan.ports_from(5000, slots), gpus_per_worker=1, here="a"
     )
-    assert [one.environ[gpus.VISIBLE] for one in made.processes] == ["6", "7", "0", "1"]
+    assert [one.environ[gpus.VISIBLE] for one in planned.processes] == ["6", "7", "0", "1"]
 
 
-def test_a_place_that_is_left_out_keeps_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excluded_slot_keeps_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "4,5,6")
     slots = plan.slots({plan.LOCAL: 2})
-    made = plan.workers(["run"], slots, gpus_per_worker=1, gpu_slots=[0, 2])
-    assert [one.environ[gpus.VISIBLE] for one in made.processes] == ["4", "6"]
+    planned = plan.workers(["run"], slots, gpus_per_worker=1, gpu_slots=[0, 2])
+    assert [one.environ[gpus.VISIBLE] for one in planned.processes] == ["4", "6"]
 
 
 def test_workers_of_parameter_servers_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "4,5,6")
     options = parse(["--num-ps", "1", "--num-workers", "2", "--gpus-per-worker", "1", "--", "run"])
-    made = plan.with_parameter_servers(options.command, 2, 1, options.gpus_per_worker)
-    seen = {process.name: process.environ[gpus.VISIBLE] for process in made}
+    planned = plan.with_parameter_servers(options.command, 2, 1, options.gpus_per_worker)
+    seen = {process.name: process.environ[gpus.VISIBLE] for process in planned}
     assert seen == {"chief": "-1", "worker 0": "4", "worker 1": "5", "ps 0": "-1"}
 
 
-def test_a_worker_of_parameter_servers_computes_on_one_gpu() -> None:
+def test_parameter_server_worker_with_two_gpus_raises() -> None:
     with pytest.raises(ConfigurationError, match="computes on one GPU"):
         parse(["--num-ps", "1", "--gpus-per-worker", "2", "--", "run"])
 
@@ -140,7 +140,7 @@ def clusters(size: int) -> list[Cluster]:
 
 
 def exchange(claims: Sequence[Sequence[str]], share: bool = False) -> list[Any]:
-    """The positions of the GPUs that each worker is told to use, or its error."""
+    """Returns the indices of the GPUs that each worker gets, or its error."""
 
     def worker(mine: Cluster) -> Any:
         try:
@@ -170,20 +170,20 @@ def test_workers_that_see_the_same_gpus_divide_them(
         assert all("NCCL needs at least one for each worker: start at most" in e for e in found)
 
 
-def test_workers_with_gpus_of_their_own_keep_them() -> None:
+def test_workers_with_separate_gpus_keep_them() -> None:
     assert exchange([["GPU-a", "GPU-b"], ["GPU-c", "GPU-d"]]) == [(0, 1), (0, 1)]
 
 
-def test_two_hosts_divide_their_gpus_apart() -> None:
+def test_hosts_divide_their_gpus_separately() -> None:
     claims = [["GPU-a", "GPU-b"], ["GPU-c", "GPU-d"], ["GPU-a", "GPU-b"], ["GPU-d", "GPU-c"]]
     assert exchange(claims) == [(0,), (0,), (1,), (0,)]
 
 
-def test_the_ring_shares_a_gpu() -> None:
+def test_ring_shares_a_gpu() -> None:
     assert exchange([["GPU-a"]] * 3, share=True) == [(0,), (0,), (0,)]
 
 
-def test_sets_that_overlap_are_an_error_on_every_worker() -> None:
+def test_overlapping_gpus_raise_on_every_worker() -> None:
     found = exchange([["GPU-a", "GPU-b"], ["GPU-b"]])
     assert all("use different sets of GPUs that overlap in GPU-" in error for error in found)
 

@@ -19,7 +19,7 @@ from tests.gpu_paths import kernel_coverage
 from tests.gpu_paths.kernel_coverage import without_kernel
 from tfdist import strategies
 
-#: The strategies by their names with options. Not among them: `multi_worker` and `horovod`, which
+#: The strategies with their options, by name. Not included: `multi_worker` and `horovod`, which
 #: are `mirrored` and `one_device` with collectives, for which TensorFlow and Horovod have kernels
 #: by dtype, and parameter servers, whose workers have graphs of `one_device`.
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 def build_images() -> keras.Model:
-    """Return a network of images: convolutions, BatchNorm, Dropout, labels of integers."""
+    """Returns a network of images: convolutions, BatchNorm, Dropout, labels of integers."""
     model = keras.Sequential(
         [
             keras.Input((8, 8, 3)),
@@ -61,7 +61,7 @@ def build_images() -> keras.Model:
 
 
 def build_text() -> keras.Model:
-    """Return a network of token sequences: Embedding with a mask, attention, LSTM."""
+    """Returns a network of token sequences: Embedding with a mask, attention, LSTM."""
     tokens = keras.Input((6,), dtype="int32")
     x = layers.Embedding(20, 8, mask_zero=True)(tokens)
     x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4)(x, x))
@@ -75,7 +75,7 @@ def build_text() -> keras.Model:
 
 
 def build_table() -> keras.Model:
-    """Return a network of numbers: Keras's own accumulation, metrics that count, random noise."""
+    """Returns a network of numbers: Keras's own accumulation, metrics that count, random noise."""
     model = keras.Sequential(
         [
             keras.Input((4,)),
@@ -186,7 +186,7 @@ def test_kernel_for_another_dtype_does_not_count() -> None:
     assert found == {"CPU:2": ["SplitV(T=uint8, Tlen=int32)"]}
 
 
-def test_what_is_on_the_list_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allowed_operations_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     @tf.function
     def compute(names: tf.Tensor) -> tf.Tensor:
         with tf.device("CPU:1"):

@@ -63,7 +63,9 @@ def collectives(nodes: list[tf.compat.v1.NodeDef]) -> list[str]:
     ],
     ids=["embedding", "gradient-accumulation", "accumulate-and-metrics", "dense"],
 )
-def test_any_two_of_a_device_have_an_order(build: Any, dtype: str, options: dict[str, Any]) -> None:
+def test_collectives_of_a_device_are_ordered(
+    build: Any, dtype: str, options: dict[str, Any]
+) -> None:
     """NCCL hangs where two devices launch the same collectives in different orders."""
     graphs = step_graph.step_graphs(MultiWorker(2), build, step_graph.batches(dtype), **options)
     assert len([nodes for nodes in graphs.by_device if collectives(nodes)]) == 2
@@ -71,7 +73,7 @@ def test_any_two_of_a_device_have_an_order(build: Any, dtype: str, options: dict
 
 
 def _in_worker(name: str) -> Any:
-    """In a worker: returns what trains and returns what an order of collectives depends on."""
+    """In a worker: returns a function that returns the collectives and their unordered pairs."""
     strategy = strategies.create(name)
     strategy._prefetch = True  # as on GPUs
 
@@ -97,5 +99,5 @@ def test_order_over_two_workers(name: str) -> None:
     assert sorted(names) == sorted(others)
     assert len(names) == len(set(names)) > 0
     assert not pairs
-    # Finding the end of the data takes none.
+    # Finding the end of the data needs no collective.
     assert len(of_known_length) == len(names)

@@ -26,11 +26,11 @@ from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 
-#: Not the default device of TensorFlow, which is CPU:0 here and the first GPU where there are some.
+#: Without the default device of TensorFlow, which is CPU:0, or the first GPU on a host with GPUs.
 DEVICES = ["CPU:1", "CPU:2"]
-#: Operations that yield batches, and those that only hand a tensor on.
+#: Operations that yield batches, and those that only pass a tensor on.
 _SOURCES = ("IteratorGetNext", "OptionalGetValue")
-_HAND_ON = {"Identity", "IdentityN", "Switch", "Merge", "Enter", "Exit", "NextIteration"}
+_PASS_ON = {"Identity", "IdentityN", "Switch", "Merge", "Enter", "Exit", "NextIteration"}
 
 
 def mirrored() -> Strategy:
@@ -67,7 +67,7 @@ def endless() -> tf.data.Dataset:
 
 @pytest.fixture(autouse=True)
 def devices_are_as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets one device be given its batches ahead of time, as a GPU is."""
+    """Prefetches to a single CPU device, as to a GPU."""
     prefetched = batches.prefetched
 
     def to_device(dataset: tf.data.Dataset, devices: list[str]) -> tf.data.Dataset:
@@ -107,9 +107,8 @@ def test_batches_stay_on_their_devices(
     assert not list(_departures(graphs))
 
 
-def test_the_end_of_data_costs_workers_no_collective(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself TensorFlow counts, before each step on finite data, the replicas that have some."""
-    # Where there are several workers it sums the number over them.
+def test_end_of_data_needs_no_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default TensorFlow sums before each step on finite data how many replicas have a batch."""
     monkeypatch.setattr(CollectiveAllReduceExtended, "_in_multi_worker_mode", lambda _: True)
     counts = []
     for data, steps in ((endless(), 2), (of_unknown_length(), None)):
@@ -132,9 +131,7 @@ ACCUMULATES = functools.partial(keras.optimizers.SGD, gradient_accumulation_step
     ],
     ids=["both", "gradient-accumulation", "accumulate", "loss-scale"],
 )
-def test_nothing_but_sums_leaves_a_device_within_a_step(
-    optimizer: Any, options: dict[str, Any]
-) -> None:
+def test_only_sums_leave_a_device_within_a_step(optimizer: Any, options: dict[str, Any]) -> None:
     """Sums of `accumulate` and of the optimizer's accumulation stay on each replica's device."""
     strategy = NcclStandIn(DEVICES, prefetch_to_device=True)
     build = step_graph.build_dense(optimizer=optimizer)
@@ -150,7 +147,7 @@ def test_nothing_but_sums_leaves_a_device_within_a_step(
 
 
 def _departures(graphs: StepGraphs) -> Iterator[str]:
-    """Yields what takes a float tensor of a batch to another device without computing with it."""
+    """Yields the nodes that send an unchanged float tensor of a batch to another device."""
     for nodes in graphs.by_device:
         takers = collections.defaultdict(list)
         for node in nodes:
@@ -168,7 +165,7 @@ def _departures(graphs: StepGraphs) -> Iterator[str]:
             for taker in takers[left.pop()]:
                 if taker.op in ("_Send", "_HostSend", "OptionalFromValue"):
                     yield f"{taker.op} {taker.name}"
-                elif taker.op in _HAND_ON:
+                elif taker.op in _PASS_ON:
                     left += [(taker.name, place) for place in range(2)]
 
 

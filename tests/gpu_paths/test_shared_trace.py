@@ -1,4 +1,4 @@
-"""The shared trace as hosts with GPUs have it: optimized call by call, with a handle a variable."""
+"""The shared trace as on hosts with GPUs, where each call is optimized separately."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfdist.upstream.patching import replaced
         pytest.param("embedding", marks=pytest.mark.long),
     ],
 )
-def test_numbers_are_those_of_one_device(name: str) -> None:
+def test_matches_one_device(name: str) -> None:
     traced, trace = [], SharedTrace._trace
 
     def keep(self: SharedTrace, arguments: Any) -> Any:

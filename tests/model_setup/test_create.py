@@ -37,7 +37,7 @@ def strategy() -> Mirrored:
 
 
 def squared(y_true: Any, y_pred: Any) -> Any:
-    """A loss, and a metric, that are not registered."""
+    """A loss and metric that is not registered."""
     return ops.mean((y_true - y_pred) ** 2, -1)
 
 
@@ -63,7 +63,7 @@ class Network(keras.Model):
         return {"units": self.units}
 
 
-class Secretive(keras.Model):
+class WithoutConfig(keras.Model):
     """A subclassed model without `get_config`."""
 
     def __init__(self, units: int) -> None:
@@ -195,7 +195,7 @@ def test_keeps_adapted_state_of_layers(
     assert_close(rebuilt(x).numpy(), layer(x).numpy())
 
 
-def test_built_layers_in_an_unbuilt_model(strategy: Mirrored) -> None:
+def test_built_layers_in_an_unbuilt_model_keep_their_weights(strategy: Mirrored) -> None:
     built = layers.Dense(3)
     built.build((None, 4))
     model = create.create(compiled(keras.Sequential([built, layers.Dense(1)])), strategy)
@@ -211,15 +211,16 @@ def test_optimizer_of_another_model_raises(strategy: Mirrored) -> None:
 
 
 def test_model_without_config_raises(strategy: Mirrored) -> None:
-    model = compiled(Secretive(1))
+    model = compiled(WithoutConfig(1))
     model(X)
-    with pytest.raises(UnsupportedModelError, match=r"Secretive cannot .* pass a function that"):
+    message = r"WithoutConfig cannot .* pass a function that"
+    with pytest.raises(UnsupportedModelError, match=message):
         create.create(model, strategy)
     assert model.compiled
 
 
-class OfTwoLayers(keras.Model):
-    """A class as in Keras's guides: it takes neither `trainable` nor `dtype`."""
+class WithoutArguments(keras.Model):
+    """A class as in Keras's guides, without the arguments `trainable` and `dtype`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +230,7 @@ class OfTwoLayers(keras.Model):
         return self.out(self.dense(inputs))
 
 
-class OfLayers(keras.Model):
+class WithSetOfLayers(keras.Model):
     """A class with an argument that no configuration can hold."""
 
     def __init__(self, parts: set[Any]) -> None:
@@ -240,24 +241,24 @@ class OfLayers(keras.Model):
         return self.parts[0](inputs)
 
 
-def test_class_without_keyword_arguments(strategy: Mirrored) -> None:
-    model = OfTwoLayers()
+def test_rebuilds_a_class_without_keyword_arguments(strategy: Mirrored) -> None:
+    model = WithoutArguments()
     model.compile("sgd", "mse")
     model(X)
-    made = create.create(model, strategy)
-    assert made is not model
-    assert_same_weights(made, model)
+    rebuilt = create.create(model, strategy)
+    assert rebuilt is not model
+    assert_same_weights(rebuilt, model)
 
 
 def test_message_of_a_class_that_cannot_be_rebuilt_is_one_traceback(strategy: Mirrored) -> None:
-    model = OfLayers({layers.Dense(1)})
+    model = WithSetOfLayers({layers.Dense(1)})
     model.compile("sgd", "mse")
-    with pytest.raises(UnsupportedModelError, match="OfLayers cannot be rebuilt") as caught:
+    with pytest.raises(UnsupportedModelError, match="WithSetOfLayers cannot be rebuilt") as caught:
         create.create(model, strategy)
     assert caught.value.__suppress_context__
-    reason, _, cure = str(caught.value).partition("): ")
+    reason, _, fix = str(caught.value).partition("): ")
     assert reason.endswith("in order to be serializable")  # the whole sentence of Keras
-    assert cure == "pass a function that builds it instead of the model."
+    assert fix == "pass a function that builds it instead of the model."
 
 
 def test_build_function_without_a_model_raises(strategy: Mirrored) -> None:
@@ -272,14 +273,14 @@ def test_model_created_outside_the_scope_is_used_directly(strategy: Mirrored) ->
 
 def test_rebuilds_models_with_distributed_variables(strategy: Mirrored) -> None:
     with strategy.tf_strategy.scope():
-        theirs, optimizer = build(), keras.optimizers.SGD(0.1, momentum=0.9)
+        distributed, optimizer = build(), keras.optimizers.SGD(0.1, momentum=0.9)
     with pytest.warns(UserWarning, match="compiled outside the strategy's scope"):
         model = create.create(lambda: build(optimizer), strategy)
     assert model.optimizer is not optimizer
     assert model.optimizer.get_config()["momentum"] == 0.9
     with pytest.warns(UserWarning, match="outside the strategy's scope: it is rebuilt"):
-        rebuilt = create.create(lambda: theirs, strategy)
-    assert_same_weights(rebuilt, theirs)
+        rebuilt = create.create(lambda: distributed, strategy)
+    assert_same_weights(rebuilt, distributed)
     assert all(strategy.owns(v.value) for v in rebuilt.variables + model.optimizer.variables)
 
 
@@ -301,7 +302,7 @@ def test_optimizer_built_for_other_weights_raises(strategy: Mirrored) -> None:
         create.create(lambda: build(optimizer), strategy)
 
 
-def test_an_optimizer_inside_a_loss_scale_is_claimed_too() -> None:
+def test_optimizer_inside_a_loss_scale_belongs_to_one_trainer() -> None:
     optimizer = keras.optimizers.SGD(0.1)
     first = mirrored(lambda: build(optimizer), precision="float16")
     with pytest.raises(ConfigurationError, match="already belongs to another model or Trainer"):
@@ -309,7 +310,7 @@ def test_an_optimizer_inside_a_loss_scale_is_claimed_too() -> None:
     assert first.model.compute_dtype == "float16"
 
 
-class MadeLate(layers.Layer):
+class CreatesLayerInBuild(layers.Layer):
     """A layer that creates another one in `build`, with the global dtype policy."""
 
     def build(self, shape: Any) -> None:
@@ -327,7 +328,7 @@ class MadeLate(layers.Layer):
 @pytest.mark.parametrize("first", ["fit", "predict"])
 def test_layers_created_in_build_have_the_requested_precision(first: str) -> None:
     def build_model() -> keras.Model:
-        return compiled(keras.Sequential([MadeLate()]))
+        return compiled(keras.Sequential([CreatesLayerInBuild()]))
 
     trainer = mirrored(build_model, precision="mixed_bfloat16")
     trainer.fit(**FIT) if first == "fit" else trainer.predict(X, verbose=0)

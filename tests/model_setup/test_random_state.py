@@ -30,10 +30,11 @@ def two_models(make: Any) -> tuple[list[float], list[np.ndarray], float, float]:
     """Trains two models in one script.
 
     Args:
-        make: Returns what has `fit`.
+        make: Returns a model or a trainer.
 
     Returns:
-        The losses of the second, its first weights, and what Python and NumPy draw afterwards.
+        The losses of the second model, its initial weights, and random numbers of Python and NumPy
+        after the training.
     """
     keras.utils.set_random_seed(3)
     make().fit(X, Y, batch_size=8, epochs=1, validation_split=0.25, verbose=0)
@@ -43,24 +44,24 @@ def two_models(make: Any) -> tuple[list[float], list[np.ndarray], float, float]:
     return losses, weights, random.random(), float(np.random.rand())
 
 
-def test_a_model_without_an_input_starts_as_in_plain_keras() -> None:
-    made = two_models(lambda: Trainer(build(), "mirrored", devices=2))
-    np.testing.assert_allclose(made[0], two_models(build)[0], rtol=1e-5)
+def test_model_without_an_input_is_initialized_as_in_plain_keras() -> None:
+    found = two_models(lambda: Trainer(build(), "mirrored", devices=2))
+    np.testing.assert_allclose(found[0], two_models(build)[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored", "sharded"])
-@pytest.mark.parametrize("handed", ["function", "model"])
-def test_second_model_is_initialized_as_in_plain_keras(handed: str, strategy: str) -> None:
+@pytest.mark.parametrize("argument", ["function", "model"])
+def test_second_model_is_initialized_as_in_plain_keras(argument: str, strategy: str) -> None:
     devices = 1 if strategy == "one_device" else 2
     plain = two_models(build_with_input)
-    made = two_models(
+    found = two_models(
         lambda: Trainer(
-            build_with_input if handed == "function" else build_with_input(),
+            build_with_input if argument == "function" else build_with_input(),
             strategy,
             devices=devices,
         )
     )
-    for ours, keras_own in zip(made[1], plain[1], strict=True):
-        np.testing.assert_equal(ours, keras_own)
-    np.testing.assert_allclose(made[0], plain[0], rtol=1e-5)
-    assert made[2:] == plain[2:]
+    for actual, expected in zip(found[1], plain[1], strict=True):
+        np.testing.assert_equal(actual, expected)
+    np.testing.assert_allclose(found[0], plain[0], rtol=1e-5)
+    assert found[2:] == plain[2:]

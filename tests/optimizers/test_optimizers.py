@@ -1,4 +1,4 @@
-"""Our optimizers, compared with the formulas of their papers in NumPy."""
+"""The optimizers, compared with the formulas of their papers in NumPy."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def falling() -> Any:
 def test_momentum_sgd_matches_equation_9() -> None:
     """Goyal et al. 2017: u <- m u + g + d w; w <- w - r u. Biases have no weight decay."""
     expected = []
-    for which, (start, decay) in enumerate(((KERNEL, DECAY), (BIAS, 0.0))):
+    for index, (start, decay) in enumerate(((KERNEL, DECAY), (BIAS, 0.0))):
         w, u = start.copy(), np.zeros_like(start)
         for gradients, rate in zip(GRADIENTS, RATES, strict=True):
-            u = MOMENTUM * u + gradients[which] + decay * w
+            u = MOMENTUM * u + gradients[index] + decay * w
             w -= rate * u
         expected.append(w)
     found = applied(optimizers.MomentumSGD(falling(), MOMENTUM, weight_decay=DECAY))
@@ -74,12 +74,12 @@ def test_lars_matches_algorithm_1() -> None:
     """You et al. 2017: q = t |w| / (|g| + d |w|); v <- m v + r q (g + d w); w <- w - v."""
     w, v = KERNEL.copy(), np.zeros_like(KERNEL)
     b, u = BIAS.copy(), np.zeros_like(BIAS)
-    for (gradient, of_bias), rate in zip(GRADIENTS, RATES, strict=True):
+    for (gradient, bias_gradient), rate in zip(GRADIENTS, RATES, strict=True):
         norm = np.linalg.norm(w)
         q = TRUST * norm / (np.linalg.norm(gradient) + DECAY * norm)
         v = MOMENTUM * v + rate * q * (gradient + DECAY * w)
         w -= v
-        u = MOMENTUM * u + rate * of_bias  # neither layer-wise rate nor weight decay
+        u = MOMENTUM * u + rate * bias_gradient  # neither layer-wise rate nor weight decay
         b -= u
     found = applied(optimizers.LARS(falling(), MOMENTUM, DECAY, TRUST))
     np.testing.assert_allclose(found[0], w, rtol=1e-6)
@@ -140,7 +140,7 @@ def test_biases_and_norms_do_not_decay() -> None:
             variable.assign(old)
 
 
-def test_optimizer_of_a_configuration() -> None:
+def test_creates_the_optimizer_of_a_configuration() -> None:
     config = TrainConfig(optimizer="lars", momentum=0.5, weight_decay=0.1, ema=0.9)
     optimizer = optimizers.create(config, 0.2)
     found = {"momentum": 0.5, "weight_decay": 0.1, "use_ema": True, "ema_momentum": 0.9}
@@ -149,6 +149,6 @@ def test_optimizer_of_a_configuration() -> None:
     assert type(optimizers.create(TrainConfig(), 0.2)) is keras.optimizers.Adam
 
 
-def test_momentum_out_of_range() -> None:
+def test_momentum_out_of_range_raises() -> None:
     with pytest.raises(ConfigurationError, match="momentum from 0 to below 1"):
         optimizers.LARS(momentum=1.0)

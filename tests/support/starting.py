@@ -49,6 +49,14 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "tfdist.launch", *arguments]
 
 
+def start(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+    """Starts the launch command with its output piped."""
+    return subprocess.Popen(
+        command(*arguments), cwd=cwd, env=ENVIRON,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
 def launch(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return run(*command(*arguments), cwd=cwd, code=None)
 

@@ -1,4 +1,4 @@
-"""A user's tape takes gradients of sharded weights as of others, without any patch."""
+"""A user's `tf.GradientTape` returns gradients of sharded weights, without any patch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdist.upstream.keras_variables import divide
 
 
 @pytest.mark.parametrize("division", [AlongAxis(0, [2, 1]), OverDevices(2)])
-def test_a_tape_of_the_user_s_own(division: Any) -> None:
+def test_user_tape_gets_gradients_of_sharded_weights(division: Any) -> None:
     layer = keras.layers.Dense(2)
     layer.build((None, 3))
     x = tf.reshape(tf.range(6.0), (2, 3))
@@ -55,7 +55,7 @@ def test_a_tape_of_the_user_s_own(division: Any) -> None:
     assert tape.gradient(loss, layer.kernel) is None
 
 
-def test_shards_of_other_processes_are_refused() -> None:
+def test_shards_of_other_processes_raise() -> None:
     layer = keras.layers.Dense(2)
     layer.build((None, 3))
     division = OverDevices(2)

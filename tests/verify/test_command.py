@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import starting
 from tfdist import strategies
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import mirrored_variables
@@ -21,8 +20,6 @@ from tfdist.verify.__main__ import main
 from tfdist.verify.report import Verdict
 from tfdist.verify.results import Difference
 from tfdist.verify.trial import judge
-
-SECONDS = 240
 
 
 class ByCount(Mirrored):
@@ -48,16 +45,11 @@ class Drifting(Mirrored):
         self.weight = model.weights[0]
 
 
-def run(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tfdist.verify", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+def run(
+    folder: Path, *arguments: str, code: int = 0, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tfdist.verify", *arguments]
+    return starting.run(*command, cwd=folder, env=starting.ENVIRON | environ, code=code)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
@@ -66,9 +58,9 @@ def test_correct_strategy_passes(num_replicas: int) -> None:
     assert verdict.passed
     assert verdict.num_replicas == num_replicas
     assert 0 < verdict.differences[0].times < 1
-    whats = " ".join(d.what for d in verdict.differences)
+    names = " ".join(d.what for d in verdict.differences)
     for number in ("weight", "gamma", "history loss", "evaluation accuracy", "optimizer steps"):
-        assert number in whats
+        assert number in names
 
 
 def test_wrong_strategy_fails_and_reports_where(
@@ -78,10 +70,10 @@ def test_wrong_strategy_fails_and_reports_where(
         strategies.STRATEGIES, "wrong", strategies.Declaration(f"{__name__}:ByCount")
     )
     assert main(["--strategy", "wrong", "--devices", "2"]) == 1
-    told = capsys.readouterr().out
-    assert told.startswith("FAIL wrong, 2 replicas\n")
-    assert "on rank 0" in told
-    assert "times the tolerance" in told
+    output = capsys.readouterr().out
+    assert output.startswith("FAIL wrong, 2 replicas\n")
+    assert "on rank 0" in output
+    assert "times the tolerance" in output
 
 
 def test_diverging_replicas_fail() -> None:
@@ -101,9 +93,9 @@ def test_json_has_all_values_and_no_infinity(
     assert document["passed"] is True
     assert document["strategies"]["towers"]["num_replicas"] == 2
     absent = Verdict("s", 1, 1, [Difference("weight", float("inf"), float("inf"))], [0], [])
-    told = json.loads(report.as_json({"s": absent}))
-    assert told["passed"] is False
-    assert told["strategies"]["s"]["differences"][0]["size"] is None
+    output = json.loads(report.as_json({"s": absent}))
+    assert output["passed"] is False
+    assert output["strategies"]["s"]["differences"][0]["size"] is None
 
 
 def test_inexact_strategy_raises() -> None:
@@ -125,29 +117,28 @@ def test_errors_are_short(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert message in told
-    assert len(told.splitlines()) <= 2
+    output = capsys.readouterr().err
+    assert output.startswith("error: ")
+    assert message in output
+    assert len(output.splitlines()) <= 2
 
 
 def test_worker_of_a_job_starts_no_workers(tmp_path: Path) -> None:
     tasks = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
-    done = run(tmp_path, "--strategy", "horovod", "--num-workers", "2", TF_CONFIG=json.dumps(tasks))
-    assert done.returncode == 1
+    flags = ["--strategy", "horovod", "--num-workers", "2"]
+    done = run(tmp_path, *flags, code=1, TF_CONFIG=json.dumps(tasks))
     assert "already one of 2 processes" in done.stderr
 
 
 @pytest.mark.processes
 def test_starts_workers_which_all_compare(tmp_path: Path) -> None:
     done = run(tmp_path, "--strategy", "multi_worker", "--num-workers", "2", "--json")
-    assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)["strategies"]["multi_worker"]
     assert (verdict["num_workers"], verdict["num_replicas"]) == (2, 2)
 
 
 @pytest.mark.processes
 def test_time_is_bounded(tmp_path: Path) -> None:
-    done = run(tmp_path, "--strategy", "multi_worker", "--num-workers", "2", "--timeout", "1")
-    assert done.returncode == 1
+    flags = ["--strategy", "multi_worker", "--num-workers", "2", "--timeout", "1"]
+    done = run(tmp_path, *flags, code=1)
     assert "did not finish within 1 s" in done.stderr
