@@ -89,7 +89,7 @@ CHECK: dict[str, float] = {
     "tests/loops/data_order/test_resume_position.py::test_resumes_at_any_position": 17.6,
     "tests/model_setup/test_create.py::test_continues_training_of_plain_keras": 6,
     "tests/models/": 25,
-    "tests/pipelines/pack/test_pack.py::test_interrupt_keeps_what_is_finished": 16.8,
+    "tests/pipelines/pack/test_pack.py::test_interrupt_keeps_finished_shards": 16.8,
     "tests/pipelines/reading/test_data_service.py": 19,
     "tests/pipelines/reading/test_memory.py": 5,
     "tests/pipelines/reading/test_mixture.py::test_sources_keep_their_order_and_resume": 9.6,

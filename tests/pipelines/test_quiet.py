@@ -34,14 +34,14 @@ def run(folder: Path, module: str, **variables: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize(
-    ("level", "said"), [("", "and after"), ("2", "and after"), ("0", "notesand after")]
+    ("level", "stderr"), [("", "and after"), ("2", "and after"), ("0", "notesand after")]
 )
-def test_only_the_start_is_silent_unless_the_user_wants_it(
-    level: str, said: str, tmp_path: Path
+def test_only_start_up_messages_are_hidden_by_default(
+    level: str, stderr: str, tmp_path: Path
 ) -> None:
     variables = {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
     done = run(tmp_path, "level = os.environ['TF_CPP_MIN_LOG_LEVEL']", **variables)
-    assert (done.stdout.strip(), done.stderr) == (level or "3", said)
+    assert (done.stdout.strip(), done.stderr) == (level or "3", stderr)
 
 
 def test_failing_start_shows_all_messages(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import pipelines
+from pipelines.format import record_file
 
 FEATURES = (
     pipelines.Feature(name="number", dtype="int32", encoding="list"),
@@ -27,6 +28,23 @@ def write(directory: Path, num_records: int, num_shards: int) -> pipelines.Index
     return pipelines.write_shards(
         examples(num_records), directory, FEATURES, num_shards=num_shards, source="numbers"
     )
+
+
+def compress(directory: Path, compression: str) -> pipelines.Index:
+    """Compresses the shards of a folder, removes their offsets, and returns the new index."""
+    index = pipelines.load_index(directory)
+    shards = []
+    for shard in index.shards:
+        path = directory / shard.name
+        records = [record.data for record in record_file.records(path)]
+        with tf.io.TFRecordWriter(str(path), compression) as writer:
+            for record in records:
+                writer.write(record)
+        shards.append(shard.model_copy(update={"num_bytes": path.stat().st_size}))
+    index = index.model_copy(update={"compression": compression, "shards": tuple(shards)})
+    (directory / "index.json").write_text(index.model_dump_json())
+    (directory / "offsets.npz").unlink(missing_ok=True)
+    return index
 
 
 def order(dataset: tf.data.Dataset) -> list[int]:

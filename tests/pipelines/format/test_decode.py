@@ -29,7 +29,7 @@ def features_and_examples(draw: st.DrawFn) -> tuple[Feature, list[np.ndarray]]:
 
 @settings(deadline=None, max_examples=60)
 @given(features_and_examples())
-def test_values_come_back_bit_for_bit(case: tuple[Feature, list[np.ndarray]]) -> None:
+def test_values_are_restored_bitwise(case: tuple[Feature, list[np.ndarray]]) -> None:
     feature, values = case
     records = [encode({"x": value}, [feature]) for value in values]
     batch = decode(tf.constant(records), [feature])["x"]
@@ -62,13 +62,13 @@ def test_static_shapes_are_known(batch_shape: tuple[None, ...]) -> None:
         (["1", "2"], "expected int32"),
     ],
 )
-def test_values_that_would_change_are_refused(value: object, message: str) -> None:
+def test_values_that_would_change_raise(value: object, message: str) -> None:
     feature = Feature(name="x", dtype="int32", shape=(2,))
     with pytest.raises(DataError, match=message):
         encode({"x": value}, [feature])
 
 
-def test_missing_and_unknown_features_are_refused() -> None:
+def test_missing_and_unknown_features_raise() -> None:
     with pytest.raises(DataError, match=r"expected the features \['x'\], got \['y'\]"):
         encode({"y": 1}, [Feature(name="x", dtype="int32")])
 
@@ -78,7 +78,7 @@ def test_float64_does_not_fit_a_list() -> None:
         Feature(name="x", dtype="float64", encoding="list")
 
 
-def test_record_of_another_size_is_refused() -> None:
+def test_record_of_another_size_raises() -> None:
     record = encode({"x": np.zeros(8, np.uint8)}, [Feature(name="x", dtype="uint8", shape=(8,))])
     other = Feature(name="x", dtype="uint8", shape=(4,))
     with pytest.raises(tf.errors.InvalidArgumentError):
@@ -100,7 +100,7 @@ def ragged_features_and_examples(draw: st.DrawFn) -> tuple[Feature, list[object]
 
 @settings(deadline=None, max_examples=60)
 @given(ragged_features_and_examples())
-def test_vectors_of_any_length_and_strings_come_back(case: tuple[Feature, list[object]]) -> None:
+def test_vectors_of_any_length_and_strings_are_restored(case: tuple[Feature, list[object]]) -> None:
     feature, values = case
     records = [encode({"x": value}, [feature]) for value in values]
     batch = decode(tf.constant(records), [feature])["x"]
@@ -112,7 +112,7 @@ def test_vectors_of_any_length_and_strings_come_back(case: tuple[Feature, list[o
         np.testing.assert_array_equal(batch[i], value)
 
 
-def test_boxes_of_any_number_come_back() -> None:
+def test_boxes_of_any_number_are_restored() -> None:
     feature = Feature(name="x", dtype="float32", shape=(None, 4), encoding="list")
     values = [np.arange(4 * n, dtype=np.float32).reshape(n, 4) for n in (2, 0, 1)]
     records = [encode({"x": value}, [feature]) for value in values]
@@ -140,7 +140,7 @@ def png(shape: tuple[int | None, ...], dtype: str = "uint8") -> Feature:
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 3), (None, None, 3)])
-def test_images_come_back(shape: tuple[int | None, ...]) -> None:
+def test_images_are_restored(shape: tuple[int | None, ...]) -> None:
     stored = tf.io.encode_png(PIXELS).numpy()
     record = encode({"x": stored}, [png(shape)])
     np.testing.assert_array_equal(decode(tf.constant(record), [png(shape)])["x"], PIXELS)
@@ -148,34 +148,34 @@ def test_images_come_back(shape: tuple[int | None, ...]) -> None:
     assert kept.numpy().tolist() == [stored]
 
 
-def test_images_of_one_size_make_a_batch() -> None:
+def test_images_of_one_size_are_batched() -> None:
     feature = png((4, 5, 3))
     record = encode({"x": tf.io.encode_png(PIXELS).numpy()}, [feature])
     batch = decode(tf.constant([record, record]), [feature])["x"]
     np.testing.assert_array_equal(batch, [PIXELS, PIXELS])
 
 
-def test_images_of_different_sizes_make_no_batch() -> None:
+def test_batch_of_images_of_different_sizes_raises() -> None:
     feature = png((None, None, 3))
     record = encode({"x": tf.io.encode_png(PIXELS).numpy()}, [feature])
     with pytest.raises(DataError, match="decode and resize one record at a time"):
         decode(tf.constant([record]), [feature])
 
 
-def test_sixteen_bits_of_a_png_are_kept() -> None:
+def test_png_of_sixteen_bits_is_restored() -> None:
     pixels = (PIXELS.astype(np.uint16) * 1000)[..., :1]
     feature = png((4, 5, 1), "uint16")
     record = encode({"x": tf.io.encode_png(pixels).numpy()}, [feature])
     np.testing.assert_array_equal(decode(tf.constant(record), [feature])["x"], pixels)
 
 
-def test_image_of_another_size_is_refused() -> None:
+def test_image_of_another_size_raises() -> None:
     record = encode({"x": tf.io.encode_png(PIXELS).numpy()}, [png((None, None, 3))])
     with pytest.raises(tf.errors.InvalidArgumentError):
         decode(tf.constant(record), [png((4, 4, 3))])
 
 
-def test_other_bytes_than_an_image_are_rejected() -> None:
+def test_bytes_that_are_no_image_raise() -> None:
     with pytest.raises(DataError, match="expected the bytes of a png file, got bytes that begin"):
         encode({"x": b"GIF89a"}, [png((None, None, 3))])
 
@@ -194,6 +194,6 @@ def test_other_bytes_than_an_image_are_rejected() -> None:
         ),
     ],
 )
-def test_features_that_cannot_be_stored(fields: dict[str, object], message: str) -> None:
+def test_features_that_cannot_be_stored_raise(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Feature(name="x", **fields)  # type: ignore[arg-type]

@@ -32,16 +32,17 @@ def write(path: Path, data: list[bytes], compression: Compression = "") -> Path:
 )
 @given(data=st.lists(st.binary(max_size=100), max_size=5))
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_tensorflow_and_we_read_each_other(
+def test_tensorflow_and_pipelines_read_each_other(
     tmp_path: Path, compression: Compression, data: list[bytes]
 ) -> None:
-    ours, theirs = write(tmp_path / "ours", data, compression), tmp_path / "theirs"
-    with tf.io.TFRecordWriter(str(theirs), compression) as writer:
+    by_pipelines = write(tmp_path / "pipelines", data, compression)
+    by_tensorflow = tmp_path / "tensorflow"
+    with tf.io.TFRecordWriter(str(by_tensorflow), compression) as writer:
         for record in data:
             writer.write(record)
-    dataset = tf.data.TFRecordDataset(str(ours), compression)
+    dataset = tf.data.TFRecordDataset(str(by_pipelines), compression)
     assert list(dataset.as_numpy_iterator()) == data
-    for path in (ours, theirs):
+    for path in (by_pipelines, by_tensorflow):
         found = list(record_file.records(path, compression))
         assert [record.data for record in found] == data
         assert all(record.problem is None for record in found)
@@ -87,12 +88,12 @@ def test_flipped_bit_is_found_at_its_record(tmp_path: Path, byte: int, problem: 
         record_file.read_at(file, STARTS[3])
 
 
-def test_one_changed_byte_costs_one_record(tmp_path: Path) -> None:
+def test_one_changed_byte_loses_one_record(tmp_path: Path) -> None:
     """Empty records are excluded, because the search may find their own end."""
     path = write(tmp_path / "shard", DATA[1:])
-    whole = path.read_bytes()
-    for byte in range(len(whole)):
-        changed = bytearray(whole)
+    intact = path.read_bytes()
+    for byte in range(len(intact)):
+        changed = bytearray(intact)
         changed[byte] ^= 255
         path.write_bytes(changed)
         found = list(record_file.records(path))
@@ -104,11 +105,11 @@ def test_one_changed_byte_costs_one_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_files_truncated_anywhere(tmp_path: Path, compression: Compression) -> None:
+def test_truncated_file_keeps_its_intact_records(tmp_path: Path, compression: Compression) -> None:
     path = write(tmp_path / "shard", DATA, compression)
-    whole = path.read_bytes()
-    for num_bytes in range(1, len(whole)):
-        path.write_bytes(whole[:num_bytes])
+    intact = path.read_bytes()
+    for num_bytes in range(1, len(intact)):
+        path.write_bytes(intact[:num_bytes])
         found = list(record_file.records(path, compression))
         sound = [record.data for record in found if record.problem is None]
         assert sound == DATA[: len(sound)]
@@ -137,9 +138,9 @@ def test_other_files_are_rejected(tmp_path: Path) -> None:
 def test_ten_thousand_fuzzed_files(tmp_path: Path) -> None:
     """Intact records are those that were written, and missing ones are reported."""
     path = write(tmp_path / "shard", DATA)
-    whole, draw = path.read_bytes(), random.Random(0)
+    intact, draw = path.read_bytes(), random.Random(0)
     for _ in range(10_000):
-        changed = bytearray(whole)
+        changed = bytearray(intact)
         for _ in range(draw.randint(1, 3)):
             at = draw.randrange(len(changed))
             match draw.randrange(4):

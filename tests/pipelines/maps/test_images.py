@@ -50,7 +50,7 @@ def test_seeds_draw_different_regions() -> None:
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
-def test_middle_and_whole(kind: str) -> None:
+def test_central_square_and_whole_image(kind: str) -> None:
     image = encoded(gradient(64, 128), kind)
     middle = images.center_crop(image, (32, 32), fraction=0.5).numpy().astype(int)
     assert middle[16, 16, 0] == pytest.approx(128, abs=6)
@@ -62,7 +62,7 @@ def test_middle_and_whole(kind: str) -> None:
 
 
 @pytest.mark.parametrize("sides", [(31, 47), (32, 32), (65, 90), (150, 139), (257, 300)])
-def test_a_large_jpeg_is_decoded_at_a_fraction_to_the_same_picture(sides: tuple[int, int]) -> None:
+def test_large_jpeg_decoded_at_reduced_size_is_nearly_equal(sides: tuple[int, int]) -> None:
     image = encoded(gradient(*sides), "jpeg")
     whole, reduced = (images.resize(image, (16, 16), reduce=r).numpy() for r in (False, True))
     assert abs(whole.astype(int) - reduced).max() <= 12
@@ -75,7 +75,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_to_the_same_picture(sides: tuple[
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
-def test_in_a_data_set_as_outside(kind: str) -> None:
+def test_same_result_inside_and_outside_a_dataset(kind: str) -> None:
     image, seed = encoded(gradient(40, 50), kind), tf.constant([1, 2])
     maps = (
         lambda e: images.resize(e, (8, 8)),
@@ -87,7 +87,7 @@ def test_in_a_data_set_as_outside(kind: str) -> None:
         np.testing.assert_array_equal(inside, function(image))
 
 
-def test_flip_turns_half_of_them_and_the_mask_too() -> None:
+def test_flip_mirrors_half_of_the_images_with_their_masks() -> None:
     image = tf.constant(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
     turned = 0
     for i in range(40):

@@ -27,13 +27,13 @@ def drawn(layer: keras.layers.Layer, order: list[int]) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
-def test_draws_follow_from_the_seed_alone(layer: keras.layers.Layer) -> None:
+def test_random_numbers_depend_only_on_the_seed(layer: keras.layers.Layer) -> None:
     first = drawn(layer, [0, 1, 2, 3, 4, 5])
     assert first == drawn(layer, [5, 3, 1, 0, 2, 4])
     assert any(first[i] != IMAGES[i].tobytes() for i in first)
 
 
-def test_layer_is_left_as_it_was() -> None:
+def test_layer_is_not_changed() -> None:
     layer = keras.layers.RandomRotation(0.3)
     generator = layer.generator
     drawn(layer, [0])
@@ -41,7 +41,7 @@ def test_layer_is_left_as_it_was() -> None:
     assert layer(IMAGES.astype(np.float32), training=True).shape == IMAGES.shape
 
 
-def test_mask_moves_with_its_image() -> None:
+def test_mask_is_transformed_like_its_image() -> None:
     """The mask is the image's first channel before and after, without blended classes."""
     image = np.repeat((IMAGES[0, ..., :1] > 128) * np.uint8(200), 3, -1)
     pair = {"images": image, "segmentation_masks": image[..., :1].astype(np.int32)}
@@ -60,7 +60,7 @@ def test_mask_moves_with_its_image() -> None:
 
 
 @pytest.mark.parametrize("layer", [keras.layers.MixUp(), keras.layers.CutMix()])
-def test_labels_are_mixed_as_images_are(layer: keras.layers.Layer) -> None:
+def test_labels_are_mixed_like_images(layer: keras.layers.Layer) -> None:
     labels = np.eye(6, dtype=np.float32)
     batch = {"images": IMAGES, "labels": labels}
     first, again, other = (seeded(layer)(batch, tf.constant([i, 1])) for i in (1, 1, 2))
@@ -70,6 +70,6 @@ def test_labels_are_mixed_as_images_are(layer: keras.layers.Layer) -> None:
     assert (first["labels"].numpy() != other["labels"].numpy()).any()
 
 
-def test_layer_without_seeds_is_refused() -> None:
+def test_layer_without_seeds_raises() -> None:
     with pytest.raises(ValueError, match="AugMix cannot be seeded"):
         seeded(keras.layers.AugMix())

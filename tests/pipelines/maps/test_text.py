@@ -15,7 +15,7 @@ from pipelines.maps import text
 
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=8), st.integers(1, 20))
-def test_rows_hold_the_documents_end_to_end(documents: list[bytes], length: int) -> None:
+def test_rows_contain_the_documents_in_order(documents: list[bytes], length: int) -> None:
     dataset = tf.data.Dataset.from_tensor_slices(documents).map(text.byte_tokens)
     rows = text.pack(dataset, length)
     assert rows.element_spec == tf.TensorSpec((length,), tf.int32)

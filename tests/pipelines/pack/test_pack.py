@@ -146,7 +146,7 @@ def test_unreadable_image_is_named(
     assert f"error: {bad}: not a readable image" in capsys.readouterr().err
 
 
-def test_full_disk(source: Path, tmp_path: Path) -> None:
+def test_full_disk_is_reported(source: Path, tmp_path: Path) -> None:
     """A limit of the file size simulates a full disk."""
     script = (
         "import resource, signal, sys; from pipelines.pack.__main__ import main;"
@@ -164,7 +164,7 @@ def test_full_disk(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "packed").exists()
 
 
-def test_interrupt_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
+def test_interrupt_keeps_finished_shards(source: Path, tmp_path: Path) -> None:
     """Ctrl-C reaches all processes, and finished shards equal those of one process."""
     pictures.write_classes(source, 1500)
     command = [sys.executable, "-m", "pipelines.pack", str(source), str(tmp_path / "packed")]
@@ -199,7 +199,7 @@ def group_exists(number: int) -> bool:
     return True
 
 
-def test_second_packer_is_refused(
+def test_second_packer_raises(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / ".packed.packing").mkdir()
@@ -226,7 +226,7 @@ def test_second_packer_is_refused(
         (["source", "--from", "csv"], "source: expected .csv, .tsv, .parquet files, found none"),
     ],
 )
-def test_what_cannot_be_packed(
+def test_invalid_input_is_reported(
     source: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -266,7 +266,7 @@ def test_small_data_are_one_shard(source: Path, tmp_path: Path) -> None:
     assert pipelines.load_index(tmp_path / "packed").num_shards == 1
 
 
-def test_plan_deals_out_every_example_once(source: Path) -> None:
+def test_plan_contains_every_example_once(source: Path) -> None:
     opened = open_source(str(source), "auto", Options())
     plan = Plan(opened, num_shards=7, seed=5, compression="")
     dealt = [number for i in range(7) for number in plan.numbers(i)]

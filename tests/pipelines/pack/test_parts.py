@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> str:
 
 
 def contents(folder: str) -> dict[str, bytes]:
-    """The files of a folder but for the offsets, which a local folder gets when it is read."""
+    """The files of a folder without the offsets, which are written when a folder is read."""
     path = storage.at(folder)
     local = isinstance(path, Path)
     names = [file.name for file in path.iterdir()] if local else path.sizes()
@@ -44,15 +44,15 @@ def on_one_machine(source: str, tmp_path: Path) -> dict[str, bytes]:
     return contents(str(tmp_path / "one"))
 
 
-def test_parts_are_the_bytes_of_one_machine(source: str, dest: str, tmp_path: Path) -> None:
+def test_parts_equal_the_folder_of_one_machine(source: str, dest: str, tmp_path: Path) -> None:
     """In any order, and with a part that runs twice; the last one publishes the folder."""
     for part in ("2/3", "1/3", "2/3", "3/3"):
         assert pack([source, dest, *OPTIONS, "--part", part]) == 0
     assert contents(dest) == on_one_machine(source, tmp_path)
-    assert pack([source, dest, *OPTIONS, "--part", "1/3"]) == 0  # there is nothing left to do
+    assert pack([source, dest, *OPTIONS, "--part", "1/3"]) == 0  # all parts are finished
 
 
-def test_finish_names_what_is_missing(
+def test_finish_names_missing_parts(
     source: str, dest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pack([source, dest, *OPTIONS, "--part", "1/2"]) == 0
@@ -66,7 +66,7 @@ def test_finish_names_what_is_missing(
     assert contents(dest) == on_one_machine(source, tmp_path)
 
 
-def test_parts_of_other_plans_are_refused(
+def test_parts_of_other_plans_raise(
     source: str, dest: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pack([source, dest, *OPTIONS, "--part", "1/2"]) == 0

@@ -39,7 +39,7 @@ def test_stages_without_images(tmp_path: Path) -> None:
     assert all(stage.records_per_s > 0 for stage in timed)
 
 
-def test_advice_where_an_epoch_is_long_enough(
+def test_long_epoch_gets_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "SHORTEST_EPOCH", 0.0)
@@ -51,7 +51,7 @@ def test_advice_where_an_epoch_is_long_enough(
     assert "too small" not in printed
 
 
-def test_chart_says_what_it_shows_within_its_axes(tmp_path: Path) -> None:
+def test_texts_of_the_chart_are_inside_its_axes(tmp_path: Path) -> None:
     timed = [Stage("read", 1234567.8, 1.0), Stage("parse", 3.0, 1.0)]
     drawn = draw_chart(timed, "data/x: reading", tmp_path / "chart.png")
     (axes,) = drawn.axes

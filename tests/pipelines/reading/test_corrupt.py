@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from tests.support import numbers
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     numbers.write(tmp_path, num_records=100, num_shards=4)
-    pipelines.read(tmp_path, 10)  # leaves the offsets beside the shards
+    pipelines.read(tmp_path, 10)  # writes the offsets beside the shards
     return tmp_path
 
 
@@ -74,7 +73,7 @@ def test_damaged_length_without_offsets_is_named_at_once(folder: Path) -> None:
         pipelines.read(folder, 10)
 
 
-def test_shard_that_vanishes_while_reading(folder: Path) -> None:
+def test_shard_that_vanishes_while_reading_is_named(folder: Path) -> None:
     dataset = pipelines.read(folder, 10)
     assert len(numbers.order(dataset)) == 100
     lost = shard(folder, 3)
@@ -83,7 +82,7 @@ def test_shard_that_vanishes_while_reading(folder: Path) -> None:
         numbers.order(dataset)
 
 
-def test_offsets_of_other_shards_are_made_anew(folder: Path) -> None:
+def test_offsets_of_other_shards_are_replaced(folder: Path) -> None:
     table = (folder / "offsets.npz").read_bytes()
     other = folder / "other"
     numbers.write(other, num_records=80, num_shards=4)
@@ -104,24 +103,7 @@ def test_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyP
     assert not list(folder.glob("*offsets*"))
 
 
-def write_compressed(folder: Path, compression: Literal["GZIP", "ZLIB"]) -> pipelines.Index:
-    """Writes 60 records to three compressed shards."""
-    index = numbers.write(folder, num_records=60, num_shards=3)
-    shards = []
-    for own in index.shards:
-        path = folder / own.name
-        records = [record.data for record in record_file.records(path)]
-        with tf.io.TFRecordWriter(str(path), compression) as writer:
-            for record in records:
-                writer.write(record)
-        shards.append(own.model_copy(update={"num_bytes": path.stat().st_size}))
-    index = index.model_copy(update={"compression": compression, "shards": tuple(shards)})
-    (folder / "index.json").write_text(index.model_dump_json())
-    (folder / "offsets.npz").unlink(missing_ok=True)
-    return index
-
-
-#: Reads a compressed folder of which a shard vanishes right after the first check that it exists.
+#: Reads a compressed folder, one shard of which vanishes after the first check that it exists.
 _READ_VANISHING = """
 import sys
 from pathlib import Path
@@ -155,13 +137,15 @@ else:
 
 
 def test_compressed_shard_that_vanishes_ends_the_reading(tmp_path: Path) -> None:
-    lost = tmp_path / write_compressed(tmp_path, "GZIP").shards[1].name
+    numbers.write(tmp_path, num_records=60, num_shards=3)
+    lost = tmp_path / numbers.compress(tmp_path, "GZIP").shards[1].name
     subprocess.run([sys.executable, "-c", _READ_VANISHING, tmp_path, lost], timeout=60, check=True)
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_compressed_shards(tmp_path: Path, compression: Literal["GZIP", "ZLIB"]) -> None:
-    index = write_compressed(tmp_path, compression)
+def test_compressed_shards(tmp_path: Path, compression: str) -> None:
+    numbers.write(tmp_path, num_records=60, num_shards=3)
+    index = numbers.compress(tmp_path, compression)
     whole = pipelines.read(tmp_path, 7, shuffle_buffer=15, seed=1)
     begun = pipelines.read(tmp_path, 7, shuffle_buffer=15, seed=1, start=pipelines.Position(0, 4))
     expected = numbers.order(whole)

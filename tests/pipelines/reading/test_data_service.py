@@ -52,7 +52,7 @@ def test_corrupt_shard_is_named(tmp_path: Path, address: str) -> None:
 
 
 @pytest.mark.parametrize("also", [{"cache": "memory"}, {"on_corrupt": "skip"}])
-def test_unsupported_options_of_a_service(tmp_path: Path, also: dict[str, Any]) -> None:
+def test_unsupported_options_of_a_service_raise(tmp_path: Path, also: dict[str, Any]) -> None:
     numbers.write(tmp_path, 10, 1)
     with pytest.raises(ValueError, match="data_service: cannot be combined"):
         pipelines.read(tmp_path, 5, data_service="grpc://localhost:1", **also)

@@ -40,7 +40,7 @@ def test_even_shards_are_divided_evenly(num_records: int, num_shards: int, worke
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 9))
-def test_divided_files_even_out_what_whole_ones_do_not(counts: list[int], workers: int) -> None:
+def test_divided_files_balance_uneven_pipelines(counts: list[int], workers: int) -> None:
     """Pipelines that get divided files hold at most one record more than the smallest."""
     shards = shards_of(counts)
     num_whole = len(counts) - len(counts) % workers

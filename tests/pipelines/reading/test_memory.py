@@ -1,4 +1,4 @@
-"""A data set larger than the shuffle buffer is not held in memory."""
+"""A dataset larger than the shuffle buffer is not held in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pipelines
 
 NUM_RECORDS, RECORD_BYTES = 1000, 400_000
 BUFFER = 20
-#: The buffer three times, and blocks and batches under way: a fraction of the set's 400 MB.
+#: Three times the buffer, with blocks and batches in progress: a fraction of the dataset's 400 MB.
 MOST_BYTES = 200_000_000
 
 

@@ -48,7 +48,7 @@ def test_seed_follows_from_epoch_and_record(folder: Path, options: dict[str, Any
     assert len({tuple(seed) for _, seed in batches}) == len(batches)
 
 
-def test_pairs_are_mixed_as_the_layer_does(folder: Path) -> None:
+def test_pairs_are_mixed_as_by_the_layer(folder: Path) -> None:
     def pair(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         ink = tf.cast(batch["number"], tf.float32)[:, None, None, None]
         return tf.ones((1, 2, 2, 1)) * ink, tf.one_hot(batch["number"], 20)

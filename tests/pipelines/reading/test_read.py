@@ -84,7 +84,7 @@ def test_contents_and_spec(folder: Path) -> None:
         np.testing.assert_array_equal(batch["array"], expected)
 
 
-def test_orders_follow_from_the_seed(folder: Path) -> None:
+def test_order_depends_on_the_seed(folder: Path) -> None:
     def epochs(seed: int) -> list[list[int]]:
         dataset = pipelines.read(folder, 10, shuffle_buffer=200, seed=seed)
         return [numbers.order(dataset) for _ in range(3)]
@@ -100,7 +100,7 @@ def test_order_without_shuffling_is_fixed(folder: Path) -> None:
     assert numbers.order(pipelines.read(folder, 10)) == expected
 
 
-def test_files_change_places_too(tmp_path: Path) -> None:
+def test_files_are_shuffled_too(tmp_path: Path) -> None:
     """The first record of an epoch comes from any file, though the buffer holds only one record."""
     numbers.write(tmp_path, num_records=400, num_shards=4)
     dataset = pipelines.read(tmp_path, 10, shuffle_buffer=1, seed=3)
@@ -160,7 +160,7 @@ def test_more_workers_than_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(0, 1), (10, 3)])
-def test_batches_that_do_not_divide(folder: Path, batch_size: int, workers: int) -> None:
+def test_invalid_batch_size_raises(folder: Path, batch_size: int, workers: int) -> None:
     with pytest.raises(
         ValueError, match=f"batch_size: expected a positive multiple of the {workers}"
     ):
@@ -168,7 +168,7 @@ def test_batches_that_do_not_divide(folder: Path, batch_size: int, workers: int)
 
 
 @pytest.mark.parametrize("option", ["last_batch", "on_corrupt"])
-def test_unknown_words(tmp_path: Path, option: str) -> None:
+def test_unknown_option_values_raise(tmp_path: Path, option: str) -> None:
     with pytest.raises(ValueError, match=f"{option}: expected one of .*, got 'foo'"):
         pipelines.read(tmp_path, 4, **{option: "foo"})
 
@@ -180,13 +180,13 @@ def rewrite_index(folder: Path, change: Callable[[list[dict[str, Any]]], object]
 
 
 @pytest.mark.parametrize("name", ["../other/data.tfrecord", "/etc/hostname", "a/../../b", ""])
-def test_shards_outside_of_the_folder_are_refused(folder: Path, name: str) -> None:
+def test_shards_outside_of_the_folder_raise(folder: Path, name: str) -> None:
     rewrite_index(folder, lambda shards: shards[0].update(name=name))
     with pytest.raises(pipelines.DataError, match="expected the name of a file inside the folder"):
         pipelines.read(folder, 10)
 
 
-def test_a_shard_listed_twice_is_refused(folder: Path) -> None:
+def test_shard_that_is_listed_twice_raises(folder: Path) -> None:
     def repeat(shards: list[dict[str, Any]]) -> None:
         shards.append({**shards[0], "name": f"./{shards[0]['name']}"})
 

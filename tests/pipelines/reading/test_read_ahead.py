@@ -1,4 +1,4 @@
-"""Ranges come in their order, within the bound of memory, and merged with their neighbors."""
+"""Ranges are yielded in order, within a memory limit, and merged with their neighbors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def fetch(wanted: Range) -> bytes:
     st.integers(1, 5000),
     st.booleans(),
 )
-def test_ranges_come_in_their_order(places: list[tuple[str, int]], limit: int, merge: bool) -> None:
+def test_ranges_are_yielded_in_order(
+    places: list[tuple[str, int]], limit: int, merge: bool
+) -> None:
     ranges = [Range(name, 100 * i, 100 * i + 100) for name, i in places]
     assert list(read_ahead(ranges, fetch, limit, merge=merge)) == [fetch(r) for r in ranges]
 
@@ -60,7 +62,7 @@ def test_neighbors_are_merged() -> None:
     assert fetched == [Range("a", 0, 400)]
 
 
-def test_errors_are_raised_where_the_range_is_due() -> None:
+def test_error_is_raised_at_its_range() -> None:
     def broken(wanted: Range) -> bytes:
         if wanted.begin == 200:
             raise OSError("broken")
@@ -73,7 +75,7 @@ def test_errors_are_raised_where_the_range_is_due() -> None:
         next(fetched)
 
 
-def test_cache_serves_what_was_fetched(tmp_path: Path) -> None:
+def test_cache_returns_fetched_ranges(tmp_path: Path) -> None:
     fetched = []
 
     def counted(wanted: Range) -> bytes:
@@ -90,7 +92,7 @@ def test_cache_serves_what_was_fetched(tmp_path: Path) -> None:
     assert fetched == [one, other, one]
 
 
-def test_cache_keeps_its_limit_and_what_was_used_last(tmp_path: Path) -> None:
+def test_cache_keeps_recently_used_ranges_within_its_limit(tmp_path: Path) -> None:
     cached = caching(fetch, tmp_path, 1000, {})
     for i in range(25):
         cached(Range("a", 100 * i, 100 * i + 100))
@@ -117,7 +119,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def _read_through(folder: str, seed: int, limit: int) -> int:
-    """Reads all ranges twice through a cache, in an order of its own, and counts wrong results."""
+    """Reads all ranges twice through a cache, in a random order, and counts wrong results."""
     ranges = [Range("a", 100 * i, 100 * i + 100) for i in range(30)] * 2
     random.Random(seed).shuffle(ranges)
     cached = caching(fetch, folder, limit, {"a": "version 1"})
@@ -125,7 +127,7 @@ def _read_through(folder: str, seed: int, limit: int) -> int:
 
 
 def test_two_processes_share_a_cache(tmp_path: Path) -> None:
-    limit = 2000  # less than what they read: both write and remove files all the time
+    limit = 2000  # less than they read: both keep writing and removing files
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         calls = [(str(tmp_path), seed, limit) for seed in (1, 2)]
         assert pool.starmap(_read_through, calls) == [0, 0]
@@ -138,7 +140,7 @@ def test_two_processes_share_a_cache(tmp_path: Path) -> None:
 def test_cache_on_a_disk_that_is_full_within_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written of a range is removed, and earlier ranges stay."""
+    """The partial file of a range is removed, and earlier ranges stay."""
     write = Path.write_bytes
 
     def half(path: Path, data: bytes) -> None:

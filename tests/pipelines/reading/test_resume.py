@@ -50,7 +50,7 @@ def test_rest_of_an_epoch_is_the_same(data: st.DataObject) -> None:
         assert batches(begun) == epochs[2]
 
 
-def test_order_is_the_same_however_many_threads(folder: Path) -> None:
+def test_order_does_not_depend_on_the_number_of_threads(folder: Path) -> None:
     tunings = [
         pipelines.Tuning(num_reads=1, num_maps=1, num_prefetched=1, num_threads=1),
         pipelines.Tuning(num_reads=8, num_maps=8, num_prefetched=8, num_threads=8),
@@ -71,7 +71,7 @@ def test_order_is_the_same_however_many_threads(folder: Path) -> None:
     assert orders[0] == orders[1]
 
 
-def test_start_by_a_function(folder: Path) -> None:
+def test_start_can_be_a_function(folder: Path) -> None:
     """A function that determines the start does not depend on earlier iterations."""
     position = Position(0, 2)
     reading: dict[str, Any] = {"batch_size": 10, "shuffle_buffer": 30, "seed": 1}
@@ -83,7 +83,7 @@ def test_start_by_a_function(folder: Path) -> None:
     assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
 
 
-def test_what_was_read_is_not_read_again(folder: Path) -> None:
+def test_finished_shards_are_not_read_again(folder: Path) -> None:
     """The first two shards are gone; only data after them is read."""
     dataset = pipelines.read(folder, 10, start=Position(0, 5))
     for shard in sorted(folder.glob("*.tfrecord"))[:2]:
@@ -146,7 +146,7 @@ def test_padding_keeps_every_record_once(
         assert sorted(seen) == list(range(num_records))
 
 
-def test_looking_does_not_change_the_epochs(folder: Path) -> None:
+def test_taking_one_batch_does_not_change_the_epochs(folder: Path) -> None:
     def epochs(look: bool) -> list[list[int]]:
         dataset = pipelines.read(folder, 8, shuffle_buffer=100, seed=4)
         for _ in range(2 * look):

@@ -72,13 +72,13 @@ def in_epochs(dataset: tf.data.Dataset) -> list[list[int]]:
     ],
     ids=["in-order", "resumed", "one-of-three", "cached", "little-memory"],
 )
-def test_order_is_that_of_local_files(root: str, local: Path, options: dict[str, Any]) -> None:
+def test_order_equals_that_of_local_files(root: str, local: Path, options: dict[str, Any]) -> None:
     buckets.upload(local, root)
     expected = in_epochs(pipelines.read(local, 21, **options))
     assert in_epochs(pipelines.read(root, 21, **options)) == expected
 
 
-def test_mixture_is_that_of_local_files(local: Path) -> None:
+def test_mixture_equals_that_of_local_files(local: Path) -> None:
     pytest.importorskip("obstore", reason="needs the extra 'cloud'")
     root = f"memory://bucket/folder-{next(_numbers_of_folders)}"
     buckets.upload(local, root)
@@ -108,25 +108,9 @@ def test_only_what_is_needed_is_fetched(proxy: buckets.Proxy, local: Path) -> No
     assert [path.rpartition("/")[2] for path in fetched] == ["data-00004-of-00005.tfrecord"]
 
 
-def compressed(folder: Path, compression: str) -> None:
-    """Compresses the shards of a folder."""
-    index = pipelines.load_index(folder)
-    shards = []
-    for shard in index.shards:
-        path = folder / shard.name
-        records = [record.data for record in record_file.records(path)]
-        with tf.io.TFRecordWriter(str(path), compression) as writer:
-            for record in records:
-                writer.write(record)
-        shards.append(shard.model_copy(update={"num_bytes": path.stat().st_size}))
-    index = index.model_copy(update={"compression": compression, "shards": tuple(shards)})
-    (folder / "index.json").write_text(index.model_dump_json())
-    (folder / "offsets.npz").unlink()
-
-
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
 def test_compressed_shards(root: str, local: Path, compression: str) -> None:
-    compressed(local, compression)
+    numbers.compress(local, compression)
     buckets.upload(local, root)
     options: dict[str, Any] = {"shuffle_buffer": 60, "seed": 1, "start": pipelines.Position(0, 7)}
     expected = in_epochs(pipelines.read(local, 21, **options))
@@ -134,7 +118,7 @@ def test_compressed_shards(root: str, local: Path, compression: str) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Flips a bit in the data of two records of shard 2, and returns what names the first."""
+    """Flips a bit in two records of shard 2, and returns the name and place of the first."""
     path = folder / "data-00002-of-00005.tfrecord"
     begins, data = list(record_file.offsets(path)), bytearray(path.read_bytes())
     for record in (7, 8):
@@ -160,7 +144,7 @@ def test_damage_is_skipped(root: str, local: Path, caplog: pytest.LogCaptureFixt
     assert caplog.messages[-1].endswith("skipped, 2 so far")
 
 
-def test_what_is_missing_is_named(root: str, local: Path) -> None:
+def test_missing_files_are_named(root: str, local: Path) -> None:
     with pytest.raises(pipelines.DataError, match=f"{root}/index.json: expected the index"):
         pipelines.read(root, 10)
     buckets.upload(local, root)
@@ -179,7 +163,7 @@ def test_data_service_refuses_urls(root: str, local: Path) -> None:
         pipelines.read(root, 10, data_service="grpc://localhost:1")
 
 
-def test_commands(
+def test_commands_accept_urls(
     root: str, local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     buckets.upload(local, root)
@@ -240,7 +224,7 @@ def test_environment_variables(
         pipelines.read(url, 10)
 
 
-def test_local_urls(local: Path) -> None:
+def test_local_urls_are_read_like_paths(local: Path) -> None:
     assert numbers.order(pipelines.read(f"file://{local}", 10)) == numbers.order(
         pipelines.read(local, 10)
     )

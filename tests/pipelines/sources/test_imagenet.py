@@ -127,7 +127,7 @@ def test_damaged_image_in_an_archive_is_named(tmp_path: Path) -> None:
         ("", "test", "--split: expected train or validation, got 'test'"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, remove: str, split: str, message: str) -> None:
+def test_missing_files_are_named(tmp_path: Path, remove: str, split: str, message: str) -> None:
     folders(tmp_path)
     if remove:
         (tmp_path / remove).rename(tmp_path / "elsewhere")

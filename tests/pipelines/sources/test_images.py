@@ -12,7 +12,7 @@ from pipelines import DataError
 from tests.support import opened, pictures
 
 
-def test_files_are_stored_as_they_are(tmp_path: Path) -> None:
+def test_files_are_stored_unchanged(tmp_path: Path) -> None:
     pictures.write_classes(tmp_path, 4, "jpeg")
     source = opened.source(tmp_path)
     assert opened.features(source) == {
@@ -89,7 +89,7 @@ def test_quality_makes_files_smaller(tmp_path: Path) -> None:
     assert sizes[0] < sizes[1] < (tmp_path / "a.jpg").stat().st_size
 
 
-def test_turned_photographs_are_turned_where_they_are_encoded_again(tmp_path: Path) -> None:
+def test_rotation_of_exif_is_applied_when_re_encoding(tmp_path: Path) -> None:
     picture = Image.fromarray(pictures.pixels(7))
     exif = picture.getexif()
     exif[0x0112] = 6  # orientation: to be turned by 90 degrees

@@ -38,7 +38,7 @@ def test_classes_and_whole_files(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.text("ab é\t", min_size=1).filter(str.strip), min_size=1, max_size=9))
-def test_every_line_comes_back(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+def test_every_line_is_restored(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_text("\n".join(lines), encoding="utf-8")
     assert [e["text"].decode() for e in opened.examples(opened.source(path))] == lines

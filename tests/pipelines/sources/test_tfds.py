@@ -77,13 +77,13 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expect(example: dict[str, Any]) -> None:
-    """Checks one example against the number from which the builder made it."""
+    """Asserts that an example has the values that the builder derived from its number."""
     images, labels = load_digits(return_X_y=True)
     i = int(example["number"])
     np.testing.assert_array_equal(example["image"][..., 0], images[i].reshape(8, 8))
     assert example["label"] == labels[i]
     assert example["inner/text"] == f"größer {i}".encode()
-    assert example["inner/double"] == np.float32(i / 3)  # all that its format keeps
+    assert example["inner/double"] == np.float32(i / 3)  # the precision of its format
     np.testing.assert_array_equal(example["matrix"], np.full((2, 3), i))
     np.testing.assert_array_equal(example["packed"], np.full(2, i / 4))
     np.testing.assert_array_equal(example["vector"], range(i % 4))
@@ -93,7 +93,7 @@ def expect(example: dict[str, Any]) -> None:
     )
 
 
-def test_every_feature_comes_back(data_dir: Path) -> None:
+def test_every_feature_is_restored(data_dir: Path) -> None:
     source = opened.source("tfds:tiny_digits", data_dir=str(data_dir))
     assert opened.features(source)["image"] == ("uint8", (8, 8, 1), "png")
     found = opened.examples(source)
@@ -122,7 +122,7 @@ def test_packed_and_read_back(data_dir: Path, tmp_path: Path) -> None:
     assert seen == NUM_TRAIN
 
 
-def test_own_shards_are_indexed_and_read_where_they_are(data_dir: Path, tmp_path: Path) -> None:
+def test_existing_shards_are_indexed_and_read_in_place(data_dir: Path, tmp_path: Path) -> None:
     shards = data_dir / "tiny_digits" / "1.0.0"
     command = [str(shards), "--files", "*-train*", "--to", str(tmp_path), "--num-workers", "1"]
     assert index(command) == 0
@@ -169,7 +169,7 @@ def test_damaged_record_is_named(data_dir: Path, tmp_path: Path) -> None:
         ("imagenet2012", ("uint8", (None, None, 3), "jpeg"), "label", 1000),
     ],
 )
-def test_image_data_sets(
+def test_image_datasets(
     name: str, image: tuple[object, ...], label: str, num_labels: int, tmp_path: Path
 ) -> None:
     command = [f"tfds:{name}", str(tmp_path / name), "--num-shards", "2", "--num-workers", "1"]

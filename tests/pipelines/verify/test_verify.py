@@ -61,7 +61,7 @@ def replace(folder: Path, records: list[bytes]) -> None:
             writer.write(record)
 
 
-def test_sound_folders_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_intact_folders_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(folder) == 0
     assert verify(folder, "--decode") == 0
     out, err = capsys.readouterr()
@@ -69,7 +69,7 @@ def test_sound_folders_pass(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "12" in out
 
 
-def test_damaged_records_are_named_and_others_read(
+def test_damaged_records_are_named_and_others_are_read(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = shard(folder)
@@ -88,7 +88,7 @@ def test_damaged_records_are_named_and_others_read(
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda data: data[:-5], "cut off"),
         (lambda data: b"", "the index lists 4 records, read 0"),
@@ -96,8 +96,8 @@ def test_damaged_records_are_named_and_others_read(
         (lambda data: data + data[-16:], "cut off|checksum"),
     ],
 )
-def test_damaged_files(
-    folder: Path, capsys: pytest.CaptureFixture[str], change: object, says: str
+def test_damaged_files_are_reported(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: object, message: str
 ) -> None:
     path = shard(folder)
     path.write_bytes(change(path.read_bytes()))  # type: ignore[operator]
@@ -105,16 +105,18 @@ def test_damaged_files(
     problems = [line for line in capsys.readouterr().out.splitlines() if line[0] == "/"]
     assert problems
     assert all(line.startswith(f"{path}: ") for line in problems)
-    assert any(word in line for word in says.split("|") for line in problems)
+    assert any(word in line for word in message.split("|") for line in problems)
 
 
-def test_missing_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_file_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shard(folder).unlink()
     assert verify(folder) == 1
     assert f"{shard(folder)}: No such file or directory" in capsys.readouterr().out
 
 
-def test_other_file_of_the_same_size(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_file_of_the_same_size_is_reported(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     records = [record.data for record in record_file.records(shard(folder))]
     replace(folder, records[::-1])
     assert verify(folder) == 1
@@ -133,7 +135,7 @@ def changed(**features: by_hand.Values) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("features", "says"),
+    ("features", "message"),
     [
         ({"label": []}, "feature 'label': missing"),
         ({"image": []}, "feature 'image': missing"),
@@ -148,15 +150,15 @@ def changed(**features: by_hand.Values) -> bytes:
         ({"image": [b"GIF89a"]}, "feature 'image': not the bytes of a png file"),
     ],
 )
-def test_records_of_other_contents(
+def test_records_of_wrong_contents_are_reported(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     features: dict[str, by_hand.Values],
-    says: str,
+    message: str,
 ) -> None:
     replace(folder, [changed(**features)])
     assert verify(folder) == 1
-    assert f"{shard(folder)}: record at byte 0: {says}" in capsys.readouterr().out
+    assert f"{shard(folder)}: record at byte 0: {message}" in capsys.readouterr().out
 
 
 def test_image_that_does_not_decode(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +207,7 @@ def test_folder_without_an_index(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "python -m pipelines.index" in capsys.readouterr().err
 
 
-def test_a_copied_shard_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copied_shard_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = json.loads((folder / "index.json").read_text())
     first = index["shards"][0]
     (folder / "copy.tfrecord").write_bytes((folder / first["name"]).read_bytes())

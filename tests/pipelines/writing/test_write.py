@@ -33,7 +33,7 @@ def never() -> Iterator[dict[str, object]]:
     yield
 
 
-def test_index_tells_what_the_files_hold(tmp_path: Path) -> None:
+def test_index_describes_the_files(tmp_path: Path) -> None:
     index = numbers.write(tmp_path / "data", num_records=10, num_shards=3)
     assert pipelines.load_index(tmp_path / "data") == index
     assert index.num_records == 10
@@ -127,6 +127,6 @@ def test_racing_writers_agree(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_no_shards(tmp_path: Path) -> None:
+def test_zero_shards_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_shards: expected at least 1, got 0"):
         numbers.write(tmp_path / "data", num_records=1, num_shards=0)
