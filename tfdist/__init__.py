@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from pipelines.quiet import quieten_notebook
 from tfdist.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ __all__ = [
 ]
 
 
-quieten_notebook()
+if hasattr(sys, "ps1"):
+    # A notebook. Scripts do not import the package `pipelines` here: a file of the user could hide
+    # it (`tfdist.console.own_packages`).
+    importlib.import_module("pipelines.quiet").quieten_notebook()
 if os.environ.get("TF_CONFIG"):  # a launcher started this process
     importlib.import_module("tfdist.groups.join_at_start").prepare()
 else:

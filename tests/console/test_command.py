@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tfdist.console import command
+from tests.support import ROOT
+from tfdist.console import command, tracebacks
 from tfdist.errors import ConfigurationError, DataError
 
 
@@ -20,6 +25,30 @@ def test_exit_code_follows_the_error(capsys: pytest.CaptureFixture[str]) -> None
     assert command.run(wrong) == 1
     assert capsys.readouterr().err == "error: Expected 3 rows, got 2: add one.\n"
     assert command.run(interrupted) == 130
+
+
+def test_error_of_a_callback_shows_the_frames_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "recipe.py"
+    script.write_text("def on_epoch_end(logs):\n    logs['nothing']\n")
+    code: dict[str, Any] = {}
+    exec(compile(script.read_text(), str(script), "exec"), code)
+
+    def main() -> None:
+        # The standard library stands for the frameworks between command and callback.
+        functools.reduce(lambda logs, _: code["on_epoch_end"](logs), [1], {})
+
+    monkeypatch.setattr(tracebacks, "_FRAMEWORKS", (*tracebacks._FRAMEWORKS, str(ROOT / "tests")))
+    assert command.run(main) == 1
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert "frames of frameworks are left out; TFDIST_FULL_TRACEBACK=1 shows them" in first
+    assert rest[0] == "Traceback (most recent call last):"
+    assert rest[1].split(",")[0] == f'  File "{script}"'
+    assert rest[-1] == "KeyError: 'nothing'"
+    monkeypatch.setenv(tracebacks.FULL, "1")
+    with pytest.raises(KeyError):
+        command.run(main)
 
 
 def even(word: str) -> int:

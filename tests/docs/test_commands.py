@@ -133,6 +133,7 @@ def test_command_runs(shown: Command, tmp_path: Path) -> None:
         pytest.skip(f"{starter[0]} is not installed")
     if starter[:1] == ["mpirun"]:
         starter += ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     whole = WHOLE & set(shown.arguments)
     small = [] if whole else SMALL.get(shown.module, [])
     done = subprocess.run(

@@ -12,7 +12,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-from tfdist.console import own_packages
+from tfdist.console import own_packages, tracebacks
 from tfdist.errors import REQUEUE, ConfigurationError, Preempted, TfdistError, did_you_mean
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.
@@ -27,8 +27,9 @@ def run(main: Callable[[], int | None]) -> int:
             user as `TfdistError`.
 
     Returns:
-        The exit code of `main`. 1 for a `TfdistError`, which is printed without a traceback. 130
-        for an interrupt. 138 (`tfdist.errors.REQUEUE`) after a preemption, from which the same
+        The exit code of `main`. 1 for a `TfdistError`, which is printed without a traceback, and
+        for any other error, which is printed with the user's frames (`tracebacks`). 130 for an
+        interrupt. 138 (`tfdist.errors.REQUEUE`) after a preemption, from which the same
         command resumes.
     """
     try:
@@ -44,6 +45,9 @@ def run(main: Callable[[], int | None]) -> int:
         return REQUEUE
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception as error:  # of a recipe, a callback or a defect of tfdist
+        tracebacks.show(error)
+        return 1
 
 
 class HelpFormatter(DefaultHelpFormatter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -48,7 +49,9 @@ def numbers(
     """
     grid = Table(title=title or None, title_justify="left")
     for column, heading in enumerate(header):
-        grid.add_column(heading, justify="left" if column < num_names else "right")
+        justify: Literal["left", "right"] = "left" if column < num_names else "right"
+        # Names and numbers are copied from here: in a narrow terminal they wrap and are not cut.
+        grid.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
         grid.add_row(*row)
     _console.print(grid)

@@ -1,0 +1,20 @@
+"""Tables in a narrow terminal."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from tfdist.console import tables
+
+
+def test_narrow_table_cuts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "_console", Console(width=80, highlight=False, markup=False))
+    name = "step-00000000000000000123-of-epoch-00000000000000000007"
+    tables.numbers(["checkpoint", "written, logs", "size"], [[name, "loss 0.25, " * 6, "12 MB"]])
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    cells = [line.split("│")[1].strip() for line in shown.splitlines() if "│" in line]
+    assert "".join(cells) == name
