@@ -41,6 +41,17 @@ def test_tables(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert ["7", "images:", f"{tmp_path}/sheet.png"] in lines
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"), [([], "data.png"), (["--out", "sheet.png"], "sheet.png")], ids=str
+)
+def test_contact_sheet_is_beside_the_data_or_where_asked(
+    flags: list[str], name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert main([str(folder), "--num-images=1", *flags]) == 0
+    assert {path.name for path in folder.parent.iterdir()} == {"data", name}
+
+
 def test_contact_sheet_shows_each_image(folder: Path, tmp_path: Path) -> None:
     assert main([str(folder), "--to", str(tmp_path / "sheet.png"), "--num-images", "4"]) == 0
     with Image.open(tmp_path / "sheet.png") as sheet:
