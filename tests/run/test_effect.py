@@ -59,7 +59,7 @@ def test_field_without_the_field_that_it_needs_raises(fields: dict[str, Any], cu
     ("flags", "num_replicas", "stops_together", "message"),
     [
         ({"sync_batch_norm": True}, 1, False, "sync_batch_norm=True has no effect with one repl"),
-        ({"watchdog_seconds": 60}, 2, False, "watchdog_seconds=60.0 has no effect where no pro"),
+        ({"watchdog_seconds": 60}, 2, False, "watchdog_seconds=60.0 has no effect because no"),
         ({"sync_batch_norm": True, "watchdog_seconds": 60}, 2, True, ""),
         ({"epochs": 3}, 1, False, ""),
     ],
