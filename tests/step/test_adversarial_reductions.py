@@ -267,8 +267,12 @@ def test_trains_as_on_one_device(name: str, strategy: str) -> None:
     def build() -> keras.Model:
         return _model(CASES[name][0])
 
+    # Eagerly, because in a graph plain Keras gives "mean that is zero" other numbers in about one of
+    # ten runs on a busy machine.
+    plain = build()
+    plain.run_eagerly = True
     trained = []
-    for runner in (build(), tfdist.Trainer(build, strategy=create_strategy(strategy, 2))):
+    for runner in (plain, tfdist.Trainer(build, strategy=create_strategy(strategy, 2))):
         runner.fit(
             np.tile(X, (3, 1)) * [[1, 2, -1, 3]], np.tile(Y, (3, 1)), batch_size=5, epochs=2,
             shuffle=False, verbose=0,
