@@ -42,7 +42,8 @@ def dataset(
         ...     trainer = tfdist.Trainer(build_model, strategy="multi_worker")
         ...     rows = tfdist.ray.dataset("train", 64, "features", "label")
         ...     trainer.fit(rows, epochs=2, verbose=0)
-        >>> tfdist.ray.train(fn, num_workers=2, datasets={"train": ray.data.read_parquet(folder)})
+        >>> train_rows = ray.data.read_parquet("data/train")  # doctest: +SKIP
+        >>> tfdist.ray.train(fn, 2, datasets={"train": train_rows})  # doctest: +SKIP
 
     Args:
         name: A key of the argument `datasets` of `tfdist.ray.train`.
