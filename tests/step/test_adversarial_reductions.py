@@ -267,8 +267,8 @@ def test_trains_as_on_one_device(name: str, strategy: str) -> None:
     def build() -> keras.Model:
         return _model(CASES[name][0])
 
-    # Eagerly, because in a graph plain Keras gives "mean that is zero" other numbers in about one of
-    # ten runs on a busy machine.
+    # Eagerly, because in a graph plain Keras gives "mean that is zero" other numbers in about one
+    # of ten runs on a busy machine.
     plain = build()
     plain.run_eagerly = True
     trained = []
