@@ -116,7 +116,11 @@ def step_graphs(
     with replaced(strategy, "compile", compile_and_keep):
         run = graphs_run_by(lambda: trainer.fit(data, steps_per_epoch=steps_per_epoch, verbose=0))
     # Functions of datasets have loops too, but with other arguments than the training loop.
-    of_loop = max(filter(_is_training_loop, run), key=lambda graph: graph.ByteSize())
+    # Of several graphs of the loop, the one that was divided among the devices has run.
+    of_loop = max(
+        filter(_is_training_loop, run),
+        key=lambda graph: sum(len(part.node) for part in graph.partition_graphs),
+    )
     by_device = [[*part.node] for part in of_loop.partition_graphs]
     return StepGraphs(loops[0].get_concrete_function(*calls[0]).graph, by_device)
 
