@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from tensorflow.python.framework import random_seed
 
 from tests.support.training import FIT, X, Y, assert_close, assert_same_weights, mirrored
 from tfdist.errors import ConfigurationError, TfdistError, UnsupportedModelError
@@ -188,6 +189,25 @@ def test_keras_draws_match_one_device_and_tensorflow_draws_repeat() -> None:
     # TensorFlow's stateful ops draw other numbers: this is the mean over the replicas.
     assert abs(found["tf"][0] - plain["tf"][0]) > 1e-3
     assert len(set(found["tf"])) == 2
+
+
+class SeedsLast(Stepping):
+    """Notes the seed of random operations after an exchange of gradients between the replicas."""
+
+    seeds: ClassVar[list[int]] = []
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        value = self.trained(data)
+        self.seeds.append(random_seed.get_seed(3)[0])
+        return {"value": value}
+
+
+def test_replicas_have_seeds_of_their_own_and_nothing_is_left_of_it() -> None:
+    before = random_seed.get_seed
+    mirrored(builder(SeedsLast)).fit(**FIT)
+    first, second = SeedsLast.seeds[-2:]
+    assert second == first + 1
+    assert random_seed.get_seed is before
 
 
 class InBranch(Stepping):

@@ -13,13 +13,22 @@ _ABSENT = object()
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Sets an attribute of a module, class or instance within the block, and restores it.
 
-    Bypasses Keras's tracking of attributes of layers and models.
+    Bypasses Keras's tracking of attributes of layers and models. Blocks must nest: replicas that
+    are traced in turns, each in its own thread, must not enter one each.
+
+    Raises:
+        RuntimeError: Another block or thread has replaced the attribute meanwhile and still does.
     """
     before = vars(owner).get(name, _ABSENT)
     replace(owner, name, value)
     try:
         yield
     finally:
+        if vars(owner).get(name, value) is not value:
+            raise RuntimeError(
+                f"{name!r} of {owner!r} was replaced by another thread meanwhile. "
+                "Train in one thread of a process at a time."
+            )
         if before is _ABSENT:
             _root(owner).__delattr__(owner, name)
         else:

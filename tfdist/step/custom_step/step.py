@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.precision import Scaling
+from tfdist.step import replica as replicas
 from tfdist.step.custom_step.reductions import BatchParts, infer_reductions
 from tfdist.step.custom_step.replica_run import ReplicaRun
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
@@ -93,6 +94,7 @@ class CustomStep:
         with ExitStack() as stack:
             stack.enter_context(keras_patched(self._model, self._options))
             stack.enter_context(patched_for_custom_step(self._model))
+            stack.enter_context(op_seeds_by(_seed_on_replica))
             results = strategy.run(lambda i: self._on_replica(i, total_rows, shares[i]))
         return strategy.update(self._apply, results)
 
@@ -119,7 +121,7 @@ class CustomStep:
             before |= {key: tf.zeros_like(old[key]) for key in keys}
         scope = CustomStepScope([(v, before[k]) for k, v in variables.items()], run, self._scalings)
         rows = (share.rows,) if self._is_tuple else share.rows
-        with scope, replica, op_seeds_by(lambda seed: seed + replica.index):
+        with scope, replica:
             logs = flat_logs(getattr(self._model, self._name)(rows))
             logs = {name: tf.cast(logs[name], v.dtype) for name, v in self._logs.items()}
             if isinstance(run, ReplicaRun):
@@ -166,3 +168,9 @@ class CustomStep:
         if metrics.keys() == self._logs.keys():
             return metrics
         return {name: tf.convert_to_tensor(v) for name, v in self._logs.items()}
+
+
+def _seed_on_replica(seed: int) -> int:
+    """Returns another seed of `tf.random` on each replica: all draw from the model's one seed."""
+    replica = replicas.current()
+    return seed if replica is None else seed + replica.index
