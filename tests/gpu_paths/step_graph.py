@@ -35,6 +35,13 @@ class StepGraphs:
     traced: tf.Graph
     by_device: list[list[tf.compat.v1.NodeDef]]
 
+    def traced_nodes(self) -> Iterator[tf.compat.v1.NodeDef]:
+        """Yields the nodes of the loop as traced, and of the functions that it calls."""
+        graph = self.traced.as_graph_def()
+        yield from graph.node
+        for function in graph.library.function:
+            yield from function.node_def
+
     def nodes(self) -> Iterator[tf.compat.v1.NodeDef]:
         """Yields the nodes of the loop as run, on any device."""
         for nodes in self.by_device:
@@ -115,19 +122,19 @@ def step_graphs(
 
     with replaced(strategy, "compile", compile_and_keep):
         run = graphs_run_by(lambda: trainer.fit(data, steps_per_epoch=steps_per_epoch, verbose=0))
-    # Functions of datasets have loops too, but with other arguments than the training loop.
-    # Of several graphs of the loop, the one that was divided among the devices has run.
-    of_loop = max(
-        filter(_is_training_loop, run),
-        key=lambda graph: sum(len(part.node) for part in graph.partition_graphs),
-    )
-    by_device = [[*part.node] for part in of_loop.partition_graphs]
-    return StepGraphs(loops[0].get_concrete_function(*calls[0]).graph, by_device)
+    traced = loops[0].get_concrete_function(*calls[0]).graph
+    of_loop = max(run, key=lambda graph: _likeness(graph, traced))
+    return StepGraphs(traced, [[*part.node] for part in of_loop.partition_graphs])
 
 
-def _is_training_loop(graph: Any) -> bool:
-    names = {node.name for node in graph.pre_optimization_graph.node}
-    return {"iterator", "num_steps"} <= names
+def _likeness(run: Any, traced: tf.Graph) -> tuple[int, int]:
+    """Returns how many names a graph that has run shares with a traced one, and its size.
+
+    One trace can run as several graphs: the largest is the one that was divided among the devices.
+    """
+    names = {operation.name for operation in traced.get_operations()}
+    shared = names & {node.name for node in run.pre_optimization_graph.node}
+    return len(shared), sum(len(part.node) for part in run.partition_graphs)
 
 
 def batches(dtype: str = "float32") -> tf.data.Dataset:
