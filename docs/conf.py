@@ -30,6 +30,8 @@ exclude_patterns = [".venv", ".git", "build", "runs", "**/__pycache__", "**/.ipy
 
 html_theme = "furo"
 html_title = f"tfdist {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 

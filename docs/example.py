@@ -22,9 +22,7 @@ def build_model():
 keras.utils.set_random_seed(1)
 strategy = sys.argv[1] if len(sys.argv) > 1 else "mirrored"
 devices = 2 if strategy == "mirrored" else None
-trainer = tfdist.Trainer(
-    build_model, strategy=strategy, devices=devices
-)  # instead of build_model()
+trainer = tfdist.Trainer(build_model, strategy=strategy, devices=devices)
 x, y = load_digits(return_X_y=True)
-trainer.fit(x / 16, y, batch_size=100, epochs=5, verbose=2)  # instead of model.fit(...)
+trainer.fit(x / 16, y, batch_size=100, epochs=5, verbose=2)
 trainer.model.save("model.keras")  # a plain Keras model

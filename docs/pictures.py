@@ -98,21 +98,20 @@ def draw_overview(rows: Sequence[Sequence[str]]) -> Figure:
     rows = rows[1:]
     figure = Figure(figsize=(9, 0.6 + 0.28 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    advantages = [number(row[5]) for row in rows]
+    advantages = [number(row[4]) for row in rows]
     colors = ["#2a7f62" if value >= 1 else "#c0603a" for value in advantages]
     # Bars start at 1, so that those to the left are disadvantages.
     lengths = [value - 1 for value in advantages]
     bars = axes.barh(range(len(rows)), lengths, left=1, color=colors)
     labels = [f"{value:.2f}" for value in advantages]
     axes.bar_label(bars, labels, padding=2, fontsize="small")
-    names = [f"{row[0]}: {row[1]}; {row[3]}".replace("`", "") for row in rows]
+    names = [f"{row[0]}: {row[1]}; {row[3].partition(':')[0]}".replace("`", "") for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize="small")
     axes.invert_yaxis()
     axes.axvline(1.0, color="gray")
-    axes.set(xscale="log", xlabel="times as good as the baseline (below 1: worse)")
+    axes.set(xscale="log", xlim=(0.3, 20), xlabel="advantage over the baseline")
     axes.set_xticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
     axes.minorticks_off()
-    axes.margins(x=0.12)
     return figure
 
 
