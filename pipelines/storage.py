@@ -15,16 +15,18 @@ import io
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar, cast
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from pipelines.errors import DataError
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 
 #: URLs of buckets, for obstore.
 _SCHEMES = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss://", "memory://")
@@ -32,14 +34,40 @@ _SCHEMES = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss:/
 _BUFFER_BYTES = 4 << 20
 #: Attempts of a request whose answer ends early, beyond the retries of obstore.
 _NUM_ATTEMPTS = 4
+#: A request that failed is not repeated after this time: so long may a server be unreachable.
+RETRY_SECONDS = 120.0
 #: Options of every HTTP client. A stalled connection fails after `read_timeout` and is retried.
 CLIENT_OPTIONS: dict[str, Any] = {"connect_timeout": "10s", "read_timeout": "20s"}
-RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
+RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
 
+#: What a request does, and the permission that it needs, by the first letter of the URL's scheme.
+_Action = Literal["read", "list", "write", "delete"]
+_PERMISSIONS: dict[str, dict[_Action, str]] = {
+    "s": {
+        "read": "s3:GetObject",
+        "list": "s3:ListBucket",
+        "write": "s3:PutObject",
+        "delete": "s3:DeleteObject",
+    },
+    "g": {
+        "read": "storage.objects.get",
+        "list": "storage.objects.list",
+        "write": "storage.objects.create and storage.objects.delete",
+        "delete": "storage.objects.delete",
+    },
+    "a": {
+        "read": "Storage Blob Data Reader",
+        "list": "Storage Blob Data Reader",
+        "write": "Storage Blob Data Contributor",
+        "delete": "Storage Blob Data Contributor",
+    },
+}
 
 #: Parts of a file that are transferred at the same time, and the smallest size of a part. Object
 #: stores take at most 10,000 parts. The memory of a transfer is the product of the two.
 _NUM_PARTS, _PART_BYTES, _MAX_PARTS = 4, 8 << 20, 9_000
+#: Small files that `in_order` reads at the same time.
+_NUM_READ_AHEAD = 32
 
 
 class _TransferError(DataError):
@@ -95,9 +123,27 @@ class RemotePath:
         return self._url.rpartition("/")[2]
 
     @property
+    def stem(self) -> str:
+        """The name without its suffix."""
+        return PurePosixPath(self.name).stem
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name that begins with its last dot."""
+        return PurePosixPath(self.name).suffix
+
+    @property
     def parent(self) -> RemotePath:
         """The folder of this file."""
         return RemotePath(self._url.rpartition("/")[0])
+
+    def is_dir(self) -> bool:
+        """Returns whether there are objects in this folder."""
+        return _repeated(
+            self,
+            lambda: any(len(c) for c in _obstore().list(self._store, self._key or None)),
+            "list",
+        )
 
     def is_file(self) -> bool:
         """Returns whether the object exists."""
@@ -109,7 +155,11 @@ class RemotePath:
 
     def num_bytes(self) -> int:
         """Returns the size of the object. Raises `FileNotFoundError` if it is missing."""
-        return _repeated(self, lambda: int(_obstore().head(self._store, self._key)["size"]))
+        return self.mark()[0]
+
+    def mark(self) -> tuple[int, str]:
+        """Returns the size and a mark of the contents. Raises `FileNotFoundError` if missing."""
+        return _repeated(self, lambda: _mark(_obstore().head(self._store, self._key)))
 
     def read_bytes(self) -> bytes:
         """Returns the contents. Raises `FileNotFoundError` if the object is missing."""
@@ -120,12 +170,13 @@ class RemotePath:
 
         An answer that is cut off is requested again.
         """
+        deadline = time.monotonic() + RETRY_SECONDS
         for attempt in range(_NUM_ATTEMPTS):
             try:
                 with _translated(self):
                     data = bytes(_obstore().get_range(self._store, self._key, start=begin, end=end))
             except _TransferError:
-                if attempt + 1 == _NUM_ATTEMPTS:
+                if attempt + 1 == _NUM_ATTEMPTS or time.monotonic() > deadline:
                     raise
             else:
                 if len(data) == end - begin or self.num_bytes() < end:
@@ -151,8 +202,10 @@ class RemotePath:
             FileExistsError: The object exists, and `overwrite` is false.
         """
         if overwrite:
-            return _repeated(self, lambda: _identity(_obstore().put(self._store, self._key, data)))
-        with _translated(self):
+            return _repeated(
+                self, lambda: _identity(_obstore().put(self._store, self._key, data)), "write"
+            )
+        with _translated(self, "write"):
             return _identity(_obstore().put(self._store, self._key, data, mode="create"))
 
     def replace(self, data: bytes, identity: dict[str, str]) -> dict[str, str]:
@@ -162,7 +215,7 @@ class RemotePath:
             ChangedError: The object has another version, or is missing.
         """
         try:
-            with _translated(self):
+            with _translated(self, "write"):
                 return _identity(_obstore().put(self._store, self._key, data, mode=identity))
         except FileNotFoundError:
             raise ChangedError(f"{self} was deleted") from None
@@ -174,7 +227,7 @@ class RemotePath:
         """
         part = max(_PART_BYTES, -(-file.stat().st_size // _MAX_PARTS))
         options = {"chunk_size": part, "max_concurrency": _NUM_PARTS}
-        _repeated(self, lambda: _obstore().put(self._store, self._key, file, **options))
+        _repeated(self, lambda: _obstore().put(self._store, self._key, file, **options), "write")
 
     def download(self, file: Path) -> None:
         """Copies the object to a local file, in parts, with bounded memory."""
@@ -195,8 +248,14 @@ class RemotePath:
             os.close(descriptor)
 
     def copy_to(self, target: RemotePath) -> None:
-        """Copies the object within its bucket, without transferring it to this machine."""
-        _repeated(self, lambda: _obstore().copy(self._store, self._key, target._key))
+        """Copies the object within its bucket, without transferring it to this machine.
+
+        Raises:
+            DataError: The target is in another bucket.
+        """
+        if target._store is not self._store:
+            raise DataError(f"{target}: expected a path in the bucket of {self}")
+        _repeated(self, lambda: _obstore().copy(self._store, self._key, target._key), "write")
 
     def delete_below(self, names: Iterable[str]) -> None:
         """Deletes objects of this folder, in the given order.
@@ -210,7 +269,7 @@ class RemotePath:
     def unlink(self, missing_ok: bool = False) -> None:
         """Deletes the object."""
         try:
-            _repeated(self, lambda: _obstore().delete(self._store, self._key))
+            _repeated(self, lambda: _obstore().delete(self._store, self._key), "delete")
         except FileNotFoundError:
             if not missing_ok:
                 raise
@@ -218,22 +277,26 @@ class RemotePath:
     def open(self, mode: str = "rb") -> BinaryIO:
         """Opens the object for reading (`rb`) or, as a streaming upload, for writing (`wb`)."""
         if mode == "wb":
-            with _translated(self):
+            with _translated(self, "write"):
                 return cast(BinaryIO, _Upload(self))
         return cast(BinaryIO, io.BufferedReader(_Reader(self), _BUFFER_BYTES))
 
     def sizes(self) -> dict[str, int]:
         """Returns the sizes of all objects in this folder, by their relative names."""
+        return {name: size for name, (size, _) in self.files().items()}
+
+    def files(self) -> dict[str, tuple[int, str]]:
+        """Returns the size and a mark of the contents of all objects, by their relative names."""
         prefix = f"{self._key}/" if self._key else ""
 
-        def listed() -> dict[str, int]:
+        def listed() -> dict[str, tuple[int, str]]:
             return {
-                entry["path"].removeprefix(prefix): int(entry["size"])
+                entry["path"].removeprefix(prefix): _mark(entry)
                 for chunk in _obstore().list(self._store, self._key or None)
                 for entry in chunk
             }
 
-        return _repeated(self, listed)
+        return _repeated(self, listed, "list")
 
     @property
     def _store(self) -> Any:
@@ -255,7 +318,50 @@ def at(location: str | Path | RemotePath) -> AnyPath:
         return location
     if location.startswith("file://"):
         return Path(unquote(urlsplit(location).path))
-    return RemotePath(location) if is_url(location) else Path(location)
+    if not is_url(location):
+        return Path(location)
+    if not is_object_store(location):
+        cure = "use one of these, or download the files first"
+        if location.startswith("hf://"):
+            cure = "download it first: hf download --repo-type dataset NAME --local-dir FOLDER"
+        raise DataError(f"{location}: expected a local path, s3://, gs:// or az://; {cure}")
+    return RemotePath(location)
+
+
+def relative(path: AnyPath, folder: AnyPath) -> PurePath:
+    """Returns the path of a file below a folder, relative to the folder."""
+    if isinstance(path, Path):
+        return path.relative_to(str(folder))
+    return PurePosixPath(str(path)).relative_to(str(folder))
+
+
+def read_range(path: AnyPath, begin: int, end: int) -> bytes:
+    """Returns the bytes from `begin` to `end` of a file, fewer if it ends before."""
+    if isinstance(path, RemotePath):
+        return path.read_range(begin, end)
+    with path.open("rb") as file:
+        file.seek(begin)
+        return file.read(end - begin)
+
+
+def in_order(
+    read: Callable[[_Item], _Result], items: Iterable[_Item], folder: AnyPath
+) -> Iterator[_Result]:
+    """Yields the result of `read` for each item; from an object store, reads some items ahead."""
+    if isinstance(folder, Path):
+        yield from map(read, items)
+        return
+    waiting: deque[Future[_Result]] = deque()
+    pool = ThreadPoolExecutor(_NUM_READ_AHEAD, "read-ahead")
+    try:
+        for item in items:
+            waiting.append(pool.submit(read, item))
+            if len(waiting) > _NUM_READ_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def is_url(location: str) -> bool:
@@ -322,13 +428,13 @@ class _Upload:
 
     def write(self, data: bytes) -> int:
         """Appends data."""
-        with _translated(self._path):
+        with _translated(self._path, "write"):
             self._writer.write(data)
         return len(data)
 
     def close(self) -> None:
         """Completes the upload."""
-        with _translated(self._path):
+        with _translated(self._path, "write"):
             self._writer.close()
 
 
@@ -371,22 +477,33 @@ def _profile_credentials() -> dict[str, Any]:
     return {"credential_provider": provider}
 
 
+def _mark(facts: Mapping[str, Any]) -> tuple[int, str]:
+    return int(facts["size"]), str(facts["e_tag"] or facts["last_modified"])
+
+
 def _identity(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: facts[name] for name in ("e_tag", "version") if facts.get(name)}
 
 
-def _repeated(path: RemotePath, request: Callable[[], _Result]) -> _Result:
+def _repeated(
+    path: RemotePath, request: Callable[[], _Result], action: _Action = "read"
+) -> _Result:
     """Returns the result of a request that may be repeated; does so if a transfer breaks off."""
+    end = time.monotonic() + RETRY_SECONDS
     for attempt in range(_NUM_ATTEMPTS - 1):
-        with contextlib.suppress(_TransferError), _translated(path):
-            return request()
+        try:
+            with _translated(path, action):
+                return request()
+        except _TransferError:
+            if time.monotonic() > end:
+                raise
         time.sleep(0.1 * 2**attempt)
-    with _translated(path):
+    with _translated(path, action):
         return request()
 
 
 @contextlib.contextmanager
-def _translated(path: RemotePath | str) -> Iterator[None]:
+def _translated(path: RemotePath | str, action: _Action = "read") -> Iterator[None]:
     """Turns errors of obstore into `DataError` of one line, and names the missing permission."""
     errors = _obstore().exceptions
     try:
@@ -398,9 +515,10 @@ def _translated(path: RemotePath | str) -> Iterator[None]:
     except errors.PreconditionError:
         raise ChangedError(f"{path} was changed by another process") from None
     except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
+        needed = _PERMISSIONS.get(str(path)[:1], {}).get(action, f"to {action} objects")
         raise DataError(
-            f"{path}: permission denied ({_first_line(error)}); set the credentials of the cloud, "
-            "and grant them reading and listing, and for writing also putting and deleting objects"
+            f"{path}: permission denied ({_first_line(error)}). Set the credentials of the cloud, "
+            f"and grant them {needed} for this path."
         ) from None
     except errors.BaseError as error:
         raise _TransferError(f"{path}: {_first_line(error)}") from None

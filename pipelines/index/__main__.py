@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,12 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 from pydantic import TypeAdapter, ValidationError
 
+from pipelines import storage
 from pipelines.console import command_line, parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.format.index import INDEX_NAME
-from pipelines.storage import is_url
+from pipelines.storage import AnyPath
 from pipelines.writing.publish import write_index
 
 _DESCRIPTION = """Creates the index of TFRecord shards that tensorflow-datasets or another tool
@@ -35,24 +37,34 @@ def _make(
 ) -> None:
     from pipelines.index.scan import link_outside, make_index
 
-    if is_url(directory) or (to and is_url(to)):
-        raise DataError("index: expected local folders; create the index locally and upload it")
-    folder, target = Path(directory), Path(to or directory)
+    folder, target = storage.at(directory), storage.at(to or directory)
+    if isinstance(folder, Path) != isinstance(target, Path):
+        raise DataError("--to: expected a folder on the same disk or in the same bucket as DIR")
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; check the path")
-    if (target / INDEX_NAME).exists():
+    if (target / INDEX_NAME).is_file():
         raise DataError(f"{target / INDEX_NAME}: exists already; delete it to create it again")
-    shards = sorted(p for p in folder.glob(files) if p.is_file() and not p.name.startswith("."))
+    shards = _matching(folder, files)
     if not shards:
         raise DataError(f"{folder}: no file matches {files!r}; select files with --files")
     declared = _declared(Path(features)) if features else ()
     index = make_index(
-        shards, target.resolve(), declared, num_workers or parallel_tasks.default_num_workers()
+        shards, target, declared, num_workers or parallel_tasks.default_num_workers()
     )
-    target.mkdir(parents=True, exist_ok=True)
+    if isinstance(target, Path):
+        target.mkdir(parents=True, exist_ok=True)
     link_outside(index, shards, target)
     write_index(target, index)
     command_line.print_summary(index, target)
+
+
+def _matching(folder: AnyPath, pattern: str) -> Sequence[AnyPath]:
+    """Returns the files of a folder with matching names, without hidden ones, in sorted order."""
+    if isinstance(folder, Path):
+        found = [path for path in folder.glob(pattern) if path.is_file()]
+        return sorted(path for path in found if not path.name.startswith("."))
+    names = fnmatch.filter(folder.sizes(), pattern)
+    return [folder / name for name in sorted(names) if "/" not in name and name[0] != "."]
 
 
 def _declared(path: Path) -> tuple[Feature, ...]:
@@ -66,7 +78,7 @@ def _declared(path: Path) -> tuple[Feature, ...]:
 
 def _parser() -> ArgumentParser:
     parser = command_line.parser("index", _DESCRIPTION)
-    parser.add_argument("directory", metavar="DIR", help="folder of the shards")
+    parser.add_argument("directory", metavar="DIR", help="folder or URL of the shards")
     parser.add_argument(
         "--files",
         metavar="PATTERN",
@@ -74,7 +86,10 @@ def _parser() -> ArgumentParser:
         help="pattern of file names, such as '*-train.tfrecord*'",
     )
     parser.add_argument(
-        "--to", metavar="FOLDER", help="folder for the index, if DIR contains several data sets"
+        "--to",
+        metavar="FOLDER",
+        help="folder for the index, if DIR contains several data sets; gets links to the shards, "
+        "or copies of them in a bucket",
     )
     parser.add_argument(
         "--features",

@@ -11,7 +11,6 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 
 from pipelines.errors import DataError
 from pipelines.format.feature import Encoding, Feature, image_format
+from pipelines.storage import AnyPath
 
 _DTYPES = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
 #: Channels by Pillow's image mode. All other modes are decoded to three channels.
@@ -128,7 +128,9 @@ _FEATURES = "features.json"
 _Shape = tuple[int | None, ...]
 
 
-def refine_with_tfds_metadata(features: Mapping[str, Feature], folder: Path) -> dict[str, Feature]:
+def refine_with_tfds_metadata(
+    features: Mapping[str, Feature], folder: AnyPath
+) -> dict[str, Feature]:
     """Refines inferred features by `features.json`, where the records agree with it.
 
     Args:
@@ -150,7 +152,7 @@ def refine_with_tfds_metadata(features: Mapping[str, Feature], folder: Path) -> 
         labels = folder / f"{name.replace('/', '-')}.labels.txt"
         fields = declared.get(name, {})
         if "label_names" in fields and labels.is_file():
-            fields["label_names"] = tuple(labels.read_text("utf-8").splitlines())
+            fields["label_names"] = tuple(labels.read_bytes().decode().splitlines())
         refined[name] = _refined(feature, fields)
     return refined
 

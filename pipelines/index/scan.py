@@ -8,9 +8,9 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from pipelines import storage
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format import record_file
@@ -18,6 +18,7 @@ from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard, sha256_of
 from pipelines.format.record_file import Compression
 from pipelines.index import infer
+from pipelines.storage import AnyPath, RemotePath
 
 _OF_SHARDS = re.compile(r"(\d+)-of-(\d+)")
 _NUM_BETWEEN_REPORTS = 100
@@ -26,7 +27,7 @@ _NUM_BETWEEN_REPORTS = 100
 class _File(NamedTuple):
     """One file to scan, and its name in the index."""
 
-    path: Path
+    path: AnyPath
     name: str
     compression: Compression
 
@@ -40,7 +41,7 @@ class _Contents:
 
 
 def make_index(
-    files: Sequence[Path], directory: Path, declared: Sequence[Feature], num_workers: int
+    files: Sequence[AnyPath], directory: AnyPath, declared: Sequence[Feature], num_workers: int
 ) -> Index:
     """Scans shards and returns their index.
 
@@ -58,7 +59,9 @@ def make_index(
             are missing or belong to different data sets, or a declared feature does not exist.
     """
     _check_complete(files)
-    compressions = {path: record_file.compression_of(path) for path in files if path.stat().st_size}
+    compressions = {
+        path: record_file.compression_of(path) for path in files if storage.num_bytes(path)
+    }
     if len(set(compressions.values())) > 1:
         raise DataError(
             f"{files[0].parent}: the files have different compressions; select files with --files"
@@ -82,16 +85,21 @@ def make_index(
     )
 
 
-def link_outside(index: Index, files: Sequence[Path], directory: Path) -> None:
+def link_outside(index: Index, files: Sequence[AnyPath], directory: AnyPath) -> None:
     """Creates symbolic links in the folder of an index to shards outside of it.
 
-    An index may list only files of its own folder, for security.
+    An index may list only files of its own folder, for security. A bucket has no links: there, the
+    shards are copied within the bucket.
 
     Raises:
         DataError: A file with the name of the link exists already.
     """
     for shard, path in zip(index.shards, files, strict=True):
         link = directory / shard.name
+        if not isinstance(path, Path) or not isinstance(link, Path):
+            if path != link:
+                cast(RemotePath, path).copy_to(cast(RemotePath, link))
+            continue
         if link.exists() and link.samefile(path):
             continue
         try:
@@ -100,13 +108,15 @@ def link_outside(index: Index, files: Sequence[Path], directory: Path) -> None:
             raise DataError(f"{link}: exists already; choose another folder with --to") from None
 
 
-def _name(path: Path, directory: Path) -> str:
+def _name(path: AnyPath, directory: AnyPath) -> str:
     """Returns the name of a shard in an index: its path in the folder, or that of a link there."""
-    path = path.resolve()
+    if isinstance(path, RemotePath) or isinstance(directory, RemotePath):
+        return path.name
+    path, directory = path.resolve(), directory.resolve()
     return str(path.relative_to(directory)) if path.is_relative_to(directory) else path.name
 
 
-def _check_complete(files: Sequence[Path]) -> None:
+def _check_complete(files: Sequence[AnyPath]) -> None:
     """Checks by the file names that the shards are complete and belong to one data set."""
     sets = defaultdict(list)
     for path in files:
@@ -139,14 +149,14 @@ def _look_through(file: _File, advance: parallel_tasks.Advance) -> _Contents:
     shard = Shard(
         name=file.name,
         num_records=num_records,
-        num_bytes=file.path.stat().st_size,
+        num_bytes=storage.num_bytes(file.path),
         sha256=sha256_of(file.path),
     )
     return _Contents(shard, seen)
 
 
 def _features(
-    contents: Sequence[_Contents], folder: Path, declared: Sequence[Feature]
+    contents: Sequence[_Contents], folder: AnyPath, declared: Sequence[Feature]
 ) -> tuple[Feature, ...]:
     seen: dict[str, infer.Seen] = {}
     for found in contents:

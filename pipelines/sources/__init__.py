@@ -6,8 +6,9 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from pipelines import storage
 from pipelines.errors import DataError
-from pipelines.sources.source import Options, Source
+from pipelines.sources.source import Options, Source, list_again
 
 #: Modules by the name of the format: specific layouts, which are tried first, then general formats.
 _LAYOUTS = {"tfds": "tfds", "cifar": "cifar", "celeba": "celeba", "imagenet": "imagenet"}
@@ -27,15 +28,21 @@ def open_source(location: str, kind: str, options: Options) -> Source:
     """Opens a source of examples.
 
     Args:
-        location: A folder, a file or `tfds:NAME`.
+        location: A folder or a file, local or a URL, or `tfds:NAME`.
         kind: One of `SOURCES`, or `auto` to detect it.
         options: Options of the command, which must apply to the source.
 
     Raises:
         DataError: The location or its format is unknown, or an option does not apply.
     """
-    if not location.startswith("tfds:") and not Path(location).exists():
-        raise DataError(f"{location}: no such file or folder; check the path")
+    if not location.startswith("tfds:"):
+        list_again()
+        path = storage.at(location)
+        if not (path.exists() if isinstance(path, Path) else path.is_file() or path.is_dir()):
+            raise DataError(f"{location}: no such file or folder; check the path")
+        if kind in _LAYOUTS and not isinstance(path, Path):
+            raise DataError(f"{location}: --from {kind} reads local folders; download it first")
+        location = str(path)  # without file://
     kind = _kind_of(location) if kind == "auto" else kind
     module = _module(kind)
     options.check(kind, module.OPTIONS)
@@ -52,7 +59,7 @@ def _kind_of(location: str) -> str:
         DataError: The format is unknown or ambiguous.
     """
     for name in _LAYOUTS:
-        if _module(name).fits(location):
+        if not storage.is_url(location) and _module(name).fits(location):
             return name
     # A dictionary by module, because a module may have two names.
     found = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}

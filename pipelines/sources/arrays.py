@@ -1,11 +1,12 @@
 """NumPy arrays: an `.npz`, one `.npy`, or a folder of `.npy` files with one feature each.
 
 The first dimension of every array is the example. Arrays of `.npy` files are memory-mapped; those
-of an `.npz` are loaded by every worker.
+of an `.npz`, or in an object store, are loaded by every worker.
 """
 
 from __future__ import annotations
 
+import io
 import typing
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,29 +14,38 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import DType, Feature
-from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
+from pipelines.sources.source import (
+    Example,
+    Options,
+    Source,
+    files_below,
+    fingerprint,
+    is_folder,
+)
+from pipelines.storage import AnyPath
 
 OPTIONS: frozenset[str] = frozenset()
 
 
 def fits(location: str) -> bool:
     """Returns whether the location is an `.npz`, an `.npy`, or a folder of `.npy` files."""
-    path = Path(location)
-    return bool(files_below(path, {".npy"})) if path.is_dir() else path.suffix in (".npy", ".npz")
+    path = storage.at(location)
+    return bool(files_below(path, {".npy"})) if is_folder(path) else path.suffix in (".npy", ".npz")
 
 
 class Arrays(Source):
     """Rows of arrays as examples. The features have the names of the arrays."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self._path = path
         self._arrays: Mapping[str, np.ndarray] | None = None
         self._length = _common_length(path, self._loaded())
         self.features = tuple(_feature(path, name, a) for name, a in self._loaded().items())
-        files = files_below(path, {".npy"}) if path.is_dir() else [path]
-        self.description = f"arrays, {self._length} rows {fingerprint(files, path, contents=True)}"
+        files, root = _files(path)
+        self.description = f"arrays, {self._length} rows {fingerprint(files, root, contents=True)}"
 
     def __len__(self) -> int:
         return self._length
@@ -57,32 +67,41 @@ class Arrays(Source):
 
 def open_source(location: str, options: Options) -> Source:
     """Opens arrays."""
-    return Arrays(Path(location))
+    return Arrays(storage.at(location))
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
-    files = files_below(path, {".npy"}) if path.is_dir() else [path]
+def _files(path: AnyPath) -> tuple[list[AnyPath], AnyPath]:
+    """Returns the files of a location, and the path to which their names are relative."""
+    if is_folder(path):
+        return files_below(path, {".npy"}), path
+    return [path], path if isinstance(path, Path) else path.parent
+
+
+def _load(path: AnyPath) -> dict[str, np.ndarray]:
+    files, _ = _files(path)
     arrays: dict[str, np.ndarray] = {}
     for file in files:
         try:
             if file.suffix == ".npz":
-                with np.load(file) as archive:
+                with np.load(io.BytesIO(file.read_bytes())) as archive:
                     arrays.update(archive)
-            else:
+            elif isinstance(file, Path):
                 arrays[file.stem] = np.load(file, mmap_mode="r")
+            else:
+                arrays[file.stem] = np.load(io.BytesIO(file.read_bytes()))
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"{file}: not NumPy arrays of numbers or text: {error}") from None
     return arrays
 
 
-def _common_length(path: Path, arrays: Mapping[str, np.ndarray]) -> int:
+def _common_length(path: AnyPath, arrays: Mapping[str, np.ndarray]) -> int:
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"{path}: expected arrays with the same number of rows, got {lengths}")
     return next(iter(lengths.values()), 0)
 
 
-def _feature(path: Path, name: str, array: np.ndarray) -> Feature:
+def _feature(path: AnyPath, name: str, array: np.ndarray) -> Feature:
     shape = array.shape[1:]
     if array.dtype.kind in "US":
         return Feature(name=name, dtype="string", shape=shape, encoding="bytes")

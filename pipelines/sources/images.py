@@ -10,15 +10,24 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
-from pipelines.sources.source import Example, Options, Source, class_names, files_below, fingerprint
+from pipelines.sources.source import (
+    Example,
+    Options,
+    Source,
+    class_names,
+    files_below,
+    fingerprint,
+    is_folder,
+)
+from pipelines.storage import AnyPath
 
 _DEFAULT_QUALITY = 95
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -152,13 +161,14 @@ _NUM_LOOKED_AT = 64
 
 def fits(location: str) -> bool:
     """Returns whether the location is a folder with images."""
-    return Path(location).is_dir() and bool(files_below(Path(location), IMAGE_SUFFIXES))
+    path = storage.at(location)
+    return is_folder(path) and bool(files_below(path, IMAGE_SUFFIXES))
 
 
 class ImageFolder(Source):
     """The images of a folder, with class and relative path."""
 
-    def __init__(self, folder: Path, paths: Sequence[Path], options: Options) -> None:
+    def __init__(self, folder: AnyPath, paths: Sequence[AnyPath], options: Options) -> None:
         self._folder, self._paths = folder, list(paths)
         self._classes = class_names(self._paths, folder)
         self._coding = coding_for(self._paths, options)
@@ -170,11 +180,12 @@ class ImageFolder(Source):
         return len(self._paths)
 
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
-        for number in numbers:
-            path = self._paths[number]
-            name = path.relative_to(self._folder)
+        paths = [self._paths[number] for number in numbers]
+        read = storage.in_order(lambda path: path.read_bytes(), paths, self._folder)
+        for path, data in zip(paths, read, strict=True):
+            name = storage.relative(path, self._folder)
             example: dict[str, object] = {
-                "image": self._coding.encode(path.read_bytes(), str(path)),
+                "image": self._coding.encode(data, str(path)),
                 "file": str(name),
             }
             if self._classes:
@@ -184,7 +195,7 @@ class ImageFolder(Source):
 
 def open_source(location: str, options: Options) -> Source:
     """Opens an image folder."""
-    folder = Path(location)
+    folder = storage.at(location)
     return ImageFolder(folder, files_below(folder, IMAGE_SUFFIXES), options)
 
 
@@ -197,7 +208,7 @@ def label_features(classes: tuple[str, ...]) -> tuple[Feature, ...]:
 
 
 def coding_for(
-    paths: Sequence[Path], options: Options, open_file: Callable[[Path], BinaryIO] | None = None
+    paths: Sequence[Any], options: Options, open_file: Callable[[Any], BinaryIO] | None = None
 ) -> ImageCoding:
     """Returns how to store these files: unchanged if possible.
 
@@ -218,11 +229,15 @@ def coding_for(
             f"images are stored as jpeg or as png, found {found}; pass --image-format jpeg or "
             "--image-format png to re-encode the others"
         )
-    channels = options.channels or _channels(paths, open_file or (lambda path: path.open("rb")))
+    channels = options.channels or _channels(paths, open_file or _opened)
     return ImageCoding.of(image_format, channels, options.image_size, options.quality)
 
 
-def _channels(paths: Sequence[Path], open_file: Callable[[Path], BinaryIO]) -> int:
+def _opened(path: AnyPath) -> BinaryIO:
+    return io.BytesIO(path.read_bytes())
+
+
+def _channels(paths: Sequence[Any], open_file: Callable[[Any], BinaryIO]) -> int:
     """Returns 1 if a sample of the images is gray, else 3. A wrong guess fails later."""
     step = -(-len(paths) // _NUM_LOOKED_AT)
     for path in paths[::step]:

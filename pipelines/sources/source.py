@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import abc
+import functools
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
+from pipelines.storage import AnyPath, RemotePath
 
 Example = Mapping[str, object]
 
@@ -75,21 +78,53 @@ class Source(abc.ABC):
         """
 
 
-def fingerprint(paths: Iterable[Path], root: Path, *, contents: bool = False) -> str:
-    """Returns a hash of the names, sizes and times of files, or of their names and contents."""
+def fingerprint(paths: Sequence[AnyPath], root: AnyPath, *, contents: bool = False) -> str:
+    """Returns a hash of the names, sizes and times of files, or of their names and contents.
+
+    In an object store, the mark of an object stands for its time and contents.
+    """
     digest = hashlib.sha256()
     for path in paths:
+        if isinstance(path, RemotePath):
+            name = str(storage.relative(path, root))
+            found = path.mark() if len(paths) == 1 else _listing(cast(RemotePath, root))[name]
+            digest.update(f"{name}\0{found}\n".encode())
+            continue
         status = path.stat()
         mark = str(status.st_mtime_ns)
         if contents:
             with path.open("rb") as file:
                 mark = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{os.path.relpath(path, root)}\0{status.st_size}\0{mark}\n".encode())
+        digest.update(f"{os.path.relpath(path, str(root))}\0{status.st_size}\0{mark}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def files_below(folder: Path, suffixes: Collection[str] | None = None) -> list[Path]:
+@functools.lru_cache(maxsize=1)
+def _listing(folder: RemotePath) -> Mapping[str, tuple[int, str]]:
+    """Returns the objects of a folder, as `RemotePath.files` does. It is listed only once."""
+    return folder.files()
+
+
+def list_again() -> None:
+    """Forgets which objects a folder has."""
+    _listing.cache_clear()
+
+
+def is_folder(path: AnyPath) -> bool:
+    """Returns whether there is a folder at a path, without a request if it was listed."""
+    return path.is_dir() if isinstance(path, Path) else bool(_listing(path))
+
+
+def files_below(folder: AnyPath, suffixes: Collection[str] | None = None) -> list[Any]:
     """Returns all files with one of the suffixes, without hidden files, in sorted order."""
+    if isinstance(folder, RemotePath):
+        names = [
+            name
+            for name in _listing(folder)
+            if not any(part.startswith(".") for part in name.split("/"))
+            and (suffixes is None or PurePosixPath(name).suffix.lower() in suffixes)
+        ]
+        return [folder / name for name in sorted(names)]
     found = []
     for directory, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
@@ -100,7 +135,7 @@ def files_below(folder: Path, suffixes: Collection[str] | None = None) -> list[P
     return sorted(found)
 
 
-def class_names(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
+def class_names(paths: Iterable[AnyPath], folder: AnyPath) -> tuple[str, ...]:
     """Returns the sorted names of class subfolders, or none if all files are in the folder itself.
 
     Raises:
@@ -108,7 +143,7 @@ def class_names(paths: Iterable[Path], folder: Path) -> tuple[str, ...]:
     """
     names, loose = set(), None
     for path in paths:
-        parts = path.relative_to(folder).parts
+        parts = storage.relative(path, folder).parts
         if len(parts) > 1:
             names.add(parts[0])
         else:

@@ -1,7 +1,7 @@
-"""Tables: CSV, TSV or Parquet, one file or a folder of files with the same columns.
+"""Tables: CSV, TSV, Parquet or Arrow, one file or a folder of files with the same columns.
 
-Parquet files of Hugging Face's `datasets` may have columns of images (`bytes` and `path`) and the
-names of classes in their metadata. Both are stored as such.
+Parquet and Arrow files of Hugging Face's `datasets` may have columns of images (`bytes` and `path`)
+and the names of classes in their metadata. Both are stored as such.
 
 Every worker holds the table in memory, in Arrow's compact format. Empty cells are an error unless
 the user fills them or drops their rows.
@@ -15,13 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature, image_format
 from pipelines.sources import images
-from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
+from pipelines.sources.source import (
+    Example,
+    Options,
+    Source,
+    files_below,
+    fingerprint,
+    is_folder,
+)
+from pipelines.storage import AnyPath, RemotePath
 
 OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | images.OPTIONS
-_SUFFIXES = (".csv", ".tsv", ".parquet")
+_SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow")
 _ROWS_AT_ONCE = 1000
 #: Stored NumPy dtypes by Arrow's type names, where they differ.
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"} | {
@@ -33,14 +42,14 @@ _NUMBERS = ("bool", "uint8", "int8", "uint16", "int16", "int32", "int64", *_DTYP
 
 def fits(location: str) -> bool:
     """Returns whether the location is a table or a folder of tables."""
-    path = Path(location)
-    return bool(files_below(path, _SUFFIXES)) if path.is_dir() else path.suffix in _SUFFIXES
+    path = storage.at(location)
+    return bool(files_below(path, _SUFFIXES)) if is_folder(path) else path.suffix in _SUFFIXES
 
 
 class Table(Source):
     """Rows of a table as examples, with its columns as features."""
 
-    def __init__(self, files: Sequence[Path], options: Options) -> None:
+    def __init__(self, files: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
         self._files, self._label = list(files), (label := options.label)
         self._fill, self._drop = _parse_fill(options.fill), options.drop_gaps
         self._table: Any = None
@@ -55,7 +64,7 @@ class Table(Source):
         self.features = tuple(self._feature(field) for field in self._loaded().schema)
         if not self._images and any(name in options.given() for name in images.OPTIONS):
             raise DataError(f"{files[0]}: has no images, to which the image options apply")
-        mark = fingerprint(files, files[0].parent, contents=True)
+        mark = fingerprint(files, root, contents=True)
         self.description = f"table, {self._length} rows {mark}" + (f", {label}" if label else "")
         self.description += "".join(
             f", {name}: {coding.description}" for name, coding in self._images.items()
@@ -120,14 +129,15 @@ def open_source(location: str, options: Options) -> Source:
     Raises:
         DataError: pyarrow is not installed, or a file is not a table or has other columns.
     """
-    path = Path(location)
-    files = files_below(path, _SUFFIXES) if path.is_dir() else [path]
-    if not files:
-        raise DataError(f"{location}: expected {', '.join(_SUFFIXES)} files, found none")
-    return Table(files, options)
+    path = storage.at(location)
+    if not is_folder(path):
+        return Table([path], path.parent, options)
+    if files := files_below(path, _SUFFIXES):
+        return Table(files, path if isinstance(path, RemotePath) else files[0].parent, options)
+    raise DataError(f"{location}: expected {', '.join(_SUFFIXES)} files, found none")
 
 
-def _load(files: Sequence[Path], fill: Mapping[str, str], drop_gaps: bool) -> Any:
+def _load(files: Sequence[AnyPath], fill: Mapping[str, str], drop_gaps: bool) -> Any:
     """Returns the rows of all files, with times as ISO 8601 text."""
     try:
         import pyarrow as pa
@@ -139,12 +149,15 @@ def _load(files: Sequence[Path], fill: Mapping[str, str], drop_gaps: bool) -> An
         delimiter = "\t" if file.suffix == ".tsv" else ","
         try:
             if _is_parquet(file):
-                table = _without_paths(parquet.read_table(file))
+                table = _without_paths(parquet.read_table(_opened(file)))
+            elif file.suffix == ".arrow":
+                table = _without_paths(_arrow(file).read_all())
             else:
                 options = csv.ParseOptions(delimiter=delimiter)
                 # An empty text cell counts as empty, not as an empty string.
                 converting = csv.ConvertOptions(strings_can_be_null=True)
-                table = csv.read_csv(file, parse_options=options, convert_options=converting)
+                opened = _opened(file)
+                table = csv.read_csv(opened, parse_options=options, convert_options=converting)
             table = table.cast(pa.schema([_plain(pa, field) for field in table.schema]))
             tables.append(_close_gaps(table, file, fill, drop_gaps))
         except pa.ArrowException as error:
@@ -173,17 +186,37 @@ def _is_image(field: Any) -> bool:
     }
 
 
-def _image_columns(file: Path) -> list[str]:
+def _image_columns(file: AnyPath) -> list[str]:
     return [field.name for field in _schema(file) if _is_image(field)]
 
 
-def _schema(file: Path) -> Any:
+def _schema(file: AnyPath) -> Any:
     from pyarrow import parquet
 
-    return parquet.read_schema(file) if _is_parquet(file) else ()
+    if file.suffix == ".arrow":
+        return _arrow(file).schema
+    return parquet.read_schema(_opened(file)) if _is_parquet(file) else ()
 
 
-def _class_names(file: Path) -> dict[str, tuple[str, ...]]:
+def _arrow(file: AnyPath) -> Any:
+    """Opens a file that `datasets` wrote: a stream of Arrow's IPC, or a file of it."""
+    from pyarrow import ArrowInvalid, ipc, memory_map
+
+    def opened() -> Any:
+        return _opened(file) if isinstance(file, RemotePath) else memory_map(str(file))
+
+    try:
+        return ipc.open_stream(opened())
+    except ArrowInvalid:
+        return ipc.open_file(opened())
+
+
+def _opened(file: AnyPath) -> Any:
+    """Returns what pyarrow reads: the path of a local file, or an opened remote file."""
+    return file.open("rb") if isinstance(file, RemotePath) else str(file)
+
+
+def _class_names(file: AnyPath) -> dict[str, tuple[str, ...]]:
     """Returns the names of classes by column, from the metadata that `datasets` writes."""
     try:
         metadata = _schema(file).metadata[b"huggingface"]
@@ -210,7 +243,7 @@ def _coding(column: Any, options: Options) -> images.ImageCoding:
     return images.coding_for(names, options, open_image)
 
 
-def _is_parquet(file: Path) -> bool:
+def _is_parquet(file: AnyPath) -> bool:
     with file.open("rb") as opened:
         return opened.read(4) == b"PAR1"
 
@@ -251,7 +284,7 @@ def _parse_fill(given: Sequence[str]) -> dict[str, str]:
     return {column: value for column, _, value in (words.partition("=") for words in given)}
 
 
-def _close_gaps(table: Any, file: Path, fill: Mapping[str, str], drop: bool) -> Any:
+def _close_gaps(table: Any, file: AnyPath, fill: Mapping[str, str], drop: bool) -> Any:
     """Returns a table without empty cells.
 
     Args:
@@ -292,7 +325,7 @@ def _filled(column: Any, name: str, value: str) -> Any:
         ) from None
 
 
-def _places(table: Any, gaps: Mapping[str, int], file: Path) -> str:
+def _places(table: Any, gaps: Mapping[str, int], file: AnyPath) -> str:
     """Describes the location of empty cells, with rows counted from 1."""
     import pyarrow.compute as pc
 

@@ -9,14 +9,23 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import BinaryIO, NamedTuple
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.sources.images import IMAGE_SUFFIXES, coding_for
 from pipelines.sources.images import OPTIONS as OPTIONS
-from pipelines.sources.source import Example, Options, Source, files_below, fingerprint
+from pipelines.sources.source import (
+    Example,
+    Options,
+    Source,
+    files_below,
+    fingerprint,
+    is_folder,
+)
+from pipelines.storage import AnyPath
 
 _LABEL = "cls"
 
@@ -31,31 +40,35 @@ class _Member(NamedTuple):
 class _Sample(NamedTuple):
     """One example: its tar file, its name in it, and its members by kind."""
 
-    tar: Path
+    tar: AnyPath
     name: str
     members: Mapping[str, _Member]
 
-    def read(self, file: BinaryIO, kind: str) -> bytes:
-        """Returns the contents of a member from the opened tar file."""
-        begin, num_bytes = self.members[kind]
-        file.seek(begin)
-        data = file.read(num_bytes)
-        if len(data) != num_bytes:
-            raise DataError(f"{self.tar}: ends within {self.name}.{kind}")
-        return data
+    def read(self, *kinds: str) -> dict[str, bytes]:
+        """Returns the contents of members, which are neighbors in the tar file and read at once."""
+        first = min(self.members[kind].begin for kind in kinds)
+        last = max(self.members[kind].begin + self.members[kind].num_bytes for kind in kinds)
+        data, found = storage.read_range(self.tar, first, last), {}
+        for kind in kinds:
+            begin, num_bytes = self.members[kind]
+            found[kind] = data[begin - first : begin - first + num_bytes]
+            if len(found[kind]) != num_bytes:
+                raise DataError(f"{self.tar}: ends within {self.name}.{kind}")
+        return found
 
 
 def fits(location: str) -> bool:
     """Returns whether the location is a tar file or a folder of tar files."""
-    path = Path(location)
-    return bool(files_below(path, {".tar"})) if path.is_dir() else path.suffix == ".tar"
+    path = storage.at(location)
+    return bool(files_below(path, {".tar"})) if is_folder(path) else path.suffix == ".tar"
 
 
 class WebDataset(Source):
     """The examples of tar files, with image, label, and further members."""
 
-    def __init__(self, tars: Sequence[Path], root: Path, options: Options) -> None:
-        self._samples = [sample for tar in tars for sample in _samples(tar)]
+    def __init__(self, tars: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
+        of_tars = storage.in_order(lambda tar: list(_samples(tar)), tars, root)
+        self._samples = [sample for of_tar in of_tars for sample in of_tar]
         self._root = root
         if not self._samples:
             raise DataError(f"{root}: expected tar files with examples, found none")
@@ -67,14 +80,14 @@ class WebDataset(Source):
         features = [Feature(name="key", dtype="string", encoding="bytes")]
         self._coding = None
         if self._image:
+            image = self._image
             by_path = {
-                sample.tar / f"{sample.name}.{self._image}": sample for sample in self._samples
+                PurePosixPath(f"{sample.tar}/{sample.name}.{image}"): sample
+                for sample in self._samples
             }
 
-            def open_image(path: Path) -> BinaryIO:
-                sample = by_path[path]
-                with sample.tar.open("rb") as file:
-                    return io.BytesIO(sample.read(file, str(self._image)))
+            def open_image(path: PurePosixPath) -> BinaryIO:
+                return io.BytesIO(by_path[path].read(image)[image])
 
             self._coding = coding_for(list(by_path), options, open_image)
             features.append(self._coding.feature())
@@ -93,11 +106,9 @@ class WebDataset(Source):
         return len(self._samples)
 
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
-        for number in numbers:
-            sample = self._samples[number]
-            with sample.tar.open("rb") as file:
-                found = {kind: sample.read(file, kind) for kind in self._kinds}
-            yield self._example(sample, found)
+        samples = [self._samples[number] for number in numbers]
+        read = storage.in_order(lambda one: one.read(*self._kinds), samples, self._root)
+        yield from map(self._example, samples, read)
 
     def _example(self, sample: _Sample, found: Mapping[str, bytes]) -> Example:
         example: dict[str, object] = {"key": sample.name}
@@ -119,12 +130,13 @@ class WebDataset(Source):
 
 def open_source(location: str, options: Options) -> Source:
     """Opens a tar file, or the tar files of a folder."""
-    path = Path(location)
-    tars = files_below(path, {".tar"}) if path.is_dir() else [path]
-    return WebDataset(tars, path if path.is_dir() else path.parent, options)
+    path = storage.at(location)
+    if is_folder(path):
+        return WebDataset(files_below(path, {".tar"}), path, options)
+    return WebDataset([path], path.parent, options)
 
 
-def _samples(tar: Path) -> Iterator[_Sample]:
+def _samples(tar: AnyPath) -> Iterator[_Sample]:
     """Yields the examples of a tar file in their order.
 
     Raises:
@@ -132,7 +144,7 @@ def _samples(tar: Path) -> Iterator[_Sample]:
     """
     name, members = "", dict[str, _Member]()
     try:
-        with tarfile.open(tar, "r:") as opened:
+        with tar.open("rb") as data, tarfile.open(fileobj=data, mode="r:") as opened:
             for entry in opened:
                 folder, _, file = entry.name.rpartition("/")
                 stem, dot, kind = file.partition(".")

@@ -178,8 +178,11 @@ def publish(
     return index
 
 
-def write_index(folder: Path, index: Index) -> None:
+def write_index(folder: AnyPath, index: Index) -> None:
     """Writes or replaces the index of a folder atomically."""
+    if isinstance(folder, RemotePath):
+        (folder / INDEX_NAME).write_bytes(index_json(index))
+        return
     write_whole(folder / INDEX_NAME, index_json(index).decode())
 
 

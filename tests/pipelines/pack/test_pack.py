@@ -223,7 +223,10 @@ def test_second_packer_raises(
         (["source", "--num-shards", "0"], "num_shards"),
         (["source", "--split", "train"], "--split: does not apply to images"),
         (["source", "--num-shard", "3"], "--num-shard 3. Did you mean --num-shards?"),
-        (["source", "--from", "csv"], "source: expected .csv, .tsv, .parquet files, found none"),
+        (
+            ["source", "--from", "csv"],
+            "source: expected .csv, .tsv, .parquet, .arrow files, found none",
+        ),
     ],
 )
 def test_invalid_input_is_reported(
