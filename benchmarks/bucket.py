@@ -50,7 +50,7 @@ def run(
     without decoding, because decoding may take all cores and hide the cost of reading.
     """
     import pipelines
-    from pipelines import storage
+    from pipelines import object_store
     from tests.support import buckets
 
     output = harness.Output("bucket", json, table)
@@ -75,12 +75,12 @@ def run(
             for latency in latencies:
                 proxy.delay, before = latency / 1000, proxy.num_requests
                 os.environ["AWS_ENDPOINT_URL"] = proxy.address
-                storage._store.cache_clear()
+                object_store.store_of.cache_clear()
                 row = _measure("S3 by proxy", url, batch, records)
                 row |= {"latency_ms": latency, "requests": proxy.num_requests - before}
                 results.append(row)
                 os.environ["AWS_ENDPOINT_URL"] = address
-                storage._store.cache_clear()
+                object_store.store_of.cache_clear()
         proxy.close()
     title = f"{images} JPEG images of {_PIXELS}x{_PIXELS} pixels, {_NUM_LINES * images} lines of "
     title += f"text, batch {batch}"

@@ -8,9 +8,6 @@ each cloud.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
 import io
 import os
 import re
@@ -18,12 +15,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from pipelines.errors import DataError
+from pipelines.object_store import (
+    NUM_ATTEMPTS,
+    RETRY_SECONDS,
+    TransferError,
+    library,
+    repeated,
+    store_of,
+    translated,
+)
+from pipelines.object_store import ChangedError as ChangedError
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -32,50 +39,11 @@ _Item = TypeVar("_Item")
 _SCHEMES = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss://", "memory://")
 #: Bytes requested at a time when a file is read sequentially.
 _BUFFER_BYTES = 4 << 20
-#: Attempts of a request whose answer ends early, beyond the retries of obstore.
-_NUM_ATTEMPTS = 4
-#: A request that failed is not repeated after this time: so long may a server be unreachable.
-RETRY_SECONDS = 120.0
-#: Options of every HTTP client. A stalled connection fails after `read_timeout` and is retried.
-CLIENT_OPTIONS: dict[str, Any] = {"connect_timeout": "10s", "read_timeout": "20s"}
-RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
-
-#: What a request does, and the permission that it needs, by the first letter of the URL's scheme.
-_Action = Literal["read", "list", "write", "delete"]
-_PERMISSIONS: dict[str, dict[_Action, str]] = {
-    "s": {
-        "read": "s3:GetObject",
-        "list": "s3:ListBucket",
-        "write": "s3:PutObject",
-        "delete": "s3:DeleteObject",
-    },
-    "g": {
-        "read": "storage.objects.get",
-        "list": "storage.objects.list",
-        "write": "storage.objects.create and storage.objects.delete",
-        "delete": "storage.objects.delete",
-    },
-    "a": {
-        "read": "Storage Blob Data Reader",
-        "list": "Storage Blob Data Reader",
-        "write": "Storage Blob Data Contributor",
-        "delete": "Storage Blob Data Contributor",
-    },
-}
-
 #: Parts of a file that are transferred at the same time, and the smallest size of a part. Object
 #: stores take at most 10,000 parts. The memory of a transfer is the product of the two.
 _NUM_PARTS, _PART_BYTES, _MAX_PARTS = 4, 8 << 20, 9_000
 #: Small files that `in_order` reads at the same time.
 _NUM_READ_AHEAD = 32
-
-
-class _TransferError(DataError):
-    """A transfer failed in spite of the retries of obstore."""
-
-
-class ChangedError(DataError):
-    """A conditional write was refused, because the object has another version."""
 
 
 class Version(NamedTuple):
@@ -139,9 +107,9 @@ class RemotePath:
 
     def is_dir(self) -> bool:
         """Returns whether there are objects in this folder."""
-        return _repeated(
+        return repeated(
             self,
-            lambda: any(len(c) for c in _obstore().list(self._store, self._key or None)),
+            lambda: any(len(c) for c in library().list(self._store, self._key or None)),
             "list",
         )
 
@@ -159,11 +127,11 @@ class RemotePath:
 
     def mark(self) -> tuple[int, str]:
         """Returns the size and a mark of the contents. Raises `FileNotFoundError` if missing."""
-        return _repeated(self, lambda: _mark(_obstore().head(self._store, self._key)))
+        return repeated(self, lambda: _mark(library().head(self._store, self._key)))
 
     def read_bytes(self) -> bytes:
         """Returns the contents. Raises `FileNotFoundError` if the object is missing."""
-        return _repeated(self, lambda: bytes(_obstore().get(self._store, self._key).bytes()))
+        return repeated(self, lambda: bytes(library().get(self._store, self._key).bytes()))
 
     def read_range(self, begin: int, end: int) -> bytes:
         """Returns the bytes from `begin` to `end`, fewer if the object ends before.
@@ -171,12 +139,12 @@ class RemotePath:
         An answer that is cut off is requested again.
         """
         deadline = time.monotonic() + RETRY_SECONDS
-        for attempt in range(_NUM_ATTEMPTS):
+        for attempt in range(NUM_ATTEMPTS):
             try:
-                with _translated(self):
-                    data = bytes(_obstore().get_range(self._store, self._key, start=begin, end=end))
-            except _TransferError:
-                if attempt + 1 == _NUM_ATTEMPTS or time.monotonic() > deadline:
+                with translated(self):
+                    data = bytes(library().get_range(self._store, self._key, start=begin, end=end))
+            except TransferError:
+                if attempt + 1 == NUM_ATTEMPTS or time.monotonic() > deadline:
                     raise
             else:
                 if len(data) == end - begin or self.num_bytes() < end:
@@ -188,12 +156,12 @@ class RemotePath:
         """Returns the contents and what identifies them in `replace`."""
 
         def read() -> Version:
-            answer = _obstore().get(self._store, self._key)
+            answer = library().get(self._store, self._key)
             return Version(
                 bytes(answer.bytes()), answer.meta["last_modified"], _identity(answer.meta)
             )
 
-        return _repeated(self, read)
+        return repeated(self, read)
 
     def write_bytes(self, data: bytes, *, overwrite: bool = True) -> dict[str, str]:
         """Writes the object atomically, and returns the identity of the version.
@@ -202,11 +170,11 @@ class RemotePath:
             FileExistsError: The object exists, and `overwrite` is false.
         """
         if overwrite:
-            return _repeated(
-                self, lambda: _identity(_obstore().put(self._store, self._key, data)), "write"
+            return repeated(
+                self, lambda: _identity(library().put(self._store, self._key, data)), "write"
             )
-        with _translated(self, "write"):
-            return _identity(_obstore().put(self._store, self._key, data, mode="create"))
+        with translated(self, "write"):
+            return _identity(library().put(self._store, self._key, data, mode="create"))
 
     def replace(self, data: bytes, identity: dict[str, str]) -> dict[str, str]:
         """Writes the object if it still has a version, and returns the identity of the new one.
@@ -215,8 +183,8 @@ class RemotePath:
             ChangedError: The object has another version, or is missing.
         """
         try:
-            with _translated(self, "write"):
-                return _identity(_obstore().put(self._store, self._key, data, mode=identity))
+            with translated(self, "write"):
+                return _identity(library().put(self._store, self._key, data, mode=identity))
         except FileNotFoundError:
             raise ChangedError(f"{self} was deleted") from None
 
@@ -227,7 +195,7 @@ class RemotePath:
         """
         part = max(_PART_BYTES, -(-file.stat().st_size // _MAX_PARTS))
         options = {"chunk_size": part, "max_concurrency": _NUM_PARTS}
-        _repeated(self, lambda: _obstore().put(self._store, self._key, file, **options), "write")
+        repeated(self, lambda: library().put(self._store, self._key, file, **options), "write")
 
     def download(self, file: Path) -> None:
         """Copies the object to a local file, in parts, with bounded memory."""
@@ -255,7 +223,7 @@ class RemotePath:
         """
         if target._store is not self._store:
             raise DataError(f"{target}: expected a path in the bucket of {self}")
-        _repeated(self, lambda: _obstore().copy(self._store, self._key, target._key), "write")
+        repeated(self, lambda: library().copy(self._store, self._key, target._key), "write")
 
     def delete_below(self, names: Iterable[str]) -> None:
         """Deletes objects of this folder, in the given order.
@@ -269,7 +237,7 @@ class RemotePath:
     def unlink(self, missing_ok: bool = False) -> None:
         """Deletes the object."""
         try:
-            _repeated(self, lambda: _obstore().delete(self._store, self._key), "delete")
+            repeated(self, lambda: library().delete(self._store, self._key), "delete")
         except FileNotFoundError:
             if not missing_ok:
                 raise
@@ -277,7 +245,7 @@ class RemotePath:
     def open(self, mode: str = "rb") -> BinaryIO:
         """Opens the object for reading (`rb`) or, as a streaming upload, for writing (`wb`)."""
         if mode == "wb":
-            with _translated(self, "write"):
+            with translated(self, "write"):
                 return cast(BinaryIO, _Upload(self))
         return cast(BinaryIO, io.BufferedReader(_Reader(self), _BUFFER_BYTES))
 
@@ -292,16 +260,16 @@ class RemotePath:
         def listed() -> dict[str, tuple[int, str]]:
             return {
                 entry["path"].removeprefix(prefix): _mark(entry)
-                for chunk in _obstore().list(self._store, self._key or None)
+                for chunk in library().list(self._store, self._key or None)
                 for entry in chunk
             }
 
-        return _repeated(self, listed, "list")
+        return repeated(self, listed, "list")
 
     @property
     def _store(self) -> Any:
         parts = urlsplit(self._url)
-        return _store(f"{parts.scheme}://{parts.netloc}")
+        return store_of(f"{parts.scheme}://{parts.netloc}")
 
     @property
     def _key(self) -> str:
@@ -417,7 +385,7 @@ class _Upload:
 
     def __init__(self, path: RemotePath) -> None:
         self._path = path
-        self._writer = _obstore().open_writer(path._store, path._key)
+        self._writer = library().open_writer(path._store, path._key)
 
     def __enter__(self) -> _Upload:
         return self
@@ -428,53 +396,14 @@ class _Upload:
 
     def write(self, data: bytes) -> int:
         """Appends data."""
-        with _translated(self._path, "write"):
+        with translated(self._path, "write"):
             self._writer.write(data)
         return len(data)
 
     def close(self) -> None:
         """Completes the upload."""
-        with _translated(self._path, "write"):
+        with translated(self._path, "write"):
             self._writer.close()
-
-
-def _obstore() -> Any:
-    try:
-        importlib.import_module("obstore.exceptions")
-        return importlib.import_module("obstore")
-    except ImportError:
-        raise DataError(
-            "reading and writing URLs requires obstore: pip install 'tfdist[cloud]'"
-        ) from None
-
-
-@functools.cache
-def _store(root: str) -> Any:
-    """Returns the store of a bucket, one per process. Stores in memory live as long as it does."""
-    _obstore()
-    stores = importlib.import_module("obstore.store")
-    if root.startswith("memory://"):
-        return stores.MemoryStore()
-    client, options = dict(CLIENT_OPTIONS), {}
-    if root.startswith(("s3://", "s3a://")):
-        options = _profile_credentials()
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        if endpoint:
-            options["endpoint"] = endpoint
-            client["allow_http"] = endpoint.startswith("http://")
-    with _translated(root):
-        return stores.from_url(root, client_options=client, retry_config=RETRY, **options)
-
-
-def _profile_credentials() -> dict[str, Any]:
-    """Returns the credentials of `AWS_PROFILE`, which obstore does not read itself."""
-    if not os.environ.get("AWS_PROFILE"):
-        return {}
-    try:
-        provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider()
-    except ImportError:
-        raise DataError("AWS_PROFILE requires boto3: pip install boto3") from None
-    return {"credential_provider": provider}
 
 
 def _mark(facts: Mapping[str, Any]) -> tuple[int, str]:
@@ -483,46 +412,3 @@ def _mark(facts: Mapping[str, Any]) -> tuple[int, str]:
 
 def _identity(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: facts[name] for name in ("e_tag", "version") if facts.get(name)}
-
-
-def _repeated(
-    path: RemotePath, request: Callable[[], _Result], action: _Action = "read"
-) -> _Result:
-    """Returns the result of a request that may be repeated; does so if a transfer breaks off."""
-    end = time.monotonic() + RETRY_SECONDS
-    for attempt in range(_NUM_ATTEMPTS - 1):
-        try:
-            with _translated(path, action):
-                return request()
-        except _TransferError:
-            if time.monotonic() > end:
-                raise
-        time.sleep(0.1 * 2**attempt)
-    with _translated(path, action):
-        return request()
-
-
-@contextlib.contextmanager
-def _translated(path: RemotePath | str, action: _Action = "read") -> Iterator[None]:
-    """Turns errors of obstore into `DataError` of one line, and names the missing permission."""
-    errors = _obstore().exceptions
-    try:
-        yield
-    except FileNotFoundError:
-        raise FileNotFoundError(2, "No such object", str(path)) from None
-    except errors.AlreadyExistsError:
-        raise FileExistsError(17, "The object exists already", str(path)) from None
-    except errors.PreconditionError:
-        raise ChangedError(f"{path} was changed by another process") from None
-    except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-        needed = _PERMISSIONS.get(str(path)[:1], {}).get(action, f"to {action} objects")
-        raise DataError(
-            f"{path}: permission denied ({_first_line(error)}). Set the credentials of the cloud, "
-            f"and grant them {needed} for this path."
-        ) from None
-    except errors.BaseError as error:
-        raise _TransferError(f"{path}: {_first_line(error)}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -95,11 +95,12 @@ def link_outside(index: Index, files: Sequence[AnyPath], directory: AnyPath) -> 
         DataError: A file with the name of the link exists already.
     """
     for shard, path in zip(index.shards, files, strict=True):
-        link = directory / shard.name
-        if not isinstance(path, Path) or not isinstance(link, Path):
-            if path != link:
-                cast(RemotePath, path).copy_to(cast(RemotePath, link))
+        if isinstance(path, RemotePath) or isinstance(directory, RemotePath):
+            copy = cast(RemotePath, directory / shard.name)
+            if path != copy:
+                cast(RemotePath, path).copy_to(copy)
             continue
+        link = directory / shard.name
         if link.exists() and link.samefile(path):
             continue
         try:

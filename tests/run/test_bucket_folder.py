@@ -156,7 +156,7 @@ def test_bucket_that_refuses_writes_stops_the_run_before_it_trains(
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{url}/a" in line
     assert message in line
-    assert "grant them reading and listing" in line
+    assert "grant them s3:PutObject" in line
     proxy.fault = lambda method, path: ""
     assert not buckets.remote(url).sizes()
 

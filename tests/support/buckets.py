@@ -17,7 +17,7 @@ from typing import Literal
 
 import pytest
 
-from pipelines import storage
+from pipelines import object_store, storage
 
 #: What happens to a request: nothing, a status, a connection that is closed in the middle of the
 #: answer, or one that stays silent.
@@ -68,13 +68,13 @@ def through_proxy(address: str, patch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     for name, value in ENVIRONMENT.items():
         patch.setenv(name, value)
     patch.setenv("AWS_ENDPOINT_URL", proxy.address)
-    patch.setitem(storage.CLIENT_OPTIONS, "read_timeout", "1s")
-    storage._store.cache_clear()
+    patch.setitem(object_store.CLIENT_OPTIONS, "read_timeout", "1s")
+    object_store.store_of.cache_clear()
     try:
         yield proxy
     finally:
         proxy.close()
-        storage._store.cache_clear()
+        object_store.store_of.cache_clear()
 
 
 def remote(url: str) -> storage.RemotePath:

@@ -1,0 +1,136 @@
+"""Connections to object stores: obstore's stores, requests that are repeated, and their errors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+from pipelines.errors import DataError
+
+_Result = TypeVar("_Result")
+
+#: Attempts of a request whose answer ends early, beyond the retries of obstore.
+NUM_ATTEMPTS = 4
+#: A request that failed is not repeated after this time: so long may a server be unreachable.
+RETRY_SECONDS = 120.0
+#: Options of every HTTP client. A stalled connection fails after `read_timeout` and is retried.
+CLIENT_OPTIONS: dict[str, Any] = {"connect_timeout": "10s", "read_timeout": "20s"}
+RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+
+#: What a request does, and the permission that it needs, by the first letter of the URL's scheme.
+Action = Literal["read", "list", "write", "delete"]
+_PERMISSIONS: dict[str, dict[Action, str]] = {
+    "s": {
+        "read": "s3:GetObject",
+        "list": "s3:ListBucket",
+        "write": "s3:PutObject",
+        "delete": "s3:DeleteObject",
+    },
+    "g": {
+        "read": "storage.objects.get",
+        "list": "storage.objects.list",
+        "write": "storage.objects.create and storage.objects.delete",
+        "delete": "storage.objects.delete",
+    },
+    "a": {
+        "read": "Storage Blob Data Reader",
+        "list": "Storage Blob Data Reader",
+        "write": "Storage Blob Data Contributor",
+        "delete": "Storage Blob Data Contributor",
+    },
+}
+
+
+class TransferError(DataError):
+    """A transfer failed in spite of the retries of obstore."""
+
+
+class ChangedError(DataError):
+    """A conditional write was refused, because the object has another version."""
+
+
+def library() -> Any:
+    """Imports obstore, and returns it."""
+    try:
+        importlib.import_module("obstore.exceptions")
+        return importlib.import_module("obstore")
+    except ImportError:
+        raise DataError(
+            "reading and writing URLs requires obstore: pip install 'tfdist[cloud]'"
+        ) from None
+
+
+@functools.cache
+def store_of(root: str) -> Any:
+    """Returns the store of a bucket, one per process. Stores in memory live as long as it does."""
+    library()
+    stores = importlib.import_module("obstore.store")
+    if root.startswith("memory://"):
+        return stores.MemoryStore()
+    client, options = dict(CLIENT_OPTIONS), {}
+    if root.startswith(("s3://", "s3a://")):
+        options = _profile_credentials()
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        if endpoint:
+            options["endpoint"] = endpoint
+            client["allow_http"] = endpoint.startswith("http://")
+    with translated(root):
+        return stores.from_url(root, client_options=client, retry_config=RETRY, **options)
+
+
+def _profile_credentials() -> dict[str, Any]:
+    """Returns the credentials of `AWS_PROFILE`, which obstore does not read itself."""
+    if not os.environ.get("AWS_PROFILE"):
+        return {}
+    try:
+        provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider()
+    except ImportError:
+        raise DataError("AWS_PROFILE requires boto3: pip install boto3") from None
+    return {"credential_provider": provider}
+
+
+def repeated(path: object, request: Callable[[], _Result], action: Action = "read") -> _Result:
+    """Returns the result of a request that may be repeated; does so if a transfer breaks off."""
+    end = time.monotonic() + RETRY_SECONDS
+    for attempt in range(NUM_ATTEMPTS - 1):
+        try:
+            with translated(path, action):
+                return request()
+        except TransferError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.1 * 2**attempt)
+    with translated(path, action):
+        return request()
+
+
+@contextlib.contextmanager
+def translated(path: object, action: Action = "read") -> Iterator[None]:
+    """Turns errors of obstore into `DataError` of one line, and names the missing permission."""
+    errors = library().exceptions
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(2, "No such object", str(path)) from None
+    except errors.AlreadyExistsError:
+        raise FileExistsError(17, "The object exists already", str(path)) from None
+    except errors.PreconditionError:
+        raise ChangedError(f"{path} was changed by another process") from None
+    except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
+        needed = _PERMISSIONS.get(str(path)[:1], {}).get(action, f"to {action} objects")
+        raise DataError(
+            f"{path}: permission denied ({_first_line(error)}). Set the credentials of the cloud, "
+            f"and grant them {needed} for this path."
+        ) from None
+    except errors.BaseError as error:
+        raise TransferError(f"{path}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
