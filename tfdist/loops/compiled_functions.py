@@ -26,7 +26,7 @@ from tfdist.step.reductions import ReductionProbe
 from tfdist.step.row_independence import full_batch_reason
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.base import ReplicaSync, Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.upstream.keras_losses import seeds_of_compiled
 from tfdist.upstream.keras_model import compile_config
@@ -60,8 +60,8 @@ class CompiledFunctions:
         self._scalings: list[Scaling] = []
         self._accumulations: list[GradientAccumulation] = []
         self._custom_steps = CustomSteps(model, strategy, options)
-        # The ids of variables, and what re-synchronizes them.
-        self._frequent_sync: tuple[list[int], Callable[[], None]] | None = None
+        # The ids of the variables, and the object that re-synchronizes them.
+        self._frequent_sync: tuple[list[int], ReplicaSync] | None = None
 
     def train(self, data: DataHandler) -> StepsFn:
         """Returns the inner loop of training; a new one if the model was compiled again."""
@@ -84,8 +84,8 @@ class CompiledFunctions:
         """Re-synchronizes the replicas after user code may have changed the model."""
         self._strategy.sync_copies(self._all_variables())
 
-    def frequent_sync(self) -> Callable[[], None]:
-        """Returns a faster `sync_copies` for the present variables, which were synced before."""
+    def frequent_sync(self) -> ReplicaSync:
+        """Returns a faster `sync_copies` for repeated calls; the variables must be in sync now."""
         variables = self._all_variables()
         ids = [id(v) for v in variables]
         if self._frequent_sync is None or self._frequent_sync[0] != ids:
@@ -196,13 +196,14 @@ class CompiledFunctions:
                 stacklevel=7,
             )
         steps = strategy.compile(step, model.run_eagerly, data.may_end, data.own_rows)
+        as_tensor = functools.lru_cache(maxsize=8)(tf.constant)
 
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Logs]:
             before_call()
             try:
                 # Inside, or a lost process would be reported as bad data.
                 with strategy.translate_errors():
-                    result, logs = steps(iterator, tf.constant(num_steps))
+                    result, logs = steps(iterator, as_tensor(num_steps))
             except TfdistError:
                 raise
             except tf.errors.ResourceExhaustedError as error:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from tfdist.loops.callbacks import may_change_model
 from tfdist.loops.compiled_functions import CompiledFunctions, Loop, StepsFn
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.steps_per_call import StepsPerCall, StepsPerCallCache, wants_every_batch
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.base import ReplicaSync, Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.watchdog.watchdog import Watchdog
 
@@ -87,20 +88,33 @@ class Observer:
 
 
 class KerasCallbacks(Observer):
-    """Keras callbacks. They see each call as one batch, its last one, and may stop the loop."""
+    """Keras callbacks. They see each call as one batch, its last one, and may stop the loop.
+
+    Args:
+        loop: Keras's name of the loop.
+        callbacks: The callbacks.
+        model: The model that they may stop.
+        watching: Returns a context that notes how callbacks change the model.
+    """
 
     def __init__(
-        self, loop: Loop, callbacks: keras.callbacks.CallbackList, model: keras.Model
+        self,
+        loop: Loop,
+        callbacks: keras.callbacks.CallbackList,
+        model: keras.Model,
+        watching: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._begin = getattr(callbacks, f"on_{loop}_batch_begin")
         self._end = getattr(callbacks, f"on_{loop}_batch_end")
-        self._model, self._stop = model, STOP[loop]
+        self._model, self._stop, self._watching = model, STOP[loop], watching
 
     def begin_call(self, step: int) -> None:
-        self._begin(step)
+        with self._watching():
+            self._begin(step)
 
     def end_call(self, call: Call) -> None:
-        self._end(call.last_step, call.logs)
+        with self._watching():
+            self._end(call.last_step, call.logs)
 
     def wants_to_stop(self) -> bool:
         return getattr(self._model, self._stop)
@@ -118,13 +132,21 @@ class CopySync(Observer):
         self._functions, self._after_batches = functions, after_batches
 
     def begin_epoch(self, data: DataHandler) -> None:
-        self._calls, self._sync = 0, self._functions.sync_copies
+        self._frequent: ReplicaSync | None = None
+        self._calls = 0
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Returns a context that notes which variables the callbacks of a batch may change."""
+        return nullcontext() if self._frequent is None else self._frequent.watching()
 
     def begin_call(self, step: int) -> None:
-        if self._calls == 1 and self._after_batches:
-            self._sync = self._functions.frequent_sync()
-        if self._calls == 0 or self._after_batches:
-            self._sync()
+        if self._frequent is not None:
+            self._frequent.sync_changed()
+        elif self._calls == 0 or self._after_batches:
+            # Also after the first call, whose callbacks ran before `watching` noted anything.
+            self._functions.sync_copies()
+            if self._calls:
+                self._frequent = self._functions.frequent_sync()
         self._calls += 1
 
 
@@ -243,12 +265,13 @@ class OuterLoop:
         changes_model = any(
             wants_every_batch(c, loop) and may_change_model(c) for c in callbacks.callbacks
         )
+        copy_sync = CopySync(self.functions, changes_model)
         return [
             WatchdogMark(self.watchdog, of),
             *before,
-            KerasCallbacks(loop, callbacks, self.model),
+            KerasCallbacks(loop, callbacks, self.model, copy_sync.watching),
             *after,
-            CopySync(self.functions, changes_model),
+            copy_sync,
             WatchdogMark(self.watchdog, of, " and its callbacks"),
         ]
 

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import keras
 import numpy as np
@@ -40,6 +40,31 @@ ReplicaFn = Callable[[int], Any]
 UnevenData = Literal["stop", "pad", "refuse"]
 
 _WIRE_DTYPES = MappingProxyType({"fp16": tf.float16, "bf16": tf.bfloat16})
+
+
+class ReplicaSync(Protocol):
+    """Keeps the replicas' variables equal while user code runs between training steps."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Returns a context that notes which variables the code inside may change."""
+
+    def sync_changed(self) -> None:
+        """Updates the other replicas, at least for the variables that changed in `watching`."""
+
+
+class FullReplicaSync:
+    """A `ReplicaSync` that updates every variable each time.
+
+    Args:
+        sync: Updates all variables on all replicas.
+    """
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        self.sync_changed = sync
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Returns a context that notes nothing."""
+        return nullcontext()
 
 
 class Strategy(ABC):
@@ -327,13 +352,13 @@ class Strategy(ABC):
         """
         del variables
 
-    def frequent_sync(self, variables: Sequence[keras.Variable]) -> Callable[[], None]:
-        """Returns a function that does what `sync_copies` does, and is faster if called often.
+    def frequent_sync(self, variables: Sequence[keras.Variable]) -> ReplicaSync:
+        """Returns a faster alternative to `sync_copies` for repeated calls.
 
         Args:
             variables: As for `sync_copies`, which was called with them before.
         """
-        return functools.partial(self.sync_copies, variables)
+        return FullReplicaSync(functools.partial(self.sync_copies, variables))
 
     def check_table(self, table: keras.Variable) -> None:
         """Checks that a variable with sparse gradients can be trained.

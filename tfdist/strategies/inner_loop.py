@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.strategies import clock
 from tfdist.strategies.batches import Element, Share, combined_checksum
+from tfdist.upstream.tensorflow_calls import RepeatedCalls
 from tfdist.upstream.tensorflow_graphs import free_with
 
 
@@ -111,7 +112,7 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
 
     function = tf.function(run, reduce_retracing=True, autograph=False)
     free_with(function, graphs)
-    return function
+    return RepeatedCalls(function)
 
 
 def _next(iterator: Any, end: End | None) -> tuple[Any, tf.Tensor, tf.Tensor]:

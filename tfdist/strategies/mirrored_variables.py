@@ -11,13 +11,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_variables import share_identity
+from tfdist.upstream.tensorflow_calls import ChangesOfVariables
 
+#: Assigning up to this many variables one by one is faster than a compiled function for all.
+_FEW = 8
 _NAME = "_tfdist_copies"  # attribute of a variable with its copies, which live as long as it does
 _local = threading.local()
 
@@ -52,7 +56,7 @@ def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
     """Gives the copies on devices the values of the variables, and creates missing copies.
 
     Call it outside of any graph. It assigns one by one, which takes some 20 microseconds each;
-    `compiled_sync` is faster for those who sync before every step.
+    `FrequentSync` is faster for those who sync before every step.
 
     Args:
         variables: Initialized variables.
@@ -68,24 +72,44 @@ def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
                 by_device[device] = _created(plain, value, device)
 
 
-def compiled_sync(variables: Sequence[keras.Variable]) -> Callable[[], None]:
-    """Returns a compiled function that gives all copies the values of the variables.
+class FrequentSync:
+    """Copies the variables that user code changed to the other devices, before every step.
 
-    Tracing it takes as long as a hundred calls of `sync`, and it keeps the variables alive.
+    Keeps the variables alive.
 
     Args:
-        variables: Initialized variables, whose copies exist.
+        variables: Initialized variables that are in sync on all devices.
+        devices: The devices to copy to.
     """
 
-    def run() -> None:
-        for variable in variables:
+    def __init__(self, variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
+        self._variables, self._devices = list(variables), list(devices)
+        self._changes = ChangesOfVariables([variable.value for variable in variables])
+        self._all: Callable[[], Any] | None = None
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Returns a context that notes which variables the code inside may change."""
+        return self._changes.watching()
+
+    def sync_changed(self) -> None:
+        """Copies the variables that may have changed since the last call."""
+        changed = [self._variables[number] for number in self._changes.take()]
+        if len(changed) <= _FEW:
+            sync(changed, self._devices)
+            return
+        if self._all is None:
+            # Looking up a concrete function in a tf.function takes as long as copying. Tracing
+            # takes as long as a hundred calls of `sync`, so it waits until it is needed.
+            function = tf.function(self._sync_all, autograph=False)
+            self._all = function.get_concrete_function()
+        self._all()
+
+    def _sync_all(self) -> None:
+        for variable in self._variables:
             value = variable.value.read_value()
             for device, copy in copies_of(variable.value).items():
                 with tf.device(device):
                     copy.assign(value, read_value=False)
-
-    # A concrete function, because tf.function takes as long to find it as the copies take.
-    return tf.function(run, autograph=False).get_concrete_function()
 
 
 def _created(variable: tf.Variable, value: tf.Tensor, device: str) -> tf.Variable:

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_dtype, fused, wire_dtype
 from tfdist.strategies import batches
-from tfdist.strategies.base import ReplicaFn, Strategy
-from tfdist.strategies.mirrored_variables import compiled_sync, on_device, read_local, sync
+from tfdist.strategies.base import ReplicaFn, ReplicaSync, Strategy
+from tfdist.strategies.mirrored_variables import FrequentSync, on_device, read_local, sync
 from tfdist.upstream.input_data import OnDevices
 
 
@@ -53,10 +53,9 @@ class TFDistribute(Strategy):
     def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
         sync(variables, [device for device in self._copies if device])
 
-    def frequent_sync(self, variables: Sequence[keras.Variable]) -> Callable[[], None]:
-        if not any(self._copies):
-            return super().frequent_sync(variables)
-        return compiled_sync(variables)
+    def frequent_sync(self, variables: Sequence[keras.Variable]) -> ReplicaSync:
+        devices = [device for device in self._copies if device]
+        return FrequentSync(variables, devices) if devices else super().frequent_sync(variables)
 
     @property
     def _is_handed_out(self) -> bool:

@@ -1,0 +1,106 @@
+"""Eager calls: faster repeated calls of functions, and which variables a call may change."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+
+from tfdist.upstream.patching import replaced
+
+#: Operations that take a variable's handle and only read the variable.
+_READERS = frozenset(
+    {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape"}
+)
+#: TensorFlow's Python code runs every eager operation and function through these.
+_ENTRIES = ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
+
+
+class RepeatedCalls:
+    """Calls a `tf.function` of an iterator and a number; a repeated call skips the search for it.
+
+    At each call, a `tf.function` derives the types of all arguments to look up the concrete
+    function, which takes as long as a step of a small network. The same iterator always leads to
+    the same concrete function, so `ConcreteFunction._call_flat` can call it directly.
+
+    Args:
+        function: Its arguments are an iterator and an int32 scalar.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        # For each iterator, the concrete function and the iterator's tensors; None after the first
+        # call, which traces if necessary.
+        self._known: MutableMapping[Any, tuple[Any, list[tf.Tensor]] | None]
+        self._known = weakref.WeakKeyDictionary()
+        self.get_concrete_function = function.get_concrete_function
+
+    def __call__(self, iterator: Any, number: tf.Tensor) -> Any:
+        if tf.config.functions_run_eagerly() or not tf.executing_eagerly():
+            return self._function(iterator, number)
+        if iterator not in self._known:
+            result = self._function(iterator, number)
+            self._known[iterator] = None
+            return result
+        known = self._known[iterator]
+        if known is None:
+            concrete = self._function.get_concrete_function(iterator, number)
+            bound = concrete.function_type.bind(iterator, number)
+            *tensors, _ = concrete.function_type.unpack_inputs(bound)
+            self._known[iterator] = known = concrete, tensors
+        concrete, tensors = known
+        return concrete._call_flat([*tensors, number], concrete.captured_inputs)
+
+
+class ChangesOfVariables:
+    """Finds the variables that eager code may have changed.
+
+    An operation or function can change only variables that it receives, as such or as handles.
+    Every operation that receives one counts as a change, unless it only reads. To see the
+    operations, `watching` replaces the entry points of TensorFlow's runtime in `pywrap_tfe`.
+
+    Args:
+        variables: The variables. They are kept alive, because others could reuse their ids.
+    """
+
+    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+        self._alive = [(variable, variable.handle) for variable in variables]
+        self._numbers = {id(one): n for n, pair in enumerate(self._alive) for one in pair}
+        self._found: set[int] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notes changes by any thread while the block runs."""
+        entries = [(name, getattr(pywrap_tfe, name)) for name in _ENTRIES]
+        first, second, third = [(name, self._noting(entry)) for name, entry in entries]
+        with (
+            replaced(pywrap_tfe, *first),
+            replaced(pywrap_tfe, *second),
+            replaced(pywrap_tfe, *third),
+        ):
+            yield
+
+    def take(self) -> list[int]:
+        """Returns the indices of the variables that may have changed since the last call."""
+        found, self._found = sorted(self._found), set()
+        return found
+
+    def _noting(self, execute: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            # The second argument is the name of the operation, or its device before the name.
+            if _READERS.isdisjoint(arguments[1:3]):
+                self._note(arguments[3:])
+            return execute(*arguments)
+
+        return call
+
+    def _note(self, arguments: Sequence[Any]) -> None:
+        for argument in arguments:
+            for one in argument if isinstance(argument, (list, tuple)) else (argument,):
+                number = self._numbers.get(id(one))
+                if number is not None:
+                    self._found.add(number)
