@@ -1,8 +1,6 @@
-"""Divides shards among input pipelines, and each pipeline's part into blocks of records.
+"""Divides what one pipeline reads into blocks of records.
 
-The division is disjoint, complete and even. Each pipeline gets the same number of whole files. The
-remaining files, fewer than pipelines, are concatenated and cut into one run of records per
-pipeline. A block, the unit of reading and shuffling, is a short run of records in one file.
+A block, the unit of reading and shuffling, is a short run of records in one file.
 """
 
 from __future__ import annotations
@@ -14,77 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines import storage
-from pipelines.format.index import Index, Shard
+from pipelines.format.index import Index
+from pipelines.reading.division import ShardRange
 from pipelines.storage import AnyPath
-
-
-class ShardRange(NamedTuple):
-    """Records `start` to `stop` of one shard."""
-
-    shard: Shard
-    start: int
-    stop: int
-
-    @property
-    def num_records(self) -> int:
-        """Number of records in the range."""
-        return self.stop - self.start
-
-
-def ranges_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list[ShardRange]:
-    """Returns the part of the shards that one pipeline reads.
-
-    Args:
-        shards: All shards, in the same order on every pipeline.
-        num_pipelines: Number of pipelines that divide them.
-        pipeline: Number of this pipeline, from 0.
-
-    Returns:
-        Ranges that are not empty. Over all pipelines they contain every record exactly once.
-
-    Raises:
-        ValueError: `pipeline` is not less than `num_pipelines`.
-    """
-    if not 0 <= pipeline < num_pipelines:
-        raise ValueError(f"pipeline: expected 0 to {num_pipelines - 1}, got {pipeline}")
-    num_whole = len(shards) - len(shards) % num_pipelines
-    whole, divided = shards[:num_whole], shards[num_whole:]
-    quotas = _quotas(
-        [sum(s.num_records for s in whole[i::num_pipelines]) for i in range(num_pipelines)],
-        sum(s.num_records for s in divided),
-    )
-    start = sum(quotas[:pipeline])
-    ranges = [ShardRange(shard, 0, shard.num_records) for shard in whole[pipeline::num_pipelines]]
-    ranges += _run(divided, start, start + quotas[pipeline])
-    return [of_shard for of_shard in ranges if of_shard.num_records]
-
-
-def _quotas(held: Sequence[int], rest: int) -> list[int]:
-    """Returns how many of `rest` records each pipeline gets to even out what all of them hold."""
-    for num_filled in range(len(held), 0, -1):
-        # The pipelines with the fewest records are filled to one level, the others get none.
-        filled = sorted(range(len(held)), key=lambda i: held[i])[:num_filled]
-        level, extra = divmod(sum(held[i] for i in filled) + rest, num_filled)
-        if level >= held[filled[-1]]:
-            break
-    quotas = [0] * len(held)
-    for i in filled:
-        quotas[i] = level - held[i]
-    for i in sorted(filled)[:extra]:
-        quotas[i] += 1
-    return quotas
-
-
-def _run(shards: Sequence[Shard], start: int, stop: int) -> list[ShardRange]:
-    """Returns records `start` to `stop` of concatenated shards."""
-    ranges, begin = [], 0
-    for shard in shards:
-        end = begin + shard.num_records
-        if begin < stop and start < end:
-            ranges.append(ShardRange(shard, max(start - begin, 0), min(stop, end) - begin))
-        begin = end
-    return ranges
-
 
 #: Size of a block. Smaller blocks have more overhead, larger ones shuffle less well.
 _LEAST_BYTES, _MOST_BYTES = 64 * 1024, 1024 * 1024

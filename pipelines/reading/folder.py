@@ -17,14 +17,8 @@ from pipelines.format import offsets
 from pipelines.format.index import Index, check_shards, load_index
 from pipelines.reading import order
 from pipelines.reading.block_reader import Skipped, block_reader, in_parallel, sequential_reader
-from pipelines.reading.blocks import (
-    Reader,
-    Records,
-    ShardRange,
-    blocks_of,
-    ranges_of,
-    records_per_block,
-)
+from pipelines.reading.blocks import Reader, Records, blocks_of, records_per_block
+from pipelines.reading.division import ShardRange, ranges_of
 from pipelines.reading.range_cache import caching
 from pipelines.reading.read_ahead import Fetch
 from pipelines.reading.remote_reader import fetch_range, remote_reader, remote_sequential_reader

@@ -169,8 +169,14 @@ class References:
 
 
 @functools.cache
+def expected(name: str) -> Result:
+    """Returns the reference result of a case."""
+    return one_device(feeds.laid_out(of_known_length(CASES[name])))
+
+
+@functools.cache
 def references(name: str) -> References:
-    """Returns the references of a case. One model, traced once, computes all of them."""
+    """Returns all references of a case. One model, traced once, computes all of them."""
     case = of_known_length(CASES[name])
     half, permuted = (feeds.laid_out(one(case)) for one in (feeds.half_lost, feeds.permuted))
     whole, model = feeds.laid_out(case), case.build()

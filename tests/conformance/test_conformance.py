@@ -27,7 +27,7 @@ PARAMETERS = [
 
 @pytest.mark.parametrize(("name", "strategy", "num_replicas"), PARAMETERS)
 def test_equals_one_device(
-    name: str, strategy: str, num_replicas: int, references: Callable[[str], engines.References]
+    name: str, strategy: str, num_replicas: int, expected: Callable[[str], results.Result]
 ) -> None:
     """Weights, history, evaluation and step counts match the reference."""
     case = CASES[name]
@@ -37,7 +37,7 @@ def test_equals_one_device(
         if not engines.may_refuse(case, strategy, num_replicas):
             raise
         return
-    differences = results.compare(result, references(name).expected, case)
+    differences = results.compare(result, expected(name), case)
     assert not differences, "\n".join(map(str, differences))
 
 

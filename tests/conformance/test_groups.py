@@ -53,7 +53,7 @@ def test_equals_one_device_on_every_worker(
     layout: Layout,
     name: str,
     group_of: Callable[[Layout], Group],
-    references: Callable[[str], engines.References],
+    expected: Callable[[str], results.Result],
 ) -> None:
     case, group = CASES[name], group_of(layout)
     try:
@@ -62,5 +62,5 @@ def test_equals_one_device_on_every_worker(
         if not engines.may_refuse(case, layout.strategy):
             raise
         return
-    differences = results.compare(result, references(name).expected, case)
+    differences = results.compare(result, expected(name), case)
     assert not differences, "\n".join(map(str, differences))

@@ -78,7 +78,7 @@ def judge(question: Question) -> Verdict:
     elif isinstance(case, Program):
         reference = program_engines.reference(case.name)
     else:
-        reference = engines.references(case.name).expected
+        reference = engines.expected(case.name)
     try:
         if plain:
             result = engines.keras_mirrored(case, num_replicas)

@@ -7,7 +7,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.support import gpus
 from tfdist.cluster.mpi_library import Mpi
 from tfdist.doctor import processes
 from tfdist.doctor.check import Check
@@ -83,6 +82,8 @@ def test_reports_the_controllers_of_horovod() -> None:
 def test_horovod_without_nccl_on_gpus_names_what_its_build_needs(
     absent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tests.support import gpus  # imports TensorFlow, which the other tests do not need
+
     gpus.install(monkeypatch, 2, None)
     monkeypatch.setattr(cuda, "missing", lambda wanted: absent)
     found = {check.name: check for check in processes._horovod(OPEN_MPI)}

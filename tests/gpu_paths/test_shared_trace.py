@@ -33,4 +33,4 @@ def test_matches_one_device(name: str) -> None:
     with gpus_listed(), replaced(SharedTrace, "_trace", keep), xla_on_demand():
         result = engines.tfdist(CASES[name], "mirrored traced once", 2)
     assert any(one and not one.is_optimized for one in traced)
-    assert not results.compare(result, engines.references(name).expected, CASES[name])
+    assert not results.compare(result, engines.expected(name), CASES[name])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from tests.cluster.test_mpi_library import program
 from tfdist.errors import InstallError
@@ -55,6 +54,8 @@ def test_cuda_wheels_are_insufficient(host: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_suggests_packages_for_the_cuda_version_of_tensorflow() -> None:
+    import tensorflow as tf
+
     version = tf.sysconfig.get_build_info().get("cuda_version", "12.5")
     assert "-".join(version.split(".")[:2]) == cuda.CUDA
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from tfdist.install_horovod import versions
 
@@ -28,6 +27,8 @@ def horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_reads_the_tensorflow_version_without_import() -> None:
+    import tensorflow as tf
+
     assert versions.tensorflow() == tf.__version__
 
 

@@ -44,6 +44,12 @@ def two_models(make: Any) -> tuple[list[float], list[np.ndarray], float, float]:
     return losses, weights, random.random(), float(np.random.rand())
 
 
+@pytest.fixture(scope="module")
+def plain() -> tuple[list[float], list[np.ndarray], float, float]:
+    """What `two_models` returns for plain Keras."""
+    return two_models(build_with_input)
+
+
 def test_model_without_an_input_is_initialized_as_in_plain_keras() -> None:
     found = two_models(lambda: Trainer(build(), "mirrored", devices=2))
     np.testing.assert_allclose(found[0], two_models(build)[0], rtol=1e-5)
@@ -51,9 +57,10 @@ def test_model_without_an_input_is_initialized_as_in_plain_keras() -> None:
 
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored", "sharded"])
 @pytest.mark.parametrize("argument", ["function", "model"])
-def test_second_model_is_initialized_as_in_plain_keras(argument: str, strategy: str) -> None:
+def test_second_model_is_initialized_as_in_plain_keras(
+    argument: str, strategy: str, plain: tuple[list[float], list[np.ndarray], float, float]
+) -> None:
     devices = 1 if strategy == "one_device" else 2
-    plain = two_models(build_with_input)
     found = two_models(
         lambda: Trainer(
             build_with_input if argument == "function" else build_with_input(),

@@ -15,6 +15,6 @@ pytestmark = pytest.mark.processes
 def test_single_worker_matches_one_device(via: str) -> None:
     with Group(Layout("multi_worker", 1, num_devices=2, via=via)) as group:
         for name in ("uneven-batches", "embedding"):
-            expected = engines.references(name).expected
+            expected = engines.expected(name)
             differences = results.compare(group.train(name), expected, CASES[name])
             assert not differences, "\n".join(map(str, differences))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.format.index import Shard
-from pipelines.reading.blocks import ranges_of
+from pipelines.reading.division import ranges_of
 
 
 def shards_of(counts: list[int]) -> list[Shard]:
