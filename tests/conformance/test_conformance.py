@@ -13,6 +13,8 @@ from tests.conformance import engines, results, selection
 from tests.conformance.cases import CASES
 from tfdist.errors import TfdistError
 
+CHECK = pytest.mark.check
+
 # Ordered by strategy, so that two pytest-xdist processes do not compute the same references.
 PARAMETERS = [
     pytest.param(
@@ -41,9 +43,17 @@ def test_equals_one_device(
     assert not differences, "\n".join(map(str, differences))
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "central_storage", "towers"])
 @pytest.mark.parametrize(
-    "name", ["small-batches", "several-losses-dict", "masked-steps", "convolution"]
+    "strategy", ["mirrored", pytest.param("central_storage", marks=CHECK), "towers"]
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "small-batches",
+        "masked-steps",
+        pytest.param("several-losses-dict", marks=CHECK),
+        pytest.param("convolution", marks=CHECK),
+    ],
 )
 def test_predicts_as_one_device(name: str, strategy: str) -> None:
     """`predict` returns outputs for exactly the given rows, in order; no batch divides evenly."""
