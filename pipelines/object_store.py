@@ -17,11 +17,10 @@ _Result = TypeVar("_Result")
 
 #: Attempts of a request whose answer ends early, beyond the retries of obstore.
 NUM_ATTEMPTS = 4
-#: A request that failed is not repeated after this time: so long may a server be unreachable.
-RETRY_SECONDS = 120.0
 #: Options of every HTTP client. A stalled connection fails after `read_timeout` and is retried.
 CLIENT_OPTIONS: dict[str, Any] = {"connect_timeout": "10s", "read_timeout": "20s"}
-RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+#: A request that failed is not repeated after `retry_timeout`: so long may a server be unreachable.
+RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
 
 #: What a request does, and the permission that it needs, by the first letter of the URL's scheme.
 Action = Literal["read", "list", "write", "delete"]
@@ -95,9 +94,14 @@ def _profile_credentials() -> dict[str, Any]:
     return {"credential_provider": provider}
 
 
+def deadline() -> float:
+    """Returns until when a request that begins now is repeated, by `time.monotonic`."""
+    return time.monotonic() + float(RETRY["retry_timeout"].total_seconds())
+
+
 def repeated(path: object, request: Callable[[], _Result], action: Action = "read") -> _Result:
     """Returns the result of a request that may be repeated; does so if a transfer breaks off."""
-    end = time.monotonic() + RETRY_SECONDS
+    end = deadline()
     for attempt in range(NUM_ATTEMPTS - 1):
         try:
             with translated(path, action):

@@ -23,8 +23,8 @@ from urllib.parse import unquote, urlsplit
 from pipelines.errors import DataError
 from pipelines.object_store import (
     NUM_ATTEMPTS,
-    RETRY_SECONDS,
     TransferError,
+    deadline,
     library,
     repeated,
     store_of,
@@ -138,13 +138,13 @@ class RemotePath:
 
         An answer that is cut off is requested again.
         """
-        deadline = time.monotonic() + RETRY_SECONDS
+        last = deadline()
         for attempt in range(NUM_ATTEMPTS):
             try:
                 with translated(self):
                     data = bytes(library().get_range(self._store, self._key, start=begin, end=end))
             except TransferError:
-                if attempt + 1 == NUM_ATTEMPTS or time.monotonic() > deadline:
+                if attempt + 1 == NUM_ATTEMPTS or time.monotonic() > last:
                     raise
             else:
                 if len(data) == end - begin or self.num_bytes() < end:

@@ -5,6 +5,7 @@ This module imports TensorFlow only where it packs, so that `--help` answers at 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -24,12 +25,18 @@ _DESCRIPTION = """Packs a data set into TFRecord shards with an index. After an 
 again with the same options to continue where it stopped."""
 
 
+#: Flags with a value that a job of one part does not get.
+_FLAGS_OF_PARTS = ("--part", "--via", "--print-slurm", "--print-k8s", "--image")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    return command_line.run(_parser(), _pack, arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    return command_line.run(_parser(), functools.partial(_pack, words), words)
 
 
 def _pack(
+    arguments: Sequence[str],
     src: str,
     dest: str,
     kind: str,
@@ -38,13 +45,27 @@ def _pack(
     num_shards: int | None = None,
     num_workers: int | None = None,
     shuffle: bool = True,
+    via: str = "processes",
     part: str | None = None,
     finish: bool = False,
+    print_slurm: int | None = None,
+    print_k8s: int | None = None,
+    image: str | None = None,
     **of_source: object,
 ) -> None:
+    from pipelines.pack import parts
     from pipelines.pack.packing import pack, plan_of
-    from pipelines.pack.work_folder import Part
+    from pipelines.pack.parts import Part
 
+    rest = parts.without(arguments, _FLAGS_OF_PARTS)
+    if print_slurm:
+        print(parts.slurm_script(rest, print_slurm), end="")
+        return
+    if print_k8s:
+        print(parts.kubernetes_job(rest, print_k8s, image), end="")
+        return
+    if via == "ray" and num_workers:
+        raise DataError("--num-workers: does not apply to --via ray, which uses all free cores")
     chosen = Part.parse(part) if part else None
     if chosen and finish:
         raise DataError("--finish: publishes the shards of all parts; omit --part")
@@ -63,6 +84,7 @@ def _pack(
             num_workers or parallel_tasks.default_num_workers(),
             part=chosen,
             finish=finish,
+            by_ray=via == "ray",
         )
     except KeyboardInterrupt:
         print("stopped: run the same command again to continue from here", file=sys.stderr)
@@ -108,18 +130,37 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--num-workers", type=PositiveInt, metavar="N", help="processes; default: one per core"
     )
-    parser.add_argument(
+    _add_flags_of_parts(parser)
+    _add_source_flags(parser)
+    return parser
+
+
+def _add_flags_of_parts(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("several machines")
+    group.add_argument(
         "--part",
         metavar="I/N",
-        help="write only the shards of part I of N; several machines can pack one data set",
+        help="write only the shards of part I of N; 'auto' or 'auto/N' takes I from Slurm's array "
+        "job, Kubernetes' indexed job, tfdist.launch or mpirun",
     )
-    parser.add_argument(
+    group.add_argument(
         "--finish",
         action="store_true",
         help="publish the shards of all parts, or report which are missing",
     )
-    _add_source_flags(parser)
-    return parser
+    group.add_argument(
+        "--via",
+        choices=["processes", "ray"],
+        default="processes",
+        help="ray: write on all machines of a Ray cluster, which need to reach SRC and DEST",
+    )
+    group.add_argument(
+        "--print-slurm", type=PositiveInt, metavar="N", help="print an array job of N parts"
+    )
+    group.add_argument(
+        "--print-k8s", type=PositiveInt, metavar="N", help="print an indexed job of N parts"
+    )
+    group.add_argument("--image", help="container image of --print-k8s")
 
 
 def _add_source_flags(parser: ArgumentParser) -> None:

@@ -20,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pipelines import storage
-from pipelines.console import parallel_tasks
+from pipelines.console import parallel_tasks, ray_tasks
 from pipelines.errors import DataError
 from pipelines.format.examples import encode
 from pipelines.format.index import Index, Shard
 from pipelines.format.record_file import Compression
-from pipelines.pack.work_folder import Part, WorkFolder, work_folder
+from pipelines.pack.parts import Part
+from pipelines.pack.work_folder import WorkFolder, work_folder
 from pipelines.sources import open_source
 from pipelines.sources.source import Options, Source
 from pipelines.storage import AnyPath
@@ -121,6 +122,7 @@ def pack(
     *,
     part: Part | None = None,
     finish: bool = False,
+    by_ray: bool = False,
 ) -> Index | None:
     """Packs examples into a folder of shards, unless it already contains them.
 
@@ -131,6 +133,7 @@ def pack(
         part: Write the shards of this part only. Whichever process finds that all shards exist
             publishes the folder.
         finish: Write nothing, and publish the shards of all parts.
+        by_ray: Whether the cores of a Ray cluster write, instead of processes of this machine.
 
     Returns:
         The index of the folder, or None if shards of other parts are missing.
@@ -155,7 +158,7 @@ def pack(
     with _full_disk_explained(directory), work.lock(part):
         work.prepare(plan.to_json(), part)
         if not finish:
-            _write_missing(plan, work, num_workers, part)
+            _write_missing(plan, work, num_workers, part, by_ray)
         names = [shard_name(i, plan.num_shards) for i in range(plan.num_shards)]
         shards = [work.finished(name) for name in names]
         if missing := [name for name, shard in zip(names, shards, strict=True) if shard is None]:
@@ -174,7 +177,9 @@ def pack(
         return work.publish(index, plan.index_fields())
 
 
-def _write_missing(plan: Plan, work: WorkFolder, num_workers: int, part: Part | None) -> None:
+def _write_missing(
+    plan: Plan, work: WorkFolder, num_workers: int, part: Part | None, by_ray: bool
+) -> None:
     """Writes the shards, of all or of one part, that are not finished."""
     names = {i: shard_name(i, plan.num_shards) for i in range(plan.num_shards)}
     if part:
@@ -184,8 +189,12 @@ def _write_missing(plan: Plan, work: WorkFolder, num_workers: int, part: Part | 
         for i, name in names.items()
         if work.finished(name) is None
     ]
+    write = functools.partial(_write_shard, plan.source, plan.compression, work)
+    if by_ray:
+        ray_tasks.run(write, tasks)
+        return
     parallel_tasks.run(
-        functools.partial(_write_shard, plan.source, plan.compression, work),
+        write,
         tasks,
         num_workers=num_workers,
         description=f"packing {len(tasks)} of {len(names)} shards",

@@ -16,7 +16,6 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
 
 import numpy as np
 from pydantic import ValidationError
@@ -25,35 +24,11 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.index import INDEX_NAME, Index, Shard
+from pipelines.pack.parts import Part
 from pipelines.storage import AnyPath, RemotePath
 from pipelines.writing.publish import PACKING, found_in, index_json, publish, write_whole
 
 _PLAN = "plan.json"
-
-
-class Part(NamedTuple):
-    """One of several parts of a data set that are packed separately.
-
-    Attributes:
-        number: Number of the file, from 0.
-        num_parts: Number of all parts.
-    """
-
-    number: int
-    num_parts: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parses `3/16`, the third of sixteen.
-
-        Raises:
-            DataError: The text is not a part.
-        """
-        number, slash, num_parts = text.partition("/")
-        with contextlib.suppress(ValueError):
-            if slash and 1 <= int(number) <= int(num_parts):
-                return cls(int(number) - 1, int(num_parts))
-        raise DataError(f"--part: expected a part such as 3/16, got {text!r}")
 
 
 class WorkFolder(abc.ABC):

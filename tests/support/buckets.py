@@ -1,16 +1,28 @@
-"""An S3 server as a process of its own, and a proxy before it that delays and breaks answers."""
+"""Object stores as processes of their own, and a proxy before them that breaks answers.
+
+The S3 server is `moto`. Azure's emulator `azurite` and the S3 server `s3rver`, both from npm, keep
+objects on disk, so that they can be killed and started again. No emulator of Google Cloud Storage
+has the requests that obstore sends. Instead, `moto` stands in for it: its S3 requests have the
+same form, and the proxy translates conditions on generations to conditions on ETags.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import hmac
 import http.client
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
@@ -19,56 +31,127 @@ import pytest
 
 from pipelines import object_store, storage
 
-#: What happens to a request: nothing, a status, a connection that is closed in the middle of the
-#: answer, or one that stays silent.
-Fault = Literal["", "403", "500", "503", "507", "cut", "stall"]
+#: What happens to a request: nothing, a status, a connection that is closed before or in the middle
+#: of the answer, or one that stays silent.
+Fault = Literal["", "403", "500", "503", "507", "close", "cut", "stall"]
+#: Schemes of URLs that tests use.
+Cloud = Literal["s3", "az", "gs"]
 ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_ACCESS_KEY_ID": "S3RVER",  # the only one that `s3rver` knows
+    "AWS_SECRET_ACCESS_KEY": "S3RVER",
     "AWS_REGION": "us-east-1",
+    "AZURE_STORAGE_USE_EMULATOR": "true",
 }
+#: The account of Azure's emulator, which everybody knows.
+_ACCOUNT = "devstoreaccount1"
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _SECONDS_TO_START = 60.0
+
+
+class Server:
+    """An object store as a process of its own.
+
+    Args:
+        program: `moto`, or a program on the PATH: `azurite-blob` or `s3rver`.
+        folder: Where the others than `moto` keep their objects.
+
+    Attributes:
+        address: Its address.
+    """
+
+    def __init__(self, program: str, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}"
+        self._command = {
+            "moto": [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", f"{port}"],
+            "azurite-blob": [
+                *("azurite-blob", "--silent", "--skipApiVersionCheck", "--location", f"{folder}"),
+                *("--blobHost", "127.0.0.1", "--blobPort", f"{port}"),
+            ],
+            "s3rver": ["s3rver", "-s", "-d", f"{folder}", "-a", "127.0.0.1", "-p", f"{port}"],
+        }[program]
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, also again, and waits until it answers."""
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        end = time.monotonic() + _SECONDS_TO_START
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.address}/moto-api/", timeout=5).close()
+                return
+            except urllib.error.HTTPError:
+                return  # of a server that does not know this page
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError(f"did not start: {self._command}") from None
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        """Kills it (SIGKILL)."""
+        self._process.kill()
+        self._process.wait(30)
 
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
-    """Runs a server and yields its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
+    """Runs an S3 server and yields its address."""
+    server = Server("moto", Path())
     try:
-        end = time.monotonic() + _SECONDS_TO_START
-        while True:
-            try:
-                urllib.request.urlopen(f"{address}/moto-api/", timeout=5).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"the S3 server did not start: {command}") from None
-                time.sleep(0.1)
-        yield address
+        yield server.address
     finally:
-        process.terminate()
-        process.wait(30)
+        server.kill()
+
+
+def require(program: str) -> None:
+    """Skips a test if a server is not installed."""
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program} on the PATH: npm install {program.partition('-')[0]}")
 
 
 def create_bucket(address: str, name: str) -> None:
-    """Creates a bucket."""
+    """Creates a bucket of S3."""
     request = urllib.request.Request(f"{address}/{name}", method="PUT")
     urllib.request.urlopen(request, timeout=30).close()
+
+
+def create_container(address: str, name: str) -> None:
+    """Creates a container of Azure's emulator. Signs the request: obstore has none for this."""
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    listed = "".join(f"{key}:{value}\n" for key, value in headers.items())
+    text = "PUT" + "\n" * 12 + f"{listed}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
+    digest = hmac.digest(base64.b64decode(_KEY), text.encode(), hashlib.sha256)
+    signature = base64.b64encode(digest).decode()
+    headers["Authorization"] = f"SharedKey {_ACCOUNT}:{signature}"
+    request = urllib.request.Request(
+        f"{address}/{_ACCOUNT}/{name}?restype=container", b"", headers, method="PUT"
+    )
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+def endpoints(address: str) -> dict[str, str]:
+    """Returns the variables that make a server the endpoint of all clouds."""
+    google = f'{{"gcs_base_url": "{address}", "disable_oauth": true, "client_email": "", '
+    google += '"private_key": "", "private_key_id": ""}'
+    return ENVIRONMENT | {
+        "AWS_ENDPOINT_URL": address,
+        "AZURITE_BLOB_STORAGE_URL": address,
+        "GOOGLE_SERVICE_ACCOUNT_KEY": google,
+    }
 
 
 @contextlib.contextmanager
 def through_proxy(address: str, patch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Runs a proxy before a server, and makes it the endpoint of this process."""
     proxy = Proxy(address)
-    for name, value in ENVIRONMENT.items():
+    for name, value in endpoints(proxy.address).items():
         patch.setenv(name, value)
-    patch.setenv("AWS_ENDPOINT_URL", proxy.address)
     patch.setitem(object_store.CLIENT_OPTIONS, "read_timeout", "1s")
+    patch.setitem(object_store.CLIENT_OPTIONS, "allow_http", True)
     object_store.store_of.cache_clear()
     try:
         yield proxy
@@ -142,6 +225,9 @@ class Proxy:
         self._ended.wait(self.delay)
         if fault == "stall":
             self._ended.wait(60)
+        if fault == "close":
+            request.close_connection = True
+            return
         if fault and fault != "cut":
             request.send_response(int(fault) if fault.isdecimal() else 503)
             request.send_header("Content-Length", "0")
@@ -149,9 +235,12 @@ class Proxy:
             return
         connection = http.client.HTTPConnection(self._target, timeout=60)
         try:
-            connection.request(request.command, request.path, body, dict(request.headers))
+            connection.request(request.command, request.path, body, _for_s3(request.headers))
             answer = connection.getresponse()
             data = answer.read()
+        except (OSError, http.client.HTTPException):  # the server was killed
+            request.close_connection = True
+            return
         finally:
             connection.close()
         request.send_response(answer.status)
@@ -160,6 +249,9 @@ class Proxy:
                 if name.lower() == "content-length" and request.command != "HEAD":
                     value = str(len(data))
                 request.send_header(name, value)
+        if tag := answer.getheader("ETag"):  # hexadecimal digits in S3
+            with contextlib.suppress(ValueError):
+                request.send_header("x-goog-generation", str(int(tag.strip('"').split("-")[0], 16)))
         if answer.getheader("Content-Length") is None:
             request.send_header("Content-Length", str(len(data)))
         request.end_headers()
@@ -168,3 +260,16 @@ class Proxy:
             request.close_connection = True
             return
         request.wfile.write(data)
+
+
+def _for_s3(headers: Mapping[str, str]) -> dict[str, str]:
+    """Returns the headers of a request, with those of Google Cloud Storage translated to S3's."""
+    translated = {}
+    for name, value in headers.items():
+        if name.lower() == "x-goog-copy-source":
+            name = "x-amz-copy-source"
+        elif name.lower() == "x-goog-if-generation-match":
+            name = "If-None-Match" if value == "0" else "If-Match"
+            value = "*" if value == "0" else f'"{int(value):032x}"'
+        translated[name] = value
+    return translated

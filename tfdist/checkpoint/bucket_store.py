@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -63,6 +64,9 @@ class BucketStore(Store):
     def finish(self) -> None:
         try:
             if self._waiting is not None:
+                line = f"Uploading the last checkpoint to {self.folder} again. This may take "
+                line += "minutes: a server that does not answer is given up after two."
+                print(line, file=sys.stderr, flush=True)
                 self._upload(self._waiting)
         except OSError as error:
             waiting = self._keep_waiting()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
-from pipelines import storage
+from pipelines import DataError, storage
 from pipelines.pack.__main__ import main as pack
 from pipelines.pack.packing import packed
+from pipelines.pack.parts import Part
 
 SOURCE = [f"line {i}\n" for i in range(100)]
 OPTIONS = ["--num-shards", "7", "--seed", "3", "--num-workers", "1"]
@@ -89,3 +92,73 @@ def test_packing_to_a_url_at_once(source: str, tmp_path: Path) -> None:
     assert contents(url) == on_one_machine(source, tmp_path)
     assert "offsets.npz" in storage.RemotePath(url).sizes()
     assert packed(source, url, num_shards=7, seed=3, num_workers=1) == index
+
+
+ENVIRONMENTS: list[tuple[str, list[dict[str, str]]]] = [
+    ("auto", [{"SLURM_ARRAY_TASK_ID": str(i), "SLURM_ARRAY_TASK_COUNT": "2"} for i in range(2)]),
+    ("auto/2", [{"JOB_COMPLETION_INDEX": str(i)} for i in range(2)]),
+    ("auto", [{"OMPI_COMM_WORLD_RANK": str(i), "OMPI_COMM_WORLD_SIZE": "2"} for i in range(2)]),
+    ("auto", [{"SLURM_PROCID": str(i), "SLURM_NTASKS": "2"} for i in range(2)]),
+    (
+        "auto",
+        [
+            {
+                "TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", '
+                f'"index": {i}}}}}'
+            }
+            for i in range(2)
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "environments"), ENVIRONMENTS)
+def test_part_follows_from_the_index_of_the_process(
+    text: str, environments: list[dict[str, str]]
+) -> None:
+    assert [Part.parse(text, environ) for environ in environments] == [Part(0, 2), Part(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "message"),
+    [
+        ("auto", {}, "found none of their variables"),
+        ("auto", {"JOB_COMPLETION_INDEX": "0"}, "got 0 and no number"),
+        # A task of an array of 16 that is submitted again alone.
+        ("auto", {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "1"}, "--part auto/16"),
+    ],
+)
+def test_unknown_parts_are_explained(text: str, environ: dict[str, str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Part.parse(text, environ)
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable"),
+    [("--print-slurm", "SLURM_ARRAY_TASK_ID"), ("--print-k8s", "JOB_COMPLETION_INDEX")],
+)
+def test_printed_jobs_pack_the_data_set(
+    source: str,
+    tmp_path: Path,
+    flag: str,
+    variable: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dest = str(tmp_path / "packed $(NAME)")
+    assert pack([source, dest, *OPTIONS, flag, "3"]) == 0
+    printed = capsys.readouterr().out
+    if flag == "--print-slurm":
+        assert "#SBATCH --array=0-2\n" in printed
+        command = shlex.split(printed.splitlines()[-1])[1:]
+    else:
+        job = yaml.safe_load(printed)
+        assert job["spec"]["completions"] == job["spec"]["parallelism"] == 3
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        # The kubelet leaves `$$(NAME)` as `$(NAME)`.
+        command = [word.replace("$$", "$") for word in container["command"]]
+    assert command[:3] == ["python", "-m", "pipelines.pack"]
+    for number in range(3):
+        monkeypatch.setenv(variable, str(number))
+        assert pack(command[3:]) == 0
+    assert contents(dest) == on_one_machine(source, tmp_path)

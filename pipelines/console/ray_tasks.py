@@ -1,0 +1,52 @@
+"""Runs independent tasks in a Ray cluster, as `parallel_tasks` does on this machine."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipelines.console.parallel_tasks import Advance, Result, Task
+from pipelines.errors import DataError
+
+#: A task is repeated this often if its machine dies.
+_NUM_RETRIES = 3
+
+
+def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> list[Result]:
+    """Calls a function for each task, on as many cores as the cluster has.
+
+    Args:
+        function: A picklable function, sent once to each machine.
+        tasks: Picklable arguments, one per call.
+
+    Returns:
+        The results in the order of the tasks.
+
+    Raises:
+        DataError: Ray is not installed, or its cluster failed.
+        Exception: The first exception that a task raised. The other tasks are canceled.
+    """
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        raise DataError("--via ray requires Ray: pip install 'tfdist[ray]'") from None
+    # Uses the cluster of RAY_ADDRESS or of this machine, and otherwise starts one.
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+
+    @ray.remote(max_retries=_NUM_RETRIES)
+    def call(function: Callable[[Task, Advance], Result], task: Task) -> Result:
+        return function(task, lambda num_records: None)
+
+    shared = ray.put(function)
+    running = [call.remote(shared, task) for task in tasks]
+    try:
+        results: list[Result] = ray.get(running)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise DataError(f"--via ray: {str(error).partition('.')[0]}; run it again") from None
+    finally:
+        for one in running:
+            ray.cancel(one)
+    return results
