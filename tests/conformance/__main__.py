@@ -43,7 +43,16 @@ def _arguments() -> argparse.Namespace:
         metavar="FILE",
         help="update the table in this file after every result, and keep its other cells",
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--quick", action="store_true", help="of the programs, only those that `make check` runs"
+    )
+    parser.add_argument(
+        "--missing", action="store_true", help="skip what already has a cell in the file of --write"
+    )
+    arguments = parser.parse_args()
+    if arguments.missing and not arguments.write:
+        parser.error("--missing needs --write, the file whose empty cells are to be filled.")
+    return arguments
 
 
 def _questions(arguments: argparse.Namespace) -> list[Question]:
@@ -67,6 +76,8 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     cases = TABLES[arguments.table] if arguments.table else ALL_CASES
     found = []
     for case in arguments.case or cases:
+        if arguments.quick and case in PROGRAMS and not PROGRAMS[case].quick:
+            continue
         engines = arguments.strategy or (ENGINES if case in CASES else STRATEGIES)
         for engine in engines:
             if case in CASES:
@@ -105,7 +116,11 @@ def main() -> int:
             markup=False,
         )
 
-    verdicts = run_all(_questions(arguments), arguments.jobs, report)
+    questions = _questions(arguments)
+    if arguments.missing:
+        done = {cell for name in TABLES for cell in existing_table.answered(before, name, ENGINES)}
+        questions = [q for q in questions if (q.case, q.engine) not in done]
+    verdicts = run_all(questions, arguments.jobs, report)
     if arguments.json:
         print(json.dumps(table.records(verdicts), indent=1))
     for asked in TABLES.values():

@@ -104,6 +104,9 @@ REFUSED = {
     "pipeline over TensorFlow": _REFUSED_BY_PIPELINE,
     "tensor_parallel": _PROGRAMS_REFUSED_WHEN_SHARDED,
     "sharded parameters": _PROGRAMS_REFUSED_WHEN_SHARDED | _TABLES_REFUSED_WHEN_SHARDED,
+    "sharded parameters over processes": (
+        _PROGRAMS_REFUSED_WHEN_SHARDED | _TABLES_REFUSED_WHEN_SHARDED
+    ),
 }
 
 

@@ -24,19 +24,43 @@ def merge(text: str, name: str, engines: Iterable[str], new: table.Verdicts) -> 
     Raises:
         ValueError: If the table was made with another number of replicas, or with several.
     """
+    number, known = _read(text, name, engines)
+    if not known:
+        return new
+    if not number.isdecimal() or table.num_replicas(new) not in ("1", number):
+        raise ValueError(f"The table was made over {number} replicas. Rerun all columns.")
+    known |= {(q.case, q.engine): (q, verdict) for q, verdict in new.items()}
+    order = list(ALL_CASES)
+    return dict(sorted(known.values(), key=lambda pair: order.index(pair[0].case)))
+
+
+def answered(text: str, name: str, engines: Iterable[str]) -> set[tuple[str, str]]:
+    """Returns the cases and engines that have a cell in an existing table.
+
+    Args:
+        text: Text of the README.
+        name: Name of the table.
+        engines: Engines that the columns may belong to.
+    """
+    return set(_read(text, name, engines)[1])
+
+
+def _read(
+    text: str, name: str, engines: Iterable[str]
+) -> tuple[str, dict[tuple[str, str], tuple[Question, Verdict]]]:
+    """Returns the number of replicas of an existing table, and its verdicts by case and engine."""
     found = re.search(rf"<!-- {name}:begin -->\n(.+?)<!-- {name}:end -->", text, re.DOTALL)
     if found is None or not found[1].strip():
-        return new
+        return "", {}
     caption, *lines = [line for line in found[1].splitlines() if line]
-    number, own = caption.rpartition(", over ")[2].split(" replicas.")[0], table.num_replicas(new)
-    if not number.isdecimal() or own not in ("1", number):
-        raise ValueError(f"The table was made over {number} replicas. Rerun all columns.")
+    number = caption.rpartition(", over ")[2].split(" replicas.")[0]
     titles, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
     by_title = {table.title(engine): engine for engine in engines}
     cases = {case.feature: key for key, case in ALL_CASES.items()}
-    known = {
+    num_replicas = int(number) if number.isdecimal() else 0
+    return number, {
         (cases[feature], by_title[title]): (
-            Question(cases[feature], by_title[title], int(number)),
+            Question(cases[feature], by_title[title], num_replicas),
             _verdict(cell),
         )
         for feature, *cells in rows
@@ -44,9 +68,6 @@ def merge(text: str, name: str, engines: Iterable[str], new: table.Verdicts) -> 
         for title, cell in zip(titles[1:], cells, strict=True)
         if cell
     }
-    known |= {(q.case, q.engine): (q, verdict) for q, verdict in new.items()}
-    order = list(ALL_CASES)
-    return dict(sorted(known.values(), key=lambda pair: order.index(pair[0].case)))
 
 
 def _verdict(cell: str) -> Verdict:

@@ -57,6 +57,15 @@ def test_merge_keeps_existing_cells() -> None:
         existing_table.merge(first, "name", engines, VERDICTS)
 
 
+def test_answered_cells_are_read_from_an_existing_table() -> None:
+    text = "<!-- name:begin -->\n{}\n<!-- name:end -->\n"
+    some = [Question("auc", KERAS, 2), Question("accumulate", "towers", 2)]
+    written = text.format(table.markdown({question: VERDICTS[question] for question in some}))
+    answered = existing_table.answered(written, "name", (KERAS, "towers"))
+    assert answered == {("auc", KERAS), ("accumulate", "towers")}
+    assert not existing_table.answered(text.format(""), "name", (KERAS,))
+
+
 def test_records_are_json() -> None:
     first = json.loads(json.dumps(table.records(VERDICTS)))[0]
     assert first["case"] == "auc"
