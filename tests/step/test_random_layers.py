@@ -105,15 +105,29 @@ def test_one_device_draws_what_keras_draws() -> None:
     np.testing.assert_allclose(draws("dropout", 3, "one_device", 1), drawn, rtol=1e-6)
 
 
-def test_dropout_in_xla_draws_the_rows_of_one_device() -> None:
+class TruncatedNoise(layers.Layer):
+    """Adds truncated normal numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(3)
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + keras.random.truncated_normal(ops.shape(inputs), seed=self.seed)
+
+
+@pytest.mark.check
+def test_xla_draws_the_rows_of_one_device() -> None:
     def build() -> keras.Model:
         keras.utils.set_random_seed(0)
-        random = layers.Dropout(0.5, seed=3)
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(5), random, layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+        random = [create(seed) for seed, create in enumerate(LAYERS.values())]
+        model = keras.Sequential(
+            [keras.Input((6,)), layers.Dense(5), *random, TruncatedNoise(), layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.SGD(0.001), "mse", jit_compile=True)
         return model
 
-    x = np.random.default_rng(0).normal(size=(9, 6)).astype("float32")
+    x = np.random.default_rng(0).normal(size=(13, 6)).astype("float32")
     plain = build()
     plain.fit(x, x[:, :1], batch_size=9, epochs=2, shuffle=False, verbose=0)
     trainer = tfdist.Trainer(build, strategy="mirrored", devices=2)
@@ -138,6 +152,27 @@ def test_numbers_that_cannot_be_split_by_row_are_logged(caplog: pytest.LogCaptur
     x = np.ones((8, 4), "float32")
     tfdist.Trainer(build, devices=2).fit(x, x, batch_size=8, verbose=0)
     assert "Each replica draws its own random numbers of shape (None, 4)" in caplog.text
+
+
+class Stateful(layers.Layer):
+    """Draws with TensorFlow's stateful functions."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + tf.random.normal(tf.shape(inputs)) + tf.random.uniform([4])
+
+
+def test_stateful_draws_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), Stateful()])
+        model.compile("sgd", "mse")
+        return model
+
+    x = np.ones((8, 4), "float32")
+    tfdist.Trainer(build, devices=1).fit(x, x, batch_size=8, verbose=0)
+    assert not caplog.text
+    tfdist.Trainer(build, devices=2).fit(x, x, batch_size=8, verbose=0)
+    assert "draws its own numbers with tf.random.normal" in caplog.text
+    assert "draws its own numbers with tf.random.uniform" in caplog.text
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -26,6 +26,7 @@ from tfdist.upstream.tensorflow_random import (
     Sampler,
     leads_by_rows,
     samplers_called_by,
+    stateful_samplers_noted,
     static_shape,
 )
 
@@ -47,6 +48,7 @@ def draws_of_one_device() -> Iterator[None]:
     """Makes random numbers in a replica's step those that one device draws for the same rows."""
     with ExitStack() as stack:
         stack.enter_context(samplers_called_by(_draw))
+        stack.enter_context(stateful_samplers_noted(_warn_of_stateful))
         for name in _BY_SHAPE:
             sampler = getattr(tf.random, name)
             stack.enter_context(
@@ -64,12 +66,7 @@ def _draw(sampler: Sampler, shape: Any, key: tf.Tensor, counter: tf.Tensor) -> t
     if replica is None or by_rows is False:
         return sampler.draw(shape, key=key, counter=counter)
     if by_rows and replica.in_xla and not sampler.is_uniform:
-        _log.warning(
-            "Each replica draws its own random numbers of shape %s, because XLA draws the rows of "
-            "a batch in another order. For the numbers of one device, use jit_compile=False.",
-            static_shape(shape),
-        )
-        by_rows = None
+        return _rows_of_whole(sampler, tf.convert_to_tensor(shape), key, counter, replica)
     if by_rows is None:
         return sampler.draw(shape, key=_own_key(key, replica), counter=counter)
     return _rows(sampler, tf.convert_to_tensor(shape), key, counter, replica)
@@ -95,12 +92,31 @@ def _comes_from_batch(shape: Any, replica: Replica | None) -> bool | None:
     if known[0] is not None:
         return False
     if (by_rows := leads_by_rows(tf.convert_to_tensor(shape))) is None:
-        _log.warning(
-            "Each replica draws its own random numbers of shape %s, because their leading size was "
-            "not recognized as a multiple of the batch's rows. Results differ from one device.",
-            known,
+        _warn(
+            replica,
+            f"Each replica draws its own random numbers of shape {known}, because their leading "
+            "size was not recognized as a multiple of the batch's rows. Results differ from one "
+            "device.",
         )
     return by_rows
+
+
+def _warn_of_stateful(name: str) -> None:
+    """Warns of numbers that depend on how often an operation has run, here on each replica."""
+    replica = replicas.current()
+    if replica is not None and replica.num_microbatches > 1 and not tf.executing_eagerly():
+        _warn(
+            replica,
+            f"Each replica draws its own numbers with {name}, which keeps a state for each "
+            "operation. Results differ from one device. Use keras.random or tf.random.stateless_* "
+            "instead.",
+        )
+
+
+def _warn(replica: Replica, message: str) -> None:
+    """Logs a warning, once for all replicas."""
+    if not (isinstance(replica.index, int) and replica.index):
+        _log.warning(message)
 
 
 def _rows(
@@ -119,6 +135,21 @@ def _rows(
         return sampler.draw(shape, key=key, counter=counter)  # every row begins a group
     flat = sampler.draw([size + group - 1], key=key, counter=counter)
     return tf.reshape(tf.slice(flat, [first % group], [size]), shape)
+
+
+def _rows_of_whole(
+    sampler: Sampler, shape: tf.Tensor, key: tf.Tensor, counter: tf.Tensor, replica: Replica
+) -> tf.Tensor:
+    """Draws the global batch's numbers, and returns a microbatch's rows of them.
+
+    XLA computes normal numbers in pairs whose distance depends on the size of the draw, so that no
+    counter gives the later rows alone.
+    """
+    begin, size, total = _span(shape[0], replica)
+    key = _shifted(key, tf.cast(replica.first_row, tf.int64) // OWN_ROWS_APART)
+    whole = sampler.draw(tf.concat([[total], shape[1:]], 0), key=key, counter=counter)
+    starts = tf.concat([[begin], tf.zeros_like(shape[1:])], 0)
+    return tf.slice(whole, starts, tf.concat([[size], shape[1:]], 0))
 
 
 def _by_shape(
@@ -184,8 +215,11 @@ def _own_rows_apart(seed: tf.Tensor, replica: Replica) -> tf.Tensor:
 
 
 def _own_key(key: tf.Tensor, replica: Replica) -> tf.Tensor:
-    shift = tf.cast(replica.microbatch, tf.int64) * _KEY_STRIDE
-    return tf.bitcast(tf.bitcast(key, tf.int64) + shift, tf.uint64)
+    return _shifted(key, tf.cast(replica.microbatch, tf.int64))
+
+
+def _shifted(key: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    return tf.bitcast(tf.bitcast(key, tf.int64) + number * _KEY_STRIDE, tf.uint64)
 
 
 def _on_host() -> AbstractContextManager[None]:

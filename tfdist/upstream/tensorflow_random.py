@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.framework.tensor_util import constant_value_as_shape
+from tensorflow.python.ops import (
+    gen_random_ops,
+    gen_stateful_random_ops,
+)
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as samplers
 
 from tfdist.upstream.patching import replaced
@@ -83,6 +87,45 @@ def _routed(
     is_uniform = "uniform" in draw.__name__
     sampler = Sampler(functools.partial(draw, **arguments), group, counters, is_uniform)
     return call(sampler, shape, key, counter)
+
+
+#: Operations that keep a state, and the functions of `tf.random` that create them.
+_STATEFUL = {
+    "random_standard_normal": "normal",
+    "random_uniform": "uniform",
+    "random_uniform_int": "uniform",
+    "truncated_normal": "truncated_normal",
+    "random_shuffle": "shuffle",
+    "multinomial": "categorical",
+    "random_gamma": "gamma",
+    "random_poisson_v2": "poisson",
+}
+
+
+@contextmanager
+def stateful_samplers_noted(note: Callable[[str], None]) -> Iterator[None]:
+    """Calls a function for each stateful sampler that is created while the block runs.
+
+    `tf.random` calls these operations (`gen_random_ops`, `gen_stateful_random_ops`).
+
+    Args:
+        note: Called with the name of the public function or class, such as `tf.random.normal`.
+    """
+
+    def noted(create: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def sampler(*args: Any, **options: Any) -> Any:
+            note(f"tf.random.{name}")
+            return create(*args, **options)
+
+        return sampler
+
+    with ExitStack() as stack:
+        for operation, name in _STATEFUL.items():
+            create = getattr(gen_random_ops, operation)
+            stack.enter_context(replaced(gen_random_ops, operation, noted(create, name)))
+        skip = noted(gen_stateful_random_ops.rng_read_and_skip, "Generator")
+        stack.enter_context(replaced(gen_stateful_random_ops, "rng_read_and_skip", skip))
+        yield
 
 
 def static_shape(shape: Any) -> tf.TensorShape:
