@@ -123,7 +123,7 @@ def run(
         output.show(
             ("library", "variant", "ms", "CPU ms", *_RATIOS.values()),
             [cells for row in rows for cells in _cells(row)],
-            f"over {link}, {sizes.in_words(rows[0]['bytes'])} of gradients in "
+            f"over {link}, {sizes.format_bytes(rows[0]['bytes'])} of gradients in "
             f"{rows[0]['buckets']} buckets",
             num_names=2,
         )

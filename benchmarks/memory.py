@@ -136,7 +136,7 @@ def measure(contender: str, weights: int, layers: int, devices: int) -> dict[str
         num_workers=number if in_processes else 1,
         via="processes" if in_processes else "",
         environ=COUNT_MEMORY,
-        answer_seconds=_TIMEOUT_SECONDS,
+        timeout_seconds=_TIMEOUT_SECONDS,
     ) as pool:
         answers = pool.ask(weights, layers)
     parameters = answers[0]["parameters"]
@@ -271,7 +271,7 @@ def _show(results: Sequence[dict[str, Any]], output: harness.Output) -> None:
             one["contender"],
             str(one["devices"]),
             *(f"{one[name] / one['parameters']:.1f}" for name in columns),
-            sizes.in_words(one["largest"]),
+            sizes.format_bytes(one["largest"]),
         )
         for one in results
     ]

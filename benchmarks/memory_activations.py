@@ -29,7 +29,7 @@ def measure(remat: str, rows: int, width: int) -> dict[str, Any]:
     from tfdist.plan.step_profile import COUNT_MEMORY
 
     with WorkerPool(
-        _prepare, num_workers=1, via="", environ=COUNT_MEMORY, answer_seconds=_TIMEOUT_SECONDS
+        _prepare, num_workers=1, via="", environ=COUNT_MEMORY, timeout_seconds=_TIMEOUT_SECONDS
     ) as pool:
         (answer,) = pool.ask(remat, rows, width)
     return {"contender": f"remat {remat}", "rows": rows, "width": width, **answer}

@@ -103,7 +103,7 @@ def _train(
     with WorkerPool(
         _prepare, contender, megabytes,
         num_workers=num_processes, via="processes" if num_processes > 1 else "",
-        environ=_ENVIRON, answer_seconds=_TIMEOUT_SECONDS,
+        environ=_ENVIRON, timeout_seconds=_TIMEOUT_SECONDS,
     ) as pool:  # fmt: skip
         return Answer(*pool.ask(weights, layers)[0])
 

@@ -132,7 +132,7 @@ def test_schedule_over_epochs_of_unknown_length_raises() -> None:
 
 def test_description_lists_rate_decay_and_warmup() -> None:
     assert schedules.describe(GOYAL) == (
-        "step, 3.2 (0.1 per 256 examples, linear), times 0.1 at the epochs 30, 60, 80, "
+        "step, 3.2 (0.1 per 256 examples, linear), multiplied by 0.1 after epochs 30, 60, 80, "
         "linear warmup over 5 epochs from 0.1"
     )
 

@@ -76,7 +76,7 @@ __all__ = [
 
 if hasattr(sys, "ps1"):
     # A notebook. Scripts do not import the package `pipelines` here: a file of the user could hide
-    # it (`tfdist.console.own_packages`).
+    # it (`tfdist.console.shadowed_packages`).
     importlib.import_module("pipelines.quiet").quieten_notebook()
 if os.environ.get("TF_CONFIG"):  # a launcher started this process
     importlib.import_module("tfdist.groups.join_at_start").prepare()

@@ -45,7 +45,7 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
 
 
 def rounds_float32() -> bool:
-    """Tells whether GPUs multiply float32 matrices with TensorFloat-32, which keeps 10 bits.
+    """Returns whether GPUs multiply float32 matrices with TensorFloat-32, which keeps 10 bits.
 
     Example:
         >>> tfdist.devices.rounds_float32()  # on a host without GPUs

@@ -116,11 +116,18 @@ def _run_on_ray(options: Options) -> Failure | None:
         options.placement,
         options.placement_timeout,
     )
-    fewest, most = options.elastic or (options.num_workers, options.num_workers)
+    min_workers, max_workers = options.elastic or (options.num_workers, options.num_workers)
 
     def attempt() -> Failure | None:
         again = options.resuming if restarts.total else options
-        job = Job(again.portable_command, resources, fewest, most, options.grace, again.by_horovod)
+        job = Job(
+            again.portable_command,
+            resources,
+            min_workers,
+            max_workers,
+            options.grace,
+            again.by_horovod,
+        )
         return run(job)
 
     return run_with_restarts(attempt, restarts)

@@ -146,7 +146,7 @@ def test_last_checkpoint_that_cannot_be_uploaded_ends_the_training_with_an_error
     with pytest.raises(ConfigurationError, match="last checkpoint could not be uploaded") as raised:
         trainer.fit(X, Y, epochs=2, verbose=0)
     assert "Could not write a checkpoint" in capsys.readouterr().err
-    (kept,) = staging.left_folder(url).iterdir()
+    (kept,) = staging.not_uploaded_folder(url).iterdir()
     assert str(kept) in str(raised.value)
     load(str(kept))
     assert not bucket_lock.BucketLock(url).is_held()

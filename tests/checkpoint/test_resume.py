@@ -130,7 +130,7 @@ def test_custom_callback_state_is_restored(tmp_path: Path) -> None:
 
 def test_checkpoint_of_another_model_raises(tmp_path: Path) -> None:
     fit(tmp_path / "checkpoints", epochs=1)
-    with pytest.raises(ConfigurationError, match=r"is of another model: .*Build the same model"):
+    with pytest.raises(ConfigurationError, match=r"is from another model: .*Build the same model"):
         fit(tmp_path / "checkpoints", build_model=without_random_layers, epochs=1)
 
 

@@ -12,7 +12,11 @@ from tfdist.cluster import record
 @pytest.mark.parametrize(
     ("own", "local_size", "rows"),
     [
-        (1, 2, {"cores": "1 of 8: the launcher binds each worker; use mpirun --bind-to none"}),
+        (
+            1,
+            2,
+            {"cores": "1 of 8: the launcher binds each worker to cores; use mpirun --bind-to none"},
+        ),
         (4, 2, {}),
         (8, 2, {}),
         (8, 1, {}),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import socket
 
-from tfdist.cluster.networks import free_ports, held_ports
+from tfdist.cluster.networks import free_ports, reserved_ports
 
 
 def test_reserved_ports_are_not_reused() -> None:
-    with held_ports(50) as held:
+    with reserved_ports(50) as held:
         assert len(set(held)) == 50
         assert not set(held) & set(free_ports(50))
     with socket.create_server(("", held[0])):

@@ -108,13 +108,13 @@ def test_all_workers_report_missing_ranks(make: type) -> None:
     clusters = make(4)
     said = errors(exchange([clusters[0], clusters[2]], IN_BETWEEN))
     assert len(said) == 2
-    assert all("Rank 1, 3 of 4 did not come to rank 0" in text for text in said)
+    assert all("Rank 1, 3 of 4 did not connect to rank 0" in text for text in said)
 
 
 def test_missing_rank_0_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_MESSAGE_SECONDS", 0.1)
     (said,) = errors(exchange([with_master(2)[1]], SHORT))
-    assert "Rank 1 waited 0 s for rank 0 at 127.0.0.1:" in said
+    assert "Rank 1 timed out after waiting 0 s for rank 0 at 127.0.0.1:" in said
 
 
 @pytest.mark.parametrize("make", [with_master, with_addresses])
@@ -123,7 +123,7 @@ def test_duplicate_rank_raises_on_both_workers(make: type, twice: int) -> None:
     clusters = make(3)
     said = errors(exchange([clusters[0], clusters[twice], clusters[twice]][: 2 + twice]))
     assert len(said) == 2 + twice
-    assert all(f"Two workers are rank {twice}" in text for text in said)
+    assert all(f"Two workers have rank {twice}" in text for text in said)
 
 
 def test_different_address_lists_raise() -> None:
@@ -179,8 +179,8 @@ def test_workers_of_another_job_are_ignored(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rendezvous.messages, "job_key", lambda: next(keys, b"another job"))
     said = errors(exchange(clusters, IN_BETWEEN))
     assert len(said) == 2
-    assert any("Rank 1 of 2 did not come to rank 0" in text for text in said)
-    assert any("is TFDIST_JOB_SECRET the same on all workers?" in text for text in said)
+    assert any("Rank 1 of 2 did not connect to rank 0" in text for text in said)
+    assert any("check that TFDIST_JOB_SECRET is the same" in text for text in said)
 
 
 def test_unsigned_message_is_ignored() -> None:
@@ -199,7 +199,7 @@ def test_unsigned_message_is_ignored() -> None:
         first = pool.submit(exchange, [clusters[0]], IN_BETWEEN)
         wait_for(lambda: _listens(host, int(port)), LONG)
         assert pool.submit(forge).result() == b""
-        assert "Rank 1 of 2 did not come" in errors(first.result())[0]
+        assert "Rank 1 of 2 did not connect" in errors(first.result())[0]
 
 
 def _listens(host: str, port: int) -> bool:
@@ -222,9 +222,9 @@ def _listens(host: str, port: int) -> bool:
 )
 def test_messages_out_of_bounds_are_dropped(changes: dict[str, Any]) -> None:
     good = {"rank": 1, "size": 2, "cluster": "", "address": "h:1", "problem": "", "gpus": []}
-    rendezvous._Newcomer.model_validate(good)
+    rendezvous._Worker.model_validate(good)
     with pytest.raises(ValidationError):
-        rendezvous._Newcomer.model_validate(good | changes)
+        rendezvous._Worker.model_validate(good | changes)
 
 
 def test_escape_sequences_of_a_worker_are_not_printed() -> None:

@@ -112,10 +112,10 @@ def test_cyclic_distribution_of_tasks() -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (environ(0, 3, "n[1-2]", "2"), "3 tasks, but '2' of them on the nodes"),
+        (environ(0, 3, "n[1-2]", "2"), "3 tasks, but the tasks per node are '2' on nodes"),
         (environ(0, 3, "n[1-2]", "1(x2)"), "3 tasks, but"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "start the workers with srun"),
-        (environ(3, 3, "n[1-3]", "1(x3)"), "rank 3 of 3 workers: ranks go from 0 to 2"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "Start the workers with srun"),
+        (environ(3, 3, "n[1-3]", "1(x3)"), "rank 3 of 3 workers: expected a rank from 0 to 2"),
         (environ(1, 2, "n[1-2]", "1(x2)", SLURMD_NODENAME="n1"), "--distribution=block"),
         ({"SLURM_PROCID": "x", "SLURM_NTASKS": "2"}, r"\$SLURM_PROCID: expected a number"),
     ],

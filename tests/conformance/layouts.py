@@ -118,23 +118,23 @@ class AnsweringPool(WorkerPool):
 
     Args:
         layout: Layout of the processes.
-        make_answer: As in `WorkerPool`.
-        arguments: Arguments of `make_answer`.
+        make_handler: As in `WorkerPool`.
+        arguments: Arguments of `make_handler`.
     """
 
     def __init__(
-        self, layout: Layout, make_answer: Callable[..., Callable[..., Any]], *arguments: Any
+        self, layout: Layout, make_handler: Callable[..., Callable[..., Any]], *arguments: Any
     ) -> None:
         self.layout = layout
         super().__init__(
-            _catching_errors, make_answer, *arguments,
-            num_workers=layout.num_workers, via=layout.via, environ=QUIET, answer_seconds=SECONDS,
+            _catching_errors, make_handler, *arguments,
+            num_workers=layout.num_workers, via=layout.via, environ=QUIET, timeout_seconds=SECONDS,
         )  # fmt: skip
 
 
-def _catching_errors(make_answer: Callable[..., Callable[..., Any]], *arguments: Any) -> Callable:
-    """Runs in a worker: wraps the result of `make_answer` so that it returns an `Answer`."""
-    answer = make_answer(*arguments)
+def _catching_errors(make_handler: Callable[..., Callable[..., Any]], *arguments: Any) -> Callable:
+    """Runs in a worker: wraps the result of `make_handler` so that it returns an `Answer`."""
+    answer = make_handler(*arguments)
 
     def catching_errors(*question: Any) -> Answer:
         try:

@@ -42,7 +42,7 @@ def test_error_of_a_callback_shows_the_frames_of_the_user(
     monkeypatch.setattr(tracebacks, "_FRAMEWORKS", (*tracebacks._FRAMEWORKS, str(ROOT / "tests")))
     assert command.run(main) == 1
     first, *rest = capsys.readouterr().err.splitlines()
-    assert "frames of frameworks are left out; TFDIST_FULL_TRACEBACK=1 shows them" in first
+    assert "framework frames are hidden; set TFDIST_FULL_TRACEBACK=1 to show them" in first
     assert rest[0] == "Traceback (most recent call last):"
     assert rest[1].split(",")[0] == f'  File "{script}"'
     assert rest[-1] == "KeyError: 'nothing'"

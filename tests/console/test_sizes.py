@@ -13,8 +13,8 @@ def test_sizes_are_parsed_and_formatted() -> None:
     assert sizes.num_bytes("1.5 GiB") == 3 << 29
     assert sizes.num_bytes("512") == 512
     assert sizes.num_bytes("3G") == 3 * 10**9
-    assert sizes.in_words(1_440_000_000) == "1.44 GB"
-    assert sizes.in_words(16_000_000) == "16 MB"
+    assert sizes.format_bytes(1_440_000_000) == "1.44 GB"
+    assert sizes.format_bytes(16_000_000) == "16 MB"
 
 
 def test_rates_are_in_bits_or_bytes() -> None:
@@ -31,5 +31,5 @@ def test_invalid_size_raises(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["25G", "0Gb", "fast"])
 def test_invalid_rate_raises(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="expected the rate of a link"):
+    with pytest.raises(ConfigurationError, match="expected a bandwidth"):
         sizes.bytes_per_second(text)

@@ -23,7 +23,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("groups")
 def test_host_without_problems(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["--json"]) == 0
-    line = {"name": "cores", "value": "2", "state": "ok", "cure": ""}
+    line = {"name": "cores", "value": "2", "state": "ok", "fix": ""}
     assert json.loads(capsys.readouterr().out) == {"healthy": True, "groups": {"host": [line]}}
 
 

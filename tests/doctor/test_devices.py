@@ -41,11 +41,11 @@ def test_libraries_are_not_needed_without_a_gpu(monkeypatch: pytest.MonkeyPatch)
 def test_gpu_that_tensorflow_does_not_see_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "gpus_of_driver", lambda: ["NVIDIA H100, 550"])
     found = lines()
-    assert found["GPUs"].value == "TensorFlow sees 0 of the 1 that the driver offers"
-    assert found["GPUs"].cure == "pip install 'tensorflow[and-cuda]'"
+    assert found["GPUs"].value == "TensorFlow sees 0 of the 1 that the driver lists"
+    assert found["GPUs"].fix == "pip install 'tensorflow[and-cuda]'"
     assert found["cuDNN (libcudnn.so.9)"].state == "wrong"
-    assert found["cuDNN (libcudnn.so.9)"].cure == "pip install 'tensorflow[and-cuda]'"
-    assert found["CUDA driver (libcuda.so.1)"].cure.startswith("install NVIDIA's driver")
+    assert found["cuDNN (libcudnn.so.9)"].fix == "pip install 'tensorflow[and-cuda]'"
+    assert found["CUDA driver (libcuda.so.1)"].fix.startswith("install NVIDIA's driver")
 
 
 def test_gpu_under_a_build_for_cpus_needs_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_gpu_under_a_build_for_cpus_needs_another_build(monkeypatch: pytest.Monk
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(devices, "gpus_of_driver", lambda: ["NVIDIA H100, 550"])
-    assert lines()["GPUs"].cure.startswith("pip uninstall -y tensorflow-cpu")
+    assert lines()["GPUs"].fix.startswith("pip uninstall -y tensorflow-cpu")
 
 
 def test_library_of_the_system_is_found() -> None:
@@ -73,7 +73,7 @@ def test_hidden_gpus_are_not_reported(
         assert check == Check("GPUs", ", ".join(f"GPU:{i} NVIDIA A100" for i in range(seen)))
     else:
         assert check.value == f"CUDA_VISIBLE_DEVICES={visible} hides all of them"
-        assert check.cure == "unset CUDA_VISIBLE_DEVICES"
+        assert check.fix == "unset CUDA_VISIBLE_DEVICES"
 
 
 @pytest.mark.usefixtures("cuda")
@@ -81,7 +81,7 @@ def test_visible_gpu_that_tensorflow_does_not_see_is_red(monkeypatch: pytest.Mon
     gpus.install(monkeypatch, 1, None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     monkeypatch.setattr(devices, "gpus_of_driver", lambda: ["NVIDIA A100, 550"] * 8)
-    assert lines()["GPUs"].value == "TensorFlow sees 1 of the 2 that the driver offers"
+    assert lines()["GPUs"].value == "TensorFlow sees 1 of the 2 that the driver lists"
 
 
 @pytest.mark.usefixtures("cuda")

@@ -33,8 +33,8 @@ def test_ptx_alone_is_yellow_with_the_cache_to_set(capability: tuple[int, int]) 
     assert found.state == "missing"
     assert found.name == f"kernels for compute capability {capability[0]}.{capability[1]}"
     assert "first start, which can take many minutes" in found.value
-    assert "CUDA_CACHE_MAXSIZE=4294967296" in found.cure
-    assert "CUDA_CACHE_PATH" in found.cure
+    assert "CUDA_CACHE_MAXSIZE=4294967296" in found.fix
+    assert "CUDA_CACHE_PATH" in found.fix
 
 
 def test_cache_size_determines_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_disabled_cache_compiles_at_each_start(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CUDA_CACHE_MAXSIZE", "4294967296")
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
     assert "at each start" in line((9, 0)).value
-    assert line((9, 0)).cure.startswith("unset CUDA_CACHE_DISABLE")
+    assert line((9, 0)).fix.startswith("unset CUDA_CACHE_DISABLE")
 
 
 def test_gpu_without_kernels_fails() -> None:

@@ -12,10 +12,10 @@ def test_loopback_listens() -> None:
 
 
 def test_address_of_another_host_is_red() -> None:
-    check = host._port("own address", "192.0.2.77")  # reserved for documentation
+    check = host._port("host address", "192.0.2.77")  # reserved for documentation
     assert check.state == "wrong"
     assert check.value.startswith("192.0.2.77: ")
-    assert check.cure
+    assert check.fix
 
 
 def test_little_memory_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,4 +29,4 @@ def test_reports_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.shutil, "disk_usage", lambda _: usage)
     (check,) = host._shared_memory()
     assert check.state == "missing"
-    assert "--shm-size" in check.cure
+    assert "--shm-size" in check.fix

@@ -39,7 +39,7 @@ def test_mpi4py_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     check = processes._mpi4py()
     assert (check.name, check.state) == ("mpi4py", "missing")
-    assert check.cure.endswith("pip install mpi4py")
+    assert check.fix.endswith("pip install mpi4py")
     vendor = SimpleNamespace(get_vendor=lambda: ("Open MPI", (5, 0, 11)))
     monkeypatch.setattr(processes.rendezvous, "load_mpi", lambda: vendor)
     assert processes._mpi4py() == Check("mpi4py", "loads Open MPI 5.0.11")
@@ -49,7 +49,7 @@ def test_missing_horovod_names_the_command(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(versions, "horovod", lambda: None)
     (check,) = processes._horovod(OPEN_MPI)
     assert check.state == "missing"
-    assert check.cure.endswith(" -m tfdist.install_horovod")
+    assert check.fix.endswith(" -m tfdist.install_horovod")
 
 
 def test_horovod_of_another_tensorflow_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_horovod_that_does_not_load_is_red(
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     (check,) = processes._horovod(OPEN_MPI)
     assert check.state == "wrong"
-    assert check.cure.endswith(" --rebuild")
+    assert check.fix.endswith(" --rebuild")
 
 
 @pytest.mark.usefixtures("horovod")
@@ -89,9 +89,9 @@ def test_horovod_without_nccl_on_gpus_names_what_its_build_needs(
     found = {check.name: check for check in processes._horovod(OPEN_MPI)}
     check = found["Horovod's operations"]
     assert check.state == "missing"
-    assert check.cure.startswith("HOROVOD_GPU_OPERATIONS=NCCL ")
-    assert ("needs nvcc (the CUDA compiler) first" in check.cure) == bool(absent)
-    assert ("libnccl-dev" in check.cure) == bool(absent)
+    assert check.fix.startswith("HOROVOD_GPU_OPERATIONS=NCCL ")
+    assert ("needs nvcc (the CUDA compiler) first" in check.fix) == bool(absent)
+    assert ("libnccl-dev" in check.fix) == bool(absent)
 
 
 @pytest.mark.usefixtures("horovod")
@@ -99,7 +99,7 @@ def test_horovod_without_nccl_on_gpus_names_what_its_build_needs(
 def test_horovodrun_that_mpirun_does_not_understand(version: str, known: bool) -> None:
     found = {check.name: check for check in processes._horovod(OPEN_MPI._replace(version=version))}
     assert ("horovodrun" not in found) == known
-    assert known or "--via horovodrun" in found["horovodrun"].cure
+    assert known or "--via horovodrun" in found["horovodrun"].fix
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ def test_compatible_versions_pass() -> None:
 def test_incompatible_version_reports_the_requirement() -> None:
     check = lines()["keras"]
     assert check.state == "wrong"
-    assert check.value.startswith("3.14.0, tested with ")
-    assert check.cure == "pip install 'keras<3.16,>=3.15'"
+    assert check.value.startswith("3.14.0, but tfdist was tested with ")
+    assert check.fix == "pip install 'keras<3.16,>=3.15'"
 
 
 def test_missing_package_fails_unless_it_is_optional() -> None:

@@ -19,7 +19,7 @@ def reports(idle: float, compiling: bool) -> list[Report]:
     return [
         Report(
             rank=rank, num_calls=1, num_passed=1 - rank, place="the start of fit",
-            state=State.AT_WORK, idle=idle, silent=0, compiling=compiling,
+            state=State.RUNNING, idle=idle, silent=0, compiling=compiling,
         )
         for rank in range(2)
     ]  # fmt: skip
@@ -27,8 +27,8 @@ def reports(idle: float, compiling: bool) -> list[Report]:
 
 def test_first_step_on_gpus_may_take_half_an_hour() -> None:
     assert verdict(reports(1800.0, compiling=True), LIMIT) is None
-    assert "has held up the others" in str(verdict(reports(1800.0, compiling=False), LIMIT))
-    assert "has held up the others" in str(verdict(reports(COMPILE_SECONDS, True), LIMIT))
+    assert "has kept the others waiting" in str(verdict(reports(1800.0, compiling=False), LIMIT))
+    assert "has kept the others waiting" in str(verdict(reports(COMPILE_SECONDS, True), LIMIT))
 
 
 @pytest.mark.parametrize("on_gpus", [True, False])

@@ -167,7 +167,7 @@ def test_workers_that_see_the_same_gpus_divide_them(
         wanted = [tuple(range(i * each, (i + 1) * each)) for i in range(num_workers)]
         assert found == wanted
     else:
-        assert all("NCCL needs at least one for each worker: start at most" in e for e in found)
+        assert all("NCCL needs at least one per worker: start at most" in e for e in found)
 
 
 def test_workers_with_separate_gpus_keep_them() -> None:

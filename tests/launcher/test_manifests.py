@@ -133,7 +133,9 @@ def test_relative_folders_raise() -> None:
         ("--data", "/data/a"),
         ("--data-dir", "/data/a"),
     ):
-        with pytest.raises(ConfigurationError, match=f"^{flag} a: .* Use a path such as {better}"):
+        with pytest.raises(
+            ConfigurationError, match=f"^{flag} a: .* Use an absolute path such as {better}"
+        ):
             documents("--print-k8s", flag, "a")
 
 
@@ -206,7 +208,7 @@ def test_kind_follows_the_strategy(flags: list[str], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob", "rayjob"])
 def test_parameter_servers_in_other_jobs_raise(kind: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"only a tfjob has them, not {kind}"):
+    with pytest.raises(ConfigurationError, match=f"a {kind} does not support parameter servers"):
         manifest("--print-k8s", kind, "--num-ps", "1")
 
 

@@ -59,7 +59,7 @@ def test_omits_tensorflow_startup_messages(rank: str) -> None:
     code = f"import sys; print(*{[rank + note for note in notes]}, sep='\\n', file=sys.stderr)"
     _, err, relay = relayed(code, name="")
     assert err.splitlines() == [rank + notes[2]]
-    assert relay.last_words() == rank + notes[2]
+    assert relay.error_output() == rank + notes[2]
 
 
 def test_last_words_are_the_last_traceback() -> None:
@@ -71,7 +71,7 @@ for text in ("first", "second"):
     except ValueError:
         traceback.print_exc()
 """
-    words = relayed(code)[2].last_words()
+    words = relayed(code)[2].error_output()
     assert words.startswith("Traceback")
     assert words.endswith("ValueError: second")
     assert "first" not in words
@@ -83,12 +83,12 @@ import sys
 lines = ["[0] noise", "[1] Traceback (most recent call last):", "[0] noise", "[1] Error: x"]
 print(*lines, sep="\\n", file=sys.stderr)
 """
-    words = relayed(code)[2].last_words()
+    words = relayed(code)[2].error_output()
     assert words.splitlines() == ["[1] Traceback (most recent call last):", "[1] Error: x"]
 
 
 def test_last_words_without_a_traceback_are_the_last_lines() -> None:
-    words = relayed("import sys\nfor i in range(30): print(i, file=sys.stderr)")[2].last_words()
+    words = relayed("import sys\nfor i in range(30): print(i, file=sys.stderr)")[2].error_output()
     assert words.splitlines() == [str(number) for number in range(20, 30)]
 
 

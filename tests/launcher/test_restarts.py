@@ -161,7 +161,7 @@ def test_preempted_worker_lets_all_save_and_ends_the_launcher(tmp_path: Path) ->
         (["--elastic", "1:2"], "--elastic needs --max-restarts"),
         (
             ["--elastic", "1:2", "--max-restarts", "1", "--num-workers", "3"],
-            "leave out --num-workers",
+            "Remove --num-workers",
         ),
         (["--elastic", "1:2", "--max-restarts", "1", "--via", "mpirun"], "works only for workers"),
         (["--max-restarts", "1", "--hosts", "a:1,b:1"], "cannot restart the workers of the others"),

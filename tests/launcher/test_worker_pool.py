@@ -97,8 +97,8 @@ def test_worker_failure_raises_and_the_pool_restarts() -> None:
 
 
 def test_time_out_ends_all_workers() -> None:
-    with WorkerPool(ranked, answer_seconds=0.5) as pool:
+    with WorkerPool(ranked, timeout_seconds=0.5) as pool:
         workers = list(pool.processes)
-        with pytest.raises(LaunchError, match=r"no answer to \('sleep',\) within 0.5 s"):
+        with pytest.raises(LaunchError, match=r"no response to \('sleep',\) within 0.5 s"):
             pool.ask("sleep")
         assert not any(worker.is_running() for worker in workers)

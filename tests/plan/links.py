@@ -112,7 +112,7 @@ class _Plan(NamedTuple):
 def _rows(rate: str, plan: _Plan, adds: float, slow: Any) -> list[list[str]]:
     """Returns predictions and measurements for a rate; `adds`: a step's own overhead."""
     found = [
-        (f"sum of {sizes.in_words(size)}", plan.seconds(0.0, size), seconds)
+        (f"sum of {sizes.format_bytes(size)}", plan.seconds(0.0, size), seconds)
         for size, seconds in zip(SIZES, slow["sums"], strict=True)
     ]
     whole = plan.seconds(slow["compute"] + adds, plan.profile.gradient_bytes)

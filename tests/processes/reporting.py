@@ -38,7 +38,7 @@ def main(folder: Path, rank: int, fault: str, victim: int) -> None:
     heartbeat = Heartbeat(rank, SIZE, broadcast, hosts)
     heartbeat.status.enter("fit", SECONDS)
     # Rank 0 receives reports of all ranks, the other ranks only of rank 0.
-    while not (known := heartbeat.reports()) or any(r.state is State.UNHEARD for r in known):
+    while not (known := heartbeat.reports()) or any(r.state is State.UNKNOWN for r in known):
         time.sleep(0.05)
     barrier("heard")
     heartbeat.status.passed("step 7")

@@ -24,8 +24,8 @@ SECONDS = 90.0
 #: By fault: the message that the other workers print.
 FAULTS = {
     "killed": "died: its connection closed unexpectedly. ",
-    "stopped": "has given no sign of life for ",
-    "asleep": "is alive, but has held up the others for 4 s. ",
+    "stopped": "has not responded for ",
+    "asleep": "is alive, but has kept the others waiting for 4 s. ",
     "failing": "failed: ValueError: cursed",
 }
 

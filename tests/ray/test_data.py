@@ -97,8 +97,8 @@ def test_data_that_do_not_exist() -> None:
 
     some = ray.data.from_items([{"x": 1.0}])
     assert tfdist.ray.train(fn, 1, datasets={"train": some, "empty": some.limit(0)}) == [
-        "tfdist.ray.train got no dataset 'training', only: empty, train.",
-        "The Ray dataset has no column 'z', only x.",
+        "tfdist.ray.train has no dataset 'training'. Its datasets: empty, train.",
+        "The Ray dataset has no column 'z'. Its columns: x.",
         "The Ray dataset 'empty' has no rows.",
     ]
 

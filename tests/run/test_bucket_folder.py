@@ -187,7 +187,7 @@ def test_model_that_cannot_be_uploaded_is_kept_and_reported(
     assert train.main([*FLAGS, "--epochs=1", f"--run-dir={url}/a"]) == 1
     error = capsys.readouterr().err
     assert f"{url}/a/model.keras: permission denied" in error
-    left = staging.left_folder(f"{url}/a")
+    left = staging.not_uploaded_folder(f"{url}/a")
     assert str(left) in error
     assert weights(left / "model.keras")
     assert "metrics.jsonl" in buckets.remote(f"{url}/a").sizes()

@@ -221,10 +221,10 @@ def test_invalid_flags_raise(arguments: list[str], message: str) -> None:
         (b"a: !b c", ", line 1: invalid YAML: could not determine a constructor"),
         (b"seed: 1\n\nseed: 2", ", line 3: seed: duplicate field"),
         (b"loss_scale_growth_factor: 3", ", line 1: loss_scale_growth_factor: has no effect"),
-        (b"5", "is not a mapping; expected lines like 'epochs: 3'"),
+        (b"5", "not a mapping; expected lines like 'epochs: 3'"),
         (b"# nothing", "the file is empty"),
-        (bytes(range(8)), "this is not a text file"),
-        (b"\xff\xfe\x00", "this is not a text file"),
+        (bytes(range(8)), "not a text file"),
+        (b"\xff\xfe\x00", "not a text file"),
     ],
 )
 def test_invalid_file_raises(tmp_path: Path, text: bytes, message: str) -> None:

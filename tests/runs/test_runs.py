@@ -67,8 +67,8 @@ def test_clean_deletes_runs_without_an_epoch(
 
 def test_invalid_arguments_raise(capsys: pytest.CaptureFixture[str]) -> None:
     assert runs.main(["list", "--folder", "elsewhere"]) == 1
-    assert "elsewhere: there are no runs here" in capsys.readouterr().err
+    assert "elsewhere contains no runs" in capsys.readouterr().err
     assert runs.main(["compare", "first"]) == 1
-    assert "expected at least two runs" in capsys.readouterr().err
+    assert "compare needs at least two runs" in capsys.readouterr().err
     assert runs.main(["list", "nothing"]) == 1
     assert "nothing is not a run folder" in capsys.readouterr().err

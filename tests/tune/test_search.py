@@ -154,7 +154,7 @@ def test_values_become_flags() -> None:
     trial = optuna.trial.FixedTrial({"learning_rate": 0.00123456, "epochs": 3})
     assert space.parse("learning-rate=log:1e-4:1e-1").suggest(trial) == "0.001235"
     assert space.parse("--epochs=1:4").suggest(trial) == "3"
-    assert search._is_maximized("val_accuracy", "auto")
+    assert search._should_maximize("val_accuracy", "auto")
 
 
 def test_trains_digits_and_prints_the_command(capsys: pytest.CaptureFixture[str]) -> None:

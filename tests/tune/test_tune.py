@@ -30,7 +30,7 @@ def test_finds_the_largest_batch_in_few_trials(capacity: int, most: int) -> None
 
 
 def test_margin_is_a_tenth() -> None:
-    assert [batch_size.with_margin(n) for n in (1, 8, 9, 100, 1000)] == [1, 7, 8, 88, 896]
+    assert [batch_size.recommended(n) for n in (1, 8, 9, 100, 1000)] == [1, 7, 8, 88, 896]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_many_failures_are_one_verdict() -> None:
     outcome = asyncio.run(simulate(64, processes=1, seconds=3.0, faults=("100 killed",)))
     assert outcome.detection_seconds["100 killed"] is not None
     verdict = outcome.verdicts["100 killed"].splitlines()
-    assert "31 more are gone, on " in verdict[0]
+    assert "31 more died, on " in verdict[0]
     assert len(verdict) <= 40
     assert outcome.num_informed["100 killed"] == 31
     # Each report and its answer have some hundred bytes; a broadcast to all would be 64 times that.
@@ -97,7 +97,7 @@ class Rank0:
         except ConnectionError:
             answer = b""
         writer.close()
-        heard = [r.rank for r in self.coordinator.reports() if r.state is not State.UNHEARD]
+        heard = [r.rank for r in self.coordinator.reports() if r.state is not State.UNKNOWN]
         return answer == b"" and heard == [0]
 
 

@@ -21,7 +21,7 @@ def report(rank: int, **known: Any) -> Report:
         "num_passed": 5,
         "place": "step 5",
     }
-    return Report(rank=rank, **busy | {"state": State.AT_WORK, "idle": 1, "silent": 0} | known)
+    return Report(rank=rank, **busy | {"state": State.RUNNING, "idle": 1, "silent": 0} | known)
 
 
 BEHIND = {"num_passed": 4, "place": "step 4"}
@@ -57,7 +57,7 @@ def test_no_verdict_while_all_workers_are_well(other: Report) -> None:
         ),
         (
             report(1, silent=31),
-            "has given no sign of life for 31 s: it was stopped, or the network to it is "
+            "has not responded for 31 s: it is suspended, or the network to it is "
             "interrupted. It reached step 5.",
         ),
         (
@@ -78,7 +78,7 @@ def test_verdict_names_the_lost_worker(other: Report, reason: str) -> None:
     first, *table = found.splitlines()
     assert first == f"rank 1 on host1 (pid 71) {reason}"
     assert table[0] == (
-        "  rank 0 on host0 (pid 70): at work; reached step 5 1 s ago; last sign of life 0 s ago"
+        "  rank 0 on host0 (pid 70): running; reached step 5 1 s ago; last report 0 s ago"
     )
     assert table[1].startswith("  rank 1 on host1 (pid 71): ")
 
@@ -88,7 +88,7 @@ def test_verdict_names_the_worker_that_holds_up_the_others() -> None:
     found = verdict(reports, SECONDS)
     assert found is not None
     assert found.startswith(
-        "rank 1 on host1 (pid 71) is alive, but has held up the others for 100 s. "
+        "rank 1 on host1 (pid 71) is alive, but has kept the others waiting for 100 s. "
         "It reached step 4, not step 5.\n"
     )
 
@@ -96,7 +96,9 @@ def test_verdict_names_the_worker_that_holds_up_the_others() -> None:
 def test_verdict_if_no_worker_makes_progress() -> None:
     found = verdict([report(0, idle=101), report(1, idle=102)], SECONDS)
     assert found is not None
-    assert found.startswith("No rank has moved on from step 5 for 100 s, though all are alive.\n")
+    assert found.startswith(
+        "No rank has made progress beyond step 5 for 100 s, although all are alive.\n"
+    )
 
 
 @pytest.mark.parametrize("missed", [{"connected": False}, {}])
@@ -109,7 +111,7 @@ def test_silent_worker_is_not_reported_as_alive(missed: dict[str, bool]) -> None
 def test_worker_that_never_reported_is_named() -> None:
     found = verdict([report(0, idle=101), Report(rank=1)], SECONDS)
     assert found is not None
-    assert found.startswith("rank 1 was never heard from, and the others have waited for 100 s.\n")
+    assert found.startswith("rank 1 never reported, and the others have waited for 100 s.\n")
 
 
 def test_no_verdict_while_a_worker_is_outside_of_a_call() -> None:
@@ -123,7 +125,7 @@ def test_errors_of_completed_calls_are_ignored() -> None:
 
 def test_short_time_limit_shortens_all_others() -> None:
     assert verdict([report(0), report(1, silent=3)], 4.0) is None
-    assert "no sign of life" in (verdict([report(0), report(1, silent=5)], 4.0) or "")
+    assert "has not responded" in (verdict([report(0), report(1, silent=5)], 4.0) or "")
     assert "died" in (verdict([report(0), report(1, connected=False, silent=5)], 4.0) or "")
 
 
@@ -156,9 +158,9 @@ def test_hundred_failures_among_thousands_give_one_short_verdict() -> None:
     found = str(verdict(reports, SECONDS))
     first, host, *_, usual = lines = found.splitlines()
     assert first.startswith("rank 1000 on node125 (pid 1070) died: its connection closed")
-    assert first.endswith("99 more are gone, on 13 hosts in all.")
-    assert usual == "  3996 ranks on 500 hosts: at work; reached step 5"
-    assert host == ("  node125: rank 1000-1007: at work when its connection closed; reached step 4")
+    assert first.endswith("99 more died, on 13 hosts in total.")
+    assert usual == "  3996 ranks on 500 hosts: running; reached step 5"
+    assert host == ("  node125: rank 1000-1007: running when its connection closed; reached step 4")
     assert len(lines) <= 40
 
 
@@ -175,7 +177,7 @@ def test_verdict_has_at_most_forty_lines(number: int) -> None:
 def test_silence_is_reported_within_half_a_minute_at_any_size() -> None:
     reports = many(4096)
     reports[7] = report(7, silent=25)  # rank 0 checks again after up to five seconds
-    assert "rank 7 on host7 (pid 77) has given no sign of life" in str(verdict(reports, SECONDS))
+    assert "rank 7 on host7 (pid 77) has not responded" in str(verdict(reports, SECONDS))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_silence_is_reported_within_half_a_minute_at_any_size() -> None:
         (report(0), None),
         (report(0, idle=1000), None),  # rank 0 decides for itself
         (report(0, connected=False, silent=11), "died: its connection closed unexpectedly."),
-        (report(0, silent=31), "has given no sign of life for 31 s"),
+        (report(0, silent=31), "has not responded for 31 s"),
         (report(0, state=State.FAILED, error="ValueError: x", idle=11), "failed: ValueError: x"),
         (report(0, state=State.OUTSIDE, connected=False, silent=200), None),
     ],

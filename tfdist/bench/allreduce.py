@@ -104,7 +104,7 @@ def run(
             for num_bytes in (_SMOKE_SIZES if smoke else sizes)
         ]
     rows = [
-        (byte_sizes.in_words(one["bytes"]), *(_cell(*own) for own in one["engines"].items()))
+        (byte_sizes.format_bytes(one["bytes"]), *(_cell(*own) for own in one["engines"].items()))
         for one in results
     ]
     title = "bus bandwidth in GB/s (part of a memory copy's)"

@@ -1,9 +1,9 @@
 """A lock on a folder in an object store, by conditional writes.
 
-The lock is an object that names its owner, and that the owner rewrites every few seconds with the
-condition that nobody else has written it. It is taken over, with the same condition, at once if the
-owner was a process of this host that no longer runs, and otherwise if it was not rewritten for a
-minute.
+The lock is an object that names its owner. The owner rewrites it every few seconds, on the
+condition that no other process has changed it. If the owner was a process on this host that no
+longer runs, another process takes the lock over at once. Otherwise it waits until the lock has not
+been rewritten for a minute.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class BucketLock:
         self._num_beats = 0
         self._identity: dict[str, str] = {}
         self._lost = ""
-        self._ended = threading.Event()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Takes the lock. Waits for up to a minute if its owner may have been killed.
+        """Acquires the lock. Waits for up to a minute if its owner may have been killed.
 
         Raises:
             ConfigurationError: Another run holds the lock, or the bucket cannot be written.
@@ -56,7 +56,7 @@ class BucketLock:
         if self._thread is not None:
             return
         try:
-            self._identity = self._written()
+            self._identity = self._take()
         except FileNotFoundError:
             raise ConfigurationError(
                 f"{self._url} cannot be locked: there is no such bucket. Create it, or use "
@@ -64,7 +64,7 @@ class BucketLock:
             ) from None
         except pipelines.DataError as error:
             raise ConfigurationError(f"{self._url} cannot be locked: {error}") from None
-        self._ended.clear()
+        self._stop.clear()
         self._thread = threading.Thread(
             target=self._refresh_until_released, name=f"tfdist lock of {self._url}", daemon=True
         )
@@ -74,20 +74,20 @@ class BucketLock:
         """Checks that the lock is still held.
 
         Raises:
-            ConfigurationError: Another run took the lock over, because this process was suspended
-                or without a connection for so long that it seemed to have ended.
+            ConfigurationError: Another run took the lock over, because this process did not refresh
+                it in time: it was suspended, or its connection was interrupted.
         """
         if self._lost:
             raise ConfigurationError(
-                f"{self._url}: this run lost its lock ({self._lost}), and another run may write to "
-                "the folder now. Stop one of them, and resume with --resume auto."
+                f"{self._url}: this run lost its lock ({self._lost}), so another run may be "
+                "writing to the folder. Stop one of the runs, then resume with --resume auto."
             )
 
     def release(self) -> None:
-        """Gives the lock back; does nothing if it is not held."""
+        """Releases the lock. Does nothing if this process does not hold it."""
         if self._thread is None:
             return
-        self._ended.set()
+        self._stop.set()
         self._thread.join()
         self._thread = None
         with contextlib.suppress(OSError, pipelines.DataError):
@@ -95,15 +95,17 @@ class BucketLock:
                 self._path.unlink(missing_ok=True)
 
     def is_held(self) -> bool:
-        """Returns whether another process holds the lock and refreshed it lately."""
+        """Returns whether another process holds the lock and has refreshed it recently."""
         try:
             found = self._path.read_version()
         except FileNotFoundError:
             return False
-        return time.time() - found.modified.timestamp() < _LEASE_SECONDS and not _has_ended(found)
+        return time.time() - found.modified.timestamp() < _LEASE_SECONDS and not _owner_has_ended(
+            found
+        )
 
-    def _written(self) -> dict[str, str]:
-        """Writes the lock when it is free, and returns the identity of the object."""
+    def _take(self) -> dict[str, str]:
+        """Writes the lock as soon as it is free, and returns the identity of the object."""
         seen: Version | None = None
         since = 0.0
         while True:
@@ -113,32 +115,32 @@ class BucketLock:
                 pass
             with contextlib.suppress(FileNotFoundError, ChangedError):
                 found = self._path.read_version()
-                if self._is_mine(found):  # the answer to the write was lost
+                if self._is_mine(found):  # the response to our write was lost
                     return found.identity
                 if seen is None:
                     seen, since = found, time.monotonic()
                 expired = time.monotonic() - since >= _LEASE_SECONDS
-                if _has_ended(found) or (expired and found.data == seen.data):
+                if _owner_has_ended(found) or (expired and found.data == seen.data):
                     return self._path.replace(self._content(), found.identity)
-                if found.data != seen.data:  # a refresh while we wait: the owner is alive
+                if found.data != seen.data:  # it was refreshed: the owner is alive
                     raise ConfigurationError(self._in_use(found))
             time.sleep(_HEARTBEAT_SECONDS / 20)
 
     def _refresh_until_released(self) -> None:
-        while not self._ended.wait(_HEARTBEAT_SECONDS):
+        while not self._stop.wait(_HEARTBEAT_SECONDS):
             try:
                 self._refresh()
             except ChangedError as error:
                 self._lost = str(error)
                 return
             except (OSError, pipelines.DataError):
-                continue  # the connection: after a lease another run may take over
+                continue  # no connection; another run may take over when the lease has expired
 
     def _refresh(self) -> None:
         """Rewrites the lock.
 
         Raises:
-            ChangedError: It is another run's.
+            ChangedError: Another run holds the lock.
         """
         self._num_beats += 1
         try:
@@ -150,15 +152,15 @@ class BucketLock:
                 raise ChangedError(f"{self._path} was deleted") from None
             if not self._is_mine(found):
                 raise ChangedError(f"it is held by {_owner(found)}") from None
-            self._identity = found.identity  # the answer to an earlier write was lost
+            self._identity = found.identity  # the response to an earlier write was lost
 
     def _content(self) -> bytes:
-        # The counter makes every version differ: some servers identify a version by its contents.
-        owner = {"host": _host(), "pid": os.getpid(), "started": _started(os.getpid())}
+        # The counter makes each version unique, because some servers identify it by its contents.
+        owner = {"host": _host(), "pid": os.getpid(), "started": _start_time(os.getpid())}
         return json.dumps({**owner, "token": self._token, "beat": self._num_beats}).encode()
 
     def _is_mine(self, found: Version) -> bool:
-        return _facts(found).get("token") == self._token
+        return _owner_facts(found).get("token") == self._token
 
     def _in_use(self, found: Version) -> str:
         return (
@@ -167,7 +169,7 @@ class BucketLock:
         )
 
 
-def _facts(found: Version) -> dict[str, Any]:
+def _owner_facts(found: Version) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         facts = json.loads(found.data)
         if isinstance(facts, dict):
@@ -176,22 +178,22 @@ def _facts(found: Version) -> dict[str, Any]:
 
 
 def _owner(found: Version) -> str:
-    facts = _facts(found)
+    facts = _owner_facts(found)
     host = str(facts.get("host", "?")).partition("?")[0]
     return f"process {facts.get('pid', '?')} on host {host or '?'}"
 
 
-def _has_ended(found: Version) -> bool:
+def _owner_has_ended(found: Version) -> bool:
     """Returns whether the owner was a process of this host that no longer runs."""
-    facts = _facts(found)
+    facts = _owner_facts(found)
     pid = facts.get("pid")
     if facts.get("host") != _host() or not isinstance(pid, int):
         return False
-    return _started(pid) != facts.get("started")
+    return _start_time(pid) != facts.get("started")
 
 
 def _host() -> str:
-    """Returns a name for this host and its namespace of process numbers (containers)."""
+    """Returns a name for this host and its PID namespace, which differs between containers."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -199,7 +201,7 @@ def _host() -> str:
     return f"{socket.gethostname()}?{namespace}"
 
 
-def _started(pid: int) -> float | None:
+def _start_time(pid: int) -> float | None:
     try:
         return psutil.Process(pid).create_time()
     except psutil.Error:

@@ -1,8 +1,9 @@
 """Checkpoints in an object store (`s3://`, `gs://`, `az://`).
 
 A checkpoint is written to a local staging folder first, by the code for local folders, and then
-uploaded file by file, its manifest last. A folder without a manifest is no checkpoint: it is what
-an interrupted upload left, and is removed. A bucket has the same files as a local folder.
+uploaded file by file, the manifest last. A folder without a manifest comes from an interrupted
+upload; it does not count as a checkpoint and is removed. A bucket has the same files as a local
+folder.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipelines.storage import RemotePath
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError, UnreadableError
 from tfdist.checkpoint.snapshot import Packed
-from tfdist.checkpoint.staging import left_folder, staging_folder
+from tfdist.checkpoint.staging import not_uploaded_folder, staging_folder
 from tfdist.checkpoint.store import Place, Store, damaged_name
 from tfdist.errors import ConfigurationError
 
@@ -38,18 +39,20 @@ class BucketStore(Store):
         self._root = RemotePath(self.folder)
         self._staged = Store(staging_folder(self.folder))
         self._before_upload = before_upload or (lambda: None)
-        self._waiting: Place | None = None  # is complete in the staging folder, not in the bucket
+        self._pending: Place | None = None  # staged, but not uploaded
         self._has_staged = False
 
     def places(self) -> list[Place]:
-        return sorted((place for place, files in self._found().items() if _is_whole(files)))[::-1]
+        return sorted(
+            (place for place, files in self._list_files().items() if _is_complete(files))
+        )[::-1]
 
     def write(self, place: Place, snapshot: Packed, facts: Mapping[str, Any]) -> str:
-        """Writes a checkpoint and uploads it; an intact one of the same name is kept.
+        """Writes and uploads a checkpoint, unless an intact one of the same name exists.
 
         Raises:
-            OSError, tf.errors.OpError: It cannot be written or uploaded. What cannot be uploaded is
-                kept in the staging folder until the next one, and `finish` tries it again.
+            OSError, tf.errors.OpError: The checkpoint cannot be written or uploaded. If the upload
+                fails, it stays in the staging folder until the next one, and `finish` retries.
         """
         with _as_os_error():
             if self._is_uploaded(place):
@@ -57,43 +60,47 @@ class BucketStore(Store):
         self._clear_staging()
         self._has_staged = True
         self._staged.write(place, snapshot, facts)
-        self._waiting = place
+        self._pending = place
         self._upload(place)
         return self.path(place)
 
     def finish(self) -> None:
         try:
-            if self._waiting is not None:
-                line = f"Uploading the last checkpoint to {self.folder} again. This may take "
-                line += "minutes: a server that does not answer is given up after two."
-                print(line, file=sys.stderr, flush=True)
-                self._upload(self._waiting)
+            if self._pending is not None:
+                print(
+                    f"Retrying the upload of the last checkpoint to {self.folder}. This may take "
+                    "minutes: requests to a server that does not respond time out after two.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._upload(self._pending)
         except OSError as error:
-            waiting = self._keep_waiting()
+            local = self._move_pending()
             raise ConfigurationError(
-                f"The last checkpoint could not be uploaded to {self.folder}: {error}. It is in "
-                f"{waiting}; copy that folder to {self.folder}/{waiting.name} to resume from it."
+                f"The last checkpoint could not be uploaded to {self.folder}: {error}. It was "
+                f"saved to {local}. To resume from it, copy that folder to "
+                f"{self.folder}/{local.name}."
             ) from error
         finally:
             if self._has_staged:
                 self._clear_staging()
 
     def clean(self) -> None:
-        for place, files in self._found().items():
-            if not _is_whole(files):
+        for place, files in self._list_files().items():
+            if not _is_complete(files):
                 self._remove(place, files)
 
     def keep(self, newest: int, best: Place | None) -> None:
         with _as_os_error():
-            found = self._found()
-            whole = sorted((place for place, files in found.items() if _is_whole(files)))[::-1]
+            found = self._list_files()
+            whole = sorted((place for place, files in found.items() if _is_complete(files)))[::-1]
             for place in found:
                 if place not in whole[:newest] and place != best:
                     self._remove(place, found[place])
 
     def set_aside(self, places: Sequence[Place]) -> list[str]:
         renamed = []
-        found = self._found()
+        found = self._list_files()
         for place in places:
             name = damaged_name(place, lambda name: bool((self._root / name).sizes()))
             for file in found[place]:
@@ -102,8 +109,8 @@ class BucketStore(Store):
             renamed.append(name)
         return renamed
 
-    def _found(self) -> dict[Place, dict[str, int]]:
-        """Returns the sizes of the files of each folder that is named like a checkpoint.
+    def _list_files(self) -> dict[Place, dict[str, int]]:
+        """Returns the file sizes of each folder with a checkpoint's name.
 
         Raises:
             UnreadableError: The bucket cannot be listed.
@@ -121,7 +128,7 @@ class BucketStore(Store):
 
     def _is_uploaded(self, place: Place) -> bool:
         """Returns whether a checkpoint is in the bucket; removes one with missing files."""
-        files = self._found().get(place, {})
+        files = self._list_files().get(place, {})
         with contextlib.suppress(DamagedError, UnreadableError):
             listed = manifest.read(self.path(place))["files"]
             if all(files.get(name) == entry["bytes"] for name, entry in listed.items()):
@@ -139,37 +146,37 @@ class BucketStore(Store):
             content = (local / manifest.NAME).read_bytes()
             try:
                 (target / manifest.NAME).write_bytes(content, overwrite=False)
-            except FileExistsError:  # a put whose answer was lost, unless it has other contents
+            except FileExistsError:  # our own earlier write, if the contents are the same
                 if (target / manifest.NAME).read_bytes() != content:
                     raise OSError(f"{target} was written by another run") from None
-        self._waiting = None
+        self._pending = None
         self._clear_staging()
 
     def _remove(self, place: Place, files: Mapping[str, int]) -> None:
-        # The manifest first: what an interrupted removal leaves is not a checkpoint.
+        # The manifest first, so that a partly removed folder does not count as a checkpoint.
         names = sorted(files, key=lambda name: name != manifest.NAME)
         (self._root / place.name).delete_below(names)
 
-    def _keep_waiting(self) -> Path:
-        """Moves the checkpoint that could not be uploaded to where no run removes it."""
-        staged = Path(self._staged.path(cast(Place, self._waiting)))
-        waiting = left_folder(self.folder) / staged.name
-        shutil.rmtree(waiting, ignore_errors=True)
-        waiting.parent.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.move(staged, waiting))
+    def _move_pending(self) -> Path:
+        """Moves the checkpoint that could not be uploaded to a folder that no run clears."""
+        staged = Path(self._staged.path(cast(Place, self._pending)))
+        target = not_uploaded_folder(self.folder) / staged.name
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(staged, target))
 
     def _clear_staging(self) -> None:
-        self._waiting = None
+        self._pending = None
         shutil.rmtree(self._staged.folder, ignore_errors=True)
 
 
-def _is_whole(files: Mapping[str, int]) -> bool:
+def _is_complete(files: Mapping[str, int]) -> bool:
     return manifest.NAME in files
 
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
-    """Raises errors of transfers as OSError, as a local disk would."""
+    """Converts transfer errors to OSError, which a local disk raises."""
     try:
         yield
     except (pipelines.DataError, UnreadableError) as error:

@@ -1,11 +1,11 @@
 """The state of callbacks, which a resumed run restores.
 
-A custom callback takes part by defining two methods:
+A custom callback is saved and restored if it defines two methods:
 
 - `get_state()` returns its state: nested dicts and lists of numbers, strings and arrays. It is
   called at the end of a step, in the process whose state is saved: the chief.
 - `set_state(state)` receives that state on every worker that has such a callback, after
-  `on_train_begin` and, within an epoch, after `on_epoch_begin`.
+  `on_train_begin` or, if the run resumes within an epoch, after `on_epoch_begin`.
 
 Keras's own callbacks are supported without these methods. A file that a callback appends to
 (CSVLogger's) is truncated to its length at the time of the checkpoint.
@@ -27,13 +27,13 @@ _BYTES = "bytes written"  # the key of a file's length
 
 
 def states(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
-    """Returns the states of callbacks, by class and number."""
+    """Returns the states of callbacks, by class name and number."""
     found = {name: _state(callback) for name, callback in _named(callbacks)}
     return {name: state for name, state in found.items() if state}
 
 
 def before_training(callbacks: Sequence[keras.callbacks.Callback], saved: dict[str, Any]) -> None:
-    """Makes callbacks that open files at the beginning of training append to them."""
+    """Truncates the files of callbacks that open them when training begins, and appends to them."""
     for name, callback in _named(callbacks):
         if isinstance(callback, keras.callbacks.CSVLogger) and name in saved:
             truncate(Path(callback.filename), saved[name].get(_BYTES))
@@ -52,7 +52,7 @@ def restore(callbacks: Sequence[keras.callbacks.Callback], saved: dict[str, Any]
 
 
 def truncate(path: Path, num_bytes: int | None) -> None:
-    """Truncates a file; one that is missing or shorter is left alone."""
+    """Truncates a file. Does nothing if it is missing or shorter."""
     if num_bytes is not None and path.exists() and path.stat().st_size > num_bytes:
         os.truncate(path, num_bytes)
 
@@ -70,7 +70,7 @@ def _state(callback: keras.callbacks.Callback) -> Any:
 def _named(
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> Iterator[tuple[str, keras.callbacks.Callback]]:
-    """Yields each callback with a name that does not depend on callbacks of other classes."""
+    """Yields each callback with its class name, numbered within the class."""
     seen = Counter[str]()
     for callback in callbacks:
         kind = type(callback).__qualname__

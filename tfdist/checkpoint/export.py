@@ -42,7 +42,7 @@ def export(checkpoint: str, target: Path) -> None:
     if (config := saved.state[MODEL]) is None:
         raise ConfigurationError(
             f"{checkpoint}: the class of the model has no get_config, so the model cannot be "
-            "rebuilt from a checkpoint. Resume the training, and save it by trainer.model.save."
+            "rebuilt from a checkpoint. Resume training, and call trainer.model.save."
         )
     try:
         model = keras.models.model_from_json(config)
@@ -68,13 +68,13 @@ def load_weights(model: keras.Model, checkpoint: str) -> None:
         checkpoint: The path of the checkpoint.
 
     Raises:
-        ConfigurationError: The checkpoint is damaged or cannot be read, or is of another model.
+        ConfigurationError: The checkpoint is damaged, unreadable, or from another model.
     """
     _assign(model, Snapshot.unpacked(load(checkpoint), checkpoint), checkpoint)
 
 
 def _assign(model: keras.Model, saved: Snapshot, checkpoint: str) -> None:
-    # Outside of its training the model may have other names: order and shapes identify it.
+    # A rebuilt model may have other variable names, so compare order and shapes only.
     paths = {f"{variables.MODEL}/{i:05d}": v.path for i, v in enumerate(model.variables)}
-    own = Snapshot({n: v for n, v in saved.variables.items() if n in paths}, paths)
-    variables.give({variables.MODEL: model.variables}, own, checkpoint, within_epoch=True)
+    weights = Snapshot({n: v for n, v in saved.variables.items() if n in paths}, paths)
+    variables.restore({variables.MODEL: model.variables}, weights, checkpoint, within_epoch=True)

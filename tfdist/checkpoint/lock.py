@@ -1,10 +1,10 @@
 """A lock on a folder, so that two runs never write to it at the same time.
 
 The lock is a file that names the host, the process and its start time, and whose modification time
-its owner refreshes every few seconds. It is taken over at once if the owner was a process of this
-host that no longer runs, and after a minute without a refresh if the owner was on another host.
-Only the exclusive creation of a file is needed, which NFS provides too; a lock of the kernel
-(`flock`) is not seen by other hosts on every NFS mount.
+its owner refreshes every few seconds. If the owner was a process on this host that no longer runs,
+another process takes the lock over at once; if it was on another host, after a minute without a
+refresh. The lock relies only on exclusive file creation, which NFS supports. `flock` would not do:
+on some NFS mounts, other hosts do not see it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def lock_of(folder: str | os.PathLike[str]) -> FolderLock | BucketLock:
 class FolderLock:
     """A lock on a folder.
 
-    The lock does nothing in a folder that cannot be written, and on remote file systems other than
+    Locking has no effect in a folder that cannot be written, and on remote file systems other than
     object stores.
 
     Args:
@@ -47,7 +47,7 @@ class FolderLock:
         self._lease: SoftFileLease | None = None
 
     def acquire(self) -> None:
-        """Takes the lock.
+        """Acquires the lock.
 
         Raises:
             ConfigurationError: Another run holds the lock.
@@ -64,7 +64,7 @@ class FolderLock:
         try:
             Path(self._folder).mkdir(parents=True, exist_ok=True)
             seen = _modified(path)
-            # A refresh while we wait shows that the owner is alive: then waiting is pointless.
+            # Stop waiting when the lock is refreshed, because then its owner is alive.
             lease.acquire(
                 timeout=_LEASE_SECONDS + 2 * _HEARTBEAT_SECONDS,
                 poll_interval=_HEARTBEAT_SECONDS / 10,
@@ -81,17 +81,17 @@ class FolderLock:
 
         Raises:
             ConfigurationError: Another run took the lock over, because this process was suspended
-                for so long that it seemed to have ended.
+                and did not refresh it in time.
         """
         if self._lease is not None and self._lease.compromise is not None:
             raise ConfigurationError(
-                f"{self._folder}: this run lost its lock ({self._lease.compromise.reason}), and "
-                "another run may write to the folder now. Stop one of them, and resume with "
+                f"{self._folder}: this run lost its lock ({self._lease.compromise.reason}), so "
+                "another run may be writing to the folder. Stop one of the runs, then resume with "
                 "--resume auto."
             )
 
     def is_held(self) -> bool:
-        """Returns whether another process that is alive holds the lock."""
+        """Returns whether another running process holds the lock."""
         try:
             self.acquire()
         except ConfigurationError:
@@ -100,7 +100,7 @@ class FolderLock:
         return False
 
     def release(self) -> None:
-        """Gives the lock back; does nothing if it is not held."""
+        """Releases the lock. Does nothing if this process does not hold it."""
         if self._lease is not None:
             lease, self._lease = self._lease, None
             with contextlib.suppress(OSError):

@@ -44,7 +44,7 @@ class DamagedError(ConfigurationError):
 
 
 class UnreadableError(ConfigurationError):
-    """A checkpoint that may be intact, but cannot be read here: an I/O error or a newer format."""
+    """A checkpoint that may be intact, but cannot be read: an I/O error or a newer format."""
 
 
 def write(folder: str, facts: Mapping[str, Any], files: Sequence[str]) -> None:
@@ -91,8 +91,8 @@ def read(folder: str) -> dict[str, Any]:
         raise DamagedError(f"{path} is damaged: it does not match its checksum")
     if content.get("format") != FORMAT:
         raise UnreadableError(
-            f"{folder} has checkpoint format {content.get('format')}, and this tfdist reads format "
-            f"{FORMAT}: use the version of tfdist that wrote it"
+            f"{folder} has checkpoint format {content.get('format')}, but this version of tfdist "
+            f"reads format {FORMAT}: use the version of tfdist that wrote it"
         )
     if not isinstance(content.get("files"), dict):
         raise DamagedError(f"{path} is damaged: it does not list the files of the checkpoint")
@@ -115,8 +115,8 @@ def verify(folder: str) -> dict[str, Any]:
             raise error_of(path, error) from None
         if found["bytes"] != expected["bytes"]:
             raise DamagedError(
-                f"{path} has {found['bytes']} bytes, and {expected['bytes']} were written: it was "
-                "truncated or overwritten"
+                f"{path} has {found['bytes']} bytes instead of the {expected['bytes']} that were "
+                "written: it was truncated or overwritten"
             )
         if found != expected:
             raise DamagedError(f"{path} is damaged: its content differs from what was written")
@@ -162,14 +162,14 @@ def _measure(path: str) -> dict[str, Any]:
     """Returns the size of a file and its CRC-32C (Castagnoli 1993)."""
     checksum, size = 0, 0
     with tf.io.gfile.GFile(path, "rb") as file:
-        while piece := file.read(_READ_BYTES):
-            checksum, size = google_crc32c.extend(checksum, piece), size + len(piece)
+        while chunk := file.read(_READ_BYTES):
+            checksum, size = google_crc32c.extend(checksum, chunk), size + len(chunk)
     return {"bytes": size, "crc32c": f"{checksum:08x}"}
 
 
 def _checksum_of(content: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in content.items() if name != _CHECKSUM}
-    return f"{google_crc32c.value(json.dumps(rest, sort_keys=True).encode()):08x}"
+    covered = {name: value for name, value in content.items() if name != _CHECKSUM}
+    return f"{google_crc32c.value(json.dumps(covered, sort_keys=True).encode()):08x}"
 
 
 def _first_line(error: Exception) -> str:

@@ -25,17 +25,17 @@ def choose(
     """Returns the path of a checkpoint and its content, on every worker.
 
     Args:
-        settings: Say which checkpoint to resume from.
-        store: The run's own checkpoints.
-        strategy: The strategy of the training.
+        settings: Which checkpoint to resume from.
+        store: The checkpoints of this run.
+        strategy: The strategy of this run.
         say: Called on the chief with a line for each damaged checkpoint.
 
     Returns:
-        None if the training starts from the beginning.
+        None if training starts from the beginning.
 
     Raises:
         ConfigurationError: The checkpoint does not exist, is damaged or cannot be read, or the
-            training would be mixed with another run.
+            folder would mix checkpoints of two runs.
     """
     packed = Packed("", {})
 
@@ -51,7 +51,7 @@ def choose(
         return None
     path, text = json.loads(sent)
     arrays = packed.arrays
-    if strategy.num_workers > 1:  # a state of one process, such as an iterator's, cannot be sent
+    if strategy.num_workers > 1:  # state of a process, such as an iterator's, cannot be broadcast
         arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
     return path, Snapshot.unpacked(Packed(text, strategy.group.broadcast_arrays(arrays)), path)
 
@@ -59,7 +59,7 @@ def choose(
 def _load(
     settings: Checkpoints, store: Store, say: Callable[[str], None]
 ) -> tuple[str, Packed] | None:
-    """Reads the checkpoint to resume from; removes what interrupted saves have left."""
+    """Reads the checkpoint to resume from; removes the files of interrupted saves."""
     if settings.resume == "auto":
         store.clean()
         found = store.load_newest(say)
@@ -78,7 +78,7 @@ def _load(
             )
         return None
     path = os.fspath(settings.resume).rstrip("/")
-    for folder in (path, posixpath.join(path, "checkpoints")):  # the second is that of a run folder
+    for folder in (path, posixpath.join(path, "checkpoints")):  # in a run folder
         if found := store_at(folder).load_newest(say):
             break
     else:
@@ -95,7 +95,7 @@ def _load(
 
 
 def _set_aside(store: Store, damaged: Sequence[Place], say: Callable[[str], None]) -> None:
-    """Renames damaged checkpoints: the oldest of the intact ones would be removed instead."""
+    """Renames damaged checkpoints, because they would count towards the number to keep."""
     if damaged:
         renamed = store.set_aside(damaged)
         say(f"Damaged checkpoints in {store.folder} were renamed: {', '.join(renamed)}.")

@@ -31,16 +31,16 @@ class Checkpoints:
         folder: The folder for the checkpoints of one run: local, the URL of a folder in an object
             store (`s3://...`), or another path that `tf.io.gfile` supports.
         every: `"epoch"`; a number of training steps; or a time, such as `"10m"` or `"1h30m"`. A
-            training that ends or is stopped is saved in any case.
+            run always saves a checkpoint when it ends or is stopped.
         keep: How many of the newest checkpoints to keep.
         keep_best: A key of the logs, such as `val_loss`: also keeps the checkpoint of the epoch
-            with its best value. Use `"max:NAME"` or `"min:NAME"` if Keras does not know which is
-            better.
+            with its best value. Use `"max:NAME"` or `"min:NAME"` for a key whose direction Keras
+            cannot infer.
         resume: `"auto"` resumes from the newest intact checkpoint of the folder, if there is one;
             a path resumes from that checkpoint, or from the newest of that folder; `"never"` starts
             from the beginning, and the folder must have no intact checkpoints.
         on_error: What to do if a checkpoint cannot be written: `"go_on"` prints a warning and
-            continues the training, `"stop"` ends it.
+            continues training, `"stop"` ends the run.
         configuration: Stored in each checkpoint, for information.
         before_upload: Called in a background thread before a checkpoint is uploaded to an object
             store; for files that a resumed run needs together with it.
@@ -88,12 +88,12 @@ class Checkpoints:
         return durations.seconds(str(self.every))
 
     def of_fit(self, number: int) -> Checkpoints:
-        """Returns the options of the n-th `fit` of a trainer, from 1; each has its own folder."""
+        """Returns the options of a trainer's n-th `fit` (from 1), each with a folder of its own."""
         if number == 1:
             return self
-        within = self.resume not in ("auto", "never")
+        is_path = self.resume not in ("auto", "never")
         return replace(
             self,
             folder=posixpath.join(os.fspath(self.folder), f"fit-{number}"),
-            resume="auto" if within else self.resume,
+            resume="auto" if is_path else self.resume,
         )

@@ -1,4 +1,4 @@
-"""The state of a training at one point, and how it is written to files and read from them.
+"""The state of a run at one step, and how it is written to files and read from them.
 
 Structured state is JSON. Every array in it is stored with the variables in a TensorFlow checkpoint
 (`SaveV2`), which `tf.train.load_checkpoint` reads.
@@ -25,7 +25,7 @@ _ARRAY = "array:"  # in JSON, stands for the array of the name that follows
 
 
 class Packed(NamedTuple):
-    """An immutable snapshot, as it is passed between threads, processes and disks.
+    """A serialized, immutable snapshot, to pass between threads and processes or write to disk.
 
     Attributes:
         text: JSON.
@@ -54,8 +54,8 @@ class Packed(NamedTuple):
         """Reads the files of a checkpoint.
 
         Raises:
-            DamagedError: They are damaged.
-            UnreadableError: They cannot be read, for another reason.
+            DamagedError: A file is damaged.
+            UnreadableError: A file cannot be read for another reason.
         """
         try:
             with tf.io.gfile.GFile(posixpath.join(folder, STATE), "r") as file:
@@ -105,10 +105,10 @@ class Snapshot:
 
         Args:
             packed: From `packed`.
-            path: Where it was read, for messages.
+            path: The path it was read from, for messages.
 
         Raises:
-            DamagedError: The JSON has another form.
+            DamagedError: The JSON does not have the expected structure.
         """
         try:
             content = json.loads(packed.text)
@@ -116,7 +116,7 @@ class Snapshot:
             state = _with_arrays(content["state"], packed.arrays)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise DamagedError(f"{path} is damaged: {STATE} has another form ({reason})") from None
+            raise DamagedError(f"{path} is damaged: cannot parse {STATE} ({reason})") from None
         return cls(variables, content["paths"], state)
 
 
@@ -132,7 +132,7 @@ def _without_arrays(value: Any, arrays: dict[str, Any], name: str) -> Any:
         arrays[name] = value
         return _ARRAY + name
     if isinstance(value, np.ndarray):
-        arrays[name] = value.copy()  # the caller may change its array while a thread writes ours
+        arrays[name] = value.copy()  # the caller may change the array while a thread writes it
         return _ARRAY + name
     return value
 

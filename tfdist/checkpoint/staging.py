@@ -10,21 +10,21 @@ from tfdist.config import default_data_dir
 
 
 def staging_folder(url: str) -> Path:
-    """Returns the local folder for the files of a run or of its checkpoints.
+    """Returns the local staging folder for the files of a run or of its checkpoints.
 
-    Only the process that holds the lock of the URL writes to it. It is below the cache folder,
-    which `XDG_CACHE_HOME` sets.
+    Only the process that holds the lock of the URL writes to it. It is in the cache folder, which
+    `XDG_CACHE_HOME` sets.
     """
     return Path(default_data_dir()) / "staging" / _as_path(url)
 
 
-def left_folder(url: str) -> Path:
-    """Returns the local folder that keeps files which could not be uploaded."""
+def not_uploaded_folder(url: str) -> Path:
+    """Returns the local folder for files that could not be uploaded."""
     return Path(default_data_dir()) / "not-uploaded" / _as_path(url)
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Returns a new folder on the disk of the staging folders, removed by its `with` block."""
+    """Returns a new folder on the same disk as the staging folders; its `with` block removes it."""
     root = Path(default_data_dir())
     root.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(prefix="download-", dir=root)

@@ -1,7 +1,7 @@
-"""A folder of checkpoints: complete ones only, the newest few and the best.
+"""A folder with the newest checkpoints of a run and the best one.
 
 A checkpoint is a folder that is written under a temporary name and renamed when it is complete.
-`bucket_store` has the variant for object stores.
+For object stores see `bucket_store`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DAMAGED = "damaged-"
 
 
 class Place(NamedTuple):
-    """The point of a training at which a checkpoint was taken; later points are greater.
+    """The step and epoch of a checkpoint. Later ones compare greater.
 
     Attributes:
         step: Training steps so far, over all epochs.
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Place | None:
-        """Returns the place of a folder's name, or None if it is not named like a checkpoint."""
+        """Parses a folder's name. Returns None if it is not the name of a checkpoint."""
         match = _FORM.fullmatch(name)
         return match and cls(int(match[2]), int(match[1]))
 
@@ -70,11 +70,11 @@ class Store:
         return "://" not in self.folder
 
     def path(self, place: Place) -> str:
-        """Returns the path of a checkpoint, whether it exists or not."""
+        """Returns the path of a checkpoint, which need not exist."""
         return posixpath.join(self.folder, place.name)
 
     def places(self) -> list[Place]:
-        """Returns the folders that are named like checkpoints, the newest first.
+        """Returns the checkpoints in the folder, by their names, the newest first.
 
         Raises:
             UnreadableError: The folder exists, but cannot be read.
@@ -84,7 +84,7 @@ class Store:
                 return []
             names = [name.rstrip("/") for name in tf.io.gfile.listdir(self.folder)]
         except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError):
-            return []  # it, or a folder on the way to it, does not exist
+            return []  # the folder or a parent does not exist
         except tf.errors.OpError as error:
             raise manifest.error_of(self.folder, error) from None
         return sorted(filter(None, map(Place.named, names)), reverse=True)
@@ -118,11 +118,11 @@ class Store:
         raise ConfigurationError(
             f"All {len(problems)} checkpoints in {self.folder} are damaged: {'; '.join(problems)}. "
             "Restore one of them from a backup. To train from the beginning, use resume='never' "
-            "(--resume never), which keeps them under other names, or another folder."
+            "(--resume never), which renames them, or use another folder."
         )
 
     def all_damaged(self) -> bool:
-        """Returns whether there are checkpoints, and every one of them is damaged.
+        """Returns whether the folder has checkpoints and all of them are damaged.
 
         Raises:
             UnreadableError: A checkpoint cannot be read, for a reason other than damage.
@@ -131,7 +131,7 @@ class Store:
         return bool(places) and not any(self._is_intact(place) for place in places)
 
     def set_aside(self, places: Sequence[Place]) -> list[str]:
-        """Renames checkpoints, so that they no longer count as checkpoints; returns the names."""
+        """Renames checkpoints so that they no longer count as such. Returns the new names."""
         renamed = []
         for place in places:
             name = damaged_name(
@@ -142,10 +142,10 @@ class Store:
         return renamed
 
     def write(self, place: Place, snapshot: Packed, facts: Mapping[str, Any]) -> str:
-        """Writes a checkpoint and returns its path; an intact one of the same name is kept.
+        """Writes a checkpoint, unless an intact one of the same name exists. Returns its path.
 
         Raises:
-            OSError, tf.errors.OpError: It cannot be written; nothing of it is left.
+            OSError, tf.errors.OpError: The checkpoint cannot be written. Partial files are removed.
         """
         final = self.path(place)
         with contextlib.suppress(DamagedError, UnreadableError):
@@ -172,7 +172,7 @@ class Store:
         return final
 
     def clean(self) -> None:
-        """Removes what interrupted saves have left; no other process may be writing."""
+        """Removes the files of interrupted saves. No other process may write at the same time."""
         if not tf.io.gfile.isdir(self.folder):
             return
         for name in tf.io.gfile.listdir(self.folder):
@@ -183,17 +183,17 @@ class Store:
         """Removes all checkpoints except the newest ones and the best."""
         for place in self.places()[newest:]:
             if place != best:
-                # The manifest first: what an interrupted removal leaves is not a checkpoint.
+                # The manifest first, so that a partly removed folder is not a checkpoint.
                 path = self.path(place)
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(posixpath.join(path, manifest.NAME))
                 tf.io.gfile.rmtree(path)
 
     def finish(self) -> None:
-        """Completes what is still to be transferred, at the end of a training.
+        """Completes pending transfers, at the end of a run.
 
         Raises:
-            ConfigurationError: The last checkpoint is not where it should be.
+            ConfigurationError: The last checkpoint could not be uploaded.
         """
 
     def _is_intact(self, place: Place) -> bool:
@@ -205,7 +205,7 @@ class Store:
 
 
 class BackgroundWriter:
-    """A thread that writes one checkpoint at a time, in order, while the training continues."""
+    """A thread that writes one checkpoint at a time, in order, while training continues."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -217,7 +217,7 @@ class BackgroundWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Starts a job as soon as the previous one has ended.
+        """Waits for the previous job, then starts a new one.
 
         Raises:
             Exception: Whatever the previous job raised.
@@ -227,10 +227,10 @@ class BackgroundWriter:
         def run() -> None:
             try:
                 job()
-            except Exception as error:  # raised by the next call of `wait`
+            except Exception as error:  # raised by the next call to `wait`
                 self._error = error
 
-        # Not a daemon thread: the interpreter lets it finish its file before it exits.
+        # Not a daemon thread, so that the interpreter waits for it before it exits.
         self._thread = threading.Thread(target=run, name="tfdist checkpoint writer")
         self._thread.start()
 
@@ -256,7 +256,7 @@ def load(path: str) -> Packed:
 
     Raises:
         DamagedError: The checkpoint is damaged.
-        UnreadableError: The checkpoint cannot be read, for another reason.
+        UnreadableError: The checkpoint cannot be read for another reason.
     """
     if storage.is_object_store(path):
         with temporary_folder() as folder:

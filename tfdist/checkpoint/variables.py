@@ -1,8 +1,8 @@
-"""The variables of a training in one canonical form, whatever the strategy.
+"""The variables of a run in a canonical form that does not depend on the strategy.
 
-Variables are named after their owner and their position, because Keras numbers its own names
-through a whole process. The variables of a model are plain ones, on one device; a strategy's
-mirrored variables are not saved.
+Variables are named by owner and position, because the numbers in Keras's names depend on all models
+that the process has built. A checkpoint contains the model's plain variables, once; it does not
+contain the replicas' mirrored variables.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ GradientSums = Sequence[Sequence[np.ndarray]]
 #: The owner of the model's variables.
 MODEL = "model"
 
-#: Owners whose variables must all match; otherwise the checkpoint is another model's.
+#: Owners whose variables must all match. If they do not, the checkpoint is from another model.
 _REQUIRED = (MODEL, "optimizer")
 
 # The name is part of the file format.
 _GLOBAL_SEED = "seed of what draws without one"
 
 
-def take(groups: Groups, snapshot: Snapshot) -> None:
+def capture(groups: Groups, snapshot: Snapshot) -> None:
     """Adds the current values of variables to a snapshot.
 
-    Values on the host are not copied here: TensorFlow copies a variable that is written while its
+    Values on the host are not copied: TensorFlow copies a variable on write while its previous
     value is still referenced.
     """
     with tf.device("CPU:0"):
@@ -48,17 +48,17 @@ def take(groups: Groups, snapshot: Snapshot) -> None:
             snapshot.paths[name] = variable.path
 
 
-def give(groups: Groups, snapshot: Snapshot, path: str, within_epoch: bool) -> None:
+def restore(groups: Groups, snapshot: Snapshot, path: str, within_epoch: bool) -> None:
     """Assigns the values of a snapshot to variables.
 
     Args:
         groups: The variables of the model as it is now.
-        snapshot: From a training of the same model.
-        path: Where the snapshot was read, for messages.
-        within_epoch: Whether the training resumes within an epoch, so that metrics must match too.
+        snapshot: From a run with the same model.
+        path: The path of the checkpoint, for messages.
+        within_epoch: Whether training resumes within an epoch, so that metrics must match too.
 
     Raises:
-        ConfigurationError: The snapshot is of another model.
+        ConfigurationError: The snapshot is from another model.
     """
     if any(name.startswith(_GLOBAL_SEED) for name in snapshot.variables):
         keras_model.ensured_global_generator()
@@ -70,46 +70,47 @@ def give(groups: Groups, snapshot: Snapshot, path: str, within_epoch: bool) -> N
             raise ConfigurationError(_mismatch(path, name, variable, snapshot))
     if missing := [n for n in snapshot.variables if n.startswith(_REQUIRED) and n not in named]:
         raise ConfigurationError(
-            f"{path} is of another model: it has {snapshot.paths[missing[0]]!r}, which this model "
-            "does not have. Build the same model, or keep its checkpoints in another folder."
+            f"{path} is from another model: it has {snapshot.paths[missing[0]]!r}, which this "
+            "model does not have. Build the same model, or use another folder for its checkpoints."
         )
     for name, variable in named.items():
         if _fits(snapshot.variables.get(name), variable):
             variable.assign(snapshot.variables[name])
 
 
-def take_gradient_sums(
+def capture_gradient_sums(
     strategy: Strategy, sums: Sequence[Sequence[tf.Variable]]
 ) -> list[list[np.ndarray]]:
     """Returns the gradients accumulated so far (`gradient_accumulation_steps`), of all replicas.
 
-    In one process the sum of each replica is kept, so that a training that resumes with as many
-    replicas adds the same numbers in the same order. Over several workers only their total is kept.
-    All workers must call this together.
+    In one process, each replica's sums are saved, so that a run that resumes with the same number
+    of replicas sums the same values in the same order. With several workers, only the total over
+    all replicas is saved. All workers must call this function together.
     """
-    values = [[variable.numpy() for variable in own] for own in sums]
+    values = [[variable.numpy() for variable in replica_sums] for replica_sums in sums]
     return values if strategy.num_workers == 1 else [strategy.group.sum_arrays(_total(values))]
 
 
-def give_gradient_sums(
+def restore_gradient_sums(
     strategy: Strategy, sums: Sequence[Sequence[tf.Variable]], saved: GradientSums
 ) -> None:
     """Assigns accumulated gradients to the replicas of this worker.
 
-    Over several workers, or with another number of replicas, the first replica gets the total.
+    With several workers, or if the number of replicas has changed, the first replica gets the
+    total, and the others get zeros.
 
     Args:
-        strategy: The strategy of the training.
-        sums: The variables of this worker's replicas.
-        saved: The gradients of all replicas of the training that was saved.
+        strategy: The strategy of this run.
+        sums: The accumulation variables of this worker's replicas.
+        saved: The gradients of all replicas when the checkpoint was saved.
     """
     if strategy.num_workers > 1 or len(saved) != len(sums):
         total = _total(saved)
         zeros = [np.zeros_like(value) for value in total]
         first = zeros if strategy.rank else total
         saved = [first, *[zeros] * (len(sums) - 1)]
-    for own, values in zip(sums, saved, strict=True):
-        for variable, value in zip(own, values, strict=True):
+    for replica_sums, values in zip(sums, saved, strict=True):
+        for variable, value in zip(replica_sums, values, strict=True):
             variable.assign(value)
 
 
@@ -125,13 +126,13 @@ def _fits(saved: Any, variable: keras.Variable) -> bool:
 
 def _mismatch(path: str, name: str, variable: keras.Variable, snapshot: Snapshot) -> str:
     saved = snapshot.variables.get(name)
-    has = "nothing"
+    found = "no variable"
     if saved is not None:
-        has = f"{snapshot.paths[name]!r} of shape {tuple(saved.shape)}, {saved.dtype}"
+        found = f"{snapshot.paths[name]!r} ({tuple(saved.shape)}, {saved.dtype})"
     return (
-        f"{path} is of another model: for {variable.path!r} of shape {tuple(variable.shape)}, "
-        f"{variable.dtype}, it has {has}. Build the same model, or keep its checkpoints in another "
-        "folder."
+        f"{path} is from another model: expected {variable.path!r} ({tuple(variable.shape)}, "
+        f"{variable.dtype}), found {found}. Build the same model, or use another folder for its "
+        "checkpoints."
     )
 
 
@@ -146,7 +147,7 @@ def _named(groups: Groups) -> dict[str, keras.Variable]:
 
 
 def _same_name(one: str, other: str) -> bool:
-    """Returns whether paths are equal but for the numbers that Keras appends to equal names."""
+    """Returns whether paths are equal without the numbers that Keras appends to repeated names."""
     return _unnumbered(one) == _unnumbered(other)
 
 

@@ -1,4 +1,4 @@
-"""Who this process is among the workers of a run. Imports no TensorFlow."""
+"""The workers of a run, and the rank of this process. Imports no TensorFlow."""
 
 from tfdist.cluster.membership import barrier as barrier
 from tfdist.cluster.membership import current as current

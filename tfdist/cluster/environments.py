@@ -1,6 +1,6 @@
-"""What launchers tell their processes about the cluster, in variables of the environment.
+"""Reads the cluster from the environment variables that launchers set.
 
-Each `read_...(environ)` returns a `Cluster`, or None where the launcher's variables are not set.
+Each `read_...(environ)` returns a `Cluster`, or None if the launcher's variables are not set.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from tfdist.cluster.record import Cluster, Environ, check_distinct, local_place, number
+from tfdist.cluster.record import Cluster, Environ, check_distinct, local_rank_and_size, number
 from tfdist.errors import ClusterError
 
 
@@ -37,11 +37,11 @@ class _Config(BaseModel):
 def read_tf_config(environ: Environ) -> Cluster | None:
     """Returns the cluster that `TF_CONFIG` describes; an empty variable counts as not set.
 
-    It is set by hand, by launchers and by Kubernetes' TFJob.
+    Users, launchers and Kubernetes' TFJob set it.
 
     Raises:
-        ClusterError: It does not have the form of TensorFlow's guide on multi-worker training, or
-            contradicts itself.
+        ClusterError: It does not have the format of TensorFlow's guide on multi-worker training, or
+            is inconsistent.
     """
     text = environ.get("TF_CONFIG", "").strip()
     if not text.strip("{} "):
@@ -50,7 +50,7 @@ def read_tf_config(environ: Environ) -> Cluster | None:
         config = _Config.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "its text"
+        place = ".".join(str(part) for part in first["loc"]) or "JSON"
         raise ClusterError(
             f"TF_CONFIG: {place}: {first['msg']}; expected "
             '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
@@ -59,19 +59,20 @@ def read_tf_config(environ: Environ) -> Cluster | None:
 
 
 def _from_config(tasks: _Tasks, task: _Task) -> Cluster:
-    """Returns the cluster of parts that are valid, but may contradict each other."""
+    """Returns the cluster of a validated configuration, whose parts may be inconsistent."""
     workers = (*tasks.chief, *tasks.worker)
     if not workers:
-        raise ClusterError('TF_CONFIG names no task "worker" and no "chief": it needs one.')
+        raise ClusterError('TF_CONFIG has no "worker" or "chief" task: add one.')
     check_distinct("TF_CONFIG", (*workers, *tasks.ps, *tasks.evaluator))
-    named = len(getattr(tasks, task.type))
-    # TensorFlow's own configurations leave the evaluator out of the cluster: nobody calls it.
-    if task.index >= named and not (task.type == "evaluator" and not named and not task.index):
+    num_tasks = len(getattr(tasks, task.type))
+    # TensorFlow omits the evaluator from the cluster, because no other task connects to it.
+    is_evaluator = task.type == "evaluator" and not num_tasks and not task.index
+    if task.index >= num_tasks and not is_evaluator:
         raise ClusterError(
-            f"TF_CONFIG: task {task.type} {task.index}, but the cluster names {named} of that "
-            f"type: indices go from 0 to {named - 1}."
-            if named
-            else f"TF_CONFIG: task {task.type} {task.index}, but the cluster names none."
+            f"TF_CONFIG: task {task.type} {task.index}, but the cluster has {num_tasks} tasks of "
+            f"that type. Use an index from 0 to {num_tasks - 1}."
+            if num_tasks
+            else f"TF_CONFIG: task {task.type} {task.index}, but the cluster has no such task."
         )
     first = {
         "chief": 0,
@@ -80,12 +81,12 @@ def _from_config(tasks: _Tasks, task: _Task) -> Cluster:
         "evaluator": len(workers) + len(tasks.ps),
     }
     rank = first[task.type] + task.index
-    place = local_place(workers, rank) if rank < len(workers) else (0, 1)
+    local = local_rank_and_size(workers, rank) if rank < len(workers) else (0, 1)
     return Cluster(
         "TF_CONFIG",
         rank,
         len(workers),
-        *place,
+        *local,
         addresses=workers,
         task=task.type,
         ps=tuple(tasks.ps),
@@ -93,19 +94,19 @@ def _from_config(tasks: _Tasks, task: _Task) -> Cluster:
     )
 
 
-#: Ports below 32768, where Linux begins to assign ports to clients, and 64 apart, one for each
-#: worker of a host, so that job steps that run side by side do not collide.
+#: Ports below 32768, from which Linux assigns ports to clients. Each job step gets 64 ports, one
+#: for each worker of a host, so that concurrent job steps do not collide.
 _FIRST_PORT, _LAST_PORT, _PORTS_PER_STEP = 12000, 32000, 64
 
 
 def read_slurm(environ: Environ) -> Cluster | None:
     """Returns the cluster of an `srun` step, whose addresses follow from its hosts.
 
-    Variables of the step are preferred to those of the job. Under an `mpirun` inside of a job the
-    variables belong to the step that started mpirun's daemons, so mpirun's own are read instead.
+    Variables of the step take precedence over those of the job. Under `mpirun` in a Slurm job, the
+    variables describe the step that started mpirun's daemons, so this returns None.
 
     Raises:
-        ClusterError: The variables are incomplete or contradict each other.
+        ClusterError: The variables are incomplete or inconsistent.
     """
     if "SLURM_PROCID" not in environ or _started_by_mpi(environ):
         return None
@@ -117,35 +118,35 @@ def read_slurm(environ: Environ) -> Cluster | None:
     hosts, counts = expand_hosts(nodes), expand_counts(tasks)
     if len(hosts) != len(counts) or sum(counts) != size:
         raise ClusterError(
-            f"Slurm: {size} tasks, but {tasks or 'nothing'!r} of them on the nodes "
-            f"{nodes or 'unknown'!r}: start the workers with srun."
+            f"Slurm: {size} tasks, but the tasks per node are {tasks or 'unknown'!r} on nodes "
+            f"{nodes or 'unknown'!r}. Start the workers with srun."
         )
     job, step = number(environ, "SLURM_JOB_ID", 0), _step(environ)
     port = _FIRST_PORT + (job * 16 + step) * _PORTS_PER_STEP % (_LAST_PORT - _FIRST_PORT)
     places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     if environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic"):
-        places.sort(key=lambda place: place[1])  # round robin over the nodes
+        places.sort(key=lambda place: place[1])  # round-robin over the nodes
     addresses = tuple(f"{hosts[node]}:{port + local}" for node, local in places)
     node = places[min(rank, size - 1)][0]
     here = environ.get("SLURMD_NODENAME", hosts[node])
     if here != hosts[node]:
         raise ClusterError(
-            f"Slurm: task {rank} runs on {here}, expected {hosts[node]}: start the workers with "
+            f"Slurm: task {rank} runs on {here}, expected {hosts[node]}. Start the workers with "
             "srun --distribution=block."
         )
     return Cluster("Slurm", rank, size, local_rank, counts[node], addresses)
 
 
 def is_batch_script(environ: Environ) -> bool:
-    """Tells whether this is the script that sbatch runs: it has a task number, but no step."""
+    """Returns whether this is the sbatch script itself, which has a task number but no step."""
     return "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" not in environ
 
 
 def expand_hosts(nodelist: str) -> list[str]:
-    """Returns the hosts of Slurm's notation: `a[01-02,5],b` is a01, a02, a5, b.
+    """Expands Slurm's notation for hosts: `a[01-02,5],b` is a01, a02, a5, b.
 
     Raises:
-        ClusterError: The text has another form.
+        ClusterError: The syntax is invalid.
     """
     numbers = r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
     names = re.findall(rf"(?:[^,\[\]]|{numbers})+", nodelist)
@@ -155,10 +156,10 @@ def expand_hosts(nodelist: str) -> list[str]:
 
 
 def expand_counts(tasks: str) -> list[int]:
-    """Returns the tasks of each node of Slurm's notation: `2(x3),1` is 2, 2, 2, 1.
+    """Expands Slurm's notation for tasks per node: `2(x3),1` is 2, 2, 2, 1.
 
     Raises:
-        ClusterError: The text has another form.
+        ClusterError: The syntax is invalid.
     """
     counts: list[int] = []
     for part in filter(None, tasks.split(",")):
@@ -170,7 +171,7 @@ def expand_counts(tasks: str) -> list[int]:
 
 
 def _expand(name: str) -> Iterator[str]:
-    """Expands the first bracket of a name, then the next one."""
+    """Expands the first bracket of a name, and then the others recursively."""
     found = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", name)
     if not found:
         yield name
@@ -193,8 +194,7 @@ def _step(environ: Environ) -> int:
     return int(step) if step.isdigit() else 0
 
 
-#: Launcher, and its variables for rank, size, local rank and local size. MVAPICH's names begin with
-#: those of its second version.
+#: Launcher, and its variables for rank, size, local rank and local size.
 _MPI_VARIABLES = (
     (
         "Open MPI",
@@ -216,10 +216,10 @@ _MPI_VARIABLES = (
 
 
 def read_mpi(environ: Environ) -> Cluster | None:
-    """Returns the cluster of an `mpirun`, or of a `horovodrun` without MPI; without addresses.
+    """Returns the cluster of `mpirun`, or of `horovodrun` without MPI. It has no addresses.
 
     Raises:
-        ClusterError: The variables are incomplete or contradict each other.
+        ClusterError: The variables are incomplete or inconsistent.
     """
     for source, rank, size, local_rank, local_size in _MPI_VARIABLES:
         if rank in environ:
@@ -234,9 +234,9 @@ def read_mpi(environ: Environ) -> Cluster | None:
 
 
 def _started_by_mpi(environ: Environ) -> bool:
-    """Tells whether an mpirun started this process.
+    """Returns whether an mpirun started this process.
 
-    Slurm's srun sets PMI_RANK too, for programs that speak MPICH's protocol, but no local ranks.
+    Slurm's srun also sets PMI_RANK, for programs that use MPICH's protocol, but no local ranks.
     """
     return any(environ.get(names[3]) is not None for names in _MPI_VARIABLES)
 
@@ -252,7 +252,7 @@ def read_kubernetes(environ: Environ) -> Cluster | None:
     sets TF_CONFIG.
 
     Raises:
-        ClusterError: The variables are incomplete or contradict each other.
+        ClusterError: The variables are incomplete or inconsistent.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         rank, size = number(environ, "RANK"), number(environ, "WORLD_SIZE")
@@ -266,7 +266,7 @@ def read_kubernetes(environ: Environ) -> Cluster | None:
     port = number(environ, f"{master}PORT", _KUBERNETES_PORT)
     if size > 1 and not host:
         raise ClusterError(
-            f"{size} workers, but ${master}ADDR is not set: the workers need the address of rank 0."
+            f"{size} workers, but ${master}ADDR is not set. Set it to the address of rank 0."
         )
     return Cluster(
         "Kubernetes",

@@ -1,4 +1,4 @@
-"""Which GPUs of a host each worker uses. Imports no TensorFlow."""
+"""Assigns the GPUs of a host to its workers. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tfdist.cluster.record import Environ
 from tfdist.errors import ClusterError, ConfigurationError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-#: Set by the launcher for workers that it gave GPUs of their own, so that they do not divide them.
+#: Set by the launcher if it assigned GPUs to each worker, so that workers do not divide them again.
 PER_WORKER = "TFDIST_GPUS_PER_WORKER"
-#: Hides every GPU from a process; an empty variable is ignored by some container runtimes.
+#: Hides all GPUs from a process. Some container runtimes ignore an empty variable.
 NONE_VISIBLE = {VISIBLE: "-1"}
 
-#: An entry of CUDA_VISIBLE_DEVICES: an index, a UUID or its beginning, or a slice of a GPU.
+#: An entry of CUDA_VISIBLE_DEVICES: an index, a UUID or its prefix, or a MIG instance.
 _ENTRY = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 _NVIDIA_SMI = ("--query-gpu=uuid", "--format=csv,noheader")
 _NVIDIA_SMI_SECONDS = 60.0
 
 
 def visible(environ: Environ) -> list[str] | None:
-    """Returns the entries of `CUDA_VISIBLE_DEVICES` that CUDA honors; None where it is not set.
+    """Returns the valid entries of `CUDA_VISIBLE_DEVICES`, or None if it is not set.
 
-    CUDA stops at the first entry that is no GPU: `0,-1,1` shows GPU 0 only.
+    CUDA ignores everything from the first invalid entry on: `0,-1,1` shows only GPU 0.
     """
     text = environ.get(VISIBLE)
     if text is None:
@@ -41,7 +41,7 @@ def visible(environ: Environ) -> list[str] | None:
 
 
 def installed() -> list[str]:
-    """Returns the UUIDs of this host's GPUs as `nvidia-smi` lists them; empty where it cannot."""
+    """Returns the UUIDs of this host's GPUs from `nvidia-smi`; empty if that fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -58,70 +58,71 @@ def installed() -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if line.startswith("GPU-")]
 
 
-def assigned(num_gpus: int, place: int, environ: Environ) -> dict[str, str]:
-    """Returns the variables that show one process of this host its own GPUs.
+def assigned(num_gpus: int, local_rank: int, environ: Environ) -> dict[str, str]:
+    """Returns the environment variables that make only its own GPUs visible to a process.
 
     Args:
-        num_gpus: GPUs of the process.
-        place: Number of the process on this host: process 1 of 2 GPUs each has the third and the
-            fourth of those that the launcher sees.
-        environ: The launcher's variables. An inherited `CUDA_VISIBLE_DEVICES` is divided: with
+        num_gpus: Number of GPUs per process.
+        local_rank: Number of the process on this host. With 2 GPUs per process, process 1 gets the
+            third and fourth GPU that are visible to the launcher.
+        environ: The launcher's environment. An inherited `CUDA_VISIBLE_DEVICES` is divided: with
             `4,5,6,7` the processes get `4,5` and `6,7`.
 
     Raises:
-        ConfigurationError: The launcher sees too few GPUs.
+        ConfigurationError: Too few GPUs are visible to the launcher.
     """
-    begin, end = place * num_gpus, (place + 1) * num_gpus
+    begin, end = local_rank * num_gpus, (local_rank + 1) * num_gpus
     entries = visible(environ)
-    seen = f"{VISIBLE}={environ.get(VISIBLE)}"
+    available = f"{VISIBLE}={environ.get(VISIBLE)}"
     if entries is None:
-        # Without nvidia-smi nobody knows how many there are; the worker reports a missing GPU.
+        # Without nvidia-smi the number is unknown. The worker reports missing GPUs.
         number = len(installed()) or end
-        entries, seen = [str(i) for i in range(number)], f"this host has {number}"
+        entries, available = [str(i) for i in range(number)], f"this host has {number}"
     if end > len(entries):
         raise ConfigurationError(
-            f"--gpus-per-worker {num_gpus} needs {end} GPUs for {place + 1} workers on this host, "
-            f"but {seen}: use at most {len(entries) // num_gpus} workers or fewer GPUs for each."
+            f"--gpus-per-worker {num_gpus} needs {end} GPUs for {local_rank + 1} workers on this "
+            f"host, but {available}. Use at most {len(entries) // num_gpus} workers, or fewer GPUs "
+            "per worker."
         )
     return {VISIBLE: ",".join(entries[begin:end]), PER_WORKER: str(num_gpus)}
 
 
 def identifiers(num_gpus: int) -> list[str]:
-    """Returns a name for each GPU that this process sees, equal in all processes that see that GPU.
+    """Returns a name for each visible GPU, which is the same in all processes.
 
-    The names are UUIDs, or host and index where `nvidia-smi` is missing. By default CUDA and
-    `nvidia-smi` may number GPUs of different models differently; processes of one host still
-    agree, because they all number them in the same way.
+    The names are UUIDs, or host and index without `nvidia-smi`. If a host has GPUs of different
+    models, CUDA and `nvidia-smi` may order them differently by default. The names are still
+    consistent within a host, because all its processes use the same order.
 
     Args:
-        num_gpus: How many GPUs TensorFlow sees.
+        num_gpus: Number of GPUs that TensorFlow sees.
     """
     uuids, entries = installed(), visible(os.environ)
     names = uuids if entries is None else [_uuid(entry, uuids) for entry in entries]
-    if len(names) != num_gpus:  # TensorFlow leaves GPUs out that are too old for it
+    if len(names) != num_gpus:  # TensorFlow ignores GPUs that are too old
         names = [str(i) for i in range(num_gpus)]
     host = socket.gethostname()
     return [name if name.startswith(("GPU-", "MIG-")) else f"{host}:{name}" for name in names]
 
 
 def _uuid(entry: str, uuids: Sequence[str]) -> str:
-    """Returns the UUID of an entry of CUDA_VISIBLE_DEVICES, or the entry where it is not known."""
+    """Returns the UUID of an entry of CUDA_VISIBLE_DEVICES, or the entry if it is unknown."""
     if entry.isdecimal():
         return uuids[int(entry)] if int(entry) < len(uuids) else entry
     return next((uuid for uuid in uuids if uuid.startswith(entry)), entry)
 
 
 def divide(claims: Sequence[Sequence[str]], share: bool) -> list[list[int]]:
-    """Divides GPUs among the workers that see the same ones, in the order of their ranks.
+    """Divides GPUs among the workers that see the same GPUs, in the order of ranks.
 
     Takes time and memory of O(workers).
 
     Args:
-        claims: By rank, the `identifiers` of the GPUs that a worker sees or asks for.
-        share: Whether several workers may use one GPU where there are too few.
+        claims: By rank, the `identifiers` of the GPUs that a worker sees or requests.
+        share: Whether several workers may use the same GPU if there are too few.
 
     Returns:
-        By rank, the positions in its list of the GPUs that the worker uses.
+        By rank, the positions of the worker's GPUs in its list.
 
     Raises:
         ClusterError: There are fewer GPUs than workers, or workers see different sets of GPUs that
@@ -138,19 +139,19 @@ def divide(claims: Sequence[Sequence[str]], share: bool) -> list[list[int]]:
         reference = claims[peers[0]]
         each, number = len(reference) // len(peers), peers.index(rank)
         if len(peers) == 1:
-            own = list(gpus)
+            chosen = list(gpus)
         elif each:
-            own = list(reference[number * each : (number + 1) * each])
+            chosen = list(reference[number * each : (number + 1) * each])
         elif share:
-            own = [reference[number % len(reference)]]
+            chosen = [reference[number % len(reference)]]
         else:
             raise ClusterError(
-                f"{len(peers)} workers on one host (rank {_listed(peers)}) see {len(reference)} "
-                f"GPU{'s' * (len(reference) > 1)}, but NCCL needs at least one for each worker: "
-                f"start at most {len(reference)} on this host, or let them share GPUs with "
-                "communication='ring'."
+                f"{len(peers)} workers on one host (rank {_format_ranks(peers)}) see "
+                f"{len(reference)} GPU{'s' * (len(reference) > 1)}, but NCCL needs at least one "
+                f"per worker: start at most {len(reference)} on this host, or let them share GPUs "
+                "with communication='ring'."
             )
-        divided.append([gpus.index(gpu) for gpu in own])
+        divided.append([gpus.index(gpu) for gpu in chosen])
     return divided
 
 
@@ -161,13 +162,13 @@ def _check_same(
         if users[gpu] != peers:
             others = sorted({*users[gpu], *peers} - {rank})
             raise ClusterError(
-                f"Rank {rank} and rank {_listed(others)} use different sets of GPUs that overlap "
-                f"in {gpu}: give all workers of a host the same {VISIBLE}, which they divide, or "
-                "each GPUs of its own."
+                f"Rank {rank} and rank {_format_ranks(others)} use different sets of GPUs that "
+                f"overlap in {gpu}. Set the same {VISIBLE} for all workers of a host, which divide "
+                "the GPUs, or assign distinct GPUs to each worker."
             )
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    """Returns at most eight ranks as text."""
+def _format_ranks(ranks: Sequence[int]) -> str:
+    """Formats at most eight ranks."""
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return ", ".join(map(str, ranks[:8])) + more

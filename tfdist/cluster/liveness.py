@@ -1,8 +1,8 @@
-"""Whether the other processes exist and respond.
+"""Checks whether the other processes exist and respond.
 
-A stopped process still accepts connections, but does not answer. Horovod's Gloo gives up by
-aborting the process, in C++, without naming the missing rank; so before Gloo starts, each rank
-registers at Horovod's rendezvous server, which stores any key.
+A suspended process still accepts connections, but does not respond. If a rank is missing, Horovod's
+Gloo aborts the process in C++ without naming that rank. Therefore each rank registers at Horovod's
+rendezvous server, which is a key-value store, before Gloo starts.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tfdist.cluster.record import split
 from tfdist.errors import ClusterError
 
 #: The beginning of an HTTP/2 connection (RFC 9113, 3.4): preface and empty settings. A gRPC server
-#: answers with its own; ours answers anything.
+#: replies with its settings. The server of `start_responder` replies to anything.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _MAX_THREADS = 512
 
 
 def silent(addresses: Mapping[int, str], seconds: float = 5.0) -> list[int]:
-    """Returns the ranks that do not answer, in O(n) connections for n addresses.
+    """Returns the ranks that do not respond, with O(n) connections for n addresses.
 
     Args:
-        addresses: `"host:port"` of each rank: a gRPC server, or the port of `answering`.
-        seconds: Time limit for each answer.
+        addresses: `"host:port"` of each rank: of a gRPC server or of `start_responder`.
+        seconds: Time limit for each response.
     """
     if not addresses:
         return []
@@ -42,9 +42,9 @@ def silent(addresses: Mapping[int, str], seconds: float = 5.0) -> list[int]:
     return [rank for rank, answered in zip(addresses, answers, strict=True) if not answered]
 
 
-def answering() -> int:
-    """Answers every connection while this process lives; returns the port."""
-    # Under a launcher of one host the other ranks reach this one at the loopback address.
+def start_responder() -> int:
+    """Starts a server that replies to every connection, and returns its port."""
+    # If all ranks are on one host, they use the loopback address.
     host = listen_address([os.environ.get("HOROVOD_HOSTNAME", "localhost")])
     server = socketserver.ThreadingTCPServer((host, 0), _Answer)
     server.daemon_threads = True
@@ -67,54 +67,54 @@ def _answers(address: str, seconds: float) -> bool:
         return False
 
 
-#: How long a rank waits for the others to register.
+#: Time limit for all ranks to register.
 SECONDS = 120.0
 _RETRY_SECONDS = 0.1
-#: Requests per second of all ranks together while they wait for rank 0's list.
+#: Total requests per second of all ranks while they wait for rank 0's list.
 _REQUESTS_PER_SECOND = 200
-#: Time by which the others wait longer than rank 0, whose list names the missing ranks.
+#: Additional waiting time of other ranks, to receive rank 0's list of the registered ranks.
 _EXTRA_SECONDS = 10.0
 _SCOPE = "tfdist-roll-call"
-#: The key of the list of all addresses.
+#: The key under which rank 0 stores the list of all addresses.
 _ALL = "all"
 
 
 def roll_call(rank: int, size: int, seconds: float = SECONDS) -> dict[int, str]:
-    """Returns the addresses of the other ranks' `answering`, when all ranks have called this.
+    """Waits until all ranks have called this, and returns the responder addresses of the others.
 
-    Returns nothing, at once, if no rendezvous server is set. Each rank registers its address; rank
-    0 reads all of them and registers the list, which the others read. So the server receives O(n)
-    requests from n ranks, and rank 0 sends O(n).
+    Returns an empty mapping immediately if no rendezvous server is set. Each rank registers its
+    address. Rank 0 reads all of them and registers the list, which the others read. Thus n ranks
+    send O(n) requests to the server, O(n) of them by rank 0.
 
     Args:
         rank: Rank of this process.
         size: Number of processes.
-        seconds: Longest time to wait.
+        seconds: Maximum time to wait.
 
     Raises:
-        ClusterError: Ranks are missing after that time, or the server is.
+        ClusterError: Ranks are missing after that time, or the server cannot be reached.
     """
     if size == 1 or "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ:
         return {}
     deadline = time.monotonic() + seconds
-    own = f"{os.environ.get('HOROVOD_HOSTNAME', 'localhost')}:{answering()}"
-    _register(str(rank), own)
+    address = f"{os.environ.get('HOROVOD_HOSTNAME', 'localhost')}:{start_responder()}"
+    _register(str(rank), address)
     found = _collect(size, deadline) if rank == 0 else _wait_for_list(size, deadline)
     missing = [other for other in range(size) if str(other) not in found] if found else [0]
     if missing:
-        named = " and ".join(f"rank {other}" for other in missing[:8])
+        ranks = " and ".join(f"rank {other}" for other in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise ClusterError(
-            f"Rank {rank} of {size} waited {seconds:.0f} s in start-up for {named}{more}: check "
-            "whether that process failed, and whether its host reaches the launcher's."
+            f"Rank {rank} of {size} waited {seconds:.0f} s in start-up for {ranks}{more}. Check "
+            "whether that process failed, and whether its host can connect to the launcher's host."
         )
     return {int(other): address for other, address in found.items() if int(other) != rank}
 
 
 def _collect(size: int, deadline: float) -> dict[str, str]:
-    """Registers, on rank 0, the addresses of the ranks that come in time, and returns them."""
+    """Collects and registers, on rank 0, the addresses of the ranks that register in time."""
     found: dict[str, str] = {}
-    for rank in map(str, range(size)):  # one after the other, so that each is read about once
+    for rank in map(str, range(size)):  # sequentially, so that each is read about once
         while not (address := _registered(rank)) and time.monotonic() < deadline:
             time.sleep(_RETRY_SECONDS)
         if address:
@@ -124,10 +124,10 @@ def _collect(size: int, deadline: float) -> dict[str, str]:
 
 
 def _wait_for_list(size: int, deadline: float) -> dict[str, str]:
-    """Returns what rank 0 has collected; nothing if it does not come."""
+    """Returns the list that rank 0 has registered; empty if it is missing."""
     interval = max(_RETRY_SECONDS, size / _REQUESTS_PER_SECOND)
     while not (text := _registered(_ALL)) and time.monotonic() < deadline + _EXTRA_SECONDS:
-        time.sleep(interval * random.uniform(0.5, 1.0))  # so that not all ask at the same moment
+        time.sleep(interval * random.uniform(0.5, 1.0))  # spread the requests of the ranks
     found: dict[str, str] = json.loads(text) if text else {}
     return found
 
@@ -144,13 +144,13 @@ def _register(key: str, value: str) -> None:
         put_data_into_kvstore(*_server(), _SCOPE, key, value)
     except RuntimeError as error:
         raise ClusterError(
-            f"This rank cannot reach the launcher's server at {':'.join(_server())}: check "
-            "whether the launcher is running, and whether this host reaches that address."
+            f"Cannot connect to the launcher's server at {':'.join(_server())}. Check "
+            "whether the launcher is running, and whether this host can reach that address."
         ) from error
 
 
 def _registered(key: str) -> str:
-    """Returns what was registered under a key; empty if nothing was yet."""
+    """Returns the value that was registered under a key; empty if there is none."""
     from horovod.runner.http.http_client import read_data_from_kvstore
 
     try:

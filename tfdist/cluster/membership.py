@@ -1,7 +1,7 @@
-"""Who this process is among the workers of a run. Imports no TensorFlow.
+"""The workers of a run, and the rank of this process. Imports no TensorFlow.
 
-`discover` reads the variables of every launcher. A process that no launcher has started is a
-cluster of one: rank 0 of 1, the chief.
+`discover` reads the environment variables of every supported launcher. A process without a launcher
+is a cluster of one worker: rank 0 of 1, the chief.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from tfdist.cluster import environments, rendezvous
 from tfdist.cluster.networks import free_ports
 from tfdist.cluster.record import Cluster as Cluster
-from tfdist.cluster.record import Environ, local_place
+from tfdist.cluster.record import Environ, local_rank_and_size
 from tfdist.errors import ClusterError
 
-#: From what users set for one run to what platforms set for all.
+#: In order of precedence: first variables that users set for a run, last those of platforms.
 _READERS = (
     environments.read_tf_config,
     environments.read_slurm,
@@ -25,10 +25,10 @@ _READERS = (
     environments.read_kubernetes,
 )
 
-#: Pods start one by one, and pull their images first.
+#: Long, because pods do not start at the same time, and pull their images first.
 RENDEZVOUS_SECONDS = 300.0
 
-_complete: set[Cluster] = set()  # TensorFlow listens at their addresses
+_complete: set[Cluster] = set()  # clusters whose addresses have been exchanged
 _in_use: Cluster | None = None
 _hook: Callable[[], None] | None = None
 _end_hook: Callable[[], None] | None = None
@@ -40,9 +40,9 @@ def discover(
     workers: Sequence[str] = (),
     rank: int | None = None,
 ) -> Cluster:
-    """Returns the cluster that the flags describe, or else that of the first launcher found.
+    """Returns the cluster from the flags, or else from the variables of a launcher.
 
-    In this order: flags, TF_CONFIG, Slurm, Open MPI, MPICH / Hydra, Kubernetes, one process.
+    Order of precedence: flags, TF_CONFIG, Slurm, Open MPI, MPICH / Hydra, Kubernetes, one process.
 
     Example:
         >>> cluster = tfdist.cluster.discover({}, workers=["a:2222", "b:2222"], rank=1)
@@ -50,23 +50,23 @@ def discover(
         (1, 2, 'flags')
 
     Args:
-        environ: The variables; None: those of this process.
-        workers: The flag `--workers`: `"host:port"` of each worker, by rank.
-        rank: The flag `--rank`: this worker's rank.
+        environ: The environment variables; None: those of this process.
+        workers: Value of `--workers`: `"host:port"` of each worker, by rank.
+        rank: Value of `--rank`: the rank of this worker.
 
     Raises:
-        ClusterError: The flags or variables are incomplete or contradict each other.
+        ClusterError: The flags or variables are incomplete or inconsistent.
     """
     if workers:
         if rank is None or not 0 <= rank < len(workers):
             raise ClusterError(
-                f"--workers names {len(workers)} workers, but --rank is {rank}: give each worker "
-                f"a rank of its own, from 0 to {len(workers) - 1}."
+                f"--workers lists {len(workers)} workers, but --rank is {rank}. Give each worker "
+                f"a different --rank from 0 to {len(workers) - 1}."
             )
-        place = local_place(workers, rank)
-        return Cluster("flags", rank, len(workers), *place, addresses=tuple(workers))
+        local = local_rank_and_size(workers, rank)
+        return Cluster("flags", rank, len(workers), *local, addresses=tuple(workers))
     if rank is not None:
-        raise ClusterError(f"--rank {rank} without --workers: give both or neither.")
+        raise ClusterError(f"--rank {rank} needs --workers. Set both or neither.")
     for read in _READERS:
         if found := read(os.environ if environ is None else environ):
             return found
@@ -79,46 +79,50 @@ def exchange_addresses(
     gpus: Sequence[str] = (),
     share_gpus: bool = False,
 ) -> Cluster:
-    """Returns the cluster with the address of every worker, after all workers have met.
+    """Waits for all workers, and returns the cluster with the address of each.
 
-    Every worker calls it before TensorFlow starts its servers; a later call returns at once. Under
-    mpirun the workers exchange addresses over MPI; elsewhere they meet at rank 0's address, which
-    also checks that all are there and agree about the cluster.
+    Every worker must call it before TensorFlow starts its servers. Later calls return immediately.
+    Under mpirun, the workers exchange addresses over MPI. Otherwise they connect to rank 0, which
+    also checks that all workers are present and have the same list of workers.
 
     Args:
-        cluster: As `discover` returned it.
-        seconds: How long to wait for the others.
-        gpus: `cluster.gpus.identifiers` of the GPUs that this worker sees or asks for. Workers that
-            see the same ones divide them.
-        share_gpus: Whether several workers may use one GPU where there are too few.
+        cluster: The result of `discover`.
+        seconds: Maximum time to wait for the other workers.
+        gpus: `cluster.gpus.identifiers` of the GPUs that this worker sees or requests. Workers that
+            see the same GPUs divide them.
+        share_gpus: Whether several workers may use the same GPU if there are too few.
 
     Raises:
-        ClusterError: Workers are missing, have the same rank, disagree about the cluster, or cannot
-            listen at their own address; or not all processes are workers.
+        ClusterError: Workers are missing, have the same rank or different lists of workers, or
+            cannot listen at their address; or not all processes are workers.
     """
     if cluster in _complete:
         return cluster
     if cluster.ps or cluster.task == "evaluator":
         raise ClusterError(
             f"{cluster.source} has parameter servers or an evaluator, but this strategy needs "
-            "workers only: leave them out, or use --strategy parameter_server."
+            "workers only. Remove them, or use --strategy parameter_server."
         )
     if cluster.addresses or cluster.master:
-        found, own = rendezvous.meet(cluster, seconds, gpus, share_gpus)
+        addresses, own_gpus = rendezvous.meet(cluster, seconds, gpus, share_gpus)
     elif cluster.size == 1:
-        found, own = (f"localhost:{free_ports(1)[0]}",), list(range(len(gpus)))
+        addresses, own_gpus = (f"localhost:{free_ports(1)[0]}",), list(range(len(gpus)))
     else:
-        found, own = rendezvous.meet_over_mpi(cluster, gpus, share_gpus)
-    local_rank, local_size = local_place(found, cluster.rank)
-    whole = dataclasses.replace(
-        cluster, addresses=found, local_rank=local_rank, local_size=local_size, gpus=tuple(own)
+        addresses, own_gpus = rendezvous.meet_over_mpi(cluster, gpus, share_gpus)
+    local_rank, local_size = local_rank_and_size(addresses, cluster.rank)
+    complete = dataclasses.replace(
+        cluster,
+        addresses=addresses,
+        local_rank=local_rank,
+        local_size=local_size,
+        gpus=tuple(own_gpus),
     )
-    _complete.add(whole)
-    return whole
+    _complete.add(complete)
+    return complete
 
 
 def current() -> Cluster:
-    """Returns the cluster in use: that of the running strategy, or else the discovered one.
+    """Returns the cluster of the current strategy, or else the discovered one.
 
     Example:
         >>> tfdist.cluster.current().rank
@@ -128,7 +132,7 @@ def current() -> Cluster:
 
 
 def use(cluster: Cluster) -> None:
-    """Sets the cluster of `rank`, `size` and the other functions."""
+    """Sets the cluster that `rank`, `size` and the other functions describe."""
     global _in_use
     _in_use = cluster
 
@@ -146,15 +150,15 @@ def started_together() -> Cluster | None:
     """Returns the cluster in use if this process is one of several workers.
 
     Returns:
-        None for a single process; also if the variables contradict each other, or are those of
-        Slurm's batch script, which runs once: a strategy of one process works all the same.
+        None for a single process. Also None if the variables are inconsistent, or are those of a
+        Slurm batch script, which runs once: single-process strategies work in these cases.
     """
     try:
         found = current()
     except ClusterError:
         return None
-    alone = found.size == 1 or (_in_use is None and environments.is_batch_script(os.environ))
-    return None if alone else found
+    is_single = found.size == 1 or (_in_use is None and environments.is_batch_script(os.environ))
+    return None if is_single else found
 
 
 def rank() -> int:
@@ -178,7 +182,7 @@ def size() -> int:
 
 
 def is_chief() -> bool:
-    """Tells whether this worker is rank 0, which writes files and prints progress.
+    """Returns whether this worker is rank 0, which writes files and prints progress.
 
     Example:
         >>> if tfdist.is_chief():
@@ -189,43 +193,43 @@ def is_chief() -> bool:
 
 
 def on_barrier(hook: Callable[[], None] | None) -> None:
-    """Sets the function that `barrier` calls; strategies of several processes call this."""
+    """Sets the function that `barrier` calls. Multi-process strategies call this."""
     global _hook
     _hook = hook
 
 
 def barrier() -> None:
-    """Waits until every worker has called it; returns at once with one worker.
+    """Waits until every worker has called it. Returns immediately with one worker.
 
     Example:
         >>> tfdist.barrier()  # returns when every worker has called it
 
     Raises:
-        ClusterError: There are several workers, but no strategy of several processes is running.
+        ClusterError: There are several workers, but no multi-process strategy exists.
     """
     if size() == 1:
         return
     if _hook is None:
         raise ClusterError(
-            f"barrier() with {size()} workers, but no strategy connects them yet: create a Trainer "
-            "with a strategy of several processes first."
+            f"barrier() was called with {size()} workers, before a strategy connected them. Create "
+            "a Trainer with a multi-process strategy first."
         )
     _hook()
 
 
 def on_end(hook: Callable[[], None]) -> None:
-    """Sets the function that `end` calls; strategies of several processes call this."""
+    """Sets the function that `end` calls. Multi-process strategies call this."""
     global _end_hook
     _end_hook = hook
 
 
 def end() -> None:
-    """Lets the other workers finish what they need this one for, before it exits."""
+    """Waits, before this worker exits, until the other workers no longer need it."""
     if _end_hook is not None:
         _end_hook()
 
 
 @functools.cache
 def _discovered() -> Cluster:
-    """Returns what the environment says, which does not change while a process runs."""
+    """Returns the cluster from the environment, which does not change while a process runs."""
     return discover()

@@ -1,9 +1,8 @@
 """Authenticated messages between the processes of a job: JSON values, one per line.
 
-The listening side greets with a random number, the connecting side answers with one of its own, and
-every line carries an HMAC-SHA256 of both, its direction, its number and its text under a key. So
-only processes that know the key are heard, and no line can be changed, repeated or reflected. The
-texts are not encrypted.
+Both sides send a random number (nonce). Every line contains an HMAC-SHA256, under the key, of both
+nonces, its direction, its number and its text. Messages of processes without the key are rejected,
+and lines cannot be modified, replayed or reflected. The texts are not encrypted.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping
 from typing import Any
 
-#: The variable with the secret of a job, which launchers set in the environment of its processes.
-#: Without it messages are authenticated by an empty key, which protects from accidents only.
+#: The environment variable with the secret of a job, which launchers set for its processes. Without
+#: it, the key is empty, which protects only against accidental connections.
 SECRET = "TFDIST_JOB_SECRET"
 
-#: Longest line, in bytes: the addresses of some ten thousand workers.
+#: Maximum line length in bytes, enough for the addresses of ten thousand workers.
 LIMIT = 2**20
-#: Longest line of a process that has not authenticated itself yet.
+#: Maximum line length of a process that has not authenticated itself yet.
 FIRST_LIMIT = 2**14
 
 _GREETING = b"tfdist "
@@ -35,23 +34,23 @@ def job_key() -> bytes:
 
 
 def secret_environ() -> dict[str, str]:
-    """Returns the variable with the secret that this process inherited, or else a new one."""
+    """Returns the environment variable with the inherited secret, or else with a new one."""
     return {SECRET: os.environ.get(SECRET) or secrets.token_hex(32)}
 
 
-def printable(text: str, most: int = 500) -> str:
-    """Returns a text of another process without control characters, and cut to `most` characters.
+def printable(text: str, max_length: int = 500) -> str:
+    """Returns a text without control characters, truncated to `max_length` characters.
 
-    Escape sequences could change the terminal that prints them.
+    Escape sequences in texts of other processes could manipulate the terminal.
     """
-    if len(text) <= most and text.isprintable():
+    if len(text) <= max_length and text.isprintable():
         return text
-    visible = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:most])
-    return f"{visible}..." if len(text) > most else visible
+    visible = "".join(c if c.isprintable() or c == "\n" else "?" for c in text[:max_length])
+    return f"{visible}..." if len(text) > max_length else visible
 
 
 def to_text(message: Any) -> bytes:
-    """Returns a message as it is sent, not signed yet."""
+    """Serializes a message, without a signature."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
@@ -59,8 +58,8 @@ class Session:
     """Signs and verifies the lines of one connection.
 
     Args:
-        key: What only the processes of this job know.
-        peer_nonce: The listening side's random number; None on the listening side.
+        key: The secret key of this job.
+        peer_nonce: The listening side's nonce; None on the listening side.
     """
 
     def __init__(self, key: bytes, peer_nonce: bytes | None = None) -> None:
@@ -73,7 +72,7 @@ class Session:
 
     @classmethod
     def answering(cls, key: bytes, greeting: bytes) -> Session | None:
-        """Returns the connecting side's session; None if the greeting is none."""
+        """Returns the connecting side's session, or None if the greeting is invalid."""
         nonce = _unhex(greeting.removeprefix(_GREETING).strip())
         return cls(key, nonce) if greeting.startswith(_GREETING) and nonce else None
 
@@ -102,7 +101,7 @@ class Session:
         """Returns the message of a received line.
 
         Raises:
-            ValueError: The line is not signed by the other side, or is no JSON.
+            ValueError: The signature is invalid, or the text is not JSON.
         """
         if self._listens and not self._received:
             nonce, _, line = line.partition(b" ")
@@ -131,17 +130,17 @@ def _unhex(text: bytes) -> bytes | None:
 
 
 async def greet(writer: StreamWriter, key: bytes) -> Session:
-    """Begins the listening side of a connection."""
+    """Starts the protocol on the listening side of a connection."""
     session = Session(key)
     writer.write(session.greeting())
     return session
 
 
 async def answer(reader: StreamReader, key: bytes) -> Session:
-    """Begins the connecting side of a connection.
+    """Starts the protocol on the connecting side of a connection.
 
     Raises:
-        ConnectionError: The other side is no process of tfdist.
+        ConnectionError: The other side is not a tfdist process.
     """
     session = Session.answering(key, await _line(reader))
     if session is None:
@@ -150,7 +149,7 @@ async def answer(reader: StreamReader, key: bytes) -> Session:
 
 
 async def receive(reader: StreamReader, session: Session) -> Mapping[str, Any] | None:
-    """Returns the next message; None if the connection has ended or the line is not authentic.
+    """Returns the next message, or None if the connection was closed or the line is invalid.
 
     Raises:
         OSError: The connection broke.
@@ -163,7 +162,7 @@ async def receive(reader: StreamReader, session: Session) -> Mapping[str, Any] |
 
 
 async def _line(reader: StreamReader) -> bytes:
-    """Returns the next line; a part of one if it is longer than the reader's limit."""
+    """Returns the next line; empty if it is longer than the reader's limit."""
     try:
         return await reader.readline()
     except ValueError:  # longer than the limit

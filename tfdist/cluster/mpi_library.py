@@ -1,4 +1,4 @@
-"""Which MPI is installed, as `mpirun --version` says. Imports no TensorFlow."""
+"""Finds the installed MPI with `mpirun --version`. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 _KINDS = {
     r"\(Open MPI\) ([\w.]+)": "Open MPI",
     r"Intel\(R\) MPI Library.* Version ([\d.]+)": "Intel MPI",
-    r"Version:\s+([\w.]+)": "MPICH",  # of Hydra, the launcher of many derivatives of MPICH
+    r"Version:\s+([\w.]+)": "MPICH",  # Hydra, the launcher of MPICH and its derivatives
 }
 
 
@@ -21,8 +21,8 @@ class Mpi(NamedTuple):
     """An installed MPI.
 
     Attributes:
-        kind: `"Open MPI"`, `"Intel MPI"`, `"MPICH"`, or `"MPI"` if it is not known.
-        version: As in `"4.1.4"`; empty if it is not known.
+        kind: `"Open MPI"`, `"Intel MPI"`, `"MPICH"`, or `"MPI"` if it is unknown.
+        version: Such as `"4.1.4"`; empty if it is unknown.
         mpirun: Path of its launcher.
         compiler: Path of its C++ compiler; None if it has none.
     """
@@ -42,10 +42,10 @@ def search_path() -> str:
 
 
 def find(path: str | None = None) -> Mpi | None:
-    """Returns the first MPI of a search path, or None.
+    """Returns the first MPI on a search path, or None.
 
     Args:
-        path: In the form of the variable PATH; None: `search_path()`.
+        path: Folders in the format of PATH; None: `search_path()`.
     """
     path = search_path() if path is None else path
     mpirun = shutil.which("mpirun", path=path)

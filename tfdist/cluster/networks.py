@@ -1,6 +1,6 @@
-"""Addresses and ports: which address of a host others can reach, and which ports are free.
+"""Finds addresses at which other hosts reach a host, and free ports.
 
-TensorFlow listens on all interfaces, so ports have to be free on all of them.
+TensorFlow listens on all interfaces, so ports must be free on all of them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tfdist.errors import ClusterError
 
 _LOOPBACK = "127.0.0.1"
 
-#: Above well-known services, below what Kubernetes assigns to its own.
+#: Above well-known ports, below the ports that Kubernetes assigns to services.
 _FIRST_PORT, _LAST_PORT = 10_000, 29_999
 _SYSTEM_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _TRIES = 100
-#: Not Python's global generator: workers with the same seed would all draw the same port.
+#: Not Python's global generator, which would draw the same ports in workers with the same seed.
 _random = random.SystemRandom()
 
 
@@ -33,7 +33,7 @@ class Host(NamedTuple):
     """The IPv4 addresses of a host.
 
     Attributes:
-        interfaces: Address and network, as in `("10.0.0.1", "10.0.0.0/24")`, of active interfaces.
+        interfaces: Address and network of active interfaces: `("10.0.0.1", "10.0.0.0/24")`.
         default: The source address of the default route.
     """
 
@@ -55,11 +55,11 @@ def this_host() -> Host:
 
 
 def reachable(hosts: Sequence[Host]) -> list[str]:
-    """Returns for each worker the address of its host that all others can reach.
+    """Returns for each worker an address of its host that all other hosts can reach.
 
-    It lies in the first network that all hosts share. An address that several hosts have, as the
-    bridges of container engines do, is of no use. Without a shared network it is the source address
-    of the default route.
+    The address is in the first network that all hosts share. Addresses that several hosts have,
+    such as those of container bridges, are skipped. Without a shared network, it is the source
+    address of the default route.
 
     Args:
         hosts: By rank; a host appears once for each of its workers.
@@ -79,20 +79,20 @@ def reachable(hosts: Sequence[Host]) -> list[str]:
 
 
 def listen_address(hosts: Sequence[str]) -> str:
-    """Returns the address at which the first of these hosts, this one, should listen.
+    """Returns the address at which this host should listen.
 
     Args:
-        hosts: Names or addresses of the hosts that take part; the first one is this host.
+        hosts: Names or addresses of all hosts; the first one is this host.
 
     Returns:
-        The first host's loopback address if all hosts are the loopback; the first host's address if
-        it is given as an address of this host; otherwise empty, for all interfaces: other hosts may
-        resolve a name to another interface of this host.
+        A loopback address if all hosts are loopback addresses; the first entry if it is an address
+        of this host; otherwise an empty string, for all interfaces, because other hosts may resolve
+        a name to another interface of this host.
     """
     if all(_is_loopback(host) for host in hosts):
         return _LOOPBACK if hosts[0] == "localhost" else hosts[0]
-    own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
-    return hosts[0] if hosts[0] in own and not _is_loopback(hosts[0]) else ""
+    local = {a.address for addresses in psutil.net_if_addrs().values() for a in addresses}
+    return hosts[0] if hosts[0] in local and not _is_loopback(hosts[0]) else ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -105,81 +105,80 @@ def _is_loopback(host: str) -> bool:
 
 
 def interface_towards(host: str) -> str:
-    """Returns the name of the network interface through which this host reaches another, or itself.
+    """Returns the name of the network interface through which this host reaches another host.
 
     Raises:
-        ClusterError: It cannot reach it.
+        ClusterError: There is no route to the host.
     """
     source = _source(host)
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == source for one in addresses):
             return name
-    raise ClusterError(f"This host cannot reach {host!r}: check that its name resolves here.")
+    raise ClusterError(f"Cannot reach {host!r} from this host. Check that the name resolves here.")
 
 
 def _default() -> str:
-    """Returns the source address of the default route; without one, the loopback address."""
-    return _source("192.0.2.1") or _LOOPBACK  # an address that documentation may use
+    """Returns the source address of the default route, or the loopback address without one."""
+    return _source("192.0.2.1") or _LOOPBACK  # an address reserved for documentation
 
 
 def _source(host: str) -> str:
-    """Returns the source address of packets to a host; empty without a route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+    """Returns the source address of packets to a host; empty if there is no route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         try:
-            one.connect((host, 9))  # of UDP: nothing is sent
+            udp_socket.connect((host, 9))  # sends nothing
         except OSError:
             return ""
-        return str(one.getsockname()[0])
+        return str(udp_socket.getsockname()[0])
 
 
 @contextlib.contextmanager
-def held_ports(num_ports: int) -> Iterator[list[int]]:
-    """Yields distinct free ports, which no other process can get within the block."""
+def reserved_ports(num_ports: int) -> Iterator[list[int]]:
+    """Yields distinct free ports, and reserves them for this process within the block."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(num_ports)]
-        for one in sockets:
-            _bind(one)
-        yield [one.getsockname()[1] for one in sockets]
+        for sock in sockets:
+            _bind(sock)
+        yield [sock.getsockname()[1] for sock in sockets]
 
 
 def free_ports(num_ports: int) -> list[int]:
-    """Returns distinct ports that were free a moment ago."""
-    with held_ports(num_ports) as ports:
+    """Returns distinct ports that are currently free."""
+    with reserved_ports(num_ports) as ports:
         return ports
 
 
-def _bind(one: socket.socket) -> None:
+def _bind(sock: socket.socket) -> None:
     """Binds a socket to a port outside of the system's range for outgoing connections.
 
-    It may take a while until somebody listens there; by then an outgoing connection could have got
-    a port of the system's range.
+    Until a server listens at the port, an outgoing connection could get a port in that range.
     """
     has_range = _SYSTEM_RANGE.exists()
     first_of_system = int(_SYSTEM_RANGE.read_text().split()[0]) if has_range else _LAST_PORT + 1
     ports = range(_FIRST_PORT, min(_LAST_PORT + 1, first_of_system))
     for _ in range(_TRIES if ports else 0):
         with contextlib.suppress(OSError):
-            return one.bind(("", _random.choice(ports)))
-    one.bind(("", 0))
+            return sock.bind(("", _random.choice(ports)))
+    sock.bind(("", 0))
 
 
 def check_free(address: str) -> None:
-    """Checks that this process can listen at its own `"host:port"`.
+    """Checks that this process can listen at its `"host:port"`.
 
-    TensorFlow does not check: its servers share a port with any process that allows it, and then
-    wait for messages that the other process receives.
+    TensorFlow does not check it: its servers share the port with another process if that one allows
+    it, and then wait for messages that the other process receives.
 
     Raises:
-        ClusterError: Another process listens there.
+        ClusterError: Another process listens at the port.
     """
     port = split(address)[1]
     with socket.socket() as one:
-        # Connections that an ended process left behind do not matter; a listener still does.
+        # Ignores closed connections of an ended process, but not a listener.
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             one.bind(("", port))
         except OSError as error:
             raise ClusterError(
-                f"This worker cannot listen at {address} ({error.strerror}): end the process that "
-                "listens there, or give the worker another port."
+                f"This worker cannot listen at {address} ({error.strerror}). Stop the process that "
+                "listens there, or choose another port for the worker."
             ) from None

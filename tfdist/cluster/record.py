@@ -1,4 +1,4 @@
-"""The record of a cluster as one of its processes sees it, and helpers to read one."""
+"""The description of a cluster and of this process in it, and parsing helpers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers of a run, and which of them this process is.
+    """The workers of a run, and the rank of this process.
 
     Example:
         >>> cluster = tfdist.cluster.discover({})
@@ -22,18 +22,18 @@ class Cluster:
         ('one process', 1)
 
     Attributes:
-        source: The launcher or flags that said so, for the start-up table.
-        rank: This worker's rank. Ranks of parameter servers and evaluators, which are no workers,
-            follow the last worker's, so that all processes have distinct ranks.
-        size: The number of workers; a chief is one of them.
-        local_rank: This worker's number among those of its host.
+        source: Where this information comes from: a launcher or flags.
+        rank: Rank of this process. Parameter servers and evaluators are not workers; their ranks
+            follow those of the workers.
+        size: The number of workers, including the chief.
+        local_rank: Rank of this worker among the workers on its host.
         local_size: The number of workers on its host.
-        addresses: `"host:port"` of each worker, by rank; empty until they are known.
+        addresses: `"host:port"` of each worker, by rank; empty if they are unknown.
         task: The type of this process: `"worker"`, `"chief"`, `"ps"` or `"evaluator"`.
         ps: `"host:port"` of each parameter server.
-        has_chief: Whether the first address is a task of the type chief, not the first worker.
-        master: `"host:port"` where rank 0 listens for the others; empty if there is none.
-        gpus: Positions of the GPUs that this worker uses, among those it sees.
+        has_chief: Whether the first worker has the task type `"chief"`.
+        master: `"host:port"` at which rank 0 listens for the other workers; empty if there is none.
+        gpus: Indices of this worker's GPUs among the GPUs that it sees.
     """
 
     source: str
@@ -54,21 +54,21 @@ class Cluster:
             last = self.size - 1
         if not 0 <= self.rank <= last or self.size < 1:
             raise ClusterError(
-                f"{self.source} says rank {self.rank} of {self.size} workers: "
-                f"ranks go from 0 to {self.size - 1}."
+                f"{self.source} has rank {self.rank} of {self.size} workers: "
+                f"expected a rank from 0 to {self.size - 1}."
             )
         if not 0 <= self.local_rank < self.local_size:
             raise ClusterError(
-                f"{self.source} says local rank {self.local_rank} of {self.local_size} workers on "
-                f"this host: local ranks go from 0 to {self.local_size - 1}."
+                f"{self.source} has local rank {self.local_rank} of {self.local_size} workers on "
+                f"this host: expected a local rank from 0 to {self.local_size - 1}."
             )
         for address in (*self.addresses, *self.ps, *filter(None, [self.master])):
             split(address)
         check_distinct(self.source, (*self.addresses, *self.ps))
         if self.addresses and len(self.addresses) != self.size:
             raise ClusterError(
-                f"{self.source} names {len(self.addresses)} addresses for {self.size} workers: "
-                "expected one each."
+                f"{self.source} has {len(self.addresses)} addresses for {self.size} workers: "
+                "expected one per worker."
             )
 
     @property
@@ -89,22 +89,22 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """This process's own `"host:port"`; empty if it is not known."""
+        """The `"host:port"` of this process; empty if it is unknown."""
         known = (*self.addresses, *self.ps) if self.addresses else ()
         return known[self.rank] if self.rank < len(known) else ""
 
     def tasks(self) -> dict[str, list[str]]:
-        """Returns the addresses by type of task, as `tf.train.ClusterSpec` takes them."""
+        """Returns the addresses by task type, for `tf.train.ClusterSpec`."""
         chief, workers = self.addresses[: self.has_chief], self.addresses[self.has_chief :]
         named = {"chief": chief, "worker": workers, "ps": self.ps}
         return {task: list(addresses) for task, addresses in named.items() if addresses}
 
     def describe(self) -> dict[str, str]:
         """Returns the rows of the start-up table about this cluster."""
-        who = f"rank {self.rank} of {self.size}"
+        task = f"rank {self.rank} of {self.size}"
         if self.task != "worker":
-            who = f"{self.task} {self.index}, {self.size} workers"
-        rows = {"cluster": f"{who}, {self.local_size} on this host, from {self.source}"}
+            task = f"{self.task} {self.index}, {self.size} workers"
+        rows = {"cluster": f"{task}, {self.local_size} on this host, from {self.source}"}
         if self.addresses:
             rows["workers"] = ", ".join(self.addresses)
         if self.ps:
@@ -115,23 +115,26 @@ class Cluster:
 def describe_binding(local_size: int) -> dict[str, str]:
     """Returns a row of the start-up table if a launcher leaves cores of this host idle.
 
-    By default Open MPI binds each rank to one core where there are at most two ranks.
+    By default, Open MPI binds each rank to one core if there are at most two ranks.
 
     Args:
         local_size: Workers on this host.
     """
-    own = len(os.sched_getaffinity(0))
+    num_cores = len(os.sched_getaffinity(0))
     try:
-        host = len(os.sched_getaffinity(os.getppid()))  # of the launcher, which is not bound
+        num_host_cores = len(os.sched_getaffinity(os.getppid()))  # the launcher is not bound
     except OSError:
         return {}
-    if own * local_size >= host:
+    if num_cores * local_size >= num_host_cores:
         return {}
-    return {"cores": f"{own} of {host}: the launcher binds each worker; use mpirun --bind-to none"}
+    return {
+        "cores": f"{num_cores} of {num_host_cores}: the launcher binds each worker to cores; use "
+        "mpirun --bind-to none"
+    }
 
 
 def split(address: str) -> tuple[str, int]:
-    """Returns host and port of `"host:port"`; an IPv6 host is in brackets.
+    """Splits `"host:port"`. An IPv6 host is in brackets.
 
     Raises:
         ClusterError: The text has another form.
@@ -147,23 +150,24 @@ def split(address: str) -> tuple[str, int]:
 
 def check_distinct(source: str, addresses: Sequence[str]) -> None:
     """Raises a ClusterError if two tasks have the same address."""
-    if twice := {address for address, number in Counter(addresses).items() if number > 1}:
+    if duplicates := {address for address, number in Counter(addresses).items() if number > 1}:
         raise ClusterError(
-            f"{source} gives {min(twice)} to two tasks: each needs an address of its own."
+            f"{source} has the address {min(duplicates)} for two tasks. Use a different one for "
+            "each task."
         )
 
 
-def local_place(addresses: Sequence[str], rank: int) -> tuple[int, int]:
-    """Returns local rank and local size: the position of `rank` among the addresses of its host."""
+def local_rank_and_size(addresses: Sequence[str], rank: int) -> tuple[int, int]:
+    """Returns the local rank and local size of `rank`, from the hosts in the addresses."""
     hosts = [split(address)[0] for address in addresses]
     return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 
 
 def number(environ: Environ, name: str, default: int | None = None) -> int:
-    """Returns the number in a variable.
+    """Parses an environment variable that contains a number.
 
     Raises:
-        ClusterError: It is no number of at least 0, or is missing without a default.
+        ClusterError: The value is not an integer of at least 0, or is missing without a default.
     """
     text = environ.get(name, "" if default is None else str(default))
     if not (text.isascii() and text.isdigit()):

@@ -1,8 +1,8 @@
 """Sends one long message of rank 0 to all workers, along a tree.
 
-Rank r receives it from rank (r - 1) // `FANOUT`, and passes it on to its own children. So no worker
-sends it more than `FANOUT` times, whatever the number of workers n, and it arrives after
-log(n) / log(`FANOUT`) hops: four for 4,096 workers.
+Rank r receives it from rank (r - 1) // `FANOUT`, and forwards it to its children. Each worker sends
+it at most `FANOUT` times, and it arrives after log(n) / log(`FANOUT`) hops with n workers: four for
+4,096 workers.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from tfdist.errors import ClusterError
 
 #: Children of each worker.
 FANOUT = 16
-#: Time for the message to arrive from a parent, or for a child to fetch it.
+#: Time limit for receiving the message from a parent, and for a child to fetch it.
 _SECONDS = 30.0
 
 
 def parent_of(rank: int) -> int:
-    """Returns the rank that passes the message on to a rank other than 0."""
+    """Returns the rank from which a rank other than 0 receives the message."""
     return (rank - 1) // FANOUT
 
 
 class Relay:
-    """A worker's place in the tree; use it as an asynchronous context manager.
+    """A worker's node in the tree. Use it as an asynchronous context manager.
 
     Args:
         rank: Rank of this worker.
         size: Number of workers.
-        host: Address of this worker for its children.
+        host: Address at which children reach this worker.
 
     Attributes:
-        address: `"host:port"` where children fetch the message; empty if there are none.
+        address: `"host:port"` at which children fetch the message; empty without children.
     """
 
     def __init__(self, rank: int, size: int, host: str) -> None:
@@ -66,10 +66,10 @@ class Relay:
             self._server.close()
 
     async def pass_on(self, message: Mapping[str, Any]) -> None:
-        """Gives the message to all children that come for it in time."""
+        """Sends the message to all children that request it in time."""
         self._message = message
         self._is_known.set()
-        if self._unserved:  # a child that does not come reports itself, or is reported as missing
+        if self._unserved:  # a missing child raises an error itself, or is reported by rank 0
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_served.wait(), _SECONDS)
 
@@ -81,7 +81,7 @@ class Relay:
                 if request is not None:
                     await self._is_known.wait()
                     writer.write(session.sign(self._message))
-                    await reader.read()  # until the child has it
+                    await reader.read()  # wait until the child has received it
                     self._unserved.discard(request.get("rank", -1))
         writer.close()
         if not self._unserved:
@@ -96,21 +96,21 @@ async def fetch(address: str, rank: int) -> Mapping[str, Any]:
         rank: Rank of this worker.
 
     Raises:
-        ClusterError: The parent does not have it in time, or has ended.
+        ClusterError: The parent does not send the message in time, or has ended.
     """
-    answer = None
+    message = None
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_SECONDS):
             reader, writer = await asyncio.open_connection(*split(address), limit=messages.LIMIT)
             try:
                 session = await messages.answer(reader, messages.job_key())
                 writer.write(session.sign({"rank": rank}))
-                answer = await messages.receive(reader, session)
+                message = await messages.receive(reader, session)
             finally:
                 writer.close()
-    if answer is None:
+    if message is None:
         raise ClusterError(
             f"Rank {rank} did not receive the workers' addresses from rank {parent_of(rank)} at "
-            f"{address}: check whether that process is running, and whether this host reaches it."
+            f"{address}. Check whether that process is running, and whether this host can reach it."
         )
-    return answer
+    return message

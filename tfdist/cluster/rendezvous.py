@@ -1,13 +1,13 @@
-"""How the workers meet before TensorFlow starts, and learn each other's addresses.
+"""A rendezvous of all workers before TensorFlow starts, to exchange addresses and detect errors.
 
-Rank 0 listens at its address, the others connect and say who they are, and when all have come, or
-something is wrong, rank 0 sends the same answer to all. So a missing worker, two workers of one
-rank or a port in use are an error on every worker within a bounded time, where TensorFlow would
-wait. Workers that mpirun started meet over MPI instead.
+Rank 0 listens at its address. The other workers connect and send their rank and address. When all
+have connected, or an error occurs, rank 0 sends the same reply to all. A missing worker, a
+duplicate rank or a port in use thus raises an error on every worker within a bounded time, instead
+of letting TensorFlow wait. Workers that mpirun started exchange addresses over MPI instead.
 
-Rank 0 receives O(1) bytes from each of n workers, and answers with O(1) bytes, so its cost is O(n).
-Workers that do not know all addresses yet get them along a tree (`relay`): TensorFlow needs the n
-addresses on each worker, 90 kB for 4,096 workers.
+Rank 0 receives O(1) bytes from each of n workers and replies with O(1) bytes, so its cost is O(n).
+Workers that do not know all addresses receive them along a tree (`relay`), because TensorFlow needs
+all n addresses on each worker: 90 kB for 4,096 workers.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfdist.cluster import gpus as gpus_of_workers
 from tfdist.cluster import messages, networks, relay
-from tfdist.cluster.networks import check_free, held_ports
+from tfdist.cluster.networks import check_free, reserved_ports
 from tfdist.cluster.record import Cluster, split
 from tfdist.errors import ClusterError
 
-#: Time for one message to arrive.
+#: Time limit for receiving one message.
 _MESSAGE_SECONDS = 10.0
 _RETRY_SECONDS = 0.2
 _BACKLOG = 4096
 
 
 class Meeting(NamedTuple):
-    """What a worker learns.
+    """The result of the rendezvous for one worker.
 
     Attributes:
         addresses: `"host:port"` of every worker, by rank.
-        gpus: Positions of the GPUs that this worker uses, among those that it named.
+        gpus: Indices of this worker's GPUs in the list that it sent.
     """
 
     addresses: tuple[str, ...]
@@ -51,17 +51,17 @@ class Meeting(NamedTuple):
 _Text = Annotated[str, Field(max_length=300)]
 
 
-class _Newcomer(BaseModel):
-    """What a worker tells rank 0.
+class _Worker(BaseModel):
+    """The message that a worker sends to rank 0.
 
     Attributes:
         rank: Its rank.
         size: Number of workers.
         cluster: Digest of all addresses that it knows.
-        address: Its own `"host:port"`.
-        problem: What keeps it from taking part; empty: nothing.
-        gpus: Identifiers of the GPUs that it sees or asks for.
-        relay: `"host:port"` where others fetch the addresses; empty: nowhere.
+        address: Its `"host:port"`.
+        problem: An error of this worker; empty if there is none.
+        gpus: Identifiers of the GPUs that it sees or requests.
+        relay: `"host:port"` at which others fetch the addresses; empty if it has no children.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -78,21 +78,21 @@ class _Newcomer(BaseModel):
 def meet(
     cluster: Cluster, seconds: float, gpus: Sequence[str] = (), share_gpus: bool = False
 ) -> Meeting:
-    """Meets the other workers at rank 0's address.
+    """Waits for all workers, and exchanges addresses through rank 0.
 
     Takes O(n) messages and bytes at rank 0 with n workers, and O(n) bytes at each worker that does
     not know the addresses; otherwise O(1).
 
     Args:
-        cluster: Its `addresses` are compared, if it has them; otherwise each worker chooses a free
-            port on the interface from which it reached `master`.
-        seconds: How long to wait for the others.
-        gpus: Identifiers of the GPUs that this worker sees or asks for.
-        share_gpus: Whether several workers may use one GPU; rank 0's value counts.
+        cluster: The cluster. If it has `addresses`, they must be the same on all workers. Otherwise
+            each worker chooses a free port on the interface from which it reaches `master`.
+        seconds: Maximum time to wait for the other workers.
+        gpus: Identifiers of the GPUs that this worker sees or requests.
+        share_gpus: Whether several workers may use the same GPU; rank 0's value is used.
 
     Raises:
-        ClusterError: Workers are missing, have the same rank, disagree about the cluster, or cannot
-            listen at their address; or the GPUs cannot be divided.
+        ClusterError: Workers are missing, have the same rank or different lists of workers, or
+            cannot listen at their address; or the GPUs cannot be divided.
     """
     return _run(meeting(cluster, seconds, gpus, share_gpus))
 
@@ -100,9 +100,9 @@ def meet(
 async def meeting(
     cluster: Cluster, seconds: float, gpus: Sequence[str] = (), share_gpus: bool = False
 ) -> Meeting:
-    """Meets the other workers; see `meet`."""
+    """The coroutine of `meet`."""
     digest = hashlib.sha256("\n".join(cluster.addresses).encode()).hexdigest()
-    me = _Newcomer(
+    me = _Worker(
         rank=cluster.rank,
         size=cluster.size,
         cluster=digest,
@@ -115,17 +115,17 @@ async def meeting(
     if cluster.addresses:
         try:
             check_free(cluster.address)
-        except ClusterError as error:  # so that the others hear of it
+        except ClusterError as error:  # reported to all workers through rank 0
             me = me.model_copy(update={"problem": str(error)})
-    # A little longer than rank 0 waits, which can name the missing workers.
-    return await _ask(place, me, seconds + _MESSAGE_SECONDS, cluster.addresses)
+    # Longer than rank 0, which sends the list of missing workers.
+    return await _join(place, me, seconds + _MESSAGE_SECONDS, cluster.addresses)
 
 
 class _Rank0:
-    """Rank 0, which waits for the others."""
+    """Rank 0's side of the rendezvous."""
 
     def __init__(
-        self, cluster: Cluster, place: str, me: _Newcomer, seconds: float, share_gpus: bool = False
+        self, cluster: Cluster, place: str, me: _Worker, seconds: float, share_gpus: bool = False
     ) -> None:
         self._place, self._me, self._seconds = place, me, seconds
         self._size, self._share_gpus = cluster.size, share_gpus
@@ -140,9 +140,9 @@ class _Rank0:
         self._complete = asyncio.Event()
 
     async def run(self) -> Meeting:
-        """Waits for all, sends them the answer, and returns it."""
-        # Others reached rank 0 by this host name, so it is the one to give them.
-        with _own_address(self._me, self._place.rpartition(":")[0]) as address:
+        """Waits for all workers, sends the reply to them, and returns the result."""
+        # The other workers have reached rank 0 by this host name.
+        with _reserve_address(self._me, self._place.rpartition(":")[0]) as address:
             self._workers[0] = self._me.model_copy(update={"address": address})
             return await self._run()
 
@@ -155,11 +155,11 @@ class _Rank0:
             missing = [str(rank) for rank in range(self._size) if rank not in self._workers]
             more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
             self._problem = (
-                f"Rank {', '.join(missing[:20])}{more} of {self._size} did not come to rank 0 at "
-                f"{self._place} within {self._seconds:.0f} s: check whether it was started, "
-                f"reaches that address and has the same {messages.SECRET}."
+                f"Rank {', '.join(missing[:20])}{more} of {self._size} did not connect to rank 0 "
+                f"at {self._place} within {self._seconds:.0f} s. Check whether it was started, "
+                f"can reach that address and has the same {messages.SECRET}."
             )
-        server.close()  # TensorFlow listens at this port next
+        server.close()  # so that TensorFlow can listen at this port
         divided: list[list[int]] = []
         if not self._problem:
             try:
@@ -169,13 +169,13 @@ class _Rank0:
                 self._problem = str(error)
         addresses = [self._workers[rank].address for rank in sorted(self._workers)]
 
-        def answer(rank: int) -> dict[str, Any]:
-            own = divided[rank] if divided else []
-            return {"problem": self._problem, "gpus": own, **self._source(rank, addresses)}
+        def reply(rank: int) -> dict[str, Any]:
+            gpus = divided[rank] if divided else []
+            return {"problem": self._problem, "gpus": gpus, **self._source(rank, addresses)}
 
         await asyncio.gather(
             *(
-                _send_last(reader, writer, session.sign(answer(rank)))
+                _send_last(reader, writer, session.sign(reply(rank)))
                 for rank, reader, writer, session in self._connections
             )
         )
@@ -183,7 +183,7 @@ class _Rank0:
         return Meeting(tuple(addresses), divided[0])
 
     def _source(self, rank: int, addresses: list[str]) -> dict[str, Any]:
-        """Returns the addresses for a worker, or where it fetches them, unless it knows them."""
+        """Returns the addresses, or where to fetch them, for a worker that does not know them."""
         if self._problem or self._are_known:
             return {}
         parent = relay.parent_of(rank)
@@ -200,10 +200,10 @@ class _Rank0:
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                await self._ask_who_listens()
-            reason = os.strerror(error.errno or 0)  # asyncio's own text names 0.0.0.0
+                await self._check_for_duplicate()
+            reason = os.strerror(error.errno or 0)  # asyncio's message contains 0.0.0.0
             raise ClusterError(
-                f"Rank 0 cannot listen at {self._place} ({reason}): end the process that listens "
+                f"Rank 0 cannot listen at {self._place} ({reason}). Stop the process that listens "
                 "there, or choose another port."
             ) from None
 
@@ -214,7 +214,7 @@ class _Rank0:
         with contextlib.suppress(OSError, ValidationError):
             async with asyncio.timeout(_MESSAGE_SECONDS):
                 message = await messages.receive(reader, session)
-            worker = _Newcomer.model_validate(message)
+            worker = _Worker.model_validate(message)
         if worker is None:
             writer.close()  # a port scanner, or a worker of another job
             return
@@ -223,10 +223,12 @@ class _Rank0:
         if (worker.size, worker.cluster) != (self._me.size, self._me.cluster) or rank >= self._size:
             self._problem = (
                 f"Rank {rank} and rank 0 have different lists of workers ({worker.size} and "
-                f"{self._size} workers): give all workers the same addresses, in the same order."
+                f"{self._size} workers). Pass the same addresses to all workers, in the same order."
             )
         elif rank in self._workers:
-            self._problem = f"Two workers are rank {rank}: give each a rank, or index, of its own."
+            self._problem = (
+                f"Two workers have rank {rank}. Set a different rank or index for each worker."
+            )
         elif worker.problem:
             self._problem = f"Rank {rank}: {messages.printable(worker.problem, 2000)}"
         else:
@@ -234,59 +236,62 @@ class _Rank0:
         if self._problem or len(self._workers) == self._size:
             self._complete.set()
 
-    async def _ask_who_listens(self) -> None:
-        """Raises an error for both if another worker that claims to be rank 0 listens there."""
+    async def _check_for_duplicate(self) -> None:
+        """Raises an error on both workers if another rank 0 listens at the address."""
         try:
-            await _ask(self._place, self._me, _MESSAGE_SECONDS, ())
+            await _join(self._place, self._me, _MESSAGE_SECONDS, ())
         except ClusterError as error:
             if "Two workers" in str(error):
                 raise
 
 
-async def _ask(place: str, me: _Newcomer, seconds: float, known: tuple[str, ...]) -> Meeting:
-    """Connects to rank 0, again while it does not listen, and returns its answer.
+async def _join(place: str, me: _Worker, seconds: float, known: tuple[str, ...]) -> Meeting:
+    """Connects to rank 0, with retries until it listens, and returns its reply.
 
     Args:
         place: `"host:port"` of rank 0.
-        me: This worker; its address is filled in if it is empty.
+        me: This worker. An empty address is replaced by a new one.
         seconds: Time limit.
-        known: The addresses of all workers, if this worker has them.
+        known: The addresses of all workers, if this worker knows them.
 
     Raises:
-        ClusterError: Rank 0 did not answer in time, or reports a problem.
+        ClusterError: Rank 0 does not reply in time, or reports a problem.
     """
-    reason, was_reached = "it does not answer", False
+    reason, was_reached = "no reply", False
     try:
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    return await _ask_once(place, me, known)
-                except OSError as error:  # it does not listen yet, or its name is not known yet
-                    is_reached = error.errno is None  # what rank 0 said, not the network
+                    return await _try_to_join(place, me, known)
+                except (
+                    OSError
+                ) as error:  # rank 0 does not listen yet, or its name does not resolve yet
+                    is_reached = error.errno is None  # raised by `_exchange`, not by the network
                     if is_reached or not was_reached:
                         reason = error.strerror or str(error)
                     was_reached = was_reached or is_reached
                 await asyncio.sleep(_RETRY_SECONDS)
     except TimeoutError:
         raise ClusterError(
-            f"Rank {me.rank} waited {seconds:.0f} s for rank 0 at {place} ({reason}): check "
-            "whether it was started, and whether this host reaches that address."
+            f"Rank {me.rank} timed out after waiting {seconds:.0f} s for rank 0 at {place} "
+            f"({reason}). Check whether it was started, and whether this host can reach that "
+            "address."
         ) from None
 
 
-async def _ask_once(place: str, me: _Newcomer, known: tuple[str, ...]) -> Meeting:
-    """Asks once.
+async def _try_to_join(place: str, me: _Worker, known: tuple[str, ...]) -> Meeting:
+    """Connects to rank 0 once.
 
     Raises:
-        OSError: Rank 0 does not listen, or goes away.
+        OSError: Rank 0 does not listen, or closes the connection.
         ClusterError: Rank 0 reports a problem, or the addresses do not arrive.
     """
     host, port = split(place)
     reader, writer = await asyncio.open_connection(host, port, limit=messages.LIMIT)
-    own = writer.get_extra_info("sockname")[0]
-    # The port is held until all workers have one, so that those of one host get different ones.
-    with _own_address(me, f"[{own}]" if ":" in own else own) as address:
-        async with relay.Relay(me.rank, 0 if known else me.size, own) as children:
+    local = writer.get_extra_info("sockname")[0]
+    # Reserve the port until all workers have one, so that workers on one host get different ports.
+    with _reserve_address(me, f"[{local}]" if ":" in local else local) as address:
+        async with relay.Relay(me.rank, 0 if known else me.size, local) as children:
             places = {"address": address, "relay": children.address}
             answer = await _exchange(reader, writer, me.model_copy(update=places))
             _check(str(answer["problem"]))
@@ -300,19 +305,19 @@ async def _ask_once(place: str, me: _Newcomer, known: tuple[str, ...]) -> Meetin
 
 
 @contextlib.contextmanager
-def _own_address(me: _Newcomer, host: str) -> Iterator[str]:
-    """Yields a worker's address: the known one, or a free port, held within the block."""
+def _reserve_address(me: _Worker, host: str) -> Iterator[str]:
+    """Yields a worker's known address, or one with a free port, reserved within the block."""
     if me.address:
         yield me.address
         return
-    with held_ports(1) as (port,):
+    with reserved_ports(1) as (port,):
         yield f"{host}:{port}"
 
 
 async def _exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: _Newcomer
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: _Worker
 ) -> Mapping[str, Any]:
-    """Sends what this worker is, and returns rank 0's answer."""
+    """Sends this worker's message, and returns rank 0's reply."""
     try:
         async with asyncio.timeout(_MESSAGE_SECONDS):
             session = await messages.answer(reader, messages.job_key())
@@ -324,7 +329,7 @@ async def _exchange(
         writer.close()
     if answer is None:
         raise ConnectionError(
-            f"it ended, or belongs to another job: is {messages.SECRET} the same on all workers?"
+            f"it has ended or belongs to another job; check that {messages.SECRET} is the same"
         )
     return answer
 
@@ -338,17 +343,18 @@ def _check(problem: str) -> None:
 async def _send_last(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: bytes
 ) -> None:
-    """Sends the answer to a worker, if it is still there."""
+    """Sends the reply to a worker, if it is still connected."""
     writer.write(line)
     with contextlib.suppress(OSError):
         async with asyncio.timeout(_MESSAGE_SECONDS):
-            # The side that closes first blocks its port for a while: it must not be rank 0's.
+            # The side that closes first blocks its port for a while, which must not be rank 0's
+            # port.
             await reader.read()
     writer.close()
 
 
 def _run(coroutine: Coroutine[Any, Any, Meeting]) -> Meeting:
-    """Runs a coroutine; in a thread if this one has an event loop, as in a notebook."""
+    """Runs a coroutine, in another thread if this one has an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -358,15 +364,15 @@ def _run(coroutine: Coroutine[Any, Any, Meeting]) -> Meeting:
 
 
 def meet_over_mpi(cluster: Cluster, gpus: Sequence[str], share_gpus: bool) -> Meeting:
-    """Meets the other workers over MPI, by an all-gather. Ports were free a moment ago.
+    """Exchanges addresses with an MPI all-gather. The ports are currently free, but not reserved.
 
     Args:
         cluster: Cluster of this process, without addresses.
-        gpus: Identifiers of the GPUs that this worker sees or asks for.
-        share_gpus: Whether several workers may use one GPU.
+        gpus: Identifiers of the GPUs that this worker sees or requests.
+        share_gpus: Whether several workers may use the same GPU.
 
     Raises:
-        ClusterError: mpi4py is missing, or uses another MPI than mpirun; or the GPUs cannot be
+        ClusterError: mpi4py is missing or uses a different MPI than mpirun; or the GPUs cannot be
             divided.
     """
     mpi = _usable_mpi(cluster)
@@ -376,15 +382,15 @@ def meet_over_mpi(cluster: Cluster, gpus: Sequence[str], share_gpus: bool) -> Me
     world = mpi.COMM_WORLD
     if (world.rank, world.size) != (cluster.rank, cluster.size):
         raise ClusterError(
-            f"{cluster.source} says rank {cluster.rank} of {cluster.size}, mpi4py's library says "
+            f"{cluster.source} has rank {cluster.rank} of {cluster.size}, but mpi4py's library has "
             f"{world.rank} of {world.size} ({mpi.get_vendor()[0]}): "
-            "use the mpirun of the MPI that mpi4py loads."
+            "Use the mpirun of the MPI that mpi4py loads."
         )
-    # Held until all workers have a port, so that those of one host get different ones.
-    with held_ports(1) as (port,):
+    # Reserve the port until all workers have one, so that workers on one host get different ports.
+    with reserved_ports(1) as (port,):
         gathered = world.allgather((networks.this_host(), port, tuple(gpus)))
     if not was_initialized:
-        # Now, while all ranks are here: at exit it would wait for ranks that failed.
+        # Finalize now. At exit, it would wait for ranks that have failed.
         mpi.Finalize()
     hosts = networks.reachable([host for host, _, _ in gathered])
     addresses = tuple(f"{host}:{port}" for host, (_, port, _) in zip(hosts, gathered, strict=True))
@@ -397,18 +403,18 @@ def _usable_mpi(cluster: Cluster) -> ModuleType:
         return load_mpi()
     except (ImportError, RuntimeError) as error:
         raise ClusterError(
-            f"{cluster.source} gives the workers no addresses, and mpi4py, which exchanges them, "
-            f"is not usable ({' '.join(str(error).split())[:100]}): pip install mpi4py, or set "
-            "TF_CONFIG."
+            f"{cluster.source} does not provide the workers' addresses, and mpi4py, which "
+            f"exchanges them, is not usable ({' '.join(str(error).split())[:100]}). Run pip "
+            "install mpi4py, or set TF_CONFIG."
         ) from None
 
 
 def load_mpi() -> ModuleType:
-    """Returns mpi4py's MPI, not initialized.
+    """Imports mpi4py's MPI without initializing it.
 
     Raises:
-        ImportError: It is not installed.
-        RuntimeError: It finds no MPI library.
+        ImportError: mpi4py is not installed.
+        RuntimeError: mpi4py finds no MPI library.
     """
     import mpi4py
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-from tfdist.console import own_packages, tracebacks
+from tfdist.console import shadowed_packages, tracebacks
 from tfdist.errors import REQUEUE, ConfigurationError, Preempted, TfdistError, did_you_mean
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.
@@ -33,7 +33,7 @@ def run(main: Callable[[], int | None]) -> int:
         command resumes.
     """
     try:
-        own_packages.put_first()
+        shadowed_packages.put_first()
         from pipelines.quiet import quieten_tensorflow
 
         quieten_tensorflow()
@@ -45,25 +45,25 @@ def run(main: Callable[[], int | None]) -> int:
         return REQUEUE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # of a recipe, a callback or a defect of tfdist
+    except Exception as error:  # raised by a recipe or a callback, or a bug in tfdist
         tracebacks.show(error)
         return 1
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Jsonargparse's help without what says nothing: `default: null`, and functions as types."""
+    """Jsonargparse's help without uninformative parts: `default: null`, and functions as types."""
 
     def _expand_help(self, action: argparse.Action) -> str:
         text = super()._expand_help(action)
-        # The text may end with `(required, type: INT, default: 3)`, or with a part of it.
+        # The text may end with `(required, type: INT, default: 3)`, or some of these.
         found = re.search(r"^(.*?)\s*\(([^()]*)\)$", text, flags=re.S)
         if not found:
             return text
-        parts = [one for one in found[2].split(", ") if not _says_nothing(one)]
+        parts = [part for part in found[2].split(", ") if not _is_uninformative(part)]
         return f"{found[1]} ({', '.join(parts)})" if parts else found[1]
 
 
-def _says_nothing(part: str) -> bool:
+def _is_uninformative(part: str) -> bool:
     return part == "default: null" or part.startswith("type: <function")
 
 
@@ -120,7 +120,7 @@ def run_one_of(
         program: As for `parser`.
         description: As for `parser`.
         arguments: As for `parse`.
-        **further: Further arguments for `run`.
+        **further: Additional arguments of `run`.
 
     Raises:
         TfdistError: The command line is invalid, or the subcommand failed.
@@ -139,7 +139,7 @@ def run_one_of(
 
 def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:
     """Returns a suggestion for the first unknown flag, or an empty text."""
-    text = re.sub(r"-\n\s+", "-", parser.format_help())  # lines are broken after hyphens, too
+    text = re.sub(r"-\n\s+", "-", parser.format_help())  # argparse also breaks lines after hyphens
     known = list(dict.fromkeys(re.findall(r"--[\w-]+", text)))
     flags = (word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words))
     unknown = [flag for flag in flags if flag.startswith("--") and flag not in known]

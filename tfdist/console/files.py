@@ -24,7 +24,7 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
-        # The data have to be on the disk before the rename: power may fail in between.
+        # Flush the data before the rename, in case of a power failure between the two.
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Reads settings from a YAML file, and remembers the line of each."""
+"""Reads settings from a YAML file, with the line number of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from tfdist.errors import ConfigurationError
 
-_FORM = "expected lines like 'epochs: 3'"
+_EXPECTED = "expected lines like 'epochs: 3'"
 
 
 class Setting(NamedTuple):
@@ -22,7 +22,7 @@ class Setting(NamedTuple):
 
 #: Settings by field; a hyperparameter of the recipe is `set.NAME`.
 Layer = Mapping[str, Setting]
-OWN = "set."
+HYPERPARAMETER_PREFIX = "set."
 
 
 def read(path: Path) -> Layer:
@@ -40,15 +40,15 @@ def read(path: Path) -> Layer:
     except OSError as error:
         raise ConfigurationError(f"--config {path}: {error.strerror}.") from None
     except (UnicodeDecodeError, yaml.reader.ReaderError):
-        raise ConfigurationError(f"--config {path}: this is not a text file; {_FORM}.") from None
+        raise ConfigurationError(f"--config {path}: not a text file; {_EXPECTED}.") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigurationError(f"{path}, line {line}: invalid YAML: {error.problem}.") from None
-    except (ValueError, RecursionError) as error:  # such as a date that does not exist
+    except (ValueError, RecursionError) as error:  # such as an invalid date
         reason = str(error).splitlines()[0]
-        raise ConfigurationError(f"--config {path}: this is not valid YAML: {reason}.") from None
-    what = "is empty" if node is None else "is not a mapping"
-    raise ConfigurationError(f"--config {path}: the file {what}; {_FORM}.")
+        raise ConfigurationError(f"--config {path}: invalid YAML: {reason}.") from None
+    problem = "the file is empty" if node is None else "not a mapping"
+    raise ConfigurationError(f"--config {path}: {problem}; {_EXPECTED}.")
 
 
 def _settings(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str) -> Layer:
@@ -58,10 +58,12 @@ def _settings(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str) -> Lay
         name = str(key.value)
         place = f"{file}, line {key.start_mark.line + 1}: {name}"
         if name in settings:
-            raise ConfigurationError(f"{place}: duplicate field; leave one of them out.")
+            raise ConfigurationError(f"{place}: duplicate field. Remove one of them.")
         settings[name] = Setting(loader.construct_object(value, deep=True), place)
-        if f"{name}." == OWN and isinstance(value, yaml.MappingNode):
+        if f"{name}." == HYPERPARAMETER_PREFIX and isinstance(value, yaml.MappingNode):
             hyperparameters = _settings(loader, value, file)
-            settings |= {f"{OWN}{key}": setting for key, setting in hyperparameters.items()}
+            settings |= {
+                f"{HYPERPARAMETER_PREFIX}{key}": setting for key, setting in hyperparameters.items()
+            }
             del settings[name]
     return settings

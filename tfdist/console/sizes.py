@@ -1,4 +1,4 @@
-"""Parses and prints sizes of memory and rates of links: `24GB`, `80GiB`, `25Gb`."""
+"""Parses and formats memory sizes and network bandwidths: `24GB`, `80GiB`, `25Gb`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from tfdist.errors import ConfigurationError
 
 _BYTE_SIZE = TypeAdapter(ByteSize)
-#: Prefixes of rates. pydantic's ByteSize ignores case, but `Gb` and `GB` differ by a factor of 8.
+#: Unit prefixes. pydantic's ByteSize ignores case, but `Gb` and `GB` differ by a factor of 8.
 _PREFIXES = {
     "": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
@@ -21,7 +21,7 @@ def num_bytes(text: str) -> int:
     """Returns the bytes of a size such as `24GB` (10^9 bytes each), `80GiB` (2^30) or `512MB`.
 
     Raises:
-        ConfigurationError: The text has another form, or is in bits.
+        ConfigurationError: The text is not a size in bytes.
     """
     try:
         # pydantic rounds bits and ignores case, so that `24Gb` would be 24 GB.
@@ -33,22 +33,22 @@ def num_bytes(text: str) -> int:
 
 
 def bytes_per_second(text: str) -> float:
-    """Returns the bytes per second of a link: `25Gb` is in bits, as links are sold, `3GB` in bytes.
+    """Returns a bandwidth in bytes per second: `25Gb` is in bits, `3GB` in bytes.
 
     Raises:
-        ConfigurationError: The text has another form, or gives neither bits nor bytes.
+        ConfigurationError: The text is not a bandwidth in bits or bytes.
     """
     match = _RATE.fullmatch(text.strip())
     if match is None or float(match[1]) == 0:
         raise ConfigurationError(
-            f"{text!r}: expected the rate of a link like 25Gb (bits per second) or 3GB (bytes)."
+            f"{text!r}: expected a bandwidth like 25Gb (bits per second) or 3GB (bytes)."
         )
     unit = 1 if match[3] == "B" else 1 / 8
     return float(match[1]) * _PREFIXES[match[2]] * unit
 
 
-def in_words(number: float) -> str:
-    """Returns a number of bytes with a unit and three digits: `16 MB`, `1.44 GB`."""
+def format_bytes(number: float) -> str:
+    """Formats a number of bytes with a unit and three digits: `16 MB`, `1.44 GB`."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= factor:
             return f"{number / factor:.3g} {unit}"

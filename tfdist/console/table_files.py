@@ -18,7 +18,7 @@ def check(path: str | None, *suffixes: str) -> None:
         *suffixes: The accepted suffixes, such as `.csv`.
 
     Raises:
-        ConfigurationError: The path has another suffix, or its folder does not exist.
+        ConfigurationError: The suffix is not supported, or the folder does not exist.
     """
     if path is None:
         return

@@ -16,7 +16,7 @@ _console = Console(highlight=False, markup=False)
 
 
 def facts(*groups: Iterable[Sequence[Cell]]) -> None:
-    """Prints a table of names and values, with a line between groups of rows.
+    """Prints a table of names and values, with a separator between groups of rows.
 
     Args:
         *groups: Rows with the same number of cells: first the name; the last cell may wrap.
@@ -50,7 +50,7 @@ def numbers(
     grid = Table(title=title or None, title_justify="left")
     for column, heading in enumerate(header):
         justify: Literal["left", "right"] = "left" if column < num_names else "right"
-        # Names and numbers are copied from here: in a narrow terminal they wrap and are not cut.
+        # Wrap instead of truncating in narrow terminals, so that names and numbers can be copied.
         grid.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
         grid.add_row(*row)

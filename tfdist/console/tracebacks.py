@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Set to anything, this environment variable makes commands print every frame.
+#: If this environment variable is set, commands print every frame.
 FULL = "TFDIST_FULL_TRACEBACK"
 
 _ROOT = Path(__file__).parents[2]
@@ -22,10 +22,10 @@ _FRAMEWORKS = (
 
 
 def folded(error: BaseException) -> str:
-    """Returns the traceback of an error with the frames of the user's files only.
+    """Returns the traceback of an error with only the frames of the user's files.
 
-    Frames of Python, of installed packages, of tfdist and of pipelines are left out and counted. If
-    no other frame is there, all are shown.
+    Frames of Python, installed packages, tfdist and pipelines are hidden and counted. If there are
+    no other frames, all are shown.
 
     Example:
         >>> from tfdist.console import tracebacks
@@ -40,15 +40,15 @@ def folded(error: BaseException) -> str:
     """
     found = traceback.TracebackException.from_exception(error)
     num_hidden = 0
-    for one in _chain(found):
-        own = [frame for frame in one.stack if not frame.filename.startswith(_FRAMEWORKS)]
-        if own:
-            num_hidden += len(one.stack) - len(own)
-            one.stack = traceback.StackSummary.from_list(own)
+    for exception in _chain(found):
+        user_frames = [f for f in exception.stack if not f.filename.startswith(_FRAMEWORKS)]
+        if user_frames:
+            num_hidden += len(exception.stack) - len(user_frames)
+            exception.stack = traceback.StackSummary.from_list(user_frames)
     text = "".join(found.format())
     if not num_hidden:
         return text
-    return f"{num_hidden} frames of frameworks are left out; {FULL}=1 shows them.\n{text}"
+    return f"{num_hidden} framework frames are hidden; set {FULL}=1 to show them.\n{text}"
 
 
 def show(error: BaseException) -> None:
@@ -61,7 +61,7 @@ def show(error: BaseException) -> None:
 def _chain(
     error: traceback.TracebackException | None,
 ) -> Iterator[traceback.TracebackException]:
-    """Yields an error, and those that led to it."""
+    """Yields an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

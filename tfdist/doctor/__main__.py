@@ -25,7 +25,7 @@ GROUPS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0, 1 for a red check, 130 for an interrupt."""
+    """Runs the command and returns its exit code: 1 if a check failed, 130 after Ctrl-C."""
     return command.run(lambda: _doctor(arguments))
 
 
@@ -44,13 +44,13 @@ def _doctor(arguments: Sequence[str] | None) -> int:
 
 
 def _examine(as_json: bool, all_reduce: bool) -> bool:
-    """Runs all checks, prints them on rank 0, and returns whether none is red."""
+    """Runs all checks, prints them on rank 0, and returns whether none failed."""
     groups = {
         title: _lines(module)
         for title, module in GROUPS.items()
         if all_reduce or module != "all_reduce"
     }
-    if _prints():
+    if _is_chief_or_unknown():
         if as_json:
             print(report.as_json(groups))
         else:
@@ -59,15 +59,15 @@ def _examine(as_json: bool, all_reduce: bool) -> bool:
 
 
 def _lines(module: str) -> list[Check]:
-    """Returns the checks of a group; an unexpected error becomes a red check."""
+    """Returns the checks of a group; an unexpected error becomes a failed check."""
     try:
         return importlib.import_module(f"tfdist.doctor.{module}").checks()
     except Exception as error:
         return [Check(module, f"{type(error).__name__}: {error}", "wrong", "report this as a bug")]
 
 
-def _prints() -> bool:
-    """Tells whether this process is rank 0, or its rank is unknown."""
+def _is_chief_or_unknown() -> bool:
+    """Returns whether this process is rank 0, or its rank is unknown."""
     from tfdist import cluster
     from tfdist.errors import ClusterError
 

@@ -1,4 +1,4 @@
-"""Measures the time of an all-reduce over the replicas, by size.
+"""Measures how long an all-reduce over the replicas takes, for several sizes.
 
 This is a quick check; `python -m tfdist.bench allreduce` measures in detail.
 """
@@ -34,21 +34,21 @@ def checks() -> list[Check]:
     name = "horovod" if started_by_horovod() else "mirrored"
     if name == "mirrored" and (others := cluster.started_together()):
         value = f"not measured over the {others.size} processes from {others.source}"
-        cure = "run python -m tfdist.verify --strategy multi_worker in each of them"
-        return [Check("all-reduce", value, "missing", cure)]
+        fix = "run python -m tfdist.verify --strategy multi_worker in each process"
+        return [Check("all-reduce", value, "missing", fix)]
     try:
         strategy = strategies.create(name)
     except TfdistError as error:
         return [Check("all-reduce", str(error), "wrong", "see the checks above")]
     if strategy.num_replicas == 1:
-        return [Check("all-reduce", f"not measured: {name} has only one replica here")]
+        return [Check("all-reduce", f"not measured: {name} has only one replica on this host")]
     available = psutil.virtual_memory().available / (_COPIES * len(strategy.devices))
     sizes = [size for size in SIZES if size * 1e6 * strategy.num_workers < available]
     return [_line(strategy, size) for size in sizes]
 
 
 def started_by_horovod() -> bool:
-    """Tells whether this is one of several processes that Horovod can connect."""
+    """Returns whether this is one of several processes that Horovod can connect."""
     if versions.horovod() is None:
         return False
     by_gloo = int(os.environ.get("HOROVOD_SIZE", "1")) > 1  # set by horovodrun

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-#: `"missing"` is optional for a run; `"wrong"` makes the command fail.
+#: `"missing"`: something optional is not there; `"wrong"`: the check failed, and so does the
+#: command.
 State = Literal["ok", "missing", "wrong"]
 
 
@@ -15,10 +16,10 @@ class Check(NamedTuple):
         name: What was checked.
         value: The version, size or problem that was detected.
         state: Whether the check passed.
-        cure: The command or action that fixes the problem; empty if there is none.
+        fix: The command or action that fixes the problem; empty if there is none.
     """
 
     name: str
     value: str
     state: State = "ok"
-    cure: str = ""
+    fix: str = ""

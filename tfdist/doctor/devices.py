@@ -25,32 +25,32 @@ LIBRARIES = {
     "NCCL": "libnccl.so.2",
 }
 
-_CURE_DRIVER = "install NVIDIA's driver; in a container: run it with --gpus all"
-_CURE_LIBRARIES = "pip install 'tensorflow[and-cuda]'"
-_CURE_BUILD = f"pip uninstall -y tensorflow-cpu; {_CURE_LIBRARIES}"
+_FIX_DRIVER = "install NVIDIA's driver; in a container: run it with --gpus all"
+_FIX_LIBRARIES = "pip install 'tensorflow[and-cuda]'"
+_FIX_BUILD = f"pip uninstall -y tensorflow-cpu; {_FIX_LIBRARIES}"
 
 
 def checks() -> list[Check]:
-    """Return lines on the devices and, if TensorFlow was built for CUDA, on its libraries."""
+    """Returns checks of the devices and, if TensorFlow was built for CUDA, of its libraries."""
     import tensorflow as tf
 
     build = tf.sysconfig.get_build_info()
     details = list(map(_details, tf.config.list_physical_devices("GPU")))
-    driven = _visible(gpus_of_driver())
+    driver_gpus = _visible(gpus_of_driver())
     lines = [
         Check("CPUs", f"{len(tf.config.list_physical_devices('CPU'))} device"),
-        _gpus([f"{gpu['name']} {gpu['device_name']}" for gpu in details], driven, build),
+        _gpus([f"{gpu['name']} {gpu['device_name']}" for gpu in details], driver_gpus, build),
     ]
     if not build["is_cuda_build"]:
-        return [*lines, Check("CUDA", "TensorFlow was built without it")]
+        return [*lines, Check("CUDA", "this build of TensorFlow does not support it")]
     lines += gpu_kernels.checks(details, build.get("cuda_compute_capabilities", []))
-    made_for = f"{build.get('cuda_version', '?')} with cuDNN {build.get('cudnn_version', '?')}"
-    lines.append(Check("CUDA of TensorFlow", made_for))
-    return lines + _libraries(needed=bool(driven))
+    cuda_versions = f"{build.get('cuda_version', '?')} with cuDNN {build.get('cudnn_version', '?')}"
+    lines.append(Check("CUDA of TensorFlow", cuda_versions))
+    return lines + _libraries(needed=bool(driver_gpus))
 
 
 def gpus_of_driver() -> list[str]:
-    """Return the names of the GPUs that NVIDIA's driver lists; empty without a driver."""
+    """Returns the names of the GPUs that NVIDIA's driver lists; empty without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -63,9 +63,10 @@ def gpus_of_driver() -> list[str]:
 
 
 def _visible(installed: list[str]) -> list[str]:
-    """Return those of the driver's GPUs that `CUDA_VISIBLE_DEVICES` lets programs see.
+    """Returns the driver's GPUs that `CUDA_VISIBLE_DEVICES` makes visible.
 
-    nvidia-smi ignores the variable. An entry that is no number names a GPU or a part of one.
+    nvidia-smi ignores the variable. An entry that is not a number is a UUID of a GPU or a MIG
+    instance.
     """
     entries = gpus.visible(os.environ)
     if entries is None:
@@ -73,17 +74,17 @@ def _visible(installed: list[str]) -> list[str]:
     visible = []
     for entry in entries if installed else ():
         if entry.isdecimal() and int(entry) >= len(installed):
-            break  # CUDA ignores this entry and those behind it
+            break  # CUDA ignores this entry and the ones after it
         visible.append(installed[int(entry)] if entry.isdecimal() else entry)
     return visible
 
 
-def _gpus(seen: list[str], driven: list[str], build: dict[str, Any]) -> Check:
-    """Check that TensorFlow sees the GPUs that the driver offers to this process."""
-    if len(seen) < len(driven):
-        value = f"TensorFlow sees {len(seen)} of the {len(driven)} that the driver offers"
+def _gpus(seen: list[str], driver_gpus: list[str], build: dict[str, Any]) -> Check:
+    """Checks that TensorFlow sees all GPUs that the driver lists for this process."""
+    if len(seen) < len(driver_gpus):
+        value = f"TensorFlow sees {len(seen)} of the {len(driver_gpus)} that the driver lists"
         return Check(
-            "GPUs", value, "wrong", _CURE_LIBRARIES if build["is_cuda_build"] else _CURE_BUILD
+            "GPUs", value, "wrong", _FIX_LIBRARIES if build["is_cuda_build"] else _FIX_BUILD
         )
     if seen:
         return Check("GPUs", ", ".join(seen))
@@ -94,7 +95,7 @@ def _gpus(seen: list[str], driven: list[str], build: dict[str, Any]) -> Check:
 
 
 def _details(gpu: Any) -> dict[str, Any]:
-    """Return TensorFlow's description of a GPU, with its name such as `"GPU:0"`."""
+    """Returns TensorFlow's description of a GPU, with its name such as `"GPU:0"`."""
     import tensorflow as tf
 
     found = tf.config.experimental.get_device_details(gpu)
@@ -102,18 +103,18 @@ def _details(gpu: Any) -> dict[str, Any]:
 
 
 def _libraries(needed: bool) -> list[Check]:
-    """Return a line for each library; without a GPU, the libraries not found share one line."""
+    """Returns a check per library; without a GPU, one for all libraries that were not found."""
     lines = [_library(name, file) for name, file in LIBRARIES.items()]
     absent = [line.name for line in lines if line.state == "wrong"]
     if needed or not absent:
         return lines
-    value = f"not found: {', '.join(absent)}; without a GPU nothing needs them"
-    shared = Check("CUDA libraries", value, "missing", f"for a GPU: {_CURE_LIBRARIES}")
+    value = f"not found: {', '.join(absent)}(needed only for GPUs)"
+    shared = Check("CUDA libraries", value, "missing", f"for a GPU: {_FIX_LIBRARIES}")
     return [line for line in lines if line.state == "ok"] + [shared]
 
 
 def _library(name: str, file: str) -> Check:
-    """Search for a library where TensorFlow does: in NVIDIA's wheels, then in the system."""
+    """Searches for a library where TensorFlow does: in NVIDIA's wheels, then in the system."""
     name = f"{name} ({file})"
     if where := _in_wheels(file):
         return Check(name, str(where))
@@ -121,7 +122,7 @@ def _library(name: str, file: str) -> Check:
         ctypes.CDLL(file)
     except OSError:
         driver = file == LIBRARIES["CUDA driver"]
-        return Check(name, "not found", "wrong", _CURE_DRIVER if driver else _CURE_LIBRARIES)
+        return Check(name, "not found", "wrong", _FIX_DRIVER if driver else _FIX_LIBRARIES)
     return Check(name, "found by the system's loader")
 
 

@@ -13,9 +13,9 @@ from tfdist.errors import TfdistError
 from tfdist.install_horovod import cuda, versions
 
 _INSTALL = f"{Path(sys.executable).name} -m tfdist.install_horovod"
-_CURE_MPI4PY = "for multi_worker under mpirun: pip install mpi4py"
+_FIX_MPI4PY = "for multi_worker under mpirun: pip install mpi4py"
 
-#: The libraries of the two families of MPI, which cannot start each other's processes.
+#: The libraries of the two MPI families. The mpirun of one cannot start programs of the other.
 _FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI")}
 
 
@@ -48,7 +48,7 @@ def _horovod(found: mpi_library.Mpi | None) -> list[Check]:
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # loading a broken library may raise any error
-        value = f"{version} does not load: {' '.join(str(error).split())}"
+        value = f"{version} cannot be loaded: {' '.join(str(error).split())}"
         return [Check("Horovod", value, "wrong", f"{_INSTALL} --rebuild")]
     lines = [Check("Horovod", version), _controllers(hvd), _operations(hvd)]
     return lines + _mismatch(found) + _horovodrun(found) if hvd.mpi_built() else lines
@@ -66,15 +66,15 @@ def _operations(hvd: Any) -> Check:
     import tensorflow as tf
 
     if tf.config.list_physical_devices("GPU") and not hvd.nccl_built():
-        cure = f"HOROVOD_GPU_OPERATIONS=NCCL {_INSTALL}"
+        fix = f"HOROVOD_GPU_OPERATIONS=NCCL {_INSTALL}"
         if absent := cuda.missing({"NCCL"}):
-            cure += f"; it needs {', '.join(absent)} first. {cuda.cure()}"
-        return Check("Horovod's operations", f"{value}; no NCCL for the GPUs", "missing", cure)
+            fix += f"; it needs {', '.join(absent)} first. {cuda.how_to_install()}"
+        return Check("Horovod's operations", f"{value}; no NCCL for the GPUs", "missing", fix)
     return Check("Horovod's operations", value)
 
 
 def _mismatch(found: mpi_library.Mpi | None) -> list[Check]:
-    """Checks that mpirun is of Horovod's MPI; otherwise each process would be rank 0 of 1."""
+    """Checks that mpirun belongs to Horovod's MPI. If not, each process would be rank 0 of 1."""
     loaded = _loaded_libraries()
     for library, names in _FAMILIES.items():
         if found and library in loaded and found.kind not in (*names, "MPI"):
@@ -84,12 +84,12 @@ def _mismatch(found: mpi_library.Mpi | None) -> list[Check]:
 
 
 def _horovodrun(found: mpi_library.Mpi | None) -> list[Check]:
-    """Checks horovodrun: Open MPI 5 takes the `none` of its `-bind-to none` for the command."""
+    """Checks horovodrun: Open MPI 5 takes `none` in its `-bind-to none` for the program to run."""
     if not (found and found.kind == "Open MPI" and int(found.version.partition(".")[0]) >= 5):
         return []
     value = f"horovodrun passes options that {found} does not support"
-    cure = "horovodrun --gloo, mpirun, or python -m tfdist.launch --via horovodrun"
-    return [Check("horovodrun", value, "missing", cure)]
+    fix = "horovodrun --gloo, mpirun, or python -m tfdist.launch --via horovodrun"
+    return [Check("horovodrun", value, "missing", fix)]
 
 
 def _loaded_libraries() -> str:
@@ -98,12 +98,12 @@ def _loaded_libraries() -> str:
 
 
 def _mpi4py() -> Check:
-    """Checks mpi4py, by which multi_worker exchanges addresses under mpirun."""
+    """Checks mpi4py, which multi_worker uses under mpirun to exchange addresses."""
     try:
         mpi = rendezvous.load_mpi()
     except (ImportError, RuntimeError) as error:
         value = f"not usable: {' '.join(str(error).split())[:100]}"
-        return Check("mpi4py", value, "missing", _CURE_MPI4PY)
+        return Check("mpi4py", value, "missing", _FIX_MPI4PY)
     name, version = mpi.get_vendor()
     return Check("mpi4py", f"loads {name} {'.'.join(map(str, version))}")
 
@@ -112,5 +112,7 @@ def _cluster() -> list[Check]:
     try:
         rows = cluster.discover().describe()
     except TfdistError as error:
-        return [Check("cluster", str(error), "wrong", "correct or unset these variables")]
+        return [
+            Check("cluster", str(error), "wrong", "correct or unset the variables in the message")
+        ]
     return [Check(name, value) for name, value in rows.items()]

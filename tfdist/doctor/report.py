@@ -16,7 +16,7 @@ Groups = Mapping[str, Sequence[Check]]
 
 
 def healthy(groups: Groups) -> bool:
-    """Tells whether no check is red."""
+    """Returns whether no check failed."""
     return all(check.state != "wrong" for checks in groups.values() for check in checks)
 
 
@@ -35,5 +35,5 @@ def show(groups: Groups) -> None:
 
 def _row(check: Check) -> tuple[tables.Cell, ...]:
     state = Text(check.state, style=_STYLES[check.state])
-    text = f"{check.value}\nfix: {check.cure}" if check.cure else check.value
+    text = f"{check.value}\nfix: {check.fix}" if check.fix else check.value
     return f"  {check.name}", state, text

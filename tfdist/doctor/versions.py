@@ -28,18 +28,18 @@ def _requirements() -> list[Requirement]:
     except metadata.PackageNotFoundError:
         texts = ["tensorflow", "keras", "numpy"]
     parsed = map(Requirement, texts)
-    return [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
 def _library(required: Requirement) -> Check:
-    name, cure = required.name, f"pip install '{required}'"
+    name, fix = required.name, f"pip install '{required}'"
     # TensorFlow has several distributions.
     version = versions.tensorflow() if name == "tensorflow" else _version(name)
     if version is None:
-        return Check(name, "not installed", "wrong", cure)
+        return Check(name, "not installed", "wrong", fix)
     if required.specifier.contains(version, prereleases=True):
         return Check(name, version)
-    return Check(name, f"{version}, tested with {required.specifier}", "wrong", cure)
+    return Check(name, f"{version}, but tfdist was tested with {required.specifier}", "wrong", fix)
 
 
 def _version(distribution: str) -> str | None:

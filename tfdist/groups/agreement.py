@@ -159,7 +159,7 @@ def check_values(group: ProcessGroup, variables: Sequence[keras.Variable], cure:
 
 
 def are_same(group: ProcessGroup, variables: Sequence[keras.Variable]) -> bool:
-    """Tells whether variables, as many on every worker, have the same values on all of them.
+    """Returns whether variables, as many on every worker, have the same values on all of them.
 
     Each of n workers receives n numbers.
     """

@@ -194,7 +194,7 @@ def _silent() -> list[int]:
 
 
 def _groups_are_separate() -> bool:
-    """Tells whether each grouped operation is an exchange of its own, once Horovod is started."""
+    """Returns whether each grouped operation is an exchange of its own, once Horovod is started."""
     value = os.environ.get(_DISABLE_GROUP_FUSION, "")
     return value.isdigit() and int(value) > 0
 

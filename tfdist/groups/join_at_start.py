@@ -34,7 +34,7 @@ def prepare() -> None:
 
 
 def _is_script_of_worker() -> bool:
-    """Tells whether this is a program of the user's that `tfdist.launch` started."""
+    """Returns whether this is a program of the user's that `tfdist.launch` started."""
     environ = os.environ
     own = environ.setdefault(_PROCESS, str(os.getpid())) == str(os.getpid())
     launched = environ.get(SECRET) and environ.get("TF_CONFIG")
@@ -45,7 +45,7 @@ def _is_script_of_worker() -> bool:
 
 
 def _names_strategy(program: Path) -> bool:
-    """Tells whether a script or its arguments name the strategy: others must not join."""
+    """Returns whether a script or its arguments name the strategy: others must not join."""
     try:
         text = program.read_text()
     except (OSError, UnicodeDecodeError):

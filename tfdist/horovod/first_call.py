@@ -17,7 +17,7 @@ from tfdist.upstream.keras_model import build_for_training, flatten_layers
 
 
 def is_built(model: keras.Model) -> bool:
-    """Tells whether all layers have created their weights."""
+    """Returns whether all layers have created their weights."""
     return all(layer.built for layer in flatten_layers(model))
 
 

@@ -38,7 +38,7 @@ CUDA = "12-5"
 
 
 def operations() -> set[str]:
-    """Return the libraries that are to carry tensors of GPUs, as the build variables say.
+    """Returns the libraries that are to carry tensors of GPUs, as the build variables say.
 
     Returns:
         `{"NCCL"}`, `{"MPI"}` or both; empty for a build without CUDA.
@@ -49,7 +49,7 @@ def operations() -> set[str]:
 
 
 def missing(wanted: set[str] | None = None) -> list[str]:
-    """Return what a build needs and this host does not have.
+    """Returns what a build needs and this host does not have.
 
     Args:
         wanted: The libraries that are to carry tensors of GPUs; None: `operations()`.
@@ -67,7 +67,7 @@ def missing(wanted: set[str] | None = None) -> list[str]:
 
 
 def check() -> None:
-    """Check that a build with the build variables of this process can work.
+    """Checks that a build with the build variables of this process can work.
 
     Raises:
         InstallError: The build needs CUDA's compiler or NCCL, and the host does not have it.
@@ -76,12 +76,12 @@ def check() -> None:
         variables = " ".join(f"{name}={os.environ[name]}" for name in _OPERATIONS if _is_set(name))
         raise InstallError(
             f"Building Horovod with {variables} needs {', '.join(absent)}, which this host does "
-            f"not have: the CUDA wheels from PyPI are for running programs only. {cure()}"
+            f"not have: the CUDA wheels from PyPI are for running programs only. {how_to_install()}"
         )
 
 
-def cure() -> str:
-    """Return the advice that installs what `missing` may list."""
+def how_to_install() -> str:
+    """Returns the advice that installs what `missing` may list."""
     return (
         f"From NVIDIA's package repository: apt-get install cuda-nvcc-{CUDA} "
         f"cuda-cudart-dev-{CUDA} libnccl-dev (Debian, Ubuntu), or dnf install cuda-nvcc-{CUDA} "
@@ -91,7 +91,7 @@ def cure() -> str:
 
 
 def nvcc() -> Path | None:
-    """Return the CUDA compiler that the build uses, or None."""
+    """Returns the CUDA compiler that the build uses, or None."""
     if _is_set("HOROVOD_CUDA_HOME"):  # Horovod looks nowhere else
         return _program(os.environ["HOROVOD_CUDA_HOME"], "bin/nvcc")
     if _is_set("CUDACXX"):
@@ -104,7 +104,7 @@ def nvcc() -> Path | None:
 
 
 def home_to_set() -> Path | None:
-    """Return the toolkit that Horovod's build would find only by `HOROVOD_CUDA_HOME`, or None."""
+    """Returns the toolkit that Horovod's build would find only by `HOROVOD_CUDA_HOME`, or None."""
     if not operations() or _is_set("HOROVOD_CUDA_HOME") or _is_set("CUDACXX"):
         return None
     compiler = nvcc()
@@ -114,14 +114,14 @@ def home_to_set() -> Path | None:
 
 
 def nccl_header() -> Path | None:
-    """Return NCCL's header, or None."""
+    """Returns NCCL's header, or None."""
     given = [os.environ["HOROVOD_NCCL_INCLUDE"]] if _is_set("HOROVOD_NCCL_INCLUDE") else []
     folders = [f"{prefix}/include" for prefix in _prefixes()]
     return _first(["nccl.h"], given + _paths("CMAKE_INCLUDE_PATH") + folders)
 
 
 def nccl_library() -> Path | None:
-    """Return the library of NCCL that a linker finds, or None."""
+    """Returns the library of NCCL that a linker finds, or None."""
     given = [os.environ["HOROVOD_NCCL_LIB"]] if _is_set("HOROVOD_NCCL_LIB") else []
     libraries = ("lib", "lib64", f"lib/{sysconfig.get_config_var('MULTIARCH')}")
     folders = [f"{prefix}/{folder}" for prefix in _prefixes() for folder in libraries]
@@ -129,21 +129,21 @@ def nccl_library() -> Path | None:
 
 
 def settings() -> list[str]:
-    """Return what identifies the toolkit that a build would use, for the name of its wheel."""
+    """Returns what identifies the toolkit that a build would use, for the name of its wheel."""
     if not operations():
         return []
     return [f"{name}={path}" for name, path in (("nvcc", nvcc()), ("nccl", nccl_library()))]
 
 
 def _nccl_names() -> list[str]:
-    """Return the file names that Horovod's build accepts; it prefers the static library."""
+    """Returns the file names that Horovod's build accepts; it prefers the static library."""
     link = os.environ.get("HOROVOD_NCCL_LINK", "").lower()
     names = {"shared": ["libnccl.so"], "static": ["libnccl_static.a"]}
     return names.get(link, ["libnccl_static.a", "libnccl.so"])
 
 
 def _prefixes() -> list[str]:
-    """Return the folders that may have `include` and `lib` folders with NCCL in them."""
+    """Returns the folders that may have `include` and `lib` folders with NCCL in them."""
     named = [os.environ.get(name) for name in ("HOROVOD_NCCL_HOME", "NCCL_ROOT", "CONDA_PREFIX")]
     compiler = nvcc()
     toolkit = [str(compiler.parent.parent)] if compiler else []
@@ -161,12 +161,12 @@ def _is_set(variable: str) -> bool:
 
 
 def _program(home: str, path: str) -> Path | None:
-    """Return a program if it exists and may be executed."""
+    """Returns a program if it exists and may be executed."""
     program = shutil.which(Path(home, path), path=tools.search_path())
     return Path(program) if program else None
 
 
 def _first(names: Iterable[str], folders: Iterable[str]) -> Path | None:
-    """Return the first file with one of the names in one of the folders."""
+    """Returns the first file with one of the names in one of the folders."""
     files = (Path(folder, name) for name in names for folder in folders)
     return next(filter(Path.exists, files), None)

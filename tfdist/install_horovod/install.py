@@ -59,7 +59,7 @@ def install(mpi: str = "auto", rebuild: bool = False) -> None:
 
 
 def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
-    """Return the cache folder of the wheel for this TensorFlow, Python, MPI and build variables."""
+    """Returns the cache folder of the wheel for this TensorFlow, Python, MPI and environment."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     controllers = "gloo"
     settings = sorted(f"{name}={os.environ[name]}" for name in os.environ if _matters(name))

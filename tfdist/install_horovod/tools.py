@@ -77,5 +77,5 @@ def choose_mpi(choice: str) -> mpi_library.Mpi | None:
 
 
 def of_environment(found: mpi_library.Mpi) -> bool:
-    """Tells whether an MPI lies in this Python environment, as PyPI's does."""
+    """Returns whether an MPI lies in this Python environment, as PyPI's does."""
     return Path(found.mpirun).is_relative_to(sys.prefix)

@@ -34,7 +34,7 @@ def horovod_was_built_for() -> str | None:
 
 
 def horovod_fits() -> bool:
-    """Tells whether the Horovod that is installed was built against the TensorFlow that is.
+    """Returns whether the Horovod that is installed was built against the TensorFlow that is.
 
     It calls TensorFlow's C++ code, which keeps no promise from one version to the next.
     """

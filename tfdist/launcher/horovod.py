@@ -1,6 +1,6 @@
-"""What Horovod's Gloo controller needs from a launcher: variables, and a rendezvous server.
+"""Environment variables and a rendezvous server for Horovod's Gloo controller.
 
-This sets what `horovod.runner.gloo_run` sets, without its way of starting and ending processes.
+Sets the same variables as `horovod.runner.gloo_run`, but does not start processes.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Slot:
 
 
 def installed() -> bool:
-    """Tells whether Horovod is installed, without importing it."""
+    """Returns whether Horovod is installed, without importing it."""
     return find_spec("horovod") is not None
 
 
 def environ(slot: Slot, server: str, port: int, interface: str) -> dict[str, str]:
-    """Returns the variables of one worker.
+    """Returns the environment variables of one worker.
 
     Args:
-        slot: Its slot.
-        server: Address of the host that runs `serving`.
+        slot: The slot of the worker.
+        server: Address of the host that runs the rendezvous server.
         port: Port of that server.
         interface: The network interface between the workers; empty: Horovod chooses.
     """
@@ -62,11 +62,11 @@ def environ(slot: Slot, server: str, port: int, interface: str) -> dict[str, str
 def check_host_name() -> None:
     """Checks that this host's name resolves to an address that other hosts can reach.
 
-    Horovod 0.28.1 uses the given interface for its first connections only. Those of its process
-    sets (`GlooContext::InitializeForProcessSet`) resolve the host's own name.
+    Horovod 0.28.1 uses the given interface only for its first connections. For connections of
+    process sets (`GlooContext::InitializeForProcessSet`), it resolves the host's own name.
 
     Raises:
-        LaunchError: The name resolves to a loopback address, or to none.
+        LaunchError: The name does not resolve, or resolves to a loopback address.
     """
     name = socket.gethostname()
     try:
@@ -75,17 +75,18 @@ def check_host_name() -> None:
         address = "nothing"
     if address == "nothing" or address.startswith("127."):
         raise LaunchError(
-            f"This host's name {name!r} resolves to {address}, which Horovod's Gloo would tell the "
-            "other hosts: set it to the host's address in /etc/hosts, or use --via mpirun."
+            f"This host's name {name!r} resolves to {address}, which Horovod's Gloo would send to "
+            "the other hosts. Map the name to the host's address in /etc/hosts, or use --via "
+            "mpirun."
         )
 
 
 @contextlib.contextmanager
-def serving(slots: Sequence[Slot], port: int) -> Iterator[None]:
+def rendezvous_server(slots: Sequence[Slot], port: int) -> Iterator[None]:
     """Runs Horovod's rendezvous server within the block, in a thread.
 
-    It has no authentication, so it listens where the other hosts need it only: at the loopback
-    address for workers of one host.
+    The server has no authentication. If all workers are on one host, it therefore listens on the
+    loopback address only.
     """
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http import http_server

@@ -1,4 +1,4 @@
-"""What other schedulers need: a script for Slurm, and manifests for Kubernetes.
+"""Job files for other schedulers: a script for Slurm, and manifests for Kubernetes.
 
 The manifests are for the training operator, the MPI operator and KubeRay.
 """
@@ -16,14 +16,14 @@ from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launcher import volumes
 from tfdist.launcher.options import Options
 
-#: Between SIGTERM and SIGKILL: time for a pod to finish a step and save.
+#: Seconds between SIGTERM and SIGKILL, for a pod to finish a step and save a checkpoint.
 _SAVING_SECONDS = 120
 #: The label of a job's pods.
 _LABEL = "tfdist.job"
-#: The label of KubeRay's operator, and the port where a Ray cluster takes jobs.
+#: The label of KubeRay's operator, and the port at which a Ray cluster accepts jobs.
 _KUBERAY = {"app.kubernetes.io/name": "kuberay-operator"}
 _RAY_DASHBOARD = 8265
-#: Stands for `--image`. No registry accepts it, because repositories are lowercase.
+#: Placeholder if `--image` is not set. It is invalid, because repository names are lowercase.
 _IMAGE = "REGISTRY/tfdist:TAG"
 _IMAGE_COMMENT = "your image, such as one that is built from the Dockerfile of tfdist"
 
@@ -35,11 +35,11 @@ set -uo pipefail
 # Authenticates the workers' messages; srun passes it on.
 export {secret}="${{{secret}:-$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')}}"
 for restart in {{0..{max_restarts}}}; do
-    # Label lines with the rank, end all tasks when one fails, and fill the nodes rank by rank.
+    # Label lines with the rank, terminate all tasks when one fails, and fill nodes rank by rank.
     srun --label --kill-on-bad-exit=1 --distribution=block \\
         {command}
     code=$?
-    # Preempted, or out of time: the state is saved, and the same job resumes.
+    # Preempted, or out of time: a checkpoint is saved, and the requeued job resumes from it.
     if [ $code = {requeue} ]; then scontrol requeue "$SLURM_JOB_ID"; exit $code; fi
     if [ $code = 0 ]; then break; fi
 done
@@ -80,19 +80,21 @@ def slurm(options: Options) -> str:
 def kubernetes(options: Options) -> str:
     """Returns manifests as YAML, for `kubectl apply -f -`.
 
-    Beside the job they have a Secret, which authenticates the workers' messages, and a
-    NetworkPolicy, which lets only the job's own pods connect to each other: the servers of
-    TensorFlow, Horovod and Ray have no authentication.
+    They contain the job, a Secret that authenticates the workers' messages, and a NetworkPolicy
+    that admits connections only between the job's pods, because the servers of TensorFlow, Horovod
+    and Ray have no authentication.
 
     Raises:
-        ConfigurationError: The kind of job has no parameter servers.
+        ConfigurationError: The kind of job does not support parameter servers.
     """
     kind = options.print_k8s
     if kind == "auto":
         with_mpi = options.by_horovod or options.via == "mpirun"
         kind = "rayjob" if options.via == "ray" else "mpijob" if with_mpi else "tfjob"
     if options.num_ps and kind != "tfjob":
-        raise ConfigurationError(f"--num-ps {options.num_ps}: only a tfjob has them, not {kind}.")
+        raise ConfigurationError(
+            f"--num-ps {options.num_ps}: a {kind} does not support parameter servers. Use tfjob."
+        )
     version, name, spec = {
         "tfjob": ("kubeflow.org/v1", "TFJob", _tf_job),
         "mpijob": ("kubeflow.org/v2beta1", "MPIJob", _mpi_job),
@@ -136,9 +138,10 @@ def _secret(options: Options) -> dict[str, Any]:
 def _network_policy(options: Options, kind: str) -> dict[str, Any]:
     """Returns the policy that admits connections between pods of the job only.
 
-    KubeRay's operator submits a job to the head's dashboard, and asks it for the job's state.
+    KubeRay's operator also connects to the head's dashboard, to submit a job and to query its
+    state.
     """
-    # The operator of TrainJobs labels their pods; elsewhere the pod templates do.
+    # The operator labels the pods of TrainJobs. Other pods are labeled by their templates.
     label = "jobset.sigs.k8s.io/jobset-name" if kind == "trainjob" else _LABEL
     pods = {"matchLabels": {label: options.name}}
     ingress: list[dict[str, Any]] = [{"from": [{"podSelector": pods}]}]
@@ -158,13 +161,13 @@ def _network_policy(options: Options, kind: str) -> dict[str, Any]:
 
 
 def _environ(options: Options) -> list[dict[str, Any]]:
-    """Returns the variables of a container: the job's secret."""
+    """Returns the environment variables of a container: the job's secret."""
     reference = {"secretKeyRef": {"name": options.name, "key": SECRET}}
     return [{"name": SECRET, "valueFrom": reference}]
 
 
 def _command(options: Options) -> list[str]:
-    """Returns the command with every `$` doubled: the kubelet would expand `$(NAME)`."""
+    """Returns the command with each `$` doubled, because the kubelet expands `$(NAME)`."""
     return [word.replace("$", "$$") for word in volumes.portable_command(options)]
 
 
@@ -174,12 +177,12 @@ def _tf_job(options: Options) -> dict[str, Any]:
     if options.num_ps:
         counts = {"Chief": 1, **counts, "PS": options.num_ps}
     return {
-        # No limit of restarts: the operator would count those after a preemption.
+        # No limit of restarts, because the operator also counts restarts after preemptions.
         "runPolicy": {"cleanPodPolicy": "Running"},
-        # With a chief, the job is complete when the chief is.
+        # With a chief, the job completes with the chief.
         **({} if options.num_ps else {"successPolicy": "AllWorkers"}),
         "tfReplicaSpecs": {
-            # The operator looks for a container of this name.
+            # The operator requires a container of this name.
             task: _replicas(
                 options,
                 number,
@@ -196,7 +199,7 @@ def _mpi_job(options: Options) -> dict[str, Any]:
     launcher = _container("mpi-launcher", options, computes=False)
     launcher["command"] = [
         *("mpirun", "--allow-run-as-root", "-np", str(options.num_workers)),
-        # The threads of a worker that is bound to one core would share it.
+        # Otherwise, all threads of a worker would be bound to one core.
         *("--bind-to", "none", "-x", "PATH", "-x", "LD_LIBRARY_PATH", "-x", SECRET),
         *_command(options),
     ]
@@ -209,7 +212,7 @@ def _mpi_job(options: Options) -> dict[str, Any]:
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": options.max_restarts},
         "launcherCreationPolicy": "WaitForWorkersReady",
         "mpiReplicaSpecs": {
-            # All ranks end when one fails, so mpirun is restarted.
+            # When one rank fails, all ranks end, and mpirun is restarted.
             "Launcher": _replicas(
                 options, 1, launcher, "OnFailure" if options.max_restarts else "Never"
             ),
@@ -219,7 +222,7 @@ def _mpi_job(options: Options) -> dict[str, Any]:
 
 
 def _train_job(options: Options) -> dict[str, Any]:
-    """Returns a job of the training operator 2, whose runtime sets ranks and rank 0's address."""
+    """Returns a job of training operator 2, whose runtime sets the ranks and rank 0's address."""
     trainer: dict[str, Any] = {
         "image": options.image or _IMAGE,
         "command": _command(options),
@@ -244,30 +247,34 @@ def _train_job(options: Options) -> dict[str, Any]:
 def _ray_job(options: Options) -> dict[str, Any]:
     """Returns a job of KubeRay: a Ray cluster with a pod per worker, and the launcher in it.
 
-    The head, and the pod that submits the job, get no workers. The launcher restarts workers
-    itself, and KubeRay replaces pods; with `--elastic MIN:MAX` the job starts with MIN of them.
+    Neither the head nor the pod that submits the job run workers. The launcher restarts workers,
+    and KubeRay replaces pods. With `--elastic MIN:MAX` the job starts as soon as MIN pods run.
     """
-    fewest, most = options.elastic or (options.num_workers, options.num_workers)
+    min_workers, max_workers = options.elastic or (options.num_workers, options.num_workers)
     flags = {
         "--gpus-per-worker": options.gpus_per_worker,
         "--cpus-per-worker": options.cpus_per_worker,
         "--max-restarts": options.max_restarts,
         "--placement": "" if options.placement == "PACK" else options.placement,
     }
-    size = ["--elastic", f"{fewest}:{most}"] if options.elastic else ["--num-workers", str(most)]
-    given = [word for flag, value in flags.items() if value for word in (flag, str(value))]
-    launch = ["python", "-m", "tfdist.launch", "--via", "ray", *size, *given, "--"]
+    size = (
+        ["--elastic", f"{min_workers}:{max_workers}"]
+        if options.elastic
+        else ["--num-workers", str(max_workers)]
+    )
+    set_flags = [word for flag, value in flags.items() if value for word in (flag, str(value))]
+    launch = ["python", "-m", "tfdist.launch", "--via", "ray", *size, *set_flags, "--"]
     head = _ray_pod("ray-head", options, computes=False)
-    # KubeRay finds the dashboard, to which it submits the job, by the head's ports.
+    # KubeRay uses the head's ports to find the dashboard, to which it submits the job.
     head["spec"]["containers"][0]["ports"] = [
         {"name": name, "containerPort": port}
         for name, port in (("gcs-server", 6379), ("dashboard", _RAY_DASHBOARD), ("client", 10001))
     ]
     workers = {
         "groupName": "workers",
-        "replicas": most,
-        "minReplicas": fewest,
-        "maxReplicas": most,
+        "replicas": max_workers,
+        "minReplicas": min_workers,
+        "maxReplicas": max_workers,
         "rayStartParams": {},
         "template": _ray_pod("ray-worker", options, computes=True),
     }
@@ -283,7 +290,7 @@ def _ray_job(options: Options) -> dict[str, Any]:
 
 
 def _ray_pod(name: str, options: Options, computes: bool) -> dict[str, Any]:
-    """Returns the template of a pod whose command KubeRay writes."""
+    """Returns the template of a pod whose command KubeRay sets."""
     container = _container(name, options, computes)
     del container["command"]
     return _pod(options, container)
@@ -303,10 +310,10 @@ def _pod(options: Options, container: dict[str, Any]) -> dict[str, Any]:
 def _replicas(
     options: Options, number: int, container: dict[str, Any], restart_policy: str = "Never"
 ) -> dict[str, Any]:
-    """Returns equal pods. By default the failure of one fails the job.
+    """Returns a group of identical pods. By default, the failure of one fails the job.
 
-    The policy `ExitCode` restarts pods that exit with 128 or more: preempted workers, which all
-    stop after the same step and exit with `tfdist.errors.REQUEUE`.
+    The policy `ExitCode` restarts pods that exit with a code of at least 128, such as preempted
+    workers, which all stop after the same step and exit with `tfdist.errors.REQUEUE`.
     """
     return {
         "replicas": number,
@@ -316,7 +323,7 @@ def _replicas(
 
 
 def _container(name: str, options: Options, computes: bool = True) -> dict[str, Any]:
-    """Returns a container that runs the command, with a worker's resources if it computes."""
+    """Returns a container that runs the command, with the resources of a worker if `computes`."""
     container: dict[str, Any] = {
         "name": name,
         "image": options.image or _IMAGE,
@@ -331,7 +338,7 @@ def _container(name: str, options: Options, computes: bool = True) -> dict[str, 
 
 
 def _resources(options: Options) -> dict[str, Any]:
-    """Returns the resources of a worker; empty where no flag sets them."""
+    """Returns the resources of a worker; empty if no flag sets them."""
     limits = {"cpu": options.cpus_per_worker, "nvidia.com/gpu": options.gpus_per_worker}
-    given = {resource: number for resource, number in limits.items() if number}
-    return {"limits": given} if given else {}
+    nonzero = {resource: number for resource, number in limits.items() if number}
+    return {"limits": nonzero} if nonzero else {}

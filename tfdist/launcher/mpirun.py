@@ -13,27 +13,29 @@ from tfdist.errors import LaunchError
 from tfdist.launcher.options import Options
 from tfdist.launcher.plan import Process
 
-#: Variables that other hosts need to find the programs, if they are set.
-_EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+#: Environment variables to export to other hosts if they are set, so that programs are found.
+_EXPORTED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
-#: Horovod's default flags for Open MPI, which version 5 accepts with two dashes only.
-_NOT_BOUND = "--bind-to none --map-by slot"
+#: Horovod's default flags for Open MPI, with two dashes as version 5 requires.
+_BINDING_ARGUMENTS = "--bind-to none --map-by slot"
 
 
 def process(options: Options) -> Process:
-    """Returns the one process that starts all workers.
+    """Returns the launcher process that starts all workers.
 
     Raises:
         LaunchError: The launcher is not installed.
     """
     if options.via == "mpirun":
         return _mpirun(options)
-    path = mpi_library.search_path()  # works in a virtual environment that is not activated
+    path = mpi_library.search_path()  # also works if the virtual environment is not activated
     program = shutil.which("horovodrun", path=path)
     if not program:
-        raise LaunchError("--via horovodrun: it is not installed; run make horovod.")
+        raise LaunchError(
+            "--via horovodrun: Horovod is not installed. Run python -m tfdist.install_horovod."
+        )
     hosts = ["-H", _slots(options)] if options.hosts else []
-    head = (program, "--binding-args", _NOT_BOUND, "-np", str(options.num_workers), *hosts)
+    head = (program, "--binding-args", _BINDING_ARGUMENTS, "-np", str(options.num_workers), *hosts)
     return Process("horovodrun", (*head, *options.command), {"PATH": path})
 
 
@@ -48,19 +50,19 @@ def _mpirun(options: Options) -> Process:
     command = (sys.executable, "-m", "tfdist.launcher.output", *options.command)
     if found.kind != "Open MPI":
         hosts = ["-hosts", _slots(options)] if options.hosts else []
-        # It passes SIGUSR1 on to the ranks; SIGTERM ends them.
-        whole = (head, *hosts, "-n", number, *command)
-        return Process("mpirun", whole, preempt_by=signal.SIGUSR1)
+        # Hydra forwards SIGUSR1 to the ranks, but terminates them on SIGTERM.
+        full_command = (head, *hosts, "-n", number, *command)
+        return Process("mpirun", full_command, preempt_by=signal.SIGUSR1)
     hosts = ["-H", _slots(options)] if options.hosts else ["--oversubscribe"]
-    names = (*_EXPORTED, SECRET) if options.hosts else _EXPORTED
+    names = (*_EXPORTED_VARIABLES, SECRET) if options.hosts else _EXPORTED_VARIABLES
     exported = [
         word for name in names if name in os.environ or name == SECRET for word in ("-x", name)
     ]
-    # The threads of a worker that is bound to one core would share it.
+    # Otherwise, all threads of a worker would be bound to one core.
     flags = ["--bind-to", "none", *exported, *hosts, "-np", number]
     # Open MPI refuses to run as root without both variables.
-    allowing = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-    environ = dict.fromkeys(allowing, "1") if os.geteuid() == 0 else {}
+    root_variables = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+    environ = dict.fromkeys(root_variables, "1") if os.geteuid() == 0 else {}
     return Process("mpirun", (head, *flags, *command), environ, preempt_by=signal.SIGUSR1)
 
 

@@ -1,4 +1,4 @@
-"""`tfdist.notebook_launch`: runs a function of a notebook on several workers of this host."""
+"""`tfdist.notebook_launch`: runs a function from a notebook on several workers on this host."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def notebook_launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Calls a function on several new workers, and shows what rank 0 prints.
+    """Runs a function on several new workers, and prints the output of rank 0.
 
-    Each worker is a new Python process, started as by `python -m tfdist.launch`. Everything that
-    the function uses has to be in the function, in what it refers to, or importable. TensorFlow in
-    this notebook is not affected.
+    Each worker is a new Python process, started as by `python -m tfdist.launch`. The function and
+    everything it refers to are pickled; modules must be importable. TensorFlow in this notebook is
+    not affected.
 
     Example:
         >>> def train():
@@ -42,35 +42,35 @@ def notebook_launch(
         2
 
     Args:
-        fn: Creates its model and its `tfdist.Trainer`, with a strategy of several processes. It may
-            be defined in a cell.
+        fn: The function, which creates a model and a `tfdist.Trainer` with a multi-process
+            strategy. It may be defined in a notebook cell.
         num_workers: Number of workers.
         args: Positional arguments of the function, the same in each worker.
         kwargs: Keyword arguments of the function.
 
     Returns:
-        What the function returned on rank 0; it must be picklable.
+        The return value of the function on rank 0, which must be picklable.
 
     Raises:
         LaunchError: A worker failed (the message has its traceback), or the function refers to
             something that cannot be pickled.
-        KeyboardInterrupt: The kernel was interrupted; the workers have ended.
+        KeyboardInterrupt: The kernel was interrupted. All workers have ended.
     """
     if num_workers < 1:
         raise LaunchError(f"num_workers={num_workers}: expected at least 1.")
-    question = pickled_call(functools.partial(fn, *args, **kwargs))
-    pool = WorkerPool(make_answer, num_workers=num_workers, answer_seconds=None, shows=0)
+    request = pickled_call(functools.partial(fn, *args, **kwargs))
+    pool = WorkerPool(make_handler, num_workers=num_workers, timeout_seconds=None, shows=0)
     with signals_raise(), pool:
-        returned = pool.ask(question)[0]
+        returned = pool.ask(request)[0]
         pool.finish()
     return cloudpickle.loads(returned)
 
 
 def pickled_call(call: Callable[[], Any]) -> bytes:
-    """Returns a call with everything that it refers to, pickled for the workers.
+    """Pickles a call with everything that it refers to, for the workers.
 
     Raises:
-        LaunchError: It cannot be pickled.
+        LaunchError: The call cannot be pickled.
     """
     written = io.BytesIO()
     try:
@@ -79,14 +79,14 @@ def pickled_call(call: Callable[[], Any]) -> bytes:
         raise
     except Exception as error:
         raise LaunchError(
-            f"The function refers to something that cannot be pickled ({error}): create it inside "
+            f"The function refers to an object that cannot be pickled ({error}). Create it inside "
             "the function."
         ) from error
     return written.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Refuses objects that would start TensorFlow in a worker before a strategy does."""
+    """Refuses objects that would initialize TensorFlow in a worker before the strategy does."""
 
     def reducer_override(self, obj: Any) -> Any:
         keras, tf = sys.modules.get("keras"), sys.modules.get("tensorflow")
@@ -95,13 +95,13 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, kinds):
             raise LaunchError(
                 f"The function refers to a {type(obj).__name__} of this notebook, which would "
-                "start TensorFlow before the strategy does: create it inside the function."
+                "initialize TensorFlow before the strategy does. Create it inside the function."
             )
         return super().reducer_override(obj)
 
 
-def make_answer() -> Callable[[bytes], bytes | None]:
-    """Returns the function that a worker calls for each question of the pool."""
+def make_handler() -> Callable[[bytes], bytes | None]:
+    """Returns the function that a worker calls for each request."""
     return _call
 
 
@@ -115,15 +115,15 @@ def _call(function: bytes) -> bytes | None:
 
 
 def pickled_result(returned: Any) -> bytes:
-    """Returns what a function returned in a worker, pickled for the process that called it.
+    """Pickles the return value of a function in a worker.
 
     Raises:
-        TypeError: It cannot be pickled.
+        TypeError: The value cannot be pickled.
     """
     try:
         return cloudpickle.dumps(returned)
     except Exception as error:
         raise TypeError(
-            f"The function returned {type(returned).__name__}, which cannot be pickled: return "
-            "numbers or arrays, or save to a file."
+            f"The function returned {type(returned).__name__}, which cannot be pickled. Return "
+            "numbers or arrays, or save the result to a file."
         ) from error

@@ -1,9 +1,9 @@
-"""Kills what is left of a run when its launcher is gone, however that ended.
+"""Kills the remaining processes of a run when its launcher has ended for any reason.
 
-The launcher runs this file as a process and holds the other end of its standard input, which closes
-with the launcher: also after a SIGKILL, which no launcher can catch. Every process of the run
-inherits a mark in its environment, so all of them are found, wherever they moved to. (The kernel's
-PR_SET_PDEATHSIG reaches direct children only.)
+The launcher runs this file as a process, with a pipe to its standard input. The pipe closes when
+the launcher ends, even if it was killed by SIGKILL. All processes of the run inherit a mark in
+their environment, by which this process finds them. (PR_SET_PDEATHSIG of the kernel works only for
+direct children.)
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ MARK = "TFDIST_LAUNCH"
 def watching(mark: str) -> Iterator[None]:
     """Kills every process with the mark when the block or this process ends."""
     with subprocess.Popen(
-        # As a file, and without its folder on the path: tfdist need not be installed.
+        # Run as a file without its folder on the path, because tfdist may not be installed.
         [sys.executable, "-P", __file__, mark],
         stdin=subprocess.PIPE,
-        start_new_session=True,  # so that the terminal's signals do not reach it
+        start_new_session=True,  # not affected by signals from the terminal
     ):
         yield
 
 
 def marked(mark: str) -> dict[str, str]:
-    """Returns the variable that adds the mark to those of this process."""
+    """Returns the environment variable with this process's marks and a new one."""
     return {MARK: ",".join(filter(None, [os.environ.get(MARK), mark]))}
 
 
-def sweep(mark: str) -> None:
-    """Kills all processes with the mark, until none has started another one meanwhile."""
+def kill_marked(mark: str) -> None:
+    """Kills all processes with the mark. Repeats until there are none, as they may start others."""
     while found := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
         for process in found:
             with contextlib.suppress(psutil.Error):
@@ -51,10 +51,10 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
     try:
         marks = process.environ().get(MARK, "").split(",")
         return mark in marks and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # it has ended, or belongs to another user
+    except psutil.Error:  # the process has ended, or belongs to another user
         return False
 
 
 if __name__ == "__main__":
     sys.stdin.read()
-    sweep(sys.argv[1])
+    kill_marked(sys.argv[1])

@@ -1,8 +1,8 @@
-"""The workers' output: relayed line by line, each line with its worker's name.
+"""Relays the output of workers line by line, with the worker's name before each line.
 
 `python -m tfdist.launcher.output COMMAND ...` runs a command that mpirun starts, with its rank
-before each line. mpirun has a flag for that, but Open MPI puts the name before each piece of a
-line, and every MPI writes it in another form.
+before each line. mpirun has a flag for that, but Open MPI puts the name before each part of a line,
+and the format differs between MPI implementations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DRAIN_SECONDS = 1.0
 #: Exit code of shells for a program that does not exist.
 _NOT_FOUND = 127
 
-#: What TensorFlow's libraries write while they load, at any log level: notes on missing drivers.
+#: Messages that TensorFlow's libraries print at any log level while loading, on missing drivers.
 #: mpirun and horovodrun may put a rank before it.
 _NOISE = re.compile(
     r"^(\[[\d,]+\](<\w+>:)? ?)?(WARNING: All log messages before absl::InitializeLog\(\) is called "
@@ -42,7 +42,7 @@ class Relay:
         err: Where standard error goes; None: nowhere.
     """
 
-    #: Held while one line is written, by any relay.
+    #: Held by any relay while it writes a line.
     _lock = threading.Lock()
 
     def __init__(self, name: str, out: TextIO | None, err: TextIO | None) -> None:
@@ -64,25 +64,25 @@ class Relay:
             self._show(line, is_error)
 
     def join(self, seconds: float) -> None:
-        """Waits for the rest of the output; a grandchild may hold a pipe open."""
+        """Waits for the remaining output, with a time limit: a grandchild may keep a pipe open."""
         for thread in self._threads:
             thread.join(seconds)
 
-    def last_words(self) -> str:
+    def error_output(self) -> str:
         """Returns the watchdog's verdict, else the last traceback, else the last error lines."""
         lines = list(self._errors)
         if verdict := _verdict(lines):
             return verdict
-        begins = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]
-        if not begins:
+        starts = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+        if not starts:
             return "\n".join(lines[-10:])
-        tag = lines[begins[-1]].removesuffix(_TRACEBACK)  # of a rank, where mpirun is the process
-        return "\n".join(line for line in lines[begins[-1] :] if line.startswith(tag))
+        tag = lines[starts[-1]].removesuffix(_TRACEBACK)  # the rank, if this relays mpirun's output
+        return "\n".join(line for line in lines[starts[-1] :] if line.startswith(tag))
 
     def _relay(self, pipe: IO[bytes], is_error: bool) -> None:
-        # Everything is read to its end: a process whose pipe is full would block.
+        # Always read to the end, because a process blocks while its pipe is full.
         for raw in pipe:
-            # A progress bar rewrites its line after a carriage return: only its last state counts.
+            # A progress bar rewrites its line after a carriage return. Keep only its last state.
             line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
             if is_error:
                 if _NOISE.match(line):
@@ -91,15 +91,15 @@ class Relay:
             self._show(line, is_error)
 
     def _show(self, line: str, is_error: bool) -> None:
-        to = self._err if is_error else self._out
-        if to is None:
+        stream = self._err if is_error else self._out
+        if stream is None:
             return
-        encoding = to.encoding or "utf-8"
+        encoding = stream.encoding or "utf-8"
         shown = line.encode(encoding, "replace").decode(encoding)
         try:
             with self._lock:
-                print(f"{self._prefix}{shown}", file=to, flush=True)
-        except BrokenPipeError:  # as in `... | head`: the reader is gone, so the run ends
+                print(f"{self._prefix}{shown}", file=stream, flush=True)
+        except BrokenPipeError:  # the reader has exited, as in `... | head`: stop the run
             if is_error:
                 self._err = None
             else:
@@ -108,8 +108,8 @@ class Relay:
 
 
 def _verdict(lines: list[str]) -> str:
-    """Returns the watchdog's verdict, which is followed by the stacks of all threads."""
-    ends = [i for i, line in enumerate(lines) if line.startswith("This process ends with code ")]
+    """Returns the watchdog's verdict without the thread stacks that follow it."""
+    ends = [i for i, line in enumerate(lines) if line.startswith("This process exits with code ")]
     if not ends:
         return ""
     begins = [i for i, line in enumerate(lines[: ends[-1]]) if line.startswith("error: ")]
@@ -125,13 +125,13 @@ def main(command: Sequence[str]) -> int:
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            close_fds=False,  # Hydra's processes talk to it through a file that it left open
+            close_fds=False,  # Hydra's processes use an inherited file descriptor
         )
     except OSError as error:
         print(f"error: {command[0]!r} cannot be started ({error.strerror}).", file=sys.stderr)
         return _NOT_FOUND
     with child:
-        # An interrupt reaches the command as well, which decides when to end.
+        # The command receives an interrupt too, and decides when to exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, lambda received, _: child.send_signal(received))

@@ -1,4 +1,4 @@
-"""Which processes a run has, on which host, and with which variables."""
+"""Computes the processes of a run, with their hosts and environment variables."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Process:
     """One process of a run.
 
     Attributes:
-        name: Prefix of its output: `0`, or `ps 0` where there are several kinds of tasks.
+        name: Prefix of its output: `0`, or `ps 0` if there are several kinds of tasks.
         command: Program and arguments.
-        environ: Variables in addition to the launcher's own.
-        host: Where it runs.
+        environ: Environment variables in addition to the launcher's.
+        host: The host that it runs on.
         ends_run: Whether the run is complete when this process exits with code 0.
-        restartable: Whether the run continues without it, so that it can be restarted alone.
-        preempt_by: The signal that makes it stop after a step; 0: the signal that was received.
+        restartable: Whether it can be restarted without restarting the run.
+        preempt_by: The signal that makes it stop after a step; 0: the signal that the launcher got.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Plan(NamedTuple):
 
 
 def parse_hosts(text: str) -> dict[str, int]:
-    """Returns the number of workers by host of `a:2,b:2`; a host without a number has one.
+    """Parses the number of workers by host from `a:2,b:2`. The default is one worker.
 
     Raises:
-        ConfigurationError: The text has another form, or names a host twice.
+        ConfigurationError: The syntax is invalid, or a host occurs twice.
     """
     hosts: dict[str, int] = {}
-    # Names end up in shell commands and scripts.
+    # Host names are strictly checked, because they are written into shell commands and scripts.
     for entry in text.split(","):
         host, _, number = entry.strip().partition(":")
         if not _HOST.fullmatch(host) or host in hosts or not _COUNT.fullmatch(number or "1"):
@@ -93,10 +93,10 @@ def slots(hosts: Mapping[str, int]) -> list[Slot]:
 
 
 def ports_from(first: int, slots: Sequence[Slot]) -> list[int]:
-    """Returns ports for `workers` that the launchers of all hosts know without asking each other.
+    """Returns ports for `workers` that the launchers of all hosts can compute independently.
 
     Args:
-        first: The port of the rendezvous; those of a host's workers follow.
+        first: The port of the rendezvous. The ports of a host's workers follow it.
         slots: The slot of each worker.
     """
     return [first, *(first + 1 + slot.local_rank for slot in slots)]
@@ -114,33 +114,35 @@ def workers(
 ) -> Plan:
     """Returns the workers of a synchronous run.
 
-    Each gets the variables of TensorFlow (`TF_CONFIG`) and of Horovod, because the launcher does
-    not know which one the command will use.
+    Each worker gets the environment variables of both TensorFlow (`TF_CONFIG`) and Horovod, because
+    the launcher does not know which one the command uses.
 
     Args:
-        command: What each of them runs.
-        slots: The slot of each.
-        ports: One for the rendezvous, and one for each worker on its own host. Empty: free ports;
-            all workers are on this host.
+        command: The command of each worker.
+        slots: The slot of each worker.
+        ports: One for the rendezvous, and one for each worker on its host. If empty, free ports are
+            used, and all workers are on this host.
         interface: The network interface between the workers; empty: Horovod chooses.
-        gpus_per_worker: How many GPUs of its host each worker sees; 0: all, which the workers of a
-            host divide among themselves.
-        gpu_slots: By rank, the local rank whose GPUs a worker gets; empty: its own.
-        here: This host's name among the slots. Its workers get some of the GPUs that this process
-            sees; those of other hosts begin with GPU 0.
+        gpus_per_worker: Number of GPUs visible to each worker; 0: all, which the workers of a host
+            divide among themselves.
+        gpu_slots: By rank, the local rank whose GPUs a worker gets; empty: the worker's local rank.
+        here: This host's name among the slots. Its workers use the GPUs that are visible to this
+            process; on other hosts, GPUs are counted from 0.
 
     Raises:
         ConfigurationError: This host has too few GPUs.
     """
     first = slots[0].host
-    rendezvous, *own = ports or free_ports(1 + len(slots))
-    tasks = {"worker": [f"{slot.host}:{port}" for slot, port in zip(slots, own, strict=True)]}
+    rendezvous, *worker_ports = ports or free_ports(1 + len(slots))
+    tasks = {
+        "worker": [f"{slot.host}:{port}" for slot, port in zip(slots, worker_ports, strict=True)]
+    }
     processes = []
     for slot in slots:
         environ = tf_config(tasks, "worker", slot.rank)
         if horovod.installed():
-            card = "lo" if first == LOCAL else interface
-            environ |= horovod.environ(slot, first, rendezvous, card)
+            network = "lo" if first == LOCAL else interface
+            environ |= horovod.environ(slot, first, rendezvous, network)
         if gpus_per_worker:
             local_rank = gpu_slots[slot.rank] if gpu_slots else slot.local_rank
             first_gpus = range((local_rank + 1) * gpus_per_worker)
@@ -162,7 +164,7 @@ def rendezvous(planned: Plan, slots: Sequence[Slot]) -> Iterator[None]:
         yield
         return
     check_free(planned.rendezvous)
-    with horovod.serving(slots, int(planned.rendezvous.rpartition(":")[2])):
+    with horovod.rendezvous_server(slots, int(planned.rendezvous.rpartition(":")[2])):
         yield
 
 
@@ -171,14 +173,14 @@ def with_parameter_servers(
 ) -> list[Process]:
     """Returns the processes of a run with parameter servers, on free ports of this host.
 
-    A chief, which runs the script for all of them, comes in addition to workers and servers.
+    It starts a chief, which runs the training script, in addition to workers and servers.
 
     Args:
         command: What each of them runs.
-        num_workers: Workers, which compute.
-        num_ps: Parameter servers, which hold the variables and use no GPU.
-        gpus_per_worker: GPUs that each worker sees, hidden from the chief and the servers; 0: all
-            processes see all GPUs, and each worker computes on one of them.
+        num_workers: Number of workers, which compute gradients.
+        num_ps: Number of parameter servers, which store the variables and use no GPU.
+        gpus_per_worker: Number of GPUs visible to each worker; the chief and the servers see none.
+            0: all processes see all GPUs, and each worker uses one of them.
 
     Raises:
         ConfigurationError: This host has too few GPUs.
@@ -210,5 +212,5 @@ def with_parameter_servers(
 
 
 def tf_config(tasks: Mapping[str, Sequence[str]], task: str, index: int) -> dict[str, str]:
-    """Returns the variable `TF_CONFIG` of one task."""
+    """Returns the environment variable `TF_CONFIG` of one task."""
     return {"TF_CONFIG": json.dumps({"cluster": tasks, "task": {"type": task, "index": index}})}

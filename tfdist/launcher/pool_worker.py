@@ -1,7 +1,7 @@
-"""A worker of a `WorkerPool`: `pool_worker.py ADDRESS` answers questions until the pool ends.
+"""A worker of a `WorkerPool`: `pool_worker.py ADDRESS` handles requests until the pool ends.
 
-It is run as a file, and takes over the import path of the pool's process before it imports
-anything.
+It runs as a file, and receives the import path of the pool's process before it imports anything
+from tfdist.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from multiprocessing.connection import Client
 
 
 def main(address: str) -> None:
-    """Creates the function that answers, sends this worker's rank, and answers."""
+    """Creates the handler, sends this worker's rank, and handles requests."""
     with Client(address, "AF_UNIX") as connection:
         sys.path[:] = connection.recv()
-        make_answer, arguments = connection.recv()
-        answer = make_answer(*arguments)
+        make_handler, arguments = connection.recv()
+        handle = make_handler(*arguments)
 
         from tfdist import cluster
 
         connection.send((cluster.discover().rank, os.getpid()))
         while True:
             try:
-                question = connection.recv()
+                request = connection.recv()
             except EOFError:
                 return
-            connection.send(answer(*question))
+            connection.send(handle(*request))
 
 
 if __name__ == "__main__":

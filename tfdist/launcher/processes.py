@@ -1,4 +1,4 @@
-"""Runs the processes of one host as a group: when one fails all end, and none is left behind."""
+"""Runs the processes of one host as a group: when one fails, all are terminated."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tfdist.launcher.output import Relay
 from tfdist.launcher.plan import Process
 from tfdist.launcher.restarts import NO_RESTARTS, Failure, Restarts
 
-#: Longest time between SIGTERM and SIGKILL.
+#: Maximum time between SIGTERM and SIGKILL.
 _TERMINATION_SECONDS = 5.0
 _DRAIN_SECONDS = 1.0
 
 
 class SignalledError(SystemExit):
-    """A signal that ends this process, and asks the others to save their state."""
+    """A signal that terminates this process, after the other processes have saved a checkpoint."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -38,10 +38,10 @@ class SignalledError(SystemExit):
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Lets SIGTERM, SIGUSR1 and SIGHUP unwind the stack within the block, as Ctrl-C does.
+    """Makes SIGTERM, SIGUSR1 and SIGHUP raise an exception within the block, as Ctrl-C does.
 
-    SIGINT does so as well where a shell made this process ignore it, as for background jobs. Has no
-    effect outside of the main thread, where Python allows no signal handlers.
+    SIGINT raises an exception even if a shell made this process ignore it, as for background jobs.
+    Has no effect outside of the main thread, because Python allows signal handlers only there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -68,13 +68,13 @@ def signals_raise() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Streams:
-    """Where the output of processes goes.
+    """The streams to which the output of processes is written.
 
     Attributes:
-        only: Name of the one process whose output is shown, without a prefix; None: all are shown;
-            empty: none is.
-        out: For standard output; None: this process's.
-        err: For standard error; None: this process's.
+        only: Name of the only process whose output is shown, without a prefix; None: all processes;
+            empty: no process.
+        out: Stream for standard output; None: standard output of this process.
+        err: Stream for standard error; None: standard error of this process.
     """
 
     only: str | None = None
@@ -82,7 +82,7 @@ class Streams:
     err: TextIO | None = None
 
     def relay(self, name: str) -> Relay:
-        """Returns the relay for the output of the process of that name."""
+        """Returns the relay for the output of a process."""
         if self.only not in (None, name):
             return Relay(name, None, None)
         return Relay("" if self.only else name, self.out or sys.stdout, self.err or sys.stderr)
@@ -93,31 +93,31 @@ class Child(Protocol):
 
     @property
     def process(self) -> Process:
-        """What it runs."""
+        """The command and environment of the process."""
 
     def start(self, on_end: Callable[[Child], None]) -> None:
         """Starts it.
 
         Args:
-            on_end: Called from a thread when it has ended.
+            on_end: Called from a thread when the process has ended.
 
         Raises:
-            LaunchError: It cannot be started.
+            LaunchError: The process cannot be started.
         """
 
     @property
     def running(self) -> bool:
-        """Whether it has been started, and has not ended."""
+        """Whether the process has been started and has not ended."""
 
     @property
     def code(self) -> int:
-        """The exit code of an ended process as in a shell: 128 plus the number of a signal."""
+        """The exit code of an ended process, as in a shell: 128 plus the number of a signal."""
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and its children."""
 
     def failure(self) -> Failure:
-        """Returns how an ended process failed."""
+        """Returns a description of how the process failed."""
 
 
 class LocalChild:
@@ -131,19 +131,19 @@ class LocalChild:
 
     def __init__(self, process: Process, environ: Mapping[str, str], streams: Streams) -> None:
         self._process = process
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # unless the user sets it
-        own = {"PYTHONUNBUFFERED": "1", **process.environ, **environ}
-        self._environ = {**quiet, **os.environ, **own}
+        defaults = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+        overrides = {"PYTHONUNBUFFERED": "1", **process.environ, **environ}
+        self._environ = {**defaults, **os.environ, **overrides}
         self._relay = streams.relay(process.name)
         self._popen: subprocess.Popen[bytes] | None = None
 
     @property
     def process(self) -> Process:
-        """What it runs."""
+        """The command and environment of the process."""
         return self._process
 
     def start(self, on_end: Callable[[Child], None]) -> None:
-        """Starts it; `Child` describes the arguments."""
+        """Starts the process; see `Child`."""
         try:
             popen = subprocess.Popen(
                 self.process.command,
@@ -151,12 +151,12 @@ class LocalChild:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # the launcher passes the terminal's signals on
+                start_new_session=True,  # the launcher forwards signals of the terminal
             )
         except OSError as error:
             raise LaunchError(
-                f"{self.process.command[0]!r} cannot be started ({error.strerror}): "
-                "expected a program or a Python script, and its arguments."
+                f"Cannot start {self.process.command[0]!r} ({error.strerror}): "
+                "expected a program or a Python script, followed by its arguments."
             ) from None
         self._popen = popen
         self._relay.start(popen)
@@ -169,12 +169,12 @@ class LocalChild:
 
     @property
     def running(self) -> bool:
-        """Whether it has been started, and has not ended."""
+        """Whether the process has been started and has not ended."""
         return self._popen is not None and self._popen.returncode is None
 
     @property
     def code(self) -> int:
-        """The exit code of an ended process as in a shell: 128 plus the number of a signal."""
+        """The exit code of an ended process, as in a shell: 128 plus the number of a signal."""
         code = self._popen.returncode if self._popen else 0
         return code if code >= 0 else 128 - code
 
@@ -185,21 +185,21 @@ class LocalChild:
                 os.killpg(self._popen.pid, number)
 
     def drain(self) -> None:
-        """Waits for the rest of its output."""
+        """Waits for the remaining output."""
         self._relay.join(_DRAIN_SECONDS)
 
     def failure(self) -> Failure:
-        """Returns how an ended process failed."""
+        """Returns a description of how the process failed."""
         if not self.running:
             self.drain()
-        return Failure(self.process.name, self.code, self._relay.last_words())
+        return Failure(self.process.name, self.code, self._relay.error_output())
 
 
 class Children:
-    """All processes of a group; leaving the block ends those that still run.
+    """All processes of a group. Leaving the `with` block terminates the running ones.
 
     Args:
-        children: Not started yet.
+        children: Processes that have not been started.
         grace: As for `run`.
         restarts: As for `run`.
 
@@ -210,7 +210,9 @@ class Children:
     def __init__(self, children: Sequence[Child], grace: float, restarts: Restarts) -> None:
         self._children, self._grace, self._restarts = children, grace, restarts
         self._termination = min(grace, _TERMINATION_SECONDS)
-        self._queue: queue.SimpleQueue[Child] = queue.SimpleQueue()  # in the order of their ends
+        self._queue: queue.SimpleQueue[Child] = (
+            queue.SimpleQueue()
+        )  # children that have ended, in order
         self.ended: list[str] = []
 
     def __enter__(self) -> Children:
@@ -220,13 +222,13 @@ class Children:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         try:
-            # Processes may want to save their state.
+            # Give the processes time to save a checkpoint.
             if kind is KeyboardInterrupt:
                 self._end(signal.SIGINT, self._grace)
             if isinstance(error, SignalledError):
                 self._preempt(error)
             self._end(signal.SIGTERM, self._termination)
-        finally:  # reached at once by a second Ctrl-C
+        finally:  # a second Ctrl-C skips the waiting
             self._end(signal.SIGKILL, _TERMINATION_SECONDS)
 
     def start(self) -> None:
@@ -239,7 +241,7 @@ class Children:
             child.start(self._queue.put)
 
     def wait(self, seconds: float | None = None) -> Child | None:
-        """Waits for the end of the run, or for so long; returns the process that failed, if any."""
+        """Waits for the run to end or for `seconds`. Returns the process that failed, if any."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self.done:
             try:
@@ -261,17 +263,17 @@ class Children:
 
     @property
     def done(self) -> bool:
-        """Whether all have exited with code 0."""
+        """Whether all processes have exited with code 0."""
         return len(self.ended) == len(self._children)
 
     def run(
-        self, seconds: float | None = None, preempts: Callable[[], bool] = lambda: True
+        self, seconds: float | None = None, should_preempt: Callable[[], bool] = lambda: True
     ) -> Failure | None:
-        """Waits for the end of the run, and preempts it if that is due.
+        """Waits for the end of the run, and preempts it if `should_preempt` returns True.
 
         Args:
-            seconds: Interval at which `preempts` is called; None: never.
-            preempts: Returns whether all should stop after a step, to be started again.
+            seconds: Interval at which `should_preempt` is called; None: never.
+            should_preempt: Returns whether all processes should stop after a step, for a restart.
 
         Returns:
             The first failure or preemption, or None.
@@ -281,37 +283,39 @@ class Children:
                 return failed.failure()._replace(ended=tuple(self.ended))
             if seconds is None or self.done:
                 return None
-            if preempts():
+            if should_preempt():
                 return self.preempt()
 
     def preempt(self) -> Failure | None:
-        """Stops all after a step; returns the first failure or preemption."""
+        """Stops all processes after a step. Returns the first failure or preemption."""
         for child in self._children:
             child.signal(signal.SIGUSR1)
         failed = self.wait(self._grace)
-        late = None if self.done else Failure("launcher", REQUEUE, "")  # resumes from a checkpoint
+        late = (
+            None if self.done else Failure("launcher", REQUEUE, "")
+        )  # a restart resumes from a checkpoint
         return failed.failure() if failed else late
 
-    def last_words(self) -> str:
-        """Returns the last lines of each process on standard error."""
-        words = {child.process.name: child.failure().last_words for child in self._children}
-        return "\n".join(f"{name}: {text}" for name, text in words.items() if text)
+    def error_output(self) -> str:
+        """Returns the last lines on standard error of each process."""
+        outputs = {child.process.name: child.failure().error_output for child in self._children}
+        return "\n".join(f"{name}: {text}" for name, text in outputs.items() if text)
 
     def _restart(self, child: Child) -> bool:
-        """Restarts a failed process alone, if that is allowed."""
+        """Restarts a single failed process, if possible, and returns whether it was restarted."""
         if not child.process.restartable or not self._restarts.allow(child.failure()):
             return False
         child.start(self._queue.put)
         return True
 
     def _after_preemption(self, first: Child) -> Child:
-        """Lets the others save; returns one that failed to, or the one that ended first."""
+        """Waits until the others have saved. Returns one that failed, or the first that ended."""
         self._wait_for_all(self._grace)
         ended = [child for child in self._children if not child.running]
         return next((child for child in ended if child.code not in (0, REQUEUE)), first)
 
     def _preempt(self, received: SignalledError) -> None:
-        """Passes a preemption on to the process that stops the others, or to all."""
+        """Forwards a preemption to the process that stops the others, or to all processes."""
         chiefs = [child for child in self._children if child.process.ends_run]
         for child in chiefs or self._children:
             child.signal(child.process.preempt_by or received.number)
@@ -320,15 +324,15 @@ class Children:
             received.code = REQUEUE
 
     def _end(self, number: int, seconds: float) -> None:
-        """Sends a signal to the running processes, and waits for their end."""
+        """Sends a signal to the running processes, and waits until they have ended."""
         for child in self._children:
             child.signal(number)
         self._wait_for_all(seconds)
 
-    def _wait_for_all(self, seconds: float, some: Sequence[Child] = ()) -> None:
-        """Waits until all processes, or some of them, have ended."""
+    def _wait_for_all(self, seconds: float, children: Sequence[Child] = ()) -> None:
+        """Waits until the given processes have ended; by default, all."""
         deadline = time.monotonic() + seconds
-        awaited = some or self._children
+        awaited = children or self._children
         while any(c.running for c in awaited) and (left := deadline - time.monotonic()) > 0:
             try:
                 self._queue.get(timeout=left)
@@ -345,24 +349,25 @@ def run(
     seconds: float | None = None,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Failure | None:
-    """Runs processes until all have ended, or one fails and the others are ended.
+    """Runs processes until all have ended. If one fails, the others are terminated.
 
     Args:
-        processes: All on this host.
-        grace: Seconds for them to exit after an interrupt or a preemption, or after the chief's
-        end.
-        restarts: Limits the restarts of single processes.
-        streams: Where their output goes.
-        seconds: Time until they are preempted; None: never.
-        environ: Variables of all processes, in addition to this process's and their own.
+        processes: Processes to run on this host.
+        grace: Seconds for processes to exit after an interrupt or a preemption, or after the chief
+            has ended.
+        restarts: Limit of restarts of single processes.
+        streams: Streams for their output.
+        seconds: Time after which they are preempted; None: never.
+        environ: Environment variables of all processes, in addition to this process's and their
+            own.
 
     Returns:
         The first failure, or None.
 
     Raises:
-        KeyboardInterrupt: SIGINT was received; all have ended.
-        SystemExit: SIGTERM, SIGUSR1 or SIGHUP was received; all have ended. Its code is `REQUEUE`
-            if they have saved their state.
+        KeyboardInterrupt: SIGINT was received. All processes have ended.
+        SystemExit: SIGTERM, SIGUSR1 or SIGHUP was received. All processes have ended. The code is
+            `REQUEUE` if they saved a checkpoint.
         LaunchError: A program cannot be started.
     """
     running = started(processes, grace=grace, restarts=restarts, streams=streams, environ=environ)
@@ -379,14 +384,15 @@ def started(
     streams: Streams | None = None,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Children]:
-    """Starts processes; leaving the block ends those that still run, and all that they started.
+    """Starts processes. Leaving the `with` block terminates them and their descendants.
 
     Args:
         processes: As for `run`, like the other arguments.
         grace: Seconds.
         restarts: Restarts of single processes.
-        streams: Where output goes.
-        environ: Variables of all processes, in addition to this process's and their own.
+        streams: Streams for their output.
+        environ: Environment variables of all processes, in addition to this process's and their
+            own.
 
     Raises:
         LaunchError: A program cannot be started.
@@ -398,6 +404,6 @@ def started(
         with watching(mark), Children(children, grace, restarts) as group:
             group.start()
             yield group
-    finally:  # now that nobody holds a pipe open any more
+    finally:  # after all processes have ended, so that no pipe is open
         for child in children:
             child.drain()

@@ -1,4 +1,4 @@
-"""Failures of processes, and what is restarted after them."""
+"""Failures of processes, and restarts after them."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from tfdist.errors import REQUEUE
 #: Seconds until an excluded slot is tried again for the first time.
 RETRY_SECONDS = 300.0
 
-#: How the watchdog's verdict, in the output of a worker that waited, names the rank at fault.
-_NAMED = re.compile(r"error: rank (\d+) ")
+#: Matches the failed rank in a watchdog verdict, which is printed by a worker that waited for it.
+_NAMED_RANK = re.compile(r"error: rank (\d+) ")
 
 
 class Failure(NamedTuple):
-    """A process that failed.
+    """The failure of a process.
 
     Attributes:
-        name: Its name.
-        code: Its exit code as in a shell: 128 plus the signal's number, if a signal killed it.
-        last_words: Its traceback, or its last lines on standard error.
-        ended: Names of the processes that had exited with code 0 before, in order: the failure may
-            be a consequence.
+        name: Name of the process.
+        code: Exit code as in a shell: 128 plus the signal's number if a signal killed it.
+        error_output: The traceback, or the last lines on standard error.
+        ended: Names of the processes that had already exited with code 0, in order. The failure may
+            be a consequence of their exit.
     """
 
     name: str
     code: int
-    last_words: str
+    error_output: str
     ended: tuple[str, ...] = ()
 
     @property
     def preempted(self) -> bool:
-        """Whether the run has saved its state and wants to be started again."""
+        """Whether the run was preempted: it has saved a checkpoint and can be restarted."""
         return self.code == REQUEUE
 
     def __str__(self) -> str:
         if self.preempted:
             return (
-                f"{_with_rank(self.name)} was preempted, and all workers stopped: run the same "
+                f"{_with_rank(self.name)} was preempted, and all workers stopped. Run the same "
                 "command again to resume."
             )
         how = f"exit code {self.code}"
         if self.code > 128 and self.code - 128 in set(signal.Signals):
             how = f"signal {signal.Signals(self.code - 128).name}"
-        words = f":\n{self.last_words}" if self.last_words else "."
+        output = f":\n{self.error_output}" if self.error_output else "."
         if not self.ended:
-            return f"{_with_rank(self.name)} was the first to fail, with {how}{words}"
+            return f"{_with_rank(self.name)} was the first to fail, with {how}{output}"
         first = " and ".join(map(_with_rank, self.ended))
         return (
             f"{first} ended first, with exit code 0; then {_with_rank(self.name)} failed, with "
-            f"{how}{words}"
+            f"{how}{output}"
         )
 
 
@@ -65,13 +65,13 @@ class Restarts:
     """Counts the failures and preemptions of a run, and reports each on standard error.
 
     Args:
-        limit: Number of failures that are followed by a restart. 0: nothing is restarted, not even
-            after a preemption.
+        limit: Maximum number of restarts after failures. With 0, there are no restarts after
+            preemptions either.
 
     Attributes:
-        failures: Failures that were followed by a restart.
-        preemptions: Preemptions that were followed by a restart; they have no limit.
-        total: All restarts.
+        failures: Number of restarts after failures.
+        preemptions: Number of restarts after preemptions, which has no limit.
+        total: Number of all restarts.
     """
 
     def __init__(self, limit: int) -> None:
@@ -79,11 +79,11 @@ class Restarts:
         self.failures = self.preemptions = self.total = 0
 
     def allow(self, failure: Failure, counts: bool = True) -> bool:
-        """Counts a failure, and returns whether a restart follows.
+        """Counts a failure, and returns whether to restart.
 
         Args:
             failure: A failure or preemption.
-            counts: Whether the limit applies to it.
+            counts: Whether the failure counts towards the limit.
         """
         if not self._limit or (counts and not failure.preempted and self.failures == self._limit):
             return False
@@ -101,7 +101,7 @@ class Restarts:
         return True
 
 
-#: Restarts nothing.
+#: No restarts.
 NO_RESTARTS = Restarts(0)
 
 
@@ -110,12 +110,12 @@ def run_with_restarts(
     restarts: Restarts,
     counts: Callable[[Failure], bool] = lambda _: True,
 ) -> Failure | None:
-    """Makes attempts until one succeeds or no restart is allowed.
+    """Calls `attempt` until it succeeds or the limit of restarts is reached.
 
     Args:
         attempt: Starts all processes, on new ports, and waits for their end.
         restarts: The limit.
-        counts: Called with each failure; returns whether the limit applies to it.
+        counts: Called with each failure; returns whether it counts towards the limit.
 
     Returns:
         The last failure, or None.
@@ -127,21 +127,24 @@ def run_with_restarts(
 
 
 class Elastic:
-    """Which slots of this host have a worker, where some may be broken for a while.
+    """Chooses the slots of this host that have a worker, excluding slots that keep failing.
 
-    A slot is a worker's local rank, and with it its GPUs. A slot whose worker is the first to fail
-    twice in a row is excluded, and the run continues with fewer workers: larger per-replica batches
-    of the same global batches. After a while all workers stop after a step and restart with the
-    slot included; if its worker fails again, it is excluded for twice as long.
+    A slot is a local rank with its GPUs. A slot whose worker is the first to fail twice in a row is
+    excluded. The run continues with fewer workers: the global batches stay the same, and the
+    per-replica batches become larger. After `retry_seconds`, all workers stop after a step and
+    restart with the slot included. If its worker fails again, the slot is excluded for twice as
+    long.
 
     Args:
-        fewest: Number of workers below which no slot is excluded.
-        most: Number of slots.
+        min_workers: Minimum number of workers; no further slot is excluded then.
+        max_workers: Number of slots.
         retry_seconds: Time until an excluded slot is tried again.
     """
 
-    def __init__(self, fewest: int, most: int, retry_seconds: float = RETRY_SECONDS) -> None:
-        self._fewest, self._most = fewest, most
+    def __init__(
+        self, min_workers: int, max_workers: int, retry_seconds: float = RETRY_SECONDS
+    ) -> None:
+        self._min_workers, self._max_workers = min_workers, max_workers
         self._retry_seconds = retry_seconds
         self._suspect: int | None = None
         self._excluded: set[int] = set()
@@ -150,15 +153,15 @@ class Elastic:
     @property
     def slots(self) -> list[int]:
         """The slots that have a worker now, by rank."""
-        return sorted({*range(self._most)} - self._excluded)
+        return sorted({*range(self._max_workers)} - self._excluded)
 
     @property
     def seconds(self) -> float | None:
-        """Time until all workers are stopped to try excluded slots; None: there are none."""
+        """Time until workers are stopped to retry excluded slots; None if no slot is excluded."""
         return self._retry_seconds if self._excluded else None
 
     def note(self, failure: Failure) -> bool:
-        """Takes note of a failure; returns whether the limit of restarts applies to it."""
+        """Records a failure. Returns whether it counts towards the limit of restarts."""
         if failure.preempted:
             self._on_trial, self._excluded = self._excluded, set()
             self._suspect = None
@@ -173,11 +176,11 @@ class Elastic:
         return not was_on_trial
 
     def _exclude(self, slot: int | None) -> None:
-        if slot is not None and len(self.slots) > self._fewest:
+        if slot is not None and len(self.slots) > self._min_workers:
             self._excluded.add(slot)
 
     def _slot(self, failure: Failure) -> int | None:
         """Returns the slot of the worker that failed, or that the others waited for."""
-        named = _NAMED.match(failure.last_words)
+        named = _NAMED_RANK.match(failure.error_output)
         rank = int(named[1]) if named else int(failure.name)
         return self.slots[rank] if rank < len(self.slots) else None

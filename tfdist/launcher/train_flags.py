@@ -13,14 +13,14 @@ def values(command: Sequence[str], flag: str) -> list[str]:
     """Returns the values of a flag, given as `--flag value` or `--flag=value`."""
     found = []
     for word, following in zip(command, (*command[1:], ""), strict=True):
-        name, is_one, value = word.partition("=")
+        name, equals, value = word.partition("=")
         if name == flag:
-            found.append(value if is_one else following)
+            found.append(value if equals else following)
     return found
 
 
 def setting(command: Sequence[str], field: str) -> Setting | None:
-    """Returns a field of the configuration and its place; None if it is not set.
+    """Returns the value of a configuration field and where it was set; None if it is not set.
 
     Flags take precedence over files, and later flags and files over earlier ones.
 
@@ -30,7 +30,7 @@ def setting(command: Sequence[str], field: str) -> Setting | None:
     flag = f"--{field.replace('_', '-')}"
     if flags := values(command, flag):
         return Setting(flags[-1], flag)
-    # A file that is not here may exist where the workers run; they report a missing file.
+    # A file that is missing here may exist on the workers' hosts. Workers report missing files.
     files = [path for path in map(Path, values(command, "--config")) if path.exists()]
     found = [layer[field] for layer in map(settings_file.read, files) if field in layer]
     return found[-1] if found else None

@@ -22,8 +22,8 @@ class Volume:
     Attributes:
         name: Name in the manifest.
         claim: Name of the PersistentVolumeClaim, which the user creates.
-        path: Where containers mount it.
-        comment: What it holds, for the user who creates it.
+        path: Mount path in the containers.
+        comment: A comment for the user who creates the claim.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Volume:
 
 
 def volumes(options: Options) -> list[Volume]:
-    """Returns the volumes that the command reads and writes; none for folders in object stores.
+    """Returns the volumes for the folders of the command. Object stores need no volume.
 
     Raises:
         ConfigurationError: A folder of the training command is not an absolute path.
@@ -52,16 +52,16 @@ def volumes(options: Options) -> list[Volume]:
         runs, data = _folder(options.command, "run_dir", _RUNS), _data_folder(options.command)
     found = []
     if runs:
-        comment = "your claim, ReadWriteMany: all pods write run folders here"
+        comment = "your claim, with ReadWriteMany: all pods write run folders to it"
         found.append(Volume("runs", f"{options.name}-runs", str(runs), comment))
     if data and data != runs:
-        comment = "your claim with the data, which all pods can mount"
+        comment = "your claim with the data; all pods must be able to mount it"
         found.append(Volume("data", f"{options.name}-data", str(data), comment))
     return found
 
 
 def portable_command(options: Options) -> tuple[str, ...]:
-    """Returns the command for pods; a training command gets folders on the volumes.
+    """Returns the command for pods. A training command uses folders on the volumes.
 
     Raises:
         ConfigurationError: A folder of the training command is not an absolute path.
@@ -78,14 +78,14 @@ def portable_command(options: Options) -> tuple[str, ...]:
 
 
 def _data_folder(command: tuple[str, ...]) -> PurePosixPath | None:
-    """Returns where to mount the data: above `--data` if it is a folder, or above `--data-dir`."""
+    """Returns the mount path for data: the parent of the folder `--data`, or of `--data-dir`."""
     data = train_flags.setting(command, "data")
     is_folder = data and data.value not in _BUILT_IN and not str(data.value).startswith("tfds:")
     return _folder(command, "data" if is_folder else "data_dir", _DATA)
 
 
 def _folder(command: tuple[str, ...], field: str, default: PurePosixPath) -> PurePosixPath | None:
-    """Returns the folder above the value of a field, the default if it is not set, None for a URL.
+    """Returns the parent of the folder in a field, or the default if unset, or None for a URL.
 
     Raises:
         ConfigurationError: The value is a relative path.
@@ -98,7 +98,7 @@ def _folder(command: tuple[str, ...], field: str, default: PurePosixPath) -> Pur
     path = PurePosixPath(str(found.value))
     if not path.is_absolute():
         raise ConfigurationError(
-            f"{found.place} {found.value}: pods mount volumes at absolute paths. Use a path such "
-            f"as {default / path.name}."
+            f"{found.place} {found.value}: pods mount volumes at absolute paths. Use an absolute "
+            f"path such as {default / path.name}."
         )
     return path.parent if path.parent != PurePosixPath("/") else path

@@ -1,4 +1,4 @@
-"""Worker processes that answer questions together, for notebooks, benchmarks and tests.
+"""Worker processes that handle requests together, for notebooks, benchmarks and tests.
 
 They are started as by `python -m tfdist.launch`. Imports no TensorFlow.
 """
@@ -25,9 +25,9 @@ from tfdist.launcher import mpirun, options, plan, pool_worker, processes
 from tfdist.launcher.plan import LOCAL, Process, slots
 from tfdist.launcher.processes import Children, Streams
 
-_START_SECONDS, _ANSWER_SECONDS = 240.0, 120.0
-#: Time until a worker's exit code is known after its connection closed; mpirun ends the others
-#: first.
+_START_SECONDS, _REQUEST_SECONDS = 240.0, 120.0
+#: Time to wait for a worker's exit code after its connection closed. mpirun first terminates the
+#: other workers.
 _END_SECONDS = 10.0
 #: Time for workers to save and exit after Ctrl-C.
 _GRACE_SECONDS = 15.0
@@ -35,43 +35,43 @@ _POLL_SECONDS = 0.2
 
 
 class WorkerPool:
-    """Processes that answer questions together; use it as a context manager.
+    """Processes that handle requests together. Use it as a context manager.
 
-    When one fails or gives no answer, all end; the next question starts new ones.
+    If one fails or does not respond, all are terminated; the next request starts new processes.
 
     Args:
-        make_answer: A function of a module. Each worker calls it once with the arguments; it
-            returns the function that answers a question.
-        arguments: Arguments of `make_answer`; picklable.
+        make_handler: A module-level function. Each worker calls it once with the arguments. It
+            returns the function that handles a request.
+        *arguments: Picklable arguments of `make_handler`.
         num_workers: Number of workers.
-        via: What starts them, as in `python -m tfdist.launch`; empty: a single process is started,
-            without the variables of a launcher.
-        environ: Variables in addition to this process's.
-        answer_seconds: Time limit of an answer; None: no limit.
-        pauses: Whether workers are stopped between questions, so that threads that wait actively do
-            not disturb measurements. TensorFlow's servers take it for a failure, and Horovod's Gloo
-            gives up after half a minute.
+        via: How to start them, as `--via` of `python -m tfdist.launch`; empty: a single process
+            without the environment variables of a launcher.
+        environ: Environment variables in addition to this process's.
+        timeout_seconds: Time limit of a request; None: no limit.
+        pauses: Whether to suspend workers between requests, so that busy-waiting threads do not
+            disturb measurements. Not for TensorFlow's servers, which treat it as a failure, nor for
+            long pauses with Horovod's Gloo, which times out after half a minute.
         shows: The rank whose output is shown; None: no output is shown.
 
     Attributes:
-        num_workers: As given.
+        num_workers: Number of workers.
         processes: The running workers, by rank.
     """
 
     def __init__(
         self,
-        make_answer: Callable[..., Callable[..., Any]],
+        make_handler: Callable[..., Callable[..., Any]],
         *arguments: Any,
         num_workers: int = 2,
         via: str = "processes",
         environ: Mapping[str, str] = MappingProxyType({}),
-        answer_seconds: float | None = _ANSWER_SECONDS,
+        timeout_seconds: float | None = _REQUEST_SECONDS,
         pauses: bool = False,
         shows: int | None = None,
     ) -> None:
-        self._task = (make_answer, arguments)
+        self._task = (make_handler, arguments)
         self.num_workers, self._via, self._environ = num_workers, via, environ
-        self._answer_seconds, self._pauses = answer_seconds, pauses
+        self._timeout_seconds, self._pauses = timeout_seconds, pauses
         self._streams = Streams(only="" if shows is None else str(shows))
         self._running = contextlib.ExitStack()
         self._group: Children | None = None
@@ -88,46 +88,46 @@ class WorkerPool:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        if kind is None:  # all have answered, and there is nothing to save
-            self._to_each(psutil.Process.kill)
-        self._resume()  # a stopped process ends by no other signal
-        self._running.__exit__(kind, error, where)  # an interrupt reaches the workers as well
+        if kind is None:  # all requests are done, and there is nothing to save
+            self._for_each(psutil.Process.kill)
+        self._resume()  # a suspended process handles no other signal
+        self._running.__exit__(kind, error, where)  # sends an interrupt to the workers too
         self._disconnect()
         self._group, self.processes = None, []
 
     def start(self) -> None:
-        """Starts the workers, unless they are running.
+        """Starts the workers if they are not running.
 
         Raises:
-            LaunchError: They do not start.
+            LaunchError: The workers cannot be started.
         """
         if self._group:
             return
         folder = tempfile.TemporaryDirectory(prefix="tfdist-")
-        with self._ending_all("the workers did not start"), folder as name:
+        with self._stopping_on_error("the workers did not start"), folder as name:
             self._start(str(Path(name, "pool")))
         self._pause()
 
-    def ask(self, *question: Any) -> list[Any]:
-        """Returns every worker's answer, by rank.
+    def ask(self, *request: Any) -> list[Any]:
+        """Sends a request to every worker, and returns the responses by rank.
 
         Raises:
             LaunchError: A worker failed (the message has its traceback) or took too long.
         """
         self.start()
         self._resume()
-        with self._ending_all(f"no answer to {question} within {self._answer_seconds} s"):
+        with self._stopping_on_error(f"no response to {request} within {self._timeout_seconds} s"):
             for connection in self._connections:
-                connection.send(question)
-            answers = _receive(self._connections, self._answer_seconds)
+                connection.send(request)
+            responses = _receive(self._connections, self._timeout_seconds)
         self._pause()
-        return answers
+        return responses
 
     def finish(self) -> None:
-        """Waits for the workers to end by themselves.
+        """Waits for the workers to exit.
 
         Raises:
-            LaunchError: One failed.
+            LaunchError: A worker failed.
         """
         if self._group is None:
             return
@@ -139,13 +139,15 @@ class WorkerPool:
             raise LaunchError(str(failed.failure()))
 
     def stop(self) -> None:
-        """Ends the workers."""
+        """Terminates the workers."""
         self.__exit__(None, None, None)
 
     def _start(self, address: str) -> None:
-        """Starts the processes, and waits until all can answer."""
+        """Starts the processes, and waits until all are ready."""
         deadline = time.monotonic() + _START_SECONDS
-        with socket.socket(socket.AF_UNIX) as listener:  # in a folder that only this user can enter
+        with socket.socket(
+            socket.AF_UNIX
+        ) as listener:  # in a folder that only this user can access
             listener.bind(address)
             listener.listen()
             listener.settimeout(_POLL_SECONDS)
@@ -163,7 +165,7 @@ class WorkerPool:
             connection.send(sys.path)
             connection.send(self._task)
         ready = _receive(self._connections, deadline - time.monotonic())
-        by_rank = dict(sorted(zip(ready, self._connections, strict=True), key=lambda one: one[0]))
+        by_rank = dict(sorted(zip(ready, self._connections, strict=True), key=lambda item: item[0]))
         self._connections = list(by_rank.values())
         self.processes = [psutil.Process(process_id) for _, process_id in by_rank]
 
@@ -186,42 +188,42 @@ class WorkerPool:
                 return Connection(listener.accept()[0].detach())
             except TimeoutError:
                 if self._group and (failed := self._group.wait(0)):
-                    self.stop()  # which reads the rest of its output
+                    self.stop()  # also reads the remaining output
                     raise LaunchError(str(failed.failure())) from None
         raise TimeoutError
 
     @contextlib.contextmanager
-    def _ending_all(self, otherwise: str) -> Iterator[None]:
-        """Ends all workers if the block fails: their next answer would belong to this question.
+    def _stopping_on_error(self, message: str) -> Iterator[None]:
+        """Terminates all workers if the block fails, because they may still send a late response.
 
         Args:
-            otherwise: The message if no worker has failed.
+            message: The error message if no worker has failed.
         """
         try:
             yield
         except (OSError, EOFError) as error:
-            late, running = isinstance(error, TimeoutError), self._group
-            failed = running.wait(_END_SECONDS) if running and not late else None
+            timed_out, group = isinstance(error, TimeoutError), self._group
+            failed = group.wait(_END_SECONDS) if group and not timed_out else None
             self.__exit__(*sys.exc_info())
             if failed:
                 raise LaunchError(str(failed.failure())) from None
-            words = running.last_words() if running else str(error)
-            raise LaunchError(f"{otherwise}: {words or 'no output'}") from None
+            output = group.error_output() if group else str(error)
+            raise LaunchError(f"{message}: {output or 'no output'}") from None
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
 
     def _pause(self) -> None:
         if self._pauses:
-            self._to_each(psutil.Process.suspend)
+            self._for_each(psutil.Process.suspend)
 
     def _resume(self) -> None:
         if self._pauses:
-            self._to_each(psutil.Process.resume)
+            self._for_each(psutil.Process.resume)
 
-    def _to_each(self, act: Callable[[psutil.Process], None]) -> None:
+    def _for_each(self, act: Callable[[psutil.Process], None]) -> None:
         for process in self.processes:
-            with contextlib.suppress(psutil.Error):  # the next question finds that it has ended
+            with contextlib.suppress(psutil.Error):  # it has ended, which the next request detects
                 act(process)
 
     def _disconnect(self) -> None:
@@ -231,13 +233,13 @@ class WorkerPool:
 
 
 def _receive(connections: Sequence[Connection], seconds: float | None) -> list[Any]:
-    """Returns a message of each; raises EOFError as soon as one closes, or TimeoutError."""
+    """Returns a message per connection; raises EOFError if one closes, or TimeoutError."""
     deadline = None if seconds is None else time.monotonic() + seconds
     received: dict[Connection, Any] = {}
-    while pending := [one for one in connections if one not in received]:
+    while pending := [c for c in connections if c not in received]:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = multiprocessing.connection.wait(pending, left)
         if not ready:
             raise TimeoutError
-        received |= {one: one.recv() for one in pending if one in ready}
-    return [received[one] for one in connections]
+        received |= {c: c.recv() for c in pending if c in ready}
+    return [received[c] for c in connections]

@@ -126,7 +126,7 @@ _TRACKERS = frozenset(
 
 
 def is_chief_only(callback: keras.callbacks.Callback) -> bool:
-    """Tells whether a callback runs on the chief alone."""
+    """Returns whether a callback runs on the chief alone."""
     choice = getattr(callback, "chief_only", None)
     if choice is not None:
         return bool(choice)
@@ -135,5 +135,5 @@ def is_chief_only(callback: keras.callbacks.Callback) -> bool:
 
 
 def may_change_model(callback: keras.callbacks.Callback) -> bool:
-    """Tells whether a callback may change the model."""
+    """Returns whether a callback may change the model."""
     return type(callback) not in _READERS and not getattr(callback, "only_reads", False)

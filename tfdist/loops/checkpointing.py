@@ -170,7 +170,7 @@ class Checkpointing(CheckpointHooks):
             say(f"Resuming after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
 
     def _is_best(self, logs: Logs) -> bool:
-        """Tells whether an epoch was the best so far, and notes it if it was."""
+        """Returns whether an epoch was the best so far, and notes it if it was."""
         monitor, best = self._settings.keep_best, self.progress.best
         name = (monitor or "").rpartition(":")[2]
         if monitor is None or name not in logs:  # an epoch without validation

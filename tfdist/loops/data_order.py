@@ -134,7 +134,7 @@ class DataOrder:
 
 
 def is_endless(dataset: tf.data.Dataset) -> bool:
-    """Tells whether a data set is known to have no end."""
+    """Returns whether a data set is known to have no end."""
     return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 
 

@@ -18,7 +18,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def overrides(model: keras.Model, name: str) -> bool:
-    """Tells whether the class of a model overrides a method of `keras.Model`."""
+    """Returns whether the class of a model overrides a method of `keras.Model`."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 

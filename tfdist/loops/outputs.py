@@ -175,7 +175,7 @@ def _pieces(of_one: Any, iterator: Any) -> list[Any]:
 
 
 def _fit_in_arrays(pieces: list[Any]) -> bool:
-    """Tells whether outputs are dense tensors that differ only in their number of rows."""
+    """Returns whether outputs are dense tensors that differ only in their number of rows."""
     return all(
         isinstance(one, tf.Tensor) and one.shape.rank and None not in one.shape[1:]
         for one in keras.tree.flatten(pieces)
@@ -294,7 +294,7 @@ def _by_step(arrays: list[np.ndarray], like: Any) -> list[list[Leaves]]:
 
 
 def _differ_by_rows(pieces: list[Leaves]) -> bool:
-    """Tells whether all outputs are arrays whose shapes differ only in the number of rows."""
+    """Returns whether all outputs are arrays whose shapes differ only in the number of rows."""
     return all(
         all(isinstance(one, np.ndarray) and one.ndim for one in column)
         and len({one.shape[1:] for one in column}) == 1

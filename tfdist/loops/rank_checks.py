@@ -205,7 +205,7 @@ class RankChecks(Observer):
         self._note_agreement()
 
     def have_compared(self) -> bool:
-        """Tells whether the variables were compared after the last call; if not, requests it.
+        """Returns whether the variables were compared after the last call; if not, requests it.
 
         For checkpoints whose time rank 0 alone decides, by its clock.
         """
@@ -325,5 +325,5 @@ def _combined(values: Sequence[Any]) -> float:
 
 
 def _are_same(column: np.ndarray) -> bool:
-    """Tells whether all workers have the same number."""
+    """Returns whether all workers have the same number."""
     return bool((column == column[0]).all())

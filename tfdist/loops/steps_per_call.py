@@ -98,7 +98,7 @@ class StepsPerCall:
 
 
 def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -> bool:
-    """Tells whether a callback has to be called after every batch of a loop.
+    """Returns whether a callback has to be called after every batch of a loop.
 
     Keras's ModelCheckpoint, BackupAndRestore and TensorBoard define the methods, but use them only
     if configured to work by batches. Progress bars work with any number of batches, and so do
@@ -119,13 +119,13 @@ def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -
 
 
 def runs_before_batches(callback: keras.callbacks.Callback) -> bool:
-    """Tells whether a callback is called before each call of the training loop."""
+    """Returns whether a callback is called before each call of the training loop."""
     names = ("on_train_batch_begin", "on_batch_begin")
     return any(_overrides(callback, name) for name in names)
 
 
 def _overrides(callback: Any, name: str) -> bool:
-    """Tells whether a method is overridden, by the class or (LambdaCallback) by the instance."""
+    """Returns whether a method is overridden, by the class or (LambdaCallback) by the instance."""
     method = getattr(callback, name)
     base = getattr(keras.callbacks.Callback, name)
     return getattr(method, "__func__", method) is not base
@@ -167,5 +167,5 @@ def _kind(data: DataHandler) -> Hashable:
 
 
 def _is_hashable(source: Any) -> bool:
-    """Tells whether an object can be a key that does not keep it alive."""
+    """Returns whether an object can be a key that does not keep it alive."""
     return isinstance(source, Hashable) and type(source).__weakrefoffset__ != 0

@@ -78,7 +78,7 @@ class TrainingState:
         return export.architecture(self._model)
 
     def has_waiting(self) -> bool:
-        """Tells whether gradients wait on the replicas, so that all workers have to call `take`."""
+        """Returns whether any replica has pending gradients; then all workers must call `take`."""
         accumulation = self._functions.accumulation
         return accumulation is not None and accumulation.has_waiting()
 
@@ -86,11 +86,11 @@ class TrainingState:
         """Returns the current state on the chief, and None on other workers."""
         accumulation, waiting = self._functions.accumulation, None
         if accumulation is not None and accumulation.has_waiting():
-            waiting = variables.take_gradient_sums(self._strategy, accumulation.waiting)
+            waiting = variables.capture_gradient_sums(self._strategy, accumulation.waiting)
         if not self._strategy.is_chief:
             return None
         snapshot, current = Snapshot(), self._handlers.of_epoch(progress.epoch)
-        variables.take(self._functions.variables(), snapshot)
+        variables.capture(self._functions.variables(), snapshot)
         snapshot.state = {
             "progress": asdict(progress),
             "callbacks": callback_state.states(self.callbacks),
@@ -112,10 +112,10 @@ class TrainingState:
             ConfigurationError: The state is of another model.
         """
         with self._strategy.collective_section():
-            variables.give(self._functions.variables(), saved, where, within_epoch)
+            variables.restore(self._functions.variables(), saved, where, within_epoch)
         waiting, accumulation = saved.state["waiting gradients"], self._functions.accumulation
         if waiting and accumulation is not None:
-            variables.give_gradient_sums(self._strategy, accumulation.waiting, waiting)
+            variables.restore_gradient_sums(self._strategy, accumulation.waiting, waiting)
 
     def before_training(self, saved: Snapshot) -> None:
         """Lets callbacks that write files append to them."""

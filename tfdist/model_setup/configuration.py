@@ -147,7 +147,7 @@ def _plain(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _is_of_library(own: type) -> bool:
-    """Tells whether a class belongs to a library of which the versions are compared."""
+    """Returns whether a class belongs to a library of which the versions are compared."""
     return own.__module__.partition(".")[0] in ("keras", "tensorflow", "tfdist")
 
 

@@ -60,13 +60,13 @@ class LARS(MomentumSGD):
         self.trust = trust
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates one weight by its gradient, which may be `tf.IndexedSlices`."""
-        dtype, place = variable.dtype, keras_optimizers.place_of(self, variable)
+        """Updates one weight with its gradient, which may be `tf.IndexedSlices`."""
+        dtype, index = variable.dtype, keras_optimizers.index_of(self, variable)
         gradient, rate = dense(gradient, dtype), ops.cast(learning_rate, dtype)
-        if self._decays[place]:
+        if self._decays[index]:
             rate = ops.multiply(rate, self._ratio(gradient, variable))
-        gradient = self._decayed(gradient, variable, place)
-        velocity = self.velocities[place]
+        gradient = self._decayed(gradient, variable, index)
+        velocity = self.velocities[index]
         momentum = ops.cast(self.momentum, dtype)
         step = ops.add(ops.multiply(velocity, momentum), ops.multiply(gradient, rate))
         self.assign(velocity, step)
@@ -74,10 +74,10 @@ class LARS(MomentumSGD):
 
     def _ratio(self, gradient: Any, variable: Any) -> Any:
         """Returns q, a scalar of the weight's dtype."""
-        of_weight, of_gradient = _norm(variable), _norm(gradient)
-        both = ops.logical_and(of_weight > 0, of_gradient > 0)
-        below = ops.where(both, of_gradient + self.decay * of_weight, ops.ones_like(of_weight))
-        ratio = ops.where(both, self.trust * of_weight / below, ops.ones_like(of_weight))
+        weight_norm, gradient_norm = _norm(variable), _norm(gradient)
+        nonzero = ops.logical_and(weight_norm > 0, gradient_norm > 0)
+        divisor = ops.where(nonzero, gradient_norm + self.decay * weight_norm, 1.0)
+        ratio = ops.where(nonzero, self.trust * weight_norm / divisor, 1.0)
         return ops.cast(ratio, variable.dtype)
 
     def get_config(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         exclude: Sequence[str] = NOT_DECAYED,
         **options: Any,
     ) -> None:
-        # Without Keras's decoupled weight decay.
+        # `weight_decay` is not passed on: Keras's is decoupled from the gradient.
         super().__init__(learning_rate=learning_rate, **options)
         if not 0 <= momentum < 1 or (weight_decay or 0) < 0:
             raise ConfigurationError(
@@ -74,20 +74,20 @@ class MomentumSGD(keras.optimizers.Optimizer):
         self._decays = [keras_optimizers.decays(self, v) for v in variables]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates one weight by its gradient, which may be `tf.IndexedSlices`."""
+        """Updates one weight with its gradient, which may be `tf.IndexedSlices`."""
         rate = ops.cast(learning_rate, variable.dtype)
-        place = keras_optimizers.place_of(self, variable)
-        gradient = self._decayed(dense(gradient, variable.dtype), variable, place)
+        index = keras_optimizers.index_of(self, variable)
+        gradient = self._decayed(dense(gradient, variable.dtype), variable, index)
         momentum = ops.cast(self.momentum, variable.dtype)
-        velocity = self.velocities[place]
+        velocity = self.velocities[index]
         new = ops.add(ops.multiply(velocity, momentum), gradient)
         self.assign(velocity, new)
         step = ops.add(ops.multiply(new, momentum), gradient) if self.nesterov else new
         self.assign_sub(variable, ops.multiply(step, rate))
 
-    def _decayed(self, gradient: Any, variable: Any, place: int) -> Any:
+    def _decayed(self, gradient: Any, variable: Any, index: int) -> Any:
         """Returns the gradient plus the gradient of the penalty."""
-        if not (self.decay and self._decays[place]):
+        if not (self.decay and self._decays[index]):
             return gradient
         return ops.add(gradient, ops.multiply(variable, ops.cast(self.decay, variable.dtype)))
 

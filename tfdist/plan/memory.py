@@ -123,7 +123,7 @@ def run(
 
         tables.text(
             f"Grappler's estimate for one device with a batch of {batch}: "
-            f"{sizes.in_words(step_graph.grappler_estimate(chosen, batch))}. It counts tensors "
+            f"{sizes.format_bytes(step_graph.grappler_estimate(chosen, batch))}. It counts tensors "
             "alone: neither what the allocator adds, nor variables that a step does not read."
         )
 
@@ -185,7 +185,7 @@ def _show(
         largest = "" if capacity is None else str(planner.largest_batch(capacity) or "none")
         for one in planner.devices(batch):
             parts = (one.weights, one.gradients, one.optimizer, one.activations, one.total)
-            rows.append([name, one.role, *map(sizes.in_words, parts)])
+            rows.append([name, one.role, *map(sizes.format_bytes, parts)])
             if capacity is not None:
                 rows[-1].append(largest)
                 largest = ""

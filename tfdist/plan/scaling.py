@@ -166,7 +166,7 @@ class Plan(NamedTuple):
         seconds, num_bytes = self.profile.seconds, self.profile.gradient_bytes
         tables.text(
             f"Every worker has a batch of {self.batch}, with a compute time of "
-            f"{seconds * 1e3:.1f} ms and {sizes.in_words(num_bytes)} of gradients."
+            f"{seconds * 1e3:.1f} ms and {sizes.format_bytes(num_bytes)} of gradients."
         )
         if path:
             table_files.write(Path(path), header, rows)

@@ -1,4 +1,4 @@
-"""The blocks of Ray Data datasets, and what an actor sends of them to its worker's process."""
+"""Blocks of Ray Data datasets, and how an actor sends their rows to its worker's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Blocks(NamedTuple):
     sizes: tuple[int, ...]
 
     def slices(self, start: int, stop: int) -> Iterator[tuple[Any, int, int]]:
-        """Yields the blocks that contain the rows from `start` to `stop`, and their rows in it."""
+        """Yields each block with rows from `start` to `stop`, and the range of these rows in it."""
         ends = itertools.accumulate(self.sizes)
         for ref, size, end in zip(self.refs, self.sizes, ends, strict=True):
             first, last = max(start - end + size, 0), min(stop - end + size, size)
@@ -41,7 +41,7 @@ class Blocks(NamedTuple):
 
 
 def execute(datasets: Mapping[str, Any]) -> dict[str, Blocks]:
-    """Executes Ray datasets, by name, and returns where their rows are."""
+    """Executes Ray datasets, by name, and returns their blocks."""
     import ray
 
     size_of = ray.remote(num_cpus=0)(lambda table: table.num_rows)
@@ -51,21 +51,21 @@ def execute(datasets: Mapping[str, Any]) -> dict[str, Blocks]:
 
 
 def send_rows(connection: Connection, datasets: Mapping[str, Blocks]) -> None:
-    """Receives a request, and sends the dataset's number of rows, the rows, and an empty message.
+    """Receives a request, and sends the dataset's number of rows, the rows, and an empty dict.
 
-    Sends a message with the reason instead if they cannot be read.
+    If the rows cannot be read, it sends a string with the reason.
     """
-    with connection, contextlib.suppress(OSError, EOFError):  # the worker reads no further
+    with connection, contextlib.suppress(OSError, EOFError):  # the worker closed the connection
         name, start, stop, num_rows = connection.recv()
         if name not in datasets:
             known = ", ".join(sorted(datasets)) or "none"
-            connection.send(f"tfdist.ray.train got no dataset {name!r}, only: {known}.")
+            connection.send(f"tfdist.ray.train has no dataset {name!r}. Its datasets: {known}.")
             return
         connection.send(sum(datasets[name].sizes))
         try:
             for rows in datasets[name].rows(start, stop, num_rows):
                 connection.send(rows)
-        except Exception as error:  # of Ray: a node with a block was lost
+        except Exception as error:  # Ray raises errors of many types, such as for a lost node
             if isinstance(error, OSError):
                 raise
             connection.send(f"Rows of the Ray dataset {name!r} cannot be read: {error}")

@@ -10,10 +10,10 @@ from tfdist.ray.reports import report
 
 
 class ReportCallback(keras.callbacks.Callback):
-    """Reports the logs of each epoch by `tfdist.ray.report`.
+    """Reports the logs of each epoch with `tfdist.ray.report`.
 
-    Within a trial of Ray Tune, the names are those of the logs (`loss`, `val_accuracy`), so they
-    are what `tune.TuneConfig(metric=...)` names.
+    Within a trial of Ray Tune, the metrics have the names of the logs (`loss`, `val_accuracy`), for
+    use in `tune.TuneConfig(metric=...)`.
 
     Example:
         >>> def fn():

@@ -1,7 +1,7 @@
-"""Ray Data as the input of `fit`: each worker reads its share of the rows of a dataset.
+"""Ray Data as the input of `fit`: each worker reads its part of a dataset.
 
 The caller of `tfdist.ray.train` executes the dataset, whose blocks stay in Ray's object store. The
-actor of each worker reads the blocks that contain its worker's rows, and sends them to its process.
+actor of each worker reads the blocks with the worker's rows, and sends these rows to its process.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def dataset(
     shuffle_buffer: int = 0,
     seed: int = 0,
 ) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-    """Returns input for `fit` from a dataset of Ray Data that `tfdist.ray.train` got.
+    """Returns input for `fit` from a dataset that was passed to `tfdist.ray.train`.
 
     Each worker reads consecutive rows, and all workers together read each row exactly once per
-    epoch. A worker that gets fewer or more rows than its share raises an error.
+    epoch. A worker that receives fewer or more rows than expected raises an error.
 
     Example:
         >>> def fn():
@@ -49,10 +49,9 @@ def dataset(
         name: A key of the argument `datasets` of `tfdist.ray.train`.
         batch_size: Number of rows of a global batch.
         feature_columns: The column with the model's input, or several, which become a dictionary.
-        label_columns: The same for the labels; None: none.
-        shuffle_buffer: Number of rows among which each worker draws the next one; 0: the order of
-            the dataset.
-        seed: Of the shuffling, which differs from epoch to epoch.
+        label_columns: The column or columns with the labels; None if there are no labels.
+        shuffle_buffer: Size of each worker's shuffle buffer, in rows; 0: no shuffling.
+        seed: Seed of the shuffling. The order differs from epoch to epoch.
 
     Returns:
         A function of a `tf.distribute.InputContext`, which `fit`, `evaluate` and `predict` accept.
@@ -65,39 +64,41 @@ def dataset(
         if not sample:
             raise DataError(f"The Ray dataset {name!r} has no rows.")
         worker, num_workers = context.input_pipeline_id, context.num_input_pipelines
-        start, stop, own_batch = share(total, batch_size, worker, num_workers)
+        start, stop, worker_batch = share(total, batch_size, worker, num_workers)
 
         def batches() -> Iterator[Any]:
             count = 0
-            for rows in itertools.islice(_read(name, start, stop, own_batch), 1, None):
+            for rows in itertools.islice(_read(name, start, stop, worker_batch), 1, None):
                 count += len(next(iter(rows.values())))
-                yield selected(rows)
+                yield select(rows)
             if count != stop - start:
-                raise DataError(f"Ray dataset {name!r}: got {count} of {stop - start} rows.")
+                raise DataError(
+                    f"Ray dataset {name!r}: received {count} rows, expected {stop - start}."
+                )
 
-        def selected(rows: Mapping[str, Any]) -> Any:
+        def select(rows: Mapping[str, Any]) -> Any:
             x = _columns(rows, feature_columns)
             return x if label_columns is None else (x, _columns(rows, label_columns))
 
         spec = tf.nest.map_structure(
-            lambda rows: tf.TensorSpec((None, *rows.shape[1:]), rows.dtype), selected(sample[0])
+            lambda rows: tf.TensorSpec((None, *rows.shape[1:]), rows.dtype), select(sample[0])
         )
         found = tf.data.Dataset.from_generator(batches, output_signature=spec)
         if shuffle_buffer:
-            found = found.unbatch().shuffle(shuffle_buffer, seed).batch(own_batch)
+            found = found.unbatch().shuffle(shuffle_buffer, seed).batch(worker_batch)
         else:
-            found = found.rebatch(own_batch)
-        num_batches = -(-(stop - start) // own_batch)
+            found = found.rebatch(worker_batch)
+        num_batches = -(-(stop - start) // worker_batch)
         return found.apply(tf.data.experimental.assert_cardinality(num_batches))
 
     return make
 
 
 def share(num_rows: int, batch_size: int, worker: int, num_workers: int) -> tuple[int, int, int]:
-    """Returns a worker's first row, the row after its last one, and its rows of a global batch.
+    """Returns a worker's first row, the row after its last, and its rows per global batch.
 
     Raises:
-        ConfigurationError: A worker would get no row of a global batch.
+        ConfigurationError: The batch size is smaller than the number of workers.
     """
     if batch_size < num_workers:
         raise ConfigurationError(
@@ -111,7 +112,7 @@ def share(num_rows: int, batch_size: int, worker: int, num_workers: int) -> tupl
 
 def _read(name: str, start: int, stop: int, num_rows: int) -> Iterator[Any]:
     """Yields the dataset's number of rows, and then rows from `start` to `stop`, by column."""
-    with reports.connected() as connection:
+    with reports.connect_for_data() as connection:
         connection.send((name, start, stop, num_rows))
         for message in iter(connection.recv, {}):
             if isinstance(message, str):
@@ -122,5 +123,7 @@ def _read(name: str, start: int, stop: int, num_rows: int) -> Iterator[Any]:
 def _columns(rows: Mapping[str, Any], names: Columns) -> Any:
     wanted = [names] if isinstance(names, str) else list(names)
     if missing := [name for name in wanted if name not in rows]:
-        raise DataError(f"The Ray dataset has no column {missing[0]!r}, only {', '.join(rows)}.")
+        raise DataError(
+            f"The Ray dataset has no column {missing[0]!r}. Its columns: {', '.join(rows)}."
+        )
     return rows[names] if isinstance(names, str) else {name: rows[name] for name in wanted}

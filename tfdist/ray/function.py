@@ -1,4 +1,4 @@
-"""`tfdist.ray.train`: runs a function of a notebook or of a trial on workers of a Ray cluster."""
+"""`tfdist.ray.train`: runs a Python function on the workers of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def train(
     max_restarts: int = 0,
     min_workers: int | None = None,
 ) -> Any:
-    """Calls a function on several new workers in a Ray cluster, and shows what rank 0 prints.
+    """Runs a function on several new workers in a Ray cluster, and prints the output of rank 0.
 
-    Connects to the cluster of `RAY_ADDRESS`, or to one on this host, or starts one, unless this
-    process is connected already. Each worker is a process of its own on its node. Within a trial of
-    Ray Tune, what the function reports (`tfdist.ray.report`, `tfdist.ray.ReportCallback`) is
-    reported to Tune.
+    Unless this process is connected to Ray already, it connects to the cluster of `RAY_ADDRESS` or
+    to one on this host, or starts one. Each worker is a separate process on its node. Within a
+    trial of Ray Tune, metrics that the function reports (`tfdist.ray.report`,
+    `tfdist.ray.ReportCallback`) are passed to Tune.
 
     Example:
         >>> def fn(rate):
@@ -59,35 +59,35 @@ def train(
         2
 
     Args:
-        fn: Creates its model and its `tfdist.Trainer`, with a strategy of several processes. It may
-            be defined in a cell; tfdist has to be installed on the nodes.
-        num_workers: Number of workers, at most.
+        fn: The function, which creates a model and a `tfdist.Trainer` with a multi-process
+            strategy. It may be defined in a notebook cell. tfdist must be installed on the nodes.
+        num_workers: Maximum number of workers.
         args: Positional arguments of the function, the same in each worker.
         kwargs: Keyword arguments of the function.
         datasets: Datasets of Ray Data by name. They are executed before the workers start, and the
-            function reads them by `tfdist.ray.dataset`.
+            function reads them with `tfdist.ray.dataset`.
         cpus_per_worker: CPU cores that Ray reserves for each worker.
         gpus_per_worker: GPUs that each worker sees.
         placement: Ray's placement strategy: `"PACK"`, `"SPREAD"`, `"STRICT_PACK"` or
             `"STRICT_SPREAD"`.
-        placement_timeout: Seconds to wait for these resources.
-        max_restarts: Number of failures that are followed by a restart of all workers. The function
-            resumes where its `Trainer(checkpoints=...)` says.
-        min_workers: Start with fewer workers, down to this number, where the cluster has no room
-            for more; None: `num_workers`. More are added when there is room, by a restart, so it
-            needs `max_restarts`.
+        placement_timeout: Seconds to wait until the cluster has these resources.
+        max_restarts: How often all workers are restarted after a failure. The function resumes from
+            a checkpoint if its trainer has `checkpoints=...`.
+        min_workers: Minimum number of workers to start with if the cluster has no resources for
+            `num_workers`; None: `num_workers`. When resources become free, workers are added by a
+            restart, so this needs `max_restarts`.
 
     Returns:
-        What the function returned on rank 0; it must be picklable.
+        The return value of the function on rank 0, which must be picklable.
 
     Raises:
         MissingError: Ray is not installed.
         LaunchError: The workers cannot be placed, one failed (the message has its traceback), or
             the function refers to something that cannot be pickled.
-        KeyboardInterrupt: The kernel was interrupted; the workers have ended.
+        KeyboardInterrupt: The process was interrupted. All workers have ended.
     """
-    fewest = num_workers if min_workers is None else min_workers
-    _check(num_workers, fewest, max_restarts)
+    min_workers = num_workers if min_workers is None else min_workers
+    _check(num_workers, min_workers, max_restarts)
     function = cloudpickle.dumps((sys.path, pickled_call(functools.partial(fn, *args, **kwargs))))
     connect()
     from tfdist.ray.workers import Job, run
@@ -96,11 +96,11 @@ def train(
     job = Job(
         ("python", "-m", "tfdist.ray.worker"),
         Resources(cpus_per_worker, gpus_per_worker, placement, placement_timeout),
-        fewest,
+        min_workers,
         num_workers,
         function=function,
         datasets=execute(datasets),
-        on_message=functools.partial(_take, results),
+        on_message=functools.partial(_handle, results),
         streams=Streams(only="0"),
     )
     failure: Failure | None = run_with_restarts(lambda: run(job), Restarts(max_restarts))
@@ -114,14 +114,14 @@ def trial_resources(
 ) -> PlacementGroupFactory:
     """Returns the resources of a trial of Ray Tune that calls `train`, for `tune.with_resources`.
 
-    Without it, trials could take all cores, and their workers would wait for ever.
+    Without it, trials can reserve all cores, and their workers then wait for resources forever.
 
     Example:
         >>> tfdist.ray.trial_resources(2).required_resources["CPU"]
         2.01
 
     Args:
-        num_workers: As for `train`, like the other arguments.
+        num_workers: Number of workers of each trial.
         cpus_per_worker: CPU cores of each worker.
         gpus_per_worker: GPUs of each worker.
         placement: Ray's placement strategy.
@@ -129,24 +129,25 @@ def trial_resources(
     from ray.tune import PlacementGroupFactory
 
     worker = Resources(cpus_per_worker, gpus_per_worker).bundle
-    # The trial itself only waits.
+    # The trial's own process only waits for its workers.
     return PlacementGroupFactory([{"CPU": 0.01}, *[worker] * num_workers], strategy=placement)
 
 
-def _check(num_workers: int, fewest: int, max_restarts: int) -> None:
-    if not 1 <= fewest <= num_workers:
+def _check(num_workers: int, min_workers: int, max_restarts: int) -> None:
+    if not 1 <= min_workers <= num_workers:
         raise ConfigurationError(
-            f"num_workers={num_workers}, min_workers={fewest}: expected at least 1 worker, and "
-            "min_workers of at most num_workers."
+            f"num_workers={num_workers}, min_workers={min_workers}: expected at least 1 worker, "
+            "and min_workers of at most num_workers."
         )
-    if fewest < num_workers and not max_restarts:
+    if min_workers < num_workers and not max_restarts:
         raise ConfigurationError(
-            f"min_workers={fewest} needs max_restarts: workers are added and lost by a restart."
+            f"min_workers={min_workers} needs max_restarts: workers are added and removed by a "
+            "restart."
         )
 
 
-def _take(results: list[bytes], message: Message) -> None:
-    """Keeps a result, and passes a report on to the trial of Ray Tune that this process is."""
+def _handle(results: list[bytes], message: Message) -> None:
+    """Stores a result. Passes a report to Ray Tune if this process runs a trial."""
     if isinstance(message, Result):
         results.append(message.pickled)
     if not isinstance(message, Report) or not _is_trial():
@@ -162,8 +163,8 @@ def _take(results: list[bytes], message: Message) -> None:
 
 
 def _is_trial() -> bool:
-    """Tells whether this process runs a trial of Ray Tune."""
-    # Nobody else loads it: a trial's process has.
+    """Returns whether this process runs a trial of Ray Tune."""
+    # The process of a trial has imported ray.tune already. Other processes need not import it.
     if "ray.tune" not in sys.modules:
         return False
     from ray import tune

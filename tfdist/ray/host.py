@@ -1,4 +1,4 @@
-"""The Ray actor of one worker: runs the worker's process on its node, and relays what it says."""
+"""The Ray actor of one worker: runs the worker's process on its node, and relays its output."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tfdist.ray.reports import Channel
 
 
 class Node(NamedTuple):
-    """Where an actor runs.
+    """The node of an actor.
 
     Attributes:
         address: The node's IP address.
-        node_id: Ray's name of it.
+        node_id: Ray's ID of the node.
         ports: Two free ports: one for the worker, and one for Horovod's rendezvous.
     """
 
@@ -43,10 +43,10 @@ class Node(NamedTuple):
 
 
 class Host:
-    """Runs one worker at a time; all methods but `run` return at once.
+    """Runs one worker at a time. All methods except `run` return immediately.
 
     Args:
-        folder: The launcher's working directory, which the worker gets where it exists.
+        folder: The launcher's working directory. The worker uses it if the node has it.
         import_path: The launcher's `PYTHONPATH`.
     """
 
@@ -61,7 +61,7 @@ class Host:
         self._signals: list[int] = []
 
     def node(self) -> Node:
-        """Returns where this actor runs."""
+        """Returns the node that this actor runs on."""
         worker_port, rendezvous_port = free_ports(2)
         node_id = ray.get_runtime_context().get_node_id()
         return Node(ray.util.get_node_ip_address(), node_id, (worker_port, rendezvous_port))
@@ -70,7 +70,7 @@ class Host:
         """Returns variables of Horovod's Gloo that depend on this node.
 
         Args:
-            rank_0: Address of rank 0's node, as the workers name it.
+            rank_0: Address of rank 0's node, as in the workers' environment.
         """
         if rank_0 == LOCAL:
             return {}
@@ -80,14 +80,14 @@ class Host:
         """Checks that Horovod's Gloo can connect to this node from others.
 
         Raises:
-            LaunchError: This node's name does not resolve to an address that others reach.
+            LaunchError: This node's name resolves to an address that other nodes cannot reach.
         """
         horovod.check_host_name()
 
     def serve_rendezvous(self, slots: Sequence[Slot], port: int) -> None:
         """Serves Horovod's rendezvous until this actor ends, if Horovod is installed."""
         if horovod.installed():
-            self._serving.enter_context(horovod.serving(slots, port))
+            self._serving.enter_context(horovod.rendezvous_server(slots, port))
 
     def run(
         self,
@@ -99,10 +99,10 @@ class Host:
         """Runs the worker, and yields its messages in batches; the last one is an `End`.
 
         Args:
-            process: The worker; the program `python` is the one that runs this actor.
+            process: The worker. If its program is `python`, the interpreter of this actor runs it.
             environ: Variables of all workers.
-            function: Pickled; what the worker calls instead of being a program of its own.
-            datasets: Executed Ray datasets by name, of which the function may read rows.
+            function: A pickled function for the worker to call, if it runs `tfdist.ray.worker`.
+            datasets: Executed Ray datasets by name, for the function to read.
         """
         messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         streams = Streams(process.name, _Lines(messages, False), _Lines(messages, True))
@@ -122,7 +122,7 @@ class Host:
                     return
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the worker, as soon as it runs."""
+        """Sends a signal to the worker, or to one that has not started yet as soon as it runs."""
         with self._lock:
             if self._child is None:
                 self._signals.append(number)
@@ -138,12 +138,12 @@ class Host:
 
 
 def _put_end(messages: queue.SimpleQueue[Message], child: Child) -> None:
-    _, code, last_words, _ = child.failure()  # which waits for the rest of the output
-    messages.put(End(code, last_words))
+    _, code, error_output, _ = child.failure()  # waits for the remaining output
+    messages.put(End(code, error_output))
 
 
 def _available(messages: queue.SimpleQueue[Message]) -> list[Message]:
-    """Waits for a message, and returns all that are there; nothing follows an `End`."""
+    """Waits for a message, and returns all messages in the queue; an `End` is always the last."""
     batch = [messages.get()]
     while not isinstance(batch[-1], End):
         try:
@@ -165,11 +165,11 @@ class _Lines(io.StringIO):
     def __init__(self, messages: queue.SimpleQueue[Message], is_error: bool) -> None:
         super().__init__()
         self._messages, self._is_error = messages, is_error
-        self._begun = ""
+        self._partial_line = ""
 
     def write(self, text: str) -> int:
-        """Writes a part of a line, or lines; callers hold the lock of `launcher.output.Relay`."""
-        complete, newline, self._begun = (self._begun + text).rpartition("\n")
+        """Writes text of any length; callers hold the lock of `launcher.output.Relay`."""
+        complete, newline, self._partial_line = (self._partial_line + text).rpartition("\n")
         if newline:
             self._messages.put(Line(complete + newline, self._is_error))
         return len(text)

@@ -1,4 +1,4 @@
-"""What an actor sends to the driver while its worker runs."""
+"""Messages that an actor sends to the driver while its worker runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Report(NamedTuple):
 
     Attributes:
         metrics: Numbers by name.
-        checkpoint: A folder as an uncompressed tar archive; empty: none.
+        checkpoint: A folder as an uncompressed tar archive; empty if there is no checkpoint.
     """
 
     metrics: dict[str, Any]
@@ -30,10 +30,10 @@ class Report(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the function of `tfdist.ray.train` returned on a worker.
+    """The return value of the function that `tfdist.ray.train` ran on a worker.
 
     Attributes:
-        pickled: Its value, pickled by cloudpickle.
+        pickled: The value, pickled by cloudpickle.
     """
 
     pickled: bytes
@@ -43,12 +43,12 @@ class End(NamedTuple):
     """The last message: how the worker's process ended.
 
     Attributes:
-        code: Its exit code as in a shell.
-        last_words: Its traceback, or its last lines on standard error.
+        code: Its exit code, as a shell reports it.
+        error_output: Its traceback, or its last lines on standard error.
     """
 
     code: int
-    last_words: str
+    error_output: str
 
 
 Message = Line | Report | Result | End

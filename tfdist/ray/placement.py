@@ -1,4 +1,4 @@
-"""Where in the Ray cluster workers run: connecting to it, and placement groups of actors."""
+"""Connects to a Ray cluster, and reserves resources for workers in placement groups."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tfdist.errors import LaunchError, MissingError
 
 _LOG = logging.getLogger("tfdist.launch")
 
-#: Time for more workers than the fewest to be placed.
-_MORE_SECONDS = 10
-#: Time after which a run that waits for resources says so.
-_PATIENCE_SECONDS = 5
+#: Time to wait for the resources of more than the minimum number of workers.
+_PLACEMENT_SECONDS = 10
+#: Time after which a run that waits for resources prints a warning.
+_WARNING_SECONDS = 5
 
 
 class Resources(NamedTuple):
-    """What a worker needs, and how workers are spread over nodes.
+    """The resources of a worker, and how workers are spread over nodes.
 
     Attributes:
         cpus: CPU cores, as Ray counts them.
         gpus: GPUs, which Ray makes visible to the worker.
         strategy: Ray's placement strategy: `"PACK"`, `"SPREAD"`, `"STRICT_PACK"` or
             `"STRICT_SPREAD"`.
-        seconds: Longest time to wait for them.
+        seconds: Maximum time to wait for the resources.
     """
 
     cpus: int = 1
@@ -36,11 +36,11 @@ class Resources(NamedTuple):
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The resources of one worker in Ray's words."""
+        """The resources of one worker as a bundle of a Ray placement group."""
         return {"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}
 
     def __str__(self) -> str:
-        """Returns the resources of one worker for messages."""
+        """Returns the resources of one worker as text, for messages."""
         return " and ".join(f"{number:g} {name}" for name, number in self.bundle.items())
 
 
@@ -58,19 +58,19 @@ def connect() -> None:
 
     if ray.is_initialized():
         return
-    # A worker without GPUs sees those of its node otherwise; Ray announces this as its default.
+    # Hides the node's GPUs from workers that request none, as newer versions of Ray do by default.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise LaunchError(
-            f"The Ray cluster cannot be reached ({' '.join(str(error).split())[:300]}): check "
+            f"Cannot connect to the Ray cluster ({' '.join(str(error).split())[:300]}). Check "
             "RAY_ADDRESS, or start a cluster with ray start --head."
         ) from error
 
 
 class Placement(NamedTuple):
-    """Room for workers in the cluster.
+    """Reserved resources for workers.
 
     Attributes:
         size: Number of workers.
@@ -82,27 +82,29 @@ class Placement(NamedTuple):
 
 
 @contextlib.contextmanager
-def placed(resources: Resources, fewest: int, most: int) -> Iterator[Placement]:
-    """Reserves resources for as many workers as the cluster has room for, within the block.
+def reserved(resources: Resources, min_workers: int, max_workers: int) -> Iterator[Placement]:
+    """Reserves resources for as many workers as fit in the cluster, within the block.
 
     Inside a trial of Ray Tune whose resources include the workers' (`trial_resources`), the trial's
     own placement group is used.
 
     Args:
         resources: Resources of each worker.
-        fewest: Workers without which nothing is started.
-        most: Workers that are enough.
+        min_workers: Minimum number of workers.
+        max_workers: Maximum number of workers.
 
     Raises:
-        LaunchError: The cluster has no room for `fewest` workers within `resources.seconds`.
+        LaunchError: The cluster lacks resources for `min_workers` workers for `resources.seconds`.
     """
     import ray
 
-    ours = ray.util.get_current_placement_group()
-    if ours is not None and len(ours.bundle_specs) > most:
-        yield Placement(most, [_in_bundle(ours, 1 + worker) for worker in range(most)])
+    trial_group = ray.util.get_current_placement_group()
+    if trial_group is not None and len(trial_group.bundle_specs) > max_workers:
+        yield Placement(
+            max_workers, [_in_bundle(trial_group, 1 + worker) for worker in range(max_workers)]
+        )
         return
-    size, group = _reserve(resources, fewest, most)
+    size, group = _reserve(resources, min_workers, max_workers)
     try:
         yield Placement(size, [_in_bundle(group, worker) for worker in range(size)])
     finally:
@@ -110,7 +112,7 @@ def placed(resources: Resources, fewest: int, most: int) -> Iterator[Placement]:
 
 
 class Extension:
-    """A standing request for one more worker's resources, which an autoscaler sees as well.
+    """A pending request for the resources of one more worker, which Ray's autoscaler sees too.
 
     Args:
         resources: Resources of the worker.
@@ -120,38 +122,38 @@ class Extension:
         self._group = _request(resources, 1)
 
     def is_granted(self) -> bool:
-        """Tells whether the cluster has room for the worker now."""
-        return bool(self._group.wait(timeout_seconds=1))  # Ray takes whole seconds
+        """Returns whether the resources have been reserved."""
+        return bool(self._group.wait(timeout_seconds=1))  # Ray accepts whole seconds only
 
     def withdraw(self) -> None:
-        """Ends the request, and frees the resources."""
+        """Cancels the request, and frees the resources."""
         _release(self._group)
 
 
-def _reserve(resources: Resources, fewest: int, most: int) -> tuple[int, Any]:
+def _reserve(resources: Resources, min_workers: int, max_workers: int) -> tuple[int, Any]:
     """Returns the largest number of workers that can be placed, and their placement group."""
-    size = most
-    while size > fewest:
+    size = max_workers
+    while size > min_workers:
         group = _request(resources, size)
-        if group.wait(timeout_seconds=_MORE_SECONDS):
+        if group.wait(timeout_seconds=_PLACEMENT_SECONDS):
             return size, group
         _release(group)
-        size = max(fewest, min(size - 1, _room(resources)))
-    group = _request(resources, fewest)
-    if group.wait(timeout_seconds=min(_PATIENCE_SECONDS, resources.seconds)):
-        return fewest, group
-    _LOG.warning("%s Waiting up to %d s.", _shortage(resources, fewest), resources.seconds)
-    if group.wait(timeout_seconds=max(0, resources.seconds - _PATIENCE_SECONDS)):
-        return fewest, group
+        size = max(min_workers, min(size - 1, _room(resources)))
+    group = _request(resources, min_workers)
+    if group.wait(timeout_seconds=min(_WARNING_SECONDS, resources.seconds)):
+        return min_workers, group
+    _LOG.warning("%s Waiting up to %d s.", _shortage(resources, min_workers), resources.seconds)
+    if group.wait(timeout_seconds=max(0, resources.seconds - _WARNING_SECONDS)):
+        return min_workers, group
     _release(group)
     raise LaunchError(
-        f"{_shortage(resources, fewest)} Start fewer or smaller workers, wait for other jobs to "
-        "end, or add nodes."
+        f"{_shortage(resources, min_workers)} Start fewer or smaller workers, wait for other jobs "
+        "to end, or add nodes."
     )
 
 
 def _room(resources: Resources) -> int:
-    """Returns how many workers the free resources of all nodes together suffice for."""
+    """Returns an upper bound on the number of workers that fit: the free resources of all nodes."""
     import ray
 
     free = ray.available_resources()
@@ -162,10 +164,10 @@ def _shortage(resources: Resources, size: int) -> str:
     import ray
 
     free = ray.available_resources()
-    has = " and ".join(f"{free.get(name, 0.0):g} {name}" for name in resources.bundle)
+    available = " and ".join(f"{free.get(name, 0.0):g} {name}" for name in resources.bundle)
     return (
-        f"{size} workers with {resources} each cannot be placed ({resources.strategy}): the Ray "
-        f"cluster has {has} free on {sum(node['Alive'] for node in ray.nodes())} nodes."
+        f"Cannot place {size} workers with {resources} each ({resources.strategy}): the Ray "
+        f"cluster has {available} free on {sum(node['Alive'] for node in ray.nodes())} nodes."
     )
 
 

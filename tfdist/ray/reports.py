@@ -1,4 +1,4 @@
-"""Metrics, checkpoints and results on their way from a worker to the caller of `tfdist.ray.train`.
+"""Sends metrics, checkpoints and results from a worker to the caller of `tfdist.ray.train`.
 
 The worker's process connects to a Unix socket of its actor, in a folder that only its user can
 enter. It receives the function, and sends reports and the function's result. Its later connections
@@ -32,8 +32,8 @@ _connection: Connection | None = None
 def report(metrics: Mapping[str, Any], checkpoint: str | os.PathLike[str] | None = None) -> None:
     """Reports metrics from the function that `tfdist.ray.train` runs.
 
-    Within a trial of Ray Tune they are reported to Tune, whose scheduler may end the trial. Every
-    worker may call it; only rank 0's report counts.
+    Within a trial of Ray Tune they are passed to Tune, whose scheduler may stop the trial. Every
+    worker may call it; only the report of rank 0 is used.
 
     Example:
         >>> def fn():
@@ -44,20 +44,22 @@ def report(metrics: Mapping[str, Any], checkpoint: str | os.PathLike[str] | None
 
     Args:
         metrics: Numbers by name.
-        checkpoint: A folder, which is sent through Ray's object store; keep large checkpoints in
+        checkpoint: A folder, which is sent through Ray's object store. Save large checkpoints to
             shared storage instead (`Trainer(checkpoints=...)`).
 
     Raises:
-        LaunchError: This process is no worker of `tfdist.ray.train`.
+        LaunchError: This process is not a worker of `tfdist.ray.train`.
     """
     if _connection is None:
         raise LaunchError(
             "tfdist.ray.report was called outside of a function that tfdist.ray.train runs: call "
-            "it there, or leave it out."
+            "it there, or remove the call."
         )
     if cluster.is_chief():
         packed = b"" if checkpoint is None else _pack(checkpoint)
-        _connection.send(Report({name: _plain(value) for name, value in metrics.items()}, packed))
+        _connection.send(
+            Report({name: _to_python(value) for name, value in metrics.items()}, packed)
+        )
 
 
 def unpack(packed: bytes, folder: str) -> None:
@@ -67,17 +69,17 @@ def unpack(packed: bytes, folder: str) -> None:
 
 
 def receive_function() -> bytes:
-    """Returns, in a worker, the pickled function to call."""
+    """Connects a worker to its actor, and returns the pickled function to call."""
     global _connection
     _connection = Client(os.environ[_VARIABLE], "AF_UNIX")
     return bytes(_connection.recv())
 
 
-def connected() -> Connection:
-    """Returns, in a worker, another connection to its actor, which sends rows of datasets.
+def connect_for_data() -> Connection:
+    """Opens another connection from a worker to its actor, to receive rows of datasets.
 
     Raises:
-        LaunchError: This process is no worker of `tfdist.ray.train`.
+        LaunchError: This process is not a worker of `tfdist.ray.train`.
     """
     if _VARIABLE not in os.environ:
         raise LaunchError(
@@ -88,20 +90,20 @@ def connected() -> Connection:
 
 
 def send_result(pickled: bytes) -> None:
-    """Sends, in a worker, what the function returned."""
+    """Sends the pickled return value of the function from a worker to its actor."""
     if _connection is None:
         raise LaunchError("A result was sent before the function was received.")
     _connection.send(Result(pickled))
-    _connection.recv()  # an acknowledgement: nothing is lost when this process ends
+    _connection.recv()  # wait for the acknowledgement, so that this process may exit
 
 
 class Channel:
-    """An actor's end of the connection; use it as a context manager.
+    """The actor's side of the connection. Use it as a context manager.
 
     Args:
-        function: Pickled; sent to the worker that connects.
+        function: The pickled function, which is sent to the worker.
         put: Called with each message, from a thread.
-        datasets: Executed Ray datasets by name, of which the worker may read rows.
+        datasets: Executed Ray datasets by name, for the worker to read.
     """
 
     def __init__(
@@ -127,11 +129,11 @@ class Channel:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError, EOFError):
-            _in_thread(self._converse, self._listener.accept())
+            _in_thread(self._serve_worker, self._listener.accept())
             while True:
                 _in_thread(send_rows, self._listener.accept(), self._datasets)
 
-    def _converse(self, connection: Connection) -> None:
+    def _serve_worker(self, connection: Connection) -> None:
         with contextlib.suppress(OSError, EOFError), connection:
             connection.send(self._function)
             while True:
@@ -152,6 +154,6 @@ def _pack(folder: str | os.PathLike[str]) -> bytes:
     return written.getvalue()
 
 
-def _plain(value: Any) -> Any:
-    """Returns a number of NumPy or TensorFlow as one of Python."""
+def _to_python(value: Any) -> Any:
+    """Converts a NumPy or TensorFlow number to a Python number."""
     return value.item() if hasattr(value, "item") else value

@@ -15,8 +15,8 @@ from tfdist.ray.reports import receive_function, send_result
 def main() -> None:
     """Calls the function that the actor sends, and sends its result on rank 0."""
     import_path, function = cloudpickle.loads(receive_function())
-    # Modules beside the notebook, where this node has the same folders.
-    sys.path += [one for one in import_path if one not in sys.path and Path(one or ".").exists()]
+    # Allows imports of modules next to the caller's script or notebook, if this node has them.
+    sys.path += [p for p in import_path if p not in sys.path and Path(p or ".").exists()]
     returned = cloudpickle.loads(function)()
     cluster.end()
     if cluster.is_chief():

@@ -23,38 +23,38 @@ from tfdist.launcher.restarts import NO_RESTARTS, Failure
 from tfdist.ray.blocks import Blocks
 from tfdist.ray.host import Host, Node
 from tfdist.ray.messages import End, Line, Message
-from tfdist.ray.placement import Extension, Placement, Resources, placed
+from tfdist.ray.placement import Extension, Placement, Resources, reserved
 from tfdist.watchdog.deadline import EXIT_CODE
 
 _LOG = logging.getLogger("tfdist.launch")
 
 #: Time for actors to start on their nodes.
 _START_SECONDS = 120.0
-#: Interval at which a run with fewer workers than it may have looks for room for another.
+#: Interval at which a run with fewer than the maximum number of workers checks for resources.
 _GROWTH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the workers run, and where.
+    """What the workers run, and with which resources.
 
     Attributes:
-        command: Program and arguments of each worker; `python` is the one of its node.
+        command: Program and arguments of each worker; `python` is the interpreter of its node.
         resources: Resources of each worker.
-        fewest: Workers without which nothing is started.
-        most: Workers that are enough.
+        min_workers: Minimum number of workers.
+        max_workers: Maximum number of workers.
         grace: Seconds for workers to save and exit after an interrupt or a preemption.
         by_horovod: Whether Horovod's Gloo connects the workers.
-        function: Pickled function that the workers call; empty: they run the command alone.
-        datasets: Executed Ray datasets by name, of which the function may read rows.
+        function: Pickled function that the workers call; empty if the command needs none.
+        datasets: Executed Ray datasets by name, for the function to read.
         on_message: Called with each report and result of a worker, from threads.
         streams: Where output goes.
     """
 
     command: tuple[str, ...]
     resources: Resources
-    fewest: int
-    most: int
+    min_workers: int
+    max_workers: int
     grace: float = 15.0
     by_horovod: bool = False
     function: bytes = b""
@@ -64,46 +64,46 @@ class Job:
 
 
 def run(job: Job) -> Failure | None:
-    """Runs the workers until all have ended, or one fails and the others are ended.
+    """Runs the workers until all have ended. If one fails, the others are terminated.
 
-    With fewer workers than `job.most`, all of them stop after a step as soon as the cluster has
-    room for another.
+    With fewer than `job.max_workers`, all workers stop after a step as soon as the cluster has
+    resources for another one.
 
     Returns:
         The first failure or preemption, or None.
 
     Raises:
-        KeyboardInterrupt: SIGINT was received; all have ended.
-        SystemExit: SIGTERM, SIGUSR1 or SIGHUP was received; all have ended.
-        LaunchError: The cluster has no room for them, or a worker cannot be started.
+        KeyboardInterrupt: SIGINT was received. All workers have ended.
+        SystemExit: SIGTERM, SIGUSR1 or SIGHUP was received. All workers have ended.
+        LaunchError: The cluster lacks resources, or a worker cannot be started.
     """
     try:
         return _run(job)
     except RayError as error:  # a node or an actor was lost before its worker ran
         cause = getattr(error, "cause", None)
-        if isinstance(cause, TfdistError):  # of an actor
+        if isinstance(cause, TfdistError):  # raised by an actor
             raise cause from error
-        words = (
+        message = (
             f"The workers did not start in the Ray cluster ({_summary(error)}): check that its "
             "nodes are up, and that tfdist is installed on all of them."
         )
-        return Failure("launcher", EXIT_CODE, words)
+        return Failure("launcher", EXIT_CODE, message)
 
 
 def _run(job: Job) -> Failure | None:
-    with signals_raise(), placed(job.resources, job.fewest, job.most) as placement:
-        if job.fewest < job.most:
-            _LOG.warning("Number of workers: %d of at most %d.", placement.size, job.most)
+    with signals_raise(), reserved(job.resources, job.min_workers, job.max_workers) as placement:
+        if job.min_workers < job.max_workers:
+            _LOG.warning("Number of workers: %d of at most %d.", placement.size, job.max_workers)
         with _hosts(placement, job.resources) as hosts:
             children = _children(job, hosts)
             with Children(children, job.grace, NO_RESTARTS) as group:
                 group.start()
-                if placement.size == job.most:
+                if placement.size == job.max_workers:
                     return group.run()
-                return _run_until_there_is_room(group, job.resources)
+                return _run_until_more_fit(group, job.resources)
 
 
-def _run_until_there_is_room(group: Children, resources: Resources) -> Failure | None:
+def _run_until_more_fit(group: Children, resources: Resources) -> Failure | None:
     extension = Extension(resources)
     try:
         return group.run(_GROWTH_SECONDS, extension.is_granted)
@@ -121,7 +121,7 @@ class _PlacedHost:
 
 @contextlib.contextmanager
 def _hosts(placement: Placement, resources: Resources) -> Iterator[list[_PlacedHost]]:
-    """Starts an actor for each worker within the block; those of a node follow each other."""
+    """Starts an actor for each worker within the block. Actors on the same node are consecutive."""
     host = ray.remote(Host)
     actors = [
         host.options(
@@ -147,7 +147,7 @@ def _children(job: Job, hosts: Sequence[_PlacedHost]) -> list[RayChild]:
     """Returns the workers, with the variables of a cluster on these nodes."""
     nodes = [host.node for host in hosts]
     addresses = [node.address for node in nodes]
-    if len(set(addresses)) == 1:  # so that their servers listen at the loopback address only
+    if len(set(addresses)) == 1:  # one node: let the servers listen on the loopback address only
         addresses = [plan.LOCAL] * len(addresses)
     slots = plan.slots({address: addresses.count(address) for address in addresses})
     ports = [nodes[0].ports[1], *(node.ports[0] for node in nodes)]
@@ -170,7 +170,7 @@ class RayChild(Child):
         process: What to run.
         host: The actor that runs it.
         environ: Variables in addition to those of the process.
-        job: Where its messages go.
+        job: The job, whose streams and `on_message` get the worker's messages.
     """
 
     def __init__(
@@ -183,11 +183,11 @@ class RayChild(Child):
 
     @property
     def process(self) -> Process:
-        """What it runs."""
+        """The process of the worker."""
         return self._process
 
     def start(self, on_end: Callable[[Child], None]) -> None:
-        """Starts it; `Child` describes the arguments."""
+        """Starts the worker. See `Child` for the argument."""
         run_worker = self._host.actor.run.options(num_returns="streaming")
         job = self._job
         batches = run_worker.remote(self._process, self._environ, job.function, job.datasets)
@@ -197,16 +197,16 @@ class RayChild(Child):
             try:
                 for reference in batches:
                     for message in ray.get(reference):
-                        self._take(message)
+                        self._handle(message)
             except RayError as error:
-                self._end = self._lost(error)
+                self._end = self._lost_worker(error)
             on_end(self)
 
         threading.Thread(target=follow, daemon=True).start()
 
     @property
     def running(self) -> bool:
-        """Whether it has been started, and has not ended."""
+        """Whether the worker has been started and has not ended."""
         return self._is_started and self._end is None
 
     @property
@@ -220,10 +220,10 @@ class RayChild(Child):
             self._host.actor.signal.remote(number)
 
     def failure(self) -> Failure:
-        """Returns how it failed."""
-        return Failure(self._process.name, self.code, self._end.last_words if self._end else "")
+        """Returns the description of its failure."""
+        return Failure(self._process.name, self.code, self._end.error_output if self._end else "")
 
-    def _take(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         if isinstance(message, End):
             self._end = message
         elif isinstance(message, Line):
@@ -231,14 +231,14 @@ class RayChild(Child):
         else:
             self._job.on_message(message)
 
-    def _lost(self, error: RayError) -> End:
+    def _lost_worker(self, error: RayError) -> End:
         node = self._host.node
         cause = getattr(error, "cause", None)
-        if isinstance(cause, TfdistError):  # of the actor: the program cannot be started
+        if isinstance(cause, TfdistError):  # raised by the actor: the program cannot be started
             return End(1, str(cause))
         return End(
             EXIT_CODE,
-            f"rank {self._process.name} was lost: the Ray node {node.address} "
+            f"Lost rank {self._process.name}: the Ray node {node.address} "
             f"({node.node_id[:8]}) or the worker's actor ended ({_summary(error)}).",
         )
 

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from tfdist.config import GROUPS, TrainConfig
 from tfdist.console import command, settings_file
-from tfdist.console.settings_file import OWN, Layer, Setting
+from tfdist.console.settings_file import HYPERPARAMETER_PREFIX, Layer, Setting
 from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.run import recipe as recipes
 from tfdist.run import saved_model
@@ -101,9 +101,14 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
     settings = {
         current.get(name, name): setting for layer in layers for name, setting in layer.items()
     }
-    hyperparameters = {n: settings.pop(n) for n in list(settings) if n.startswith(OWN)}
+    hyperparameters = {
+        n: settings.pop(n) for n in list(settings) if n.startswith(HYPERPARAMETER_PREFIX)
+    }
     values = checked(TrainConfig, settings, "field")
-    given = {name.removeprefix(OWN): setting.value for name, setting in hyperparameters.items()}
+    given = {
+        name.removeprefix(HYPERPARAMETER_PREFIX): setting.value
+        for name, setting in hyperparameters.items()
+    }
     return values.model_copy(update={"set": values.set | given})
 
 
@@ -122,7 +127,9 @@ def with_hyperparameters(
     """
     places = {name: setting.place for layer in layers for name, setting in layer.items()}
     own = {
-        name: Setting(value, places.get(f"{OWN}{name}", f"{OWN}{name}"))
+        name: Setting(
+            value, places.get(f"{HYPERPARAMETER_PREFIX}{name}", f"{HYPERPARAMETER_PREFIX}{name}")
+        )
         for name, value in config.set.items()
     }
     validated = checked(model, own, f"hyperparameter of recipe {config.recipe!r}")
@@ -247,7 +254,7 @@ def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:
         if not is_one:
             raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
         value = text if text[:1] not in ("[", "{") else _yaml(text, f"--set {name}")
-        found[f"{OWN}{name}"] = Setting(value, f"--set {name}")
+        found[f"{HYPERPARAMETER_PREFIX}{name}"] = Setting(value, f"--set {name}")
     return found
 
 

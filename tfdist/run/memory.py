@@ -42,12 +42,12 @@ def shortage(config: TrainConfig, model: Any, strategy: Strategy) -> str:
     if room is None or state + activations <= room:
         return ""
     return (
-        f"This training needs at least {sizes.in_words(state + activations)} more memory "
-        f"({sizes.in_words(state)} for gradients and optimizer state, "
-        f"{sizes.in_words(activations)} for activations of {rows} rows), but "
-        f"{sizes.in_words(room)} are available, so it may be killed. Use a smaller --batch-size, "
-        f"--accumulate {2 * config.accumulate}, or --remat all; python -m tfdist.plan memory "
-        "predicts what fits."
+        f"This training needs at least {sizes.format_bytes(state + activations)} more memory "
+        f"({sizes.format_bytes(state)} for gradients and optimizer state, "
+        f"{sizes.format_bytes(activations)} for activations of {rows} rows), but "
+        f"{sizes.format_bytes(room)} are available, so it may be killed. Use a smaller "
+        f"--batch-size, --accumulate {2 * config.accumulate}, or --remat all; python -m "
+        "tfdist.plan memory predicts what fits."
     )
 
 

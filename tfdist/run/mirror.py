@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pipelines
 from pipelines.storage import RemotePath
-from tfdist.checkpoint.staging import left_folder, staging_folder
+from tfdist.checkpoint.staging import not_uploaded_folder, staging_folder
 from tfdist.errors import ConfigurationError
 
 _SECONDS = 30.0
@@ -38,7 +38,7 @@ class Mirror:
         self._root, self._check = RemotePath(url), check
         # A name that no run has: the folder of a run may have other runs below it.
         self.local = staging_folder(f"{url}/.rank-{rank}")
-        self._left = left_folder(url)
+        self._left = not_uploaded_folder(url)
         self._uploaded: dict[str, tuple[int, int]] = {}  # size and time of modification, by name
         self._downloaded: set[str] = set()
         self._uploading = threading.Lock()

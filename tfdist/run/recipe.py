@@ -31,7 +31,7 @@ from pydantic import BaseModel, create_model
 from tfdist import models
 from tfdist.config import TrainConfig
 from tfdist.console import tables
-from tfdist.console.settings_file import OWN, Layer, Setting
+from tfdist.console.settings_file import HYPERPARAMETER_PREFIX, Layer, Setting
 from tfdist.errors import ConfigurationError, did_you_mean
 
 PACKAGE = "recipes"
@@ -254,7 +254,7 @@ def smoke(recipe: Recipe, given: TrainConfig) -> Layer:
     if given.model and given.model != model:  # the settings are those of another network
         smaller.pop("model", None)
         settings = {name: value for name, value in settings.items() if name in own}
-    smaller |= {f"{OWN}{name}": value for name, value in settings.items()}
+    smaller |= {f"{HYPERPARAMETER_PREFIX}{name}": value for name, value in settings.items()}
     return {
         field: Setting(value, f"recipe {given.recipe!r}, SMOKE: {field}")
         for field, value in smaller.items()

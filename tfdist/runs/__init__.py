@@ -1,1 +1,1 @@
-"""Commands on the folders that training runs leave under `runs/`."""
+"""The `python -m tfdist.runs` command, which manages the run folders below `runs/`."""

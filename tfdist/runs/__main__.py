@@ -15,8 +15,9 @@ from tfdist.runs.folders import Run
 
 _ACTIONS = {
     "list": "shows all runs, the newest first",
-    "compare": "shows metrics and different settings of runs side by side, and draws their curves",
-    "clean": "deletes runs that stopped before the end of their first epoch, or those named",
+    "compare": "shows the metrics of runs side by side with the settings that differ, and plots "
+    "curves",
+    "clean": "deletes the named runs, or all that stopped before the end of their first epoch",
 }
 
 
@@ -25,14 +26,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser("python -m tfdist.runs", "Lists, compares and deletes runs.")
     actions = "; ".join(f"{name}: {what}" for name, what in _ACTIONS.items())
     parser.add_argument("action", choices=list(_ACTIONS), help=actions)
-    parser.add_argument("names", metavar="RUN", nargs="*", help="run folders, or names in --folder")
     parser.add_argument(
-        "--folder", default="runs", metavar="DIR", help="folder of the runs, or s3://..."
+        "names", metavar="RUN", nargs="*", help="run folders, or names of folders in --folder"
     )
     parser.add_argument(
-        "--picture", default="curves.png", metavar="FILE", help="file for the curves of compare"
+        "--folder",
+        default="runs",
+        metavar="DIR",
+        help="folder that contains the runs; local or s3://...",
     )
-    parser.add_argument("--yes", action="store_true", help="delete without asking")
+    parser.add_argument(
+        "--picture", default="curves.png", metavar="FILE", help="image file that compare writes"
+    )
+    parser.add_argument("--yes", action="store_true", help="delete without confirmation")
 
     def run() -> None:
         given = command.parse(parser, arguments)
@@ -58,14 +64,14 @@ def _is_empty(run: Run) -> bool:
 
 def _list(runs: Sequence[Run]) -> None:
     for run in runs:
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in _judged(run).items())
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in _summary_metrics(run).items())
         epochs = f"{len(run.epochs)} of {run.config.get('epochs', '?')} epochs"
-        size = sizes.in_words(run.num_bytes)
+        size = sizes.format_bytes(run.num_bytes)
         print(f"{run.path}\n    {run.started}  {run.state}, {epochs}, {size}  {metrics}")
 
 
-def _judged(run: Run) -> dict[str, float]:
-    """Returns the metrics of validation, or those of training if there is none."""
+def _summary_metrics(run: Run) -> dict[str, float]:
+    """Returns the validation metrics, or the training metrics if there was no validation."""
     found = run.metrics()
     return {name: value for name, value in found.items() if name.startswith("val_")} or found
 
@@ -77,7 +83,7 @@ def _compare(runs: Sequence[Run], picture: Path) -> None:
         ConfigurationError: There is only one run.
     """
     if len(runs) < 2:
-        raise ConfigurationError("compare: expected at least two runs: name them.")
+        raise ConfigurationError("compare needs at least two runs: add their names to the command.")
     letters = [chr(ord("A") + i % 26) + str(i // 26 or "") for i in range(len(runs))]
     tables.facts((letter, str(run.path)) for letter, run in zip(letters, runs, strict=True))
     names = list(dict.fromkeys(name for run in runs for name in run.metrics()))
@@ -116,18 +122,20 @@ def _draw(runs: Sequence[Run], letters: Sequence[str], names: Sequence[str], pic
 
 
 def _clean(runs: Sequence[Run], yes: bool) -> None:
-    """Deletes run folders after a question.
+    """Deletes run folders, after a confirmation.
 
     Raises:
         ConfigurationError: A run is still running.
     """
     if running := [run for run in runs if run.state == "running"]:
-        raise ConfigurationError(f"{running[0].path} is still running: stop it first.")
+        raise ConfigurationError(
+            f"{running[0].path} is still running. Stop it before you delete its folder."
+        )
     if not runs:
         print("Nothing to delete: every run has finished an epoch.")
         return
     for run in runs:
-        print(f"{run.path}  {len(run.epochs)} epochs, {sizes.in_words(run.num_bytes)}")
+        print(f"{run.path}  {len(run.epochs)} epochs, {sizes.format_bytes(run.num_bytes)}")
     if not yes and input(f"Delete these {len(runs)} folders? [y/N] ").strip().lower() != "y":
         print("Nothing was deleted.")
         return

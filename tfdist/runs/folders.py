@@ -17,12 +17,12 @@ from tfdist.checkpoint.lock import NAME as LOCK
 from tfdist.checkpoint.lock import lock_of
 from tfdist.errors import ConfigurationError
 
-#: Columns of `metrics.jsonl` that are no metrics.
+#: Columns of `metrics.jsonl` that are not metrics.
 NOT_METRICS = ("epoch", "step", "seconds", "examples_per_second", "data_wait_share")
 
 
 class Run(NamedTuple):
-    """What a run folder says.
+    """The content of a run folder.
 
     Attributes:
         path: The folder, local or in an object store.
@@ -63,7 +63,7 @@ def read(path: AnyPath) -> Run:
     """Reads a run folder.
 
     Raises:
-        ConfigurationError: The folder is not that of a run, or cannot be read.
+        ConfigurationError: The folder is not a run folder, or cannot be read.
     """
     try:
         config = yaml.safe_load((path / "config.yaml").read_bytes())
@@ -79,7 +79,7 @@ def read(path: AnyPath) -> Run:
 
 
 def read_epochs(path: AnyPath) -> list[Mapping[str, float | None]]:
-    """Returns the complete lines of a run folder's `metrics.jsonl`; none if there is no file."""
+    """Returns the complete lines of a run's `metrics.jsonl`; empty if the file does not exist."""
     epochs: list[Mapping[str, float | None]] = []
     try:
         lines = (path / "metrics.jsonl").read_bytes().splitlines()
@@ -89,7 +89,7 @@ def read_epochs(path: AnyPath) -> list[Mapping[str, float | None]]:
         try:
             epochs.append(json.loads(line))
         except ValueError:
-            break  # the run writes this line, or was killed while it did
+            break  # an incomplete line: the run is writing it, or was killed while writing
     return epochs
 
 
@@ -97,7 +97,7 @@ def below(folder: AnyPath) -> list[Run]:
     """Returns the runs in a folder, the newest first.
 
     Raises:
-        ConfigurationError: There are none, or the object store cannot be read.
+        ConfigurationError: The folder contains no runs, or the object store cannot be read.
     """
     try:
         found = [read(folder / name) for name in _names(folder)]
@@ -105,7 +105,7 @@ def below(folder: AnyPath) -> list[Run]:
         raise ConfigurationError(f"{folder} cannot be read: {error}") from None
     if not found:
         raise ConfigurationError(
-            f"{folder}: there are no runs here. Name another folder with --folder, or start a run "
+            f"{folder} contains no runs. Choose another folder with --folder, or start a run "
             "with python -m tfdist.train."
         )
     return sorted(found, key=lambda run: run.started, reverse=True)
@@ -124,7 +124,7 @@ def remove(run: Run) -> None:
             shutil.rmtree(run.path)
         else:
             names = run.path.sizes().keys() - {LOCK}
-            # The configuration last: what an interrupted removal leaves is listed as a run.
+            # The configuration last, so that a partly removed run can still be listed and removed.
             run.path.delete_below(sorted(names, key=lambda name: name == "config.yaml"))
     except pipelines.DataError as error:
         raise ConfigurationError(f"{run.path} cannot be deleted: {error}") from None

@@ -22,13 +22,13 @@ def batch_sizes(config: TrainConfig) -> int | dict[int, int]:
 
 
 def steps_until(config: TrainConfig, steps_per_epoch: int, epoch: float) -> int:
-    """Returns the number of optimizer steps before a point of the training.
+    """Returns the number of optimizer steps up to a point in training.
 
     Args:
         config: Configuration of the batch sizes.
-        steps_per_epoch: Steps per epoch with `config.batch_size`. Steps with smaller batches are
-            computed as if the last one of these were full.
-        epoch: The point in epochs since the beginning; may be fractional.
+        steps_per_epoch: Steps per epoch with `config.batch_size`. The number of steps with smaller
+            batches is computed as if the last batch of the epoch were full.
+        epoch: The point, in epochs since the start; may be fractional.
     """
     sizes = batch_sizes(config)
     if isinstance(sizes, int):

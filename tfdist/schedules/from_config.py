@@ -16,7 +16,7 @@ _SCALINGS = {"linear": linear_scaling, "sqrt": sqrt_scaling}
 
 
 def peak(config: TrainConfig) -> float:
-    """Returns the highest learning rate of a run, scaled with the batch if so configured.
+    """Returns the highest learning rate of a run, after scaling with the batch size.
 
     Example:
         >>> from tfdist.config import TrainConfig
@@ -34,7 +34,7 @@ def peak(config: TrainConfig) -> float:
     if config.lr_reference_batch is None:
         raise ConfigurationError(
             f"--lr-scaling {config.lr_scaling} needs the batch size that --learning-rate "
-            f"{config.learning_rate:g} is meant for: add --lr-reference-batch, for example 256."
+            f"{config.learning_rate:g} was chosen for: add --lr-reference-batch, for example 256."
         )
     scale = _SCALINGS[config.lr_scaling]
     return scale(config.learning_rate, config.batch_size, config.lr_reference_batch)
@@ -55,7 +55,7 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
         steps_per_epoch: Steps per epoch with `config.batch_size`; None if unknown.
 
     Raises:
-        ConfigurationError: The warm-up is as long as the training, the schedule needs the unknown
+        ConfigurationError: The warm-up is as long as the run, the schedule depends on the unknown
             length of an epoch, or an option of the schedule is missing.
     """
     highest = peak(config)
@@ -64,22 +64,22 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
             return highest
         raise ConfigurationError(
             f"The learning rate ({describe(config)}) depends on the number of steps per epoch, "
-            "which is unknown for these data: use tf.data.experimental.assert_cardinality in the "
+            "which is unknown for this dataset: use tf.data.experimental.assert_cardinality in the "
             "recipe's train_data, or --lr-rule constant --warmup-epochs 0."
         )
     until = functools.partial(steps_until, config, steps_per_epoch)
     total_steps, warmup_steps = until(config.epochs), until(config.warmup_epochs)
     if config.lr_rule == "one_cycle":
         return rules.one_cycle(highest, total_steps, warmup_steps, config.warmup_start or None)
-    rise = (warmup_steps, config.warmup_start) if warmup_steps else (0, 0.0)
+    warmup = (warmup_steps, config.warmup_start) if warmup_steps else (0, 0.0)
     if config.lr_rule == "cosine":
-        return rules.cosine(highest, total_steps, *rise)
+        return rules.cosine(highest, total_steps, *warmup)
     if config.lr_rule == "polynomial":
-        return rules.polynomial(highest, total_steps, config.lr_power, *rise)
+        return rules.polynomial(highest, total_steps, config.lr_power, *warmup)
     if config.lr_rule == "step":
         boundaries = _boundaries(_decay_epochs(config), until)
-        return rules.step(highest, boundaries, config.lr_decay_factor, *rise)
-    return rules.constant(highest, *rise)
+        return rules.step(highest, boundaries, config.lr_decay_factor, *warmup)
+    return rules.constant(highest, *warmup)
 
 
 def describe(config: TrainConfig) -> str:
@@ -98,7 +98,7 @@ def describe(config: TrainConfig) -> str:
         )
     if config.lr_rule == "step":
         epochs = ", ".join(f"{epoch:g}" for epoch in _decay_epochs(config))
-        words += f", times {config.lr_decay_factor:g} at the epochs {epochs}"
+        words += f", multiplied by {config.lr_decay_factor:g} after epochs {epochs}"
     if config.lr_rule == "polynomial":
         words += f", power {config.lr_power:g}"
     if config.warmup_epochs:
@@ -108,10 +108,10 @@ def describe(config: TrainConfig) -> str:
 
 
 def _boundaries(epochs: Sequence[float], steps_until: Callable[[float], int]) -> list[int]:
-    """Returns the steps at which the rate falls, one for each epoch in `epochs`.
+    """Returns the steps at which the rate decays, one for each epoch in `epochs`.
 
-    With few steps per epoch, fractions of epochs may end with the same step: the later one then
-    counts as one step more.
+    With few steps per epoch, two fractional epochs may round to the same step. The later one is
+    then moved to the next step.
     """
     steps: list[int] = []
     for before, epoch in zip([0.0, *epochs], epochs, strict=False):
@@ -123,7 +123,7 @@ def _boundaries(epochs: Sequence[float], steps_until: Callable[[float], int]) ->
 def _decay_epochs(config: TrainConfig) -> list[float]:
     if not config.lr_decay_epochs:
         raise ConfigurationError(
-            "--lr-rule step needs the epochs after which the rate falls: add "
+            "--lr-rule step needs the epochs after which the rate decays: add "
             "--lr-decay-epochs, for example 30,60,80."
         )
     return config.lr_decay_epochs

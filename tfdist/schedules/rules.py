@@ -37,7 +37,7 @@ def constant(learning_rate: float, warmup_steps: int = 0, start: float = 0.0) ->
     """
     if not warmup_steps:
         return learning_rate
-    # A cosine with alpha=1, which is constant, is the way to warm up to a constant in Keras.
+    # Keras has no constant schedule with a warm-up; a cosine decay with alpha=1 is constant.
     return keras.optimizers.schedules.CosineDecay(
         start, decay_steps=1, alpha=1.0, warmup_target=learning_rate, warmup_steps=warmup_steps
     )
@@ -57,7 +57,7 @@ def cosine(
 
     Args:
         learning_rate: The highest rate.
-        total_steps: Optimizer steps of the whole training, including the warm-up.
+        total_steps: Optimizer steps of the run, including the warm-up.
         warmup_steps: Length of the warm-up, in optimizer steps.
         start: The rate at the beginning of the warm-up.
 
@@ -92,7 +92,7 @@ def polynomial(
 
     Args:
         learning_rate: The highest rate.
-        total_steps: Optimizer steps of the whole training, including the warm-up.
+        total_steps: Optimizer steps of the run, including the warm-up.
         power: Exponent of the polynomial.
         warmup_steps: Length of the warm-up, in optimizer steps.
         start: The rate at the beginning of the warm-up.
@@ -125,17 +125,17 @@ def step(
 
     Args:
         learning_rate: The rate before the first boundary.
-        boundaries: The optimizer steps from which on the next rate applies, in ascending order.
+        boundaries: The optimizer steps at which each next rate starts to apply, in ascending order.
         factor: Ratio of each rate to the previous one.
         warmup_steps: Length of the warm-up. Boundaries count from step 0, not from its end.
         start: The rate at the beginning of the warm-up.
 
     Raises:
-        ConfigurationError: The boundaries do not ascend, or lie in the warm-up.
+        ConfigurationError: The boundaries do not increase, or one is within the warm-up.
     """
     if list(boundaries) != sorted(set(boundaries)) or min(boundaries, default=1) <= warmup_steps:
         raise ConfigurationError(
-            f"The learning rate falls at the steps {', '.join(map(str, boundaries))}: expected "
+            f"The learning rate decays at steps {', '.join(map(str, boundaries))}: expected "
             f"increasing steps after the warm-up of {warmup_steps} steps. Change --lr-decay-epochs "
             "or --warmup-epochs."
         )
@@ -157,13 +157,13 @@ def one_cycle(
         [0.004, 0.1, 0.05, 0.0]
 
     Source: Smith and Topin 2017, "Super-Convergence", in its usual form. The rate rises linearly
-    over 30 % of the training from 1/25 of the highest rate, and falls to 1/10,000 of that. The
+    over 30% of the steps from 1/25 of the highest rate, and then decays to 1/10,000 of that. The
     momentum is constant.
 
     Args:
         learning_rate: The highest rate.
-        total_steps: Optimizer steps of the whole training.
-        warmup_steps: Length of the rise, in optimizer steps; 0: 30 % of the training.
+        total_steps: Optimizer steps of the run.
+        warmup_steps: Length of the rise, in optimizer steps; 0: 30% of the steps.
         start: The rate at step 0; None: 1/25 of `learning_rate`.
 
     Raises:

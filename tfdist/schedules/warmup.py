@@ -12,7 +12,7 @@ Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
 
 @keras.saving.register_keras_serializable(package="tfdist.schedules")
 class Warmup(Schedule):
-    """A linear warm-up from `start` to the first rate of another schedule, which then begins.
+    """A linear warm-up from `start` to the first rate of another schedule, which follows it.
 
     At step i of W, the rate is `start + (then(0) - start) * i / W`; from step W on it is
     `then(i - W)`. The rate thus rises in equal increments and reaches its peak after W steps.

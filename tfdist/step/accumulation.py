@@ -94,7 +94,7 @@ class GradientAccumulation:
         ]
 
     def has_waiting(self) -> bool:
-        """Tells whether gradients are waiting now; called outside of any graph."""
+        """Returns whether gradients are waiting now; called outside of any graph."""
         return int(num_batches_seen(self._scaling.optimizer)) % self._every > 0
 
     def all_reduced(self, local: list[ReplicaOutputs]) -> Any:

@@ -52,7 +52,7 @@ class Lookups:
         self._kinds: dict[int, LookupKind] = {}
 
     def are_alike(self, place: int) -> bool:
-        """Tells whether every replica looks up the same rows of an embedding.
+        """Returns whether every replica looks up the same rows of an embedding.
 
         Args:
             place: Number of the embedding among the trainable variables.

@@ -211,7 +211,7 @@ def _reset_scoped_values(before: dict[int, Any]) -> None:
 
 
 def _has_rows(values: Any, y_pred: Any) -> bool:
-    """Tells whether a loss returned one value, or several, for each row."""
+    """Returns whether a loss returned one value, or several, for each row."""
     if values.shape.rank == 0:
         return False
     rows = tf.nest.flatten(y_pred)[0].shape[0]

@@ -73,7 +73,7 @@ def _draw(sampler: Sampler, shape: Any, key: tf.Tensor, counter: tf.Tensor) -> t
 
 
 def _comes_from_batch(shape: Any, replica: Replica | None) -> bool | None:
-    """Tells whether the leading size of a draw is that of the batch, or a multiple of it.
+    """Returns whether the leading size of a draw is that of the batch, or a multiple of it.
 
     Args:
         shape: Shape of the draw.

@@ -138,7 +138,7 @@ class ReductionProbe:
         return self._full_batch_metrics
 
     def has_independent_rows(self, number: int, y_true: Any, y_pred: Any) -> bool:
-        """Tells whether a compiled loss computes each row's value from that row alone.
+        """Returns whether a compiled loss computes each row's value from that row alone.
 
         Args:
             number: Place of the loss among the compiled losses of the model.
@@ -306,7 +306,7 @@ def worst_decision(found: Sequence[Dependence]) -> Dependence:
 def _has_independent_rows(
     model: keras.Model, loss: keras.losses.Loss, examples: tuple[Any, Any], rtol: float
 ) -> bool:
-    """Tells whether each of a loss's values is computed from its row alone."""
+    """Returns whether each of a loss's values is computed from its row alone."""
     try:
         rows = tf.nest.map_structure(_sample, examples)
         traced = TracedForward(model, rows, training=True, compute=lambda pair: loss.call(*pair))
@@ -405,7 +405,7 @@ def probe_rows(x: Any, number: int = 0) -> list[tuple[int, int]]:
 
 
 def closest(parts: Sequence[Any], weights: Sequence[float]) -> tuple[Reduction, float, float]:
-    """Tells whether the values of two parts are closer to a mean or to a sum over rows.
+    """Returns whether the values of two parts are closer to a mean or to a sum over rows.
 
     Args:
         parts: Values of the first part, the second, and both together; arrays of one shape.
@@ -500,14 +500,14 @@ def _metric_changes(model: keras.Model, rows: Any) -> dict[int, Any]:
 
 
 def _is_row_by_row(loss: keras.losses.Loss) -> bool:
-    """Tells whether a loss is Keras's; those treat each row by itself, except for Circle."""
+    """Returns whether a loss is Keras's; those treat each row by itself, except for Circle."""
     function = getattr(loss, "fn", type(loss))  # what a LossFunctionWrapper wraps
     is_of_keras = function.__module__.startswith("keras.src.losses")
     return is_of_keras and function is not keras.losses.circle
 
 
 def _has_custom_metrics(model: keras.Model) -> bool:
-    """Tells whether a metric, or the computation of metrics, is not Keras's own."""
+    """Returns whether a metric, or the computation of metrics, is not Keras's own."""
     if type(model).compute_metrics is not keras.Model.compute_metrics:
         return True
     # A MeanMetricWrapper is Keras's own if the function that it wraps is.
@@ -518,7 +518,7 @@ def _has_custom_metrics(model: keras.Model) -> bool:
 def _computes_rows_alone(
     loss: keras.losses.Loss, examples: tuple[Any, Any], number: int, rtol: float
 ) -> bool | None:
-    """Tells whether a loss has the same values for some rows without the others.
+    """Returns whether a loss has the same values for some rows without the others.
 
     Returns None if it does not take the rows that the probe draws.
 

@@ -112,7 +112,7 @@ def _named(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.la
 
 
 def _has_marked_layers(layer: keras.layers.Layer, marked: Sequence[keras.layers.Layer]) -> bool:
-    """Tells whether a model inside of a model was made in one `keras.RematScope` with its layers.
+    """Returns whether a model inside of a model was made in one `keras.RematScope` with its layers.
 
     Rematerialized as a whole, it would need the memory of all its layers at once.
     """

@@ -225,7 +225,7 @@ def _called(
 
 
 def _is_float(leaf: Any) -> bool:
-    """Tells whether something is a tensor that may have a gradient."""
+    """Returns whether something is a tensor that may have a gradient."""
     return isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
 
 

@@ -17,7 +17,7 @@ _UNKNOWN = ("keras.src.layers.preprocessing.", "keras.src.layers.core.lambda_lay
 
 
 def has_only_row_by_row_layers(model: keras.Model) -> bool:
-    """Tells whether all layers of a model are Keras's own, used in a way that mixes no rows.
+    """Returns whether all layers of a model are Keras's own, used in a way that mixes no rows.
 
     BatchNormalization is one of them, because it is documented to use each replica's moments.
     """
@@ -25,7 +25,7 @@ def has_only_row_by_row_layers(model: keras.Model) -> bool:
 
 
 def is_row_by_row(layer: keras.layers.Layer) -> bool:
-    """Tells whether a layer is Keras's own, used in a way that mixes no rows."""
+    """Returns whether a layer is Keras's own, used in a way that mixes no rows."""
     if not _is_of_keras(type(layer)) or getattr(layer, "stateful", False):
         return False
     # A functional model may hold bare operations.
@@ -49,5 +49,5 @@ def _is_of_keras(source: Any, *modules: str) -> bool:
 
 
 def _is_function(value: Any) -> bool:
-    """Tells whether an attribute of a layer is an activation or another function."""
+    """Returns whether an attribute of a layer is an activation or another function."""
     return inspect.isroutine(value) or isinstance(value, functools.partial)

@@ -295,7 +295,7 @@ def first_difference(
 
 
 def differ(some: list[np.ndarray], others: list[np.ndarray], rows: int) -> bool:
-    """Tells whether arrays differ in their first rows by more than rounding."""
+    """Returns whether arrays differ in their first rows by more than rounding."""
     pairs = zip(some, others, strict=True)
     return len(some) != len(others) or not all(_equal(a[:rows], b[:rows]) for a, b in pairs)
 

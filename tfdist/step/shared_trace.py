@@ -299,7 +299,7 @@ def _tensors(values: list[Any]) -> list[tf.Tensor]:
 
 
 def _only_assigns(kind: str) -> bool:
-    """Tells whether operations of a type only change a variable that they are given."""
+    """Returns whether operations of a type only change a variable that they are given."""
     return kind.startswith(("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter"))
 
 

@@ -91,7 +91,7 @@ class ForwardState:
         self._statistics = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
 
     def needs_full_batch(self, replica: Replica) -> bool:
-        """Tells whether a metric has to be updated with the rows of all replicas together."""
+        """Returns whether a metric has to be updated with the rows of all replicas together."""
         return replica.num_microbatches > 1 and bool(self.reductions.full_batch_metrics())
 
     def scope(self, replica: Replica) -> Scope:

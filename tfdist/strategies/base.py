@@ -306,7 +306,7 @@ class Strategy(ABC):
             yield
 
     def owns(self, variable: tf.Variable) -> bool:
-        """Tells whether a variable is placed as the scope of this strategy would place it."""
+        """Returns whether a variable is placed as the scope of this strategy would place it."""
         return not isinstance(variable, tf.distribute.DistributedValues)
 
     def place(self, model: Any) -> None:
@@ -386,7 +386,7 @@ class Strategy(ABC):
         return {}
 
     def any_of_parts(self, flag: tf.Tensor) -> tf.Tensor:
-        """Tells whether a flag is true in any process, if each looked at its shards only.
+        """Returns whether a flag is true in any process, if each looked at its shards only.
 
         Called inside `update`.
         """

@@ -110,7 +110,7 @@ def without_rows(element_spec: Any) -> tf.data.Dataset:
 
 
 def is_plain(dataset: tf.data.Dataset) -> bool:
-    """Tells whether a data set has no Optionals, which stand for None."""
+    """Returns whether a data set has no Optionals, which stand for None."""
     return not any(
         isinstance(spec, tf.OptionalSpec) for spec in tf.nest.flatten(dataset.element_spec)
     )
@@ -233,7 +233,7 @@ def num_rows(batch: Batch) -> tf.Tensor:
 
 
 def has_rows(leaf: Any) -> bool:
-    """Tells whether a leaf of a batch is a tensor with a first axis."""
+    """Returns whether a leaf of a batch is a tensor with a first axis."""
     return leaf is not None and leaf.shape.rank != 0
 
 

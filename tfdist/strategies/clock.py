@@ -61,5 +61,5 @@ def read_by_host(tensor: tf.Tensor) -> tf.Operation:
 
 
 def _runs_ahead(device: str) -> bool:
-    """Tells whether the graph continues before the device has computed what it was given."""
+    """Returns whether the graph continues before the device has computed what it was given."""
     return tf.DeviceSpec.from_string(device).device_type == "GPU"

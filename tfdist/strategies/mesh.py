@@ -173,7 +173,7 @@ def parse(mesh: str | Mapping[str, int] | Mesh) -> Mesh:
 
 
 def is_keras(strategy: object) -> bool:
-    """Tells whether an object is a device mesh or distribution of `keras.distribution`."""
+    """Returns whether an object is a device mesh or distribution of `keras.distribution`."""
     keras = sys.modules.get("keras")
     if keras is None:
         return False

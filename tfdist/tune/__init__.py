@@ -1,1 +1,1 @@
-"""`python -m tfdist.tune`: finds a batch size, a learning rate or other flags by trying."""
+"""`python -m tfdist.tune`: finds the batch size, the learning rate or other flags by trials."""

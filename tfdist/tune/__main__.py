@@ -1,4 +1,4 @@
-"""`python -m tfdist.tune NAME`: finds good values of flags by trying, one subcommand each."""
+"""`python -m tfdist.tune NAME`: finds good values of flags by trials, one subcommand each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ COMMANDS = {
 
 _PROGRAM = "python -m tfdist.tune"
 _DESCRIPTION = (
-    "Finds a batch size, a learning rate, or the best values of any flags. The flags after -- are "
-    "those of python -m tfdist.train and describe the training."
+    "Finds the largest batch size, a learning rate, or the best values of any flags. Flags after "
+    "-- are flags of python -m tfdist.train, and configure the training run."
 )
 
 
@@ -26,9 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns the exit code: 0, 1 after an error, 130 after an interrupt."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     end = words.index("--") if "--" in words else len(words)
-    own, training = words[:end], words[end + 1 :]
+    tune_arguments, training = words[:end], words[end + 1 :]
     return command.run(
-        lambda: command.run_one_of(COMMANDS, _PROGRAM, _DESCRIPTION, own, training=training)
+        lambda: command.run_one_of(
+            COMMANDS, _PROGRAM, _DESCRIPTION, tune_arguments, training=training
+        )
     )
 
 

@@ -16,13 +16,13 @@ from tfdist.console import tables
 from tfdist.errors import LaunchError
 from tfdist.tune.trial_process import last_error
 
-DESCRIPTION = "the largest global batch that fits into memory, with a process for each trial"
+DESCRIPTION = "finds the largest global batch that fits into memory, with a process for each trial"
 
-#: Part of the largest batch that the advice leaves out, since steps differ in memory.
+#: Fraction to subtract from the largest batch, because the memory use of steps varies.
 _MARGIN = 0.1
-#: The search stops when what fits and what does not are this close, relative to the former.
+#: The search stops when the largest batch is known with this relative precision.
 _PRECISION = 0.05
-#: What a process without enough memory prints: tfdist, TensorFlow and C++.
+#: Error texts of tfdist, TensorFlow and C++ for a lack of memory.
 _OUT_OF_MEMORY = (
     "out of memory", "OOM when allocating", "ResourceExhausted", "bad_alloc", "MemoryError",
 )  # fmt: skip
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     """The result of a trial.
 
     Attributes:
-        fits: Whether the training ran.
+        fits: Whether training succeeded.
         out_of_memory: Whether it failed for lack of memory.
         message: The result in one line.
     """
@@ -69,7 +69,7 @@ def run(
     """Searches and prints the result; the arguments are the values of the flags.
 
     Raises:
-        LaunchError: The first batch does not fit, or the training fails for another reason.
+        LaunchError: The first batch does not fit, or training fails for another reason.
     """
     tried: list[tuple[int, Outcome]] = []
 
@@ -84,15 +84,15 @@ def run(
     found = largest(fits, first, most)
     if found == 0:
         raise LaunchError(
-            f"a batch of {first} does not fit. Try --from 1, or plan with python -m tfdist.plan "
-            "memory what would fit."
+            f"a batch of {first} does not fit. Try --from 1, or estimate with python -m "
+            "tfdist.plan memory which settings would fit."
         )
-    others = [one.message for _, one in tried if not one.fits and not one.out_of_memory]
+    errors = [o.message for _, o in tried if not o.fits and not o.out_of_memory]
     tables.facts(
         [
             ("largest batch that ran", str(found)),
-            ("recommended, with a margin of 10 %", f"--batch-size {with_margin(found)}"),
-            *[("search ended by another error", message) for message in others[:1]],
+            ("recommended, with a margin of 10%", f"--batch-size {recommended(found)}"),
+            *[("search stopped by another error", message) for message in errors[:1]],
         ]
     )
 
@@ -100,7 +100,7 @@ def run(
 def try_batch(
     batch: int, training: Sequence[str], memory: int | None, steps: int, seconds: float
 ) -> Outcome:
-    """Trains for some steps in a process of its own, which may run out of memory.
+    """Trains for a few steps in a separate process, which may run out of memory.
 
     Args:
         batch: Global batch size.
@@ -125,9 +125,9 @@ def try_batch(
             return Outcome(False, False, f"took longer than {seconds:g} s. Increase --seconds")
     if done.returncode == 0:
         return Outcome(True, False, "fits")
-    if done.returncode == -signal.SIGKILL:  # sent by Linux to the process with most memory
+    if done.returncode == -signal.SIGKILL:  # Linux kills the process that uses most memory
         return Outcome(False, True, "out of memory: killed by the system")
-    if done.returncode < 0 and memory is not None:  # kernels of oneDNN crash at the limit
+    if done.returncode < 0 and memory is not None:  # oneDNN crashes at the limit
         return Outcome(False, True, f"out of memory: {signal.Signals(-done.returncode).name}")
     if any(word in done.stderr for word in _OUT_OF_MEMORY):
         return Outcome(False, True, "out of memory")
@@ -138,7 +138,7 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
     """Returns about the largest number that fits, found by doubling and bisecting.
 
     Args:
-        fits: Tries a number; if one does not fit, no larger one does.
+        fits: Returns whether a number fits. If it does not, larger numbers do not either.
         first: The first number to try.
         most: The largest number to try.
 
@@ -156,7 +156,7 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
     return low
 
 
-def with_margin(number: int) -> int:
-    """Returns 90 % of a number, rounded down to a multiple of 8, which kernels prefer."""
-    less = max(1, int(number * (1 - _MARGIN)))
-    return less - less % 8 if less > 8 else less
+def recommended(number: int) -> int:
+    """Returns 90% of a batch size, rounded down to a multiple of 8, which kernels prefer."""
+    reduced = max(1, int(number * (1 - _MARGIN)))
+    return reduced - reduced % 8 if reduced > 8 else reduced

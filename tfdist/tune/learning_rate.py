@@ -11,20 +11,31 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from tfdist.console import table_files, tables
 from tfdist.errors import ConfigurationError
 
-DESCRIPTION = "the loss while the learning rate rises: where it falls fastest, where it diverges"
+DESCRIPTION = "runs a learning-rate range test, and recommends a learning rate"
 _SMOKE_STEPS = 8
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
     parser.add_argument(
-        "--from", type=PositiveFloat, default=1e-6, metavar="X", dest="low", help="first rate"
+        "--from",
+        type=PositiveFloat,
+        default=1e-6,
+        metavar="X",
+        dest="low",
+        help="first learning rate",
     )
-    parser.add_argument("--to", type=PositiveFloat, default=10.0, metavar="X", help="last rate")
-    parser.add_argument("--steps", type=PositiveInt, default=100, metavar="N", help="steps")
-    parser.add_argument("--chart", metavar="FILE.png", help="draw the losses")
+    parser.add_argument(
+        "--to", type=PositiveFloat, default=10.0, metavar="X", help="last learning rate"
+    )
+    parser.add_argument(
+        "--steps", type=PositiveInt, default=100, metavar="N", help="number of steps"
+    )
+    parser.add_argument("--chart", metavar="FILE.png", help="plot the losses to this file")
     parser.add_argument("--table", metavar="FILE", help="write the losses to this .csv or .md file")
-    parser.add_argument("--smoke", action="store_true", help="run few steps, to see that it works")
+    parser.add_argument(
+        "--smoke", action="store_true", help="run only a few steps, to check that the command works"
+    )
 
 
 def run(
@@ -40,7 +51,7 @@ def run(
 
     Raises:
         ConfigurationError: The last rate is not larger than the first, or a flag of the training
-            does not fit.
+            command is invalid.
     """
     if low >= to:
         raise ConfigurationError(f"--from {low:g} --to {to:g}: --to must be larger than --from.")

@@ -1,4 +1,4 @@
-"""The learning-rate range test: a short training whose rate rises from step to step.
+"""The learning-rate range test: a short run whose learning rate increases at each step.
 
 Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3: good rates
 lie between the one at which the loss begins to fall and the one at which it becomes ragged. As in
@@ -25,7 +25,7 @@ from tfdist.upstream.keras_optimizers import optimizers_of
 
 _SMOOTHING = 0.9
 _DIVERGED = 4.0
-#: The fewest steps for a recommendation.
+#: Minimum number of steps for a recommendation.
 _MIN_STEPS = 5
 
 
@@ -41,13 +41,13 @@ def run(config: TrainConfig, low: float, high: float, num_steps: int) -> list[Po
     """Trains with a rising learning rate.
 
     Args:
-        config: Configuration of the training; its rate, schedule and length are ignored.
+        config: Configuration of the run; its learning rate, schedule and epochs are ignored.
         low: The first rate.
-        high: The last rate, unless the loss diverges before.
+        high: The last rate, unless the loss diverges earlier.
         num_steps: Number of steps from the first rate to the last.
 
     Raises:
-        TfdistError: As a training with this configuration.
+        TfdistError: The run itself fails.
         ConfigurationError: The model has several optimizers.
     """
     keras.utils.set_random_seed(config.seed)
@@ -59,7 +59,7 @@ def run(config: TrainConfig, low: float, high: float, num_steps: int) -> list[Po
     optimizers = optimizers_of(trainer.model)
     if len(optimizers) != 1:
         raise ConfigurationError(
-            f"the model has {len(optimizers)} optimizers. The range test supports models with one."
+            f"the model has {len(optimizers)} optimizers, but the range test supports only one."
         )
     (optimizer,) = optimizers
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -71,7 +71,7 @@ def run(config: TrainConfig, low: float, high: float, num_steps: int) -> list[Po
 
 
 def recommendation(points: Sequence[Point]) -> dict[str, str]:
-    """Returns what the losses say about the learning rate: descriptions and values to print."""
+    """Returns the results of the test and a recommended learning rate, as rows to print."""
     rates, losses = np.array([(p.rate, p.smoothed) for p in points]).T
     found = {"steps": str(len(points))}
     if len(points) < _MIN_STEPS:
@@ -79,17 +79,18 @@ def recommendation(points: Sequence[Point]) -> dict[str, str]:
     lowest = int(np.argmin(losses))
     slopes = np.gradient(losses, np.log(rates))[: lowest + 1]
     if lowest == 0:
-        return found | {"learning rate": "the loss never falls: begin lower with --from"}
+        return found | {
+            "learning rate": "the loss never decreases: start at a lower rate with --from"
+        }
     return found | {
-        "the loss falls fastest at": f"{rates[int(np.argmin(slopes))]:.2g}",
+        "the loss decreases fastest at": f"{rates[int(np.argmin(slopes))]:.2g}",
         "the loss is lowest at": f"{rates[lowest]:.2g}",
-        "recommended as the highest rate": f"--learning-rate {rates[lowest] / 10:.2g}, a tenth of "
-        "that",
+        "recommended (a tenth of that)": f"--learning-rate {rates[lowest] / 10:.2g}",
     }
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """Draws the loss of each batch and the smoothed loss by learning rate."""
+    """Plots the loss of each batch and the smoothed loss by learning rate."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -107,7 +108,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
 
 
 class _Losses(keras.callbacks.Callback):
-    """Records the loss of each step, and stops the training when the loss diverges."""
+    """Records the loss of each step, and stops training when the loss diverges."""
 
     def __init__(self, low: float, factor: float, num_steps: int) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class _Losses(keras.callbacks.Callback):
         self._total = self._average = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._total, self._in_epoch = 0.0, 0  # Keras reports the mean since here
+        self._total, self._in_epoch = 0.0, 0  # Keras reports the epoch's mean
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         number = len(self.points)

@@ -15,13 +15,13 @@ from tfdist.console import tables
 from tfdist.errors import ConfigurationError, MissingError
 from tfdist.tune import space
 
-DESCRIPTION = "the best values of any flags, with Optuna and a run for each trial; resumes itself"
+DESCRIPTION = "searches the best values of any flags with Optuna, one run per trial; can be resumed"
 
 SAMPLERS = ("tpe", "random", "grid")
 _SHOWN = 10
-#: Parts of the names of metrics of which more is better, and less.
-_MORE = ("acc", "auc", "precision", "recall", "f1", "iou", "top_", "psnr", "ssim", "r2")
-_LESS = ("loss", "error", "mse", "mae", "entropy", "perplexity", "time", "seconds")
+#: Parts of metric names from which `--mode auto` infers the direction.
+_HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "top_", "psnr", "ssim", "r2")
+_LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "entropy", "perplexity", "time", "seconds")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -35,11 +35,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--trials", type=PositiveInt, default=20, metavar="N", help="number of runs in the study"
     )
     parser.add_argument(
-        "--metric", default="val_loss", metavar="NAME", help="metric of the last epoch to optimize"
+        "--metric",
+        default="val_loss",
+        metavar="NAME",
+        help="metric to optimize, as of the last epoch",
     )
     parser.add_argument(
         "--mode", choices=["auto", "min", "max"], default="auto",
-        help="whether to minimize or to maximize the metric; auto: by its name",
+        help="whether to minimize or maximize the metric; auto: inferred from its name",
     )  # fmt: skip
     parser.add_argument(
         "--pruning", action="store_true",
@@ -47,14 +50,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--folder", default="study", metavar="DIR",
-        help="folder of the study and its runs; the same command resumes it",
+        help="folder of the study and its runs; run the same command again to resume it",
     )  # fmt: skip
     parser.add_argument(
         "--jobs", type=PositiveInt, default=1, metavar="N", help="number of runs at the same time"
     )
     parser.add_argument(
         "--gpus-per-trial", type=NonNegativeInt, default=0, metavar="N",
-        help="GPUs of each run at the same time; 0: each sees all",
+        help="number of GPUs for each run; 0: all GPUs are visible to every run",
     )  # fmt: skip
     parser.add_argument(
         "--num-workers", type=PositiveInt, default=1, metavar="N",
@@ -62,10 +65,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--sampler", choices=list(SAMPLERS), default="tpe",
-        help="how values are chosen; grid: all combinations, if no value is a range of floats",
+        help="how values are chosen; grid: all combinations, without ranges of floats",
     )  # fmt: skip
     parser.add_argument(
-        "--seed", type=NonNegativeInt, default=0, metavar="N", help="seed of the choice"
+        "--seed", type=NonNegativeInt, default=0, metavar="N", help="seed of the sampler"
     )
 
 
@@ -86,13 +89,13 @@ def run(
     """Searches and prints the best runs; the arguments are the values of the flags.
 
     Raises:
-        ConfigurationError: A flag is invalid, or the folder has another study.
+        ConfigurationError: A flag is invalid, or the folder contains another study.
         LaunchError: The first runs all fail.
         MissingError: Optuna is not installed.
     """
     dimensions = [space.parse(specification) for specification in over]
     space.check_training(training)
-    maximize = _is_maximized(metric, mode)
+    maximize = _should_maximize(metric, mode)
     try:
         from tfdist.tune import study as studies
     except ModuleNotFoundError as error:
@@ -111,24 +114,27 @@ def run(
     _show(study, metric, training, num_workers)
 
 
-def _is_maximized(metric: str, mode: str) -> bool:
-    """Returns whether more of a metric is better.
+def _should_maximize(metric: str, mode: str) -> bool:
+    """Returns whether higher values of a metric are better.
 
     Raises:
-        ConfigurationError: Its name does not tell.
+        ConfigurationError: The direction cannot be inferred from the name.
     """
     if mode != "auto":
         return mode == "max"
-    more, less = (any(part in metric for part in parts) for parts in (_MORE, _LESS))
-    if more == less:
+    higher, lower = (
+        any(part in metric for part in parts) for parts in (_HIGHER_IS_BETTER, _LOWER_IS_BETTER)
+    )
+    if higher == lower:
         raise ConfigurationError(
-            f"--metric {metric}: add --mode max if more of it is better, or --mode min."
+            f"--metric {metric}: cannot infer whether higher is better. Add --mode max or "
+            "--mode min."
         )
-    return more
+    return higher
 
 
 def _show(study: Any, metric: str, training: Sequence[str], num_workers: int) -> None:
-    """Prints the best runs, and the command that repeats the best one."""
+    """Prints the best runs, and the command to repeat the best one."""
     results = study.results()
     names = list(dict.fromkeys(name for result in results for name in result.values))
     rows = [

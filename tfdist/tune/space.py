@@ -1,4 +1,4 @@
-"""The flags that a search varies, from the texts of `--over`.
+"""The search space: flags and their values, parsed from `--over`.
 
 Imports neither TensorFlow nor Optuna.
 """
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     import optuna
 
 _HYPERPARAMETER = "set."
-#: Fields that the search sets itself, or that are no part of what is trained.
+#: Fields that the search sets itself, or that do not affect training.
 _NOT_SEARCHED = {"run_dir", "resume", "evaluate", "data_dir", "set", "smoke", "verbose"}
-_FORMS = "FLAG=A,B,C or FLAG=LOW:HIGH or FLAG=log:LOW:HIGH"
+_SYNTAX = "FLAG=A,B,C or FLAG=LOW:HIGH or FLAG=log:LOW:HIGH"
 
 
 class Dimension(NamedTuple):
-    """A flag with the values to try.
+    """A flag and the values to try.
 
     Attributes:
         name: A field of `TrainConfig`, or `set.NAME` for a hyperparameter of the recipe.
         choices: The values to choose from; empty for a range.
         low: Lower end of a range, inclusive. A range between two integers has integers only.
         high: Upper end of a range, inclusive.
-        log: Whether values are drawn on a logarithmic scale.
+        log: Whether values are sampled on a logarithmic scale.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Dimension(NamedTuple):
     log: bool = False
 
     def suggest(self, trial: optuna.Trial) -> str:
-        """Returns the value of this flag in a trial, as on the command line."""
+        """Returns the value of this flag for a trial, as written on the command line."""
         if self.choices:
             return str(trial.suggest_categorical(self.name, self.choices))
         if isinstance(self.low, int) and isinstance(self.high, int):
@@ -62,19 +62,19 @@ class Dimension(NamedTuple):
 
 
 def parse(specification: str) -> Dimension:
-    """Returns the dimension that a value of `--over` describes.
+    """Parses a value of `--over`.
 
     Raises:
-        ConfigurationError: The text has another form, or names no flag that can be searched.
+        ConfigurationError: The syntax is invalid, or the flag cannot be searched.
     """
     flag, _, values = specification.partition("=")
     name = flag.strip().lstrip("-").replace("-", "_")
     if not (name and values):
-        raise ConfigurationError(f"--over {specification}: expected {_FORMS}.")
+        raise ConfigurationError(f"--over {specification}: expected {_SYNTAX}.")
     fields = [field for field in TrainConfig.model_fields if field not in _NOT_SEARCHED]
     if not name.startswith(_HYPERPARAMETER) and name not in fields:
         raise ConfigurationError(
-            f"--over {specification}: {name} is no flag of python -m tfdist.train, or cannot be "
+            f"--over {specification}: {name} is not a flag of python -m tfdist.train, or cannot be "
             "searched. Use set.NAME for a hyperparameter of the recipe."
             f"{did_you_mean(name, fields)}"
         )
@@ -85,7 +85,7 @@ def parse(specification: str) -> Dimension:
     try:
         low, high = map(_number, ends)
     except ValueError:
-        raise ConfigurationError(f"--over {specification}: expected {_FORMS}.") from None
+        raise ConfigurationError(f"--over {specification}: expected {_SYNTAX}.") from None
     if low >= high or (log and low <= 0):
         raise ConfigurationError(
             f"--over {specification}: expected LOW smaller than HIGH"
@@ -95,7 +95,7 @@ def parse(specification: str) -> Dimension:
 
 
 def flags(values: dict[str, str]) -> list[str]:
-    """Returns the flags of `python -m tfdist.train` for values by name."""
+    """Returns flags of `python -m tfdist.train` for a mapping from names to values."""
     words = []
     for name, value in values.items():
         if name.startswith(_HYPERPARAMETER):
@@ -106,7 +106,7 @@ def flags(values: dict[str, str]) -> list[str]:
 
 
 def check_training(words: Sequence[str]) -> None:
-    """Checks the flags that all trials share.
+    """Checks the flags that are common to all trials.
 
     Raises:
         ConfigurationError: One of them is set by the search.
@@ -115,13 +115,13 @@ def check_training(words: Sequence[str]) -> None:
         flag = word.partition("=")[0]
         if flag in ("--run-dir", "--resume", "--evaluate"):
             raise ConfigurationError(
-                f"{flag}: the search chooses the run folder of each trial, and resumes it. Leave "
-                f"{flag} out, and name the folder of the study with --folder."
+                f"{flag} is not supported: the search chooses and resumes the run folder of each "
+                f"trial. Remove {flag}, and set the folder of the study with --folder."
             )
 
 
 def text(value: float) -> str:
-    """Returns a number with four digits. The run uses it as printed, so it can be repeated."""
+    """Formats a number with four digits. The run uses the formatted value, so it is repeatable."""
     return f"{value:.4g}"
 
 

@@ -1,8 +1,9 @@
-"""A study of Optuna in a folder, and the loop that fills it with runs.
+"""An Optuna study in a folder, and the loop that runs its trials.
 
 The study is a journal file, which several searches may append to at the same time, also on several
-hosts that share the folder. Each search holds a lock as long as it lives. So the trials of a search
-that was killed are known: they start again, and resume from the checkpoints in their run folders.
+hosts that share the folder. Each search process holds a lock. If the lock of a running trial's
+search is free, the search was killed: its trials are queued again, and resume from the checkpoints
+in their run folders.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Result(NamedTuple):
 
     Attributes:
         folder: Its run folder.
-        values: The flags that were searched, as on the command line.
-        value: The metric; None if there is none.
+        values: The values of the searched flags, as written on the command line.
+        value: The metric, or None if it is unknown.
         state: `"complete"`, `"pruned"`, `"failed"`, `"running"` or `"waiting"`.
     """
 
@@ -67,15 +68,15 @@ class Study:
         folder: Folder of the journal and of the runs; is created if it does not exist.
         dimensions: The flags to search.
         metric: Name of the metric to optimize.
-        training: Flags that all runs share.
-        maximize: Whether more of the metric is better.
+        training: Flags that are common to all runs.
+        maximize: Whether higher values of the metric are better.
         sampler: `"tpe"`, `"random"` or `"grid"`.
-        pruning: Whether to stop runs that are worse than the median.
+        pruning: Whether to stop runs whose metric is worse than the median.
         seed: Seed of the sampler.
 
     Raises:
-        ConfigurationError: The folder has a study of something else, or a grid has a range of
-            floats.
+        ConfigurationError: The folder contains a study with other settings, or a grid search has a
+            range of floats.
     """
 
     def __init__(
@@ -104,15 +105,15 @@ class Study:
             pruner=optuna.pruners.MedianPruner() if pruning else optuna.pruners.NopPruner(),
             load_if_exists=True,
         )
-        self._check_same()
-        # Another seed after each trial: a search that resumes must not repeat its first choices.
+        self._check_same_search()
+        # Depends on the trials so far, so that a resumed search does not repeat its first choices.
         seed += len(self._study.get_trials(deepcopy=False))
         samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
         self._is_grid = sampler == "grid"
         self._study.sampler = samplers[sampler if not self._is_grid else "random"](seed=seed)
         self._name = uuid.uuid4().hex[:8]
 
-    def _check_same(self) -> None:
+    def _check_same_search(self) -> None:
         described = {
             "over": [list(dimension) for dimension in self._dimensions],
             "metric": self.metric,
@@ -123,14 +124,14 @@ class Study:
         for name, value in described.items():
             if known[name] != value:
                 raise ConfigurationError(
-                    f"{self.folder} has a study with other flags ({name}: {known[name]}, not "
+                    f"{self.folder} contains a study with other flags ({name}: {known[name]}, not "
                     f"{value}). Use another folder with --folder, or the same flags."
                 )
         self._study.set_user_attr("search", described)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Marks the trials that begin in this block as running, until the block or process ends."""
+        """Holds the lock of this search, which shows that its trials are running."""
         lock = FolderLock(self.folder / _SEARCHES / self._name)
         lock.acquire()
         try:
@@ -138,8 +139,8 @@ class Study:
         finally:
             lock.release()
 
-    def requeue_lost(self) -> int:
-        """Queues the trials again whose search was killed; returns how many there are."""
+    def requeue_interrupted(self) -> int:
+        """Queues the trials of killed searches again. Returns their number."""
         alive = {self._name: True}
         lost = 0
         for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
@@ -149,7 +150,7 @@ class Study:
             if search not in alive:
                 alive[search] = FolderLock(self.folder / _SEARCHES / search).is_held()
             if not alive[search]:
-                with contextlib.suppress(ValueError):  # another search was faster
+                with contextlib.suppress(ValueError):  # another search has already queued it
                     self._study.tell(trial.number, state=TrialState.FAIL)
                     folder = {"folder": trial.user_attrs["folder"]}
                     self._study.enqueue_trial(trial.params, user_attrs=folder)
@@ -170,21 +171,21 @@ class Study:
         trial.set_user_attr("search", self._name)
         return trial, self.folder / name, [*self._training, *space.flags(values)]
 
-    def num_begun(self) -> int:
-        """Returns the number of runs that have ended, run, or will be resumed."""
+    def num_started(self) -> int:
+        """Returns the number of runs that have ended, are running, or will be resumed."""
         return len({result.folder for result in self.results()})
 
     def has_next(self, trials: int) -> bool:
-        """Returns whether there is something left to begin in a study of that many runs."""
+        """Returns whether a study of `trials` runs has another run to start."""
         if self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            return True  # the run of a search that was killed
-        return self.num_begun() < trials and not (self._is_grid and self._untried() is None)
+            return True  # queued by `requeue_interrupted`
+        return self.num_started() < trials and not (self._is_grid and self._untried() is None)
 
     def _untried(self) -> dict[str, Any] | None:
-        """Returns the first combination of a grid that has no trial yet; None if there is none."""
+        """Returns the first combination of a grid without a trial, or None if all have one."""
         tried = [trial.params for trial in self._study.get_trials(deepcopy=False)]
         names = [dimension.name for dimension in self._dimensions]
-        for values in itertools.product(*(one.all_values() for one in self._dimensions)):
+        for values in itertools.product(*(d.all_values() for d in self._dimensions)):
             if (combination := dict(zip(names, values, strict=True))) not in tried:
                 return combination
         return None
@@ -194,11 +195,11 @@ class Study:
         self._study.tell(trial, value, state=state)
 
     def results(self) -> list[Result]:
-        """Returns all runs, the best first; a run that was resumed counts once."""
+        """Returns all runs, the best first. A resumed run counts once."""
         found: dict[str, FrozenTrial] = {}
         for trial in self._study.get_trials(deepcopy=False):
             if "folder" in trial.user_attrs:
-                found[trial.user_attrs["folder"]] = trial  # the last one has resumed the others
+                found[trial.user_attrs["folder"]] = trial  # the last one resumed the others
         trials = sorted(found.values(), key=self._rank)
         return [
             Result(
@@ -219,7 +220,7 @@ class Study:
 def search(
     study: Study, program: Sequence[str], trials: int, jobs: int, gpus_per_trial: int
 ) -> None:
-    """Runs trials until the study has as many as wanted.
+    """Runs trials until the study has `trials` runs.
 
     Args:
         study: The study.
@@ -229,18 +230,18 @@ def search(
         gpus_per_trial: GPUs that each run sees; 0: all.
 
     Raises:
-        ConfigurationError: The training has no such metric, or there are too few GPUs.
+        ConfigurationError: A run does not report the metric, or there are too few GPUs.
         LaunchError: The first runs all fail.
     """
     mark = uuid.uuid4().hex
     with (
         study.locked(),
         processes.signals_raise(),
-        # Also after a SIGKILL of this process, no run continues that nobody waits for.
+        # Terminates the runs even if this process is killed by SIGKILL.
         orphans.watching(mark),
     ):
-        if lost := study.requeue_lost():
-            tables.text(f"{lost} runs were killed, and are resumed.")
+        if lost := study.requeue_interrupted():
+            tables.text(f"Resuming {lost} runs of a search that was killed.")
         slots = _Slots(study, program, orphans.marked(mark), gpus_per_trial, jobs)
         try:
             while slots.fill(trials):
@@ -251,7 +252,7 @@ def search(
 
 
 class _Slots:
-    """The runs of this search that are running, each in a slot that has GPUs of its own."""
+    """The running trials of this search, each in a slot with its own GPUs."""
 
     def __init__(
         self, study: Study, program: Sequence[str], environ: dict[str, str], num_gpus: int,
@@ -259,45 +260,45 @@ class _Slots:
     ) -> None:  # fmt: skip
         self._study, self._program = study, program
         self._environs = [dict(environ) for _ in range(jobs)]
-        for place, variables in enumerate(self._environs if num_gpus else ()):
-            variables[gpus.VISIBLE] = gpus.assigned(num_gpus, place, os.environ)[gpus.VISIBLE]
+        for slot, variables in enumerate(self._environs if num_gpus else ()):
+            variables[gpus.VISIBLE] = gpus.assigned(num_gpus, slot, os.environ)[gpus.VISIBLE]
         self._running: dict[int, tuple[optuna.Trial, TrialProcess]] = {}
         self._reported: dict[int, set[int]] = {}  # epochs
         self._pruned: set[int] = set()
         self._num_failed = self._num_complete = 0
 
     def fill(self, trials: int) -> bool:
-        """Begins trials in free slots, and returns whether any run is running."""
-        for place, environ in enumerate(self._environs):
-            if place not in self._running and self._study.has_next(trials):
+        """Starts trials in free slots, and returns whether any trial is running."""
+        for slot, environ in enumerate(self._environs):
+            if slot not in self._running and self._study.has_next(trials):
                 trial, folder, flags = self._study.next()
                 words = [*self._program, *flags, "--run-dir", str(folder), "--resume", "auto"]
                 words += ["--verbose", "0"]
-                self._reported[place] = set()
-                self._running[place] = trial, TrialProcess(words, folder, environ)
+                self._reported[slot] = set()
+                self._running[slot] = trial, TrialProcess(words, folder, environ)
         return bool(self._running)
 
     def poll(self) -> None:
-        """Records new epochs of all runs, and runs that have ended."""
-        for place, (trial, process) in list(self._running.items()):
-            code = process.code  # before the metrics: those of an ended run are complete
+        """Records new epochs of the running trials, and trials that have ended."""
+        for slot, (trial, process) in list(self._running.items()):
+            code = process.code  # read first, so that the metrics of an ended run are complete
             values = process.values(self._study.metric)
-            for epoch in values.keys() - self._reported[place]:
+            for epoch in values.keys() - self._reported[slot]:
                 trial.report(values[epoch], epoch)
-            self._reported[place] = set(values)
+            self._reported[slot] = set(values)
             if code is not None:
-                del self._running[place]
-                self._end(place, trial, process, code, values)
-            elif place not in self._pruned and values and trial.should_prune():
-                self._pruned.add(place)
+                del self._running[slot]
+                self._end(slot, trial, process, code, values)
+            elif slot not in self._pruned and values and trial.should_prune():
+                self._pruned.add(slot)
                 process.preempt()
 
     def _end(
-        self, place: int, trial: optuna.Trial, process: TrialProcess, code: int,
+        self, slot: int, trial: optuna.Trial, process: TrialProcess, code: int,
         values: dict[int, float],
     ) -> None:  # fmt: skip
-        pruned = place in self._pruned
-        self._pruned.discard(place)
+        pruned = slot in self._pruned
+        self._pruned.discard(slot)
         chosen = ", ".join(f"{name} {value}" for name, value in trial.user_attrs["values"].items())
         name = f"{process.folder.name}: {chosen}"
         if code == 0 and values:
@@ -307,7 +308,7 @@ class _Slots:
             tables.text(f"{name}: {self._study.metric} {value:.4f}")
         elif pruned and values:
             self._study.tell(trial, TrialState.PRUNED)
-            tables.text(f"{name}: stopped after {len(values)} epochs, worse than the median")
+            tables.text(f"{name}: stopped after {len(values)} epochs: worse than the median")
         else:
             self._num_failed += 1
             self._study.tell(trial, TrialState.FAIL)
@@ -319,7 +320,7 @@ class _Slots:
                 )
 
     def stop(self) -> None:
-        """Stops the runs that are running; a search of the same folder resumes them."""
+        """Stops the running trials. A later search in the same folder resumes them."""
         for _, process in self._running.values():
             process.preempt()
         for _, process in self._running.values():

@@ -1,4 +1,4 @@
-"""The process that trains a trial of a search, and what it has reported so far."""
+"""The training process of a trial, and the metrics that it has reported so far."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _GRACE_SECONDS = 20.0
 
 
 class TrialProcess:
-    """A training in a process of its own.
+    """A training run in a separate process.
 
     Args:
         command: Program and arguments.
         folder: The run folder; the output goes to the file `FOLDER.log` beside it.
-        environ: Variables of the process, besides those of this one.
+        environ: Environment variables to add to those of this process.
 
     Attributes:
         folder: The run folder.
@@ -37,7 +37,7 @@ class TrialProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C reaches the search, which stops its trials
+                start_new_session=True,  # Ctrl-C reaches only the search, which stops its trials
             )
 
     @property
@@ -46,10 +46,10 @@ class TrialProcess:
         return self._popen.poll()
 
     def values(self, metric: str) -> dict[int, float]:
-        """Returns the metric by epoch, counted from 1; epochs without a finite value are left out.
+        """Returns the metric by epoch, counted from 1; epochs without a finite value are omitted.
 
         Raises:
-            ConfigurationError: The training has no such metric.
+            ConfigurationError: The run does not report the metric.
         """
         found = {}
         for line in folders.read_epochs(self.folder):
@@ -64,12 +64,12 @@ class TrialProcess:
         return found
 
     def preempt(self) -> None:
-        """Asks the training to save its state and to end."""
+        """Sends SIGTERM, so that the run saves a checkpoint and ends."""
         with contextlib.suppress(ProcessLookupError):
             self._popen.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Waits until the process has ended, and kills it after some seconds."""
+        """Waits for the process to end, and kills it after `_GRACE_SECONDS`."""
         try:
             self._popen.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -77,7 +77,7 @@ class TrialProcess:
             self._popen.wait()
 
     def last_error(self) -> str:
-        """Returns the last error in the output, and the file to read on."""
+        """Returns the last error in the output, and the path of the log file."""
         found = last_error(self._log.read_text(errors="replace"))
         return f"{found or f'exit code {self.code}'} ({self._log})"
 

@@ -32,7 +32,7 @@ def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
 
 
 def is_plain(layer: keras.layers.Layer) -> bool:
-    """Tells whether a layer's kernel is one variable: no `lora_enabled`, no quantization."""
+    """Returns whether a layer's kernel is one variable: no `lora_enabled`, no quantization."""
     return not getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
 
 
@@ -54,7 +54,7 @@ def layout_map_of(distribution: Any) -> keras.distribution.LayoutMap:
 
 
 def has_one_axis(attention: keras.layers.Layer) -> bool:
-    """Tells whether an attention layer attends over one axis: its `_attention_axes`."""
+    """Returns whether an attention layer attends over one axis: its `_attention_axes`."""
     return len(getattr(attention, "_attention_axes", None) or (1,)) == 1
 
 
@@ -131,7 +131,7 @@ def _through(
 
 
 def is_in_remat_scope(operation: keras.Operation) -> bool:
-    """Tells whether an operation was created in a `keras.RematScope`: `Operation._remat_mode`."""
+    """Returns whether an operation was created in a `keras.RematScope`: `Operation._remat_mode`."""
     mode = getattr(operation, "_remat_mode", None)
     return mode is not None and mode.mode is not None
 

@@ -43,7 +43,7 @@ def drawing_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def is_seed(variable: keras.Variable) -> bool:
-    """Tells whether a variable is the state of a `SeedGenerator`, by its name and shape."""
+    """Returns whether a variable is the state of a `SeedGenerator`, by its name and shape."""
     return variable.name == "seed_generator_state" and tuple(variable.shape) == (2,)
 
 
@@ -67,7 +67,7 @@ def use_global_generator(generator: keras.random.SeedGenerator | None) -> None:
 
 
 def takes_training(model: keras.Model) -> bool:
-    """Tells whether a model's `call` has the argument `training`: `_call_has_training_arg`."""
+    """Returns whether a model's `call` has the argument `training`: `_call_has_training_arg`."""
     return model._call_has_training_arg
 
 
@@ -252,7 +252,7 @@ def build_for_training(model: keras.Model, batch: Any) -> None:
 
 
 def is_functional(model: keras.layers.Layer) -> bool:
-    """Tells whether Keras knows the graph of a model's layers, and therefore can clone it.
+    """Returns whether Keras knows the graph of a model's layers, and therefore can clone it.
 
     Checks the attribute `_operations`: functional and subclassed models are both `keras.Model`s.
     """

@@ -264,11 +264,11 @@ def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Varia
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
-    """Tells whether weight decay applies to a weight: `_use_weight_decay`."""
+    """Returns whether weight decay applies to a weight: `_use_weight_decay`."""
     return optimizer._use_weight_decay(variable)
 
 
-def place_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
+def index_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     """Returns the index of a weight in an optimizer's lists: `_get_variable_index`."""
     return optimizer._get_variable_index(variable)
 
@@ -294,7 +294,7 @@ def _keys_of_sharded() -> Any:
 
 
 def _are_patched() -> bool:
-    """Tells whether `_sharded_methods` are in place now."""
+    """Returns whether `_sharded_methods` are in place now."""
     return TFOptimizer.__dict__["_backend_update_step"] is _update_each
 
 

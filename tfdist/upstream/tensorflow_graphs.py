@@ -253,7 +253,7 @@ def function_graph(operation: tf.Operation, attribute: str) -> Any:
 
 
 def has_custom_gradient(operation: tf.Operation) -> bool:
-    """Tells whether an `IdentityN` holds the outputs of a `tf.custom_gradient` function."""
+    """Returns whether an `IdentityN` holds the outputs of a `tf.custom_gradient` function."""
     with suppress(ValueError):
         return bool(operation.get_attr("_gradient_op_type"))
     return False

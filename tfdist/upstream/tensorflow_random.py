@@ -134,7 +134,7 @@ def static_shape(shape: Any) -> tf.TensorShape:
 
 
 def leads_by_rows(shape: tf.Tensor) -> bool | None:
-    """Tells whether the first size in a shape tensor is a multiple of a tensor's leading size.
+    """Returns whether the first size in a shape tensor is a multiple of a tensor's leading size.
 
     Follows the operations that made the shape back to the `Shape` of a tensor.
 

@@ -26,7 +26,7 @@ def seed_of_process() -> int | None:
 
 
 def computes_in_one_order() -> bool:
-    """Tells whether operations have to be deterministic: `config.is_op_determinism_enabled`.
+    """Returns whether operations have to be deterministic: `config.is_op_determinism_enabled`.
 
     `tf.config.experimental.enable_op_determinism` has no getter.
     """
@@ -55,7 +55,7 @@ def summaries_of_this_thread() -> Callable[[], AbstractContextManager[None]]:
 
 
 def has_started() -> bool:
-    """Tells whether this process can no longer join others: `context()._initialized`.
+    """Returns whether this process can no longer join others: `context()._initialized`.
 
     There is no public way to ask that does not start TensorFlow.
     """

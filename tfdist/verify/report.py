@@ -44,7 +44,7 @@ _MOST_LINES = 5
 
 
 def healthy(outcome: Verdict | TfdistError) -> bool:
-    """Tells whether a strategy passed, or could not run because a package is not installed."""
+    """Returns whether a strategy passed, or could not run because a package is not installed."""
     return outcome.passed if isinstance(outcome, Verdict) else isinstance(outcome, MissingError)
 
 

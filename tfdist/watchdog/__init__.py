@@ -1,7 +1,7 @@
-"""Ends a run whose workers wait for one that can no longer take part, and names that one.
+"""Terminates a run whose workers wait for a failed worker, and names that worker.
 
-Every worker reports its progress to rank 0 once a second, and rank 0 answers each with its own.
-`status` has what a worker reports, `protocol` sends and receives it, `verdict` judges it,
-`heartbeat` runs all of this in a thread, and `watchdog` is what the trainer uses. `start_up` and
-`deadline` limit the waiting before that.
+Every worker reports its progress to rank 0 once a second, and rank 0 replies with its own report.
+`status` defines the reports, `protocol` exchanges them, `verdict` finds the failed worker,
+`heartbeat` runs the exchange in a thread, and `watchdog` is the trainer's interface. Before the
+first report, `start_up` and `deadline` limit how long workers wait.
 """

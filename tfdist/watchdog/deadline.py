@@ -1,4 +1,4 @@
-"""Ends a process that waits for other workers: with a time limit, and its own exit code."""
+"""Terminates a process that waits too long for other workers, with a specific exit code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-#: Tells launchers that not this worker failed, but one that it waited for.
+#: Exit code of a worker that did not fail itself, but waited for one that did.
 EXIT_CODE = 75
 
 
 @contextmanager
 def deadline(seconds: float, give_up: Callable[[], object]) -> Iterator[None]:
-    """Calls a function, in another thread, if the block takes longer.
+    """Calls a function in another thread if the block takes longer than a time limit.
 
     Args:
         seconds: Time limit of the block.
-        give_up: Called then; reports the reason and ends this process.
+        give_up: Called after the time limit; reports the reason and terminates this process.
     """
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
@@ -33,17 +33,17 @@ def deadline(seconds: float, give_up: Callable[[], object]) -> Iterator[None]:
 
 
 def exit_now(reason: str) -> NoReturn:
-    """Prints the reason and the stacks of all threads, and ends this process.
+    """Prints the reason and the stacks of all threads, and terminates this process.
 
-    It ends without any cleanup, which would wait for the other workers as well.
+    It exits without any cleanup, because cleanup could also wait for the other workers.
     """
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         print(
-            f"error: {reason}\nThis process ends with code {EXIT_CODE}. Stacks of its threads:",
+            f"error: {reason}\nThis process exits with code {EXIT_CODE}. Stacks of its threads:",
             file=sys.stderr,
             flush=True,
         )
-        # File descriptor 2 instead of sys.stderr, which has none in a notebook.
+        # File descriptor 2, because sys.stderr has no file descriptor in a notebook.
         faulthandler.dump_traceback(2)
     os._exit(EXIT_CODE)

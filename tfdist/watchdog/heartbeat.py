@@ -1,4 +1,4 @@
-"""The thread of the watchdog: from the first trainer to the end of the process."""
+"""The watchdog's thread, which runs from the first trainer to the end of the process."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Heartbeat:
-    """Connects the watchdogs of all workers, which create it at the same point of the program.
+    """Connects the watchdogs of all workers. All workers must create it at the same point.
 
     Args:
         rank: Rank of this worker.
         size: Number of workers.
-        broadcast: Returns the text of rank 0 on all workers.
-        hosts: Addresses of this host for the others.
-        on_gpus: Whether this worker computes on GPUs, whose kernels may take long to compile.
-        listen_at: Where rank 0 listens; empty: on all interfaces.
+        broadcast: Broadcasts the text of rank 0 to all workers.
+        hosts: Addresses at which other workers reach this host.
+        on_gpus: Whether this worker uses GPUs, whose kernels may take long to compile.
+        listen_at: Address at which rank 0 listens; empty: all interfaces.
 
     Attributes:
-        status: How far this worker is.
+        status: The progress of this worker.
     """
 
     def __init__(
@@ -55,9 +55,11 @@ class Heartbeat:
             key = _key(token)
             self._node = Coordinator(self.status, size, listener, key, self._on_verdict)
         else:
-            token, port, *places = broadcast("").split()
+            token, port, *hosts_of_rank_0 = broadcast("").split()
             key = _key(token)
-            self._node = Reporter(self.status, size, places, int(port), key, self._on_verdict)
+            self._node = Reporter(
+                self.status, size, hosts_of_rank_0, int(port), key, self._on_verdict
+            )
         self._loop = event_loop(size)
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
         atexit.register(self._leave)
@@ -66,7 +68,7 @@ class Heartbeat:
         """Sends this worker's report now.
 
         Args:
-            at_once: Whether it must leave before the process may end; otherwise large jobs wait for
+            at_once: Whether to send it immediately; otherwise, large jobs wait for
                 the next regular report.
         """
         sending = asyncio.run_coroutine_threadsafe(self._node.send(at_once), self._loop)
@@ -74,15 +76,15 @@ class Heartbeat:
             sending.result(_SEND_SECONDS)
 
     def reports(self) -> list[Report]:
-        """Returns what is known: on rank 0 of each worker, elsewhere of rank 0 and this worker."""
+        """Returns the latest reports: of all workers on rank 0, else of rank 0 and this one."""
         return self._node.reports()
 
     def may_explain_error(self) -> bool:
-        """Tells whether an error of this worker may come from another one's end."""
+        """Returns whether the failure of another worker may have caused an error of this one."""
         return self._node.may_explain_error()
 
     def leave(self, state: State, error: str = "") -> None:
-        """Ends a call of the trainer, and reports it."""
+        """Records and reports the end of a trainer call."""
         self.status.leave(state, error)
         self.send(at_once=state is not State.OUTSIDE)
 
@@ -96,17 +98,17 @@ class Heartbeat:
         self.send(at_once=True)
 
     def _on_verdict(self, reason: str) -> None:
-        if self.status.at_work:
+        if self.status.is_running:
             exit_now(reason)
 
 
 def _key(token: str) -> bytes:
-    """Returns the key of this run: the job's secret, and what rank 0 has broadcast."""
+    """Returns the key of this run: the job's secret and the token that rank 0 has broadcast."""
     return job_key() + b" " + token.encode()
 
 
 def _listener(host: str) -> socket.socket:
-    """Returns a socket at a free port."""
+    """Returns a listening socket on a free port."""
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, 0), family=family)
@@ -115,11 +117,11 @@ def _listener(host: str) -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def own_hosts(cluster: Cluster) -> tuple[list[str], str]:
-    """Returns the addresses of this host for the other workers, and where it should listen.
+def host_addresses(cluster: Cluster) -> tuple[list[str], str]:
+    """Returns the addresses at which other workers reach this host, and the address to listen on.
 
-    With all workers on this host that is the loopback address; elsewhere the address that the
-    others know, if it is one of this host, or all interfaces.
+    If all workers are on this host, it listens on the loopback address. Otherwise it listens on the
+    address that the others know if this host has it, or else on all interfaces.
     """
     if cluster.local_size == cluster.size:
         return [_LOOPBACK], _LOOPBACK

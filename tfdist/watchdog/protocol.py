@@ -1,11 +1,11 @@
-"""How the workers report to rank 0, and what they hear from it.
+"""The messages between rank 0 and the other workers.
 
-Every worker sends its report once per `heartbeat_seconds`, and rank 0 answers each with its own. So
-each worker sends and receives a constant number of bytes per report, and rank 0 O(n) of n workers:
-about `REPORTS_PER_SECOND` messages a second, with up to 4,000 workers. In jobs of more than
-`SMALL_JOB` workers a change of state waits for the next report. Rank 0 keeps one report for each
-worker, and closes a connection whose other side does not read. All messages are authenticated, and
-of bounded size.
+Every worker sends its report once per `heartbeat_seconds`, and rank 0 replies with its own. Each
+worker sends and receives a constant number of bytes per report. Rank 0 handles O(n) bytes for n
+workers: about `REPORTS_PER_SECOND` messages per second, with up to 4,000 workers. In jobs of more
+than `SMALL_JOB` workers, a change of state is sent with the next regular report. Rank 0 stores one
+report per worker, and closes connections of workers that do not read. All messages are
+authenticated and of bounded size.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from tfdist.watchdog.verdict import in_trouble, verdict, verdict_on_rank_0
 
 _LOG = logging.getLogger("tfdist.watchdog")
 
-#: Longest line, in bytes: a verdict of 40 lines, each shorter than 500 characters, escaped by JSON.
+#: Maximum line length in bytes: a verdict of 40 lines of up to 500 characters, escaped by JSON.
 _LIMIT = 2**17
-#: Longest line of a worker, in bytes.
+#: Maximum length of a worker's line, in bytes.
 _REPORT_LIMIT = 2**13
-#: Bytes that are read at once.
+#: Size of the read buffer, in bytes.
 _BUFFER_BYTES = 2**13
-#: Bytes that wait for a worker to read them before its connection is closed.
+#: Number of unread bytes after which the connection to a worker is closed.
 _UNREAD_LIMIT = 2**16
-#: Time for a new connection to authenticate itself, and for rank 0 to answer at an address.
+#: Time limits for a new connection to authenticate, and for rank 0 to reply at an address.
 _HELLO_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
 _ROUNDS = 5
 _BACKLOG = 4096
-#: Longest time for a verdict to leave before this process ends.
+#: Maximum time to send a verdict before this process exits.
 _FLUSH_SECONDS = 3.0
 
 
@@ -57,9 +57,9 @@ class _Lines(asyncio.BufferedProtocol):
     """A connection that receives lines of bounded length.
 
     Args:
-        limit: Longest line, in bytes.
-        received: Where the event loop puts what it reads, shared by the connections of the loop:
-            otherwise it allocates 256 KiB for each message.
+        limit: Maximum line length, in bytes.
+        received: The read buffer, shared by all connections of the event loop, which otherwise
+            allocates 256 KiB for each message.
     """
 
     def __init__(self, limit: int, received: bytearray) -> None:
@@ -81,7 +81,7 @@ class _Lines(asyncio.BufferedProtocol):
                 return
             try:
                 self.line_received(line)
-            except ValueError as error:  # not of this job
+            except ValueError as error:  # not a valid message of this job
                 _LOG.debug("Closed a connection: %s", error)
                 self.close()
         if len(self._buffer) > self._limit:
@@ -92,25 +92,25 @@ class _Lines(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Closes the connection, without sending what waits to be read."""
+        """Closes the connection and discards unsent data."""
         if self.transport:
             self.transport.abort()
 
 
 class Coordinator:
-    """Rank 0: receives the reports of all workers, judges them, and sends the verdict.
+    """Rank 0: receives the reports of all workers, evaluates them, and sends the verdict.
 
     Args:
         status: Status of this process.
         size: Number of workers.
-        listener: The socket where the others connect.
-        key: What only the workers of this run know.
-        on_verdict: Called with a verdict, after it was sent to the others.
+        listener: The socket that the other workers connect to.
+        key: The secret key of this run.
+        on_verdict: Called with a verdict after it has been sent to the other workers.
 
     Attributes:
         received: Bytes received from workers.
         sent: Bytes sent to workers.
-        buffer: Where the event loop puts what it reads from workers.
+        buffer: The read buffer of all connections.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Coordinator:
         self.key = key
         self._on_verdict = on_verdict
         self._reports = [Report(rank=rank) for rank in range(size)]
-        self._heard = [status.clock.now()] * size
+        self._last_report_times = [status.clock.now()] * size
         self._connections: dict[int, _FromWorker] = {}
         self._trouble: list[int] = []
         self._answers: dict[bool, bytes] = {}
@@ -135,7 +135,7 @@ class Coordinator:
         self.buffer = bytearray(_BUFFER_BYTES)
 
     async def run(self) -> None:
-        """Serves and judges forever."""
+        """Serves the workers and evaluates their reports, forever."""
         _allow_connections(self._size)
         loop = asyncio.get_running_loop()
         async with await loop.create_server(
@@ -147,24 +147,24 @@ class Coordinator:
                 await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def reports(self) -> list[Report]:
-        """Returns what is known of each worker now, by rank."""
+        """Returns the current state of each worker, by rank."""
         now = self._status.clock.now()
         known = [
-            report.aged(now - heard)
-            for report, heard in zip(self._reports, self._heard, strict=True)
+            report.aged(now - last_time)
+            for report, last_time in zip(self._reports, self._last_report_times, strict=True)
         ]
         known[self._status.rank] = self._status.report()
         return known
 
     def may_explain_error(self) -> bool:
-        """Tells whether an error of this worker may come from another one's end."""
+        """Returns whether the failure of another worker may have caused an error of this one."""
         return any(rank != 0 for rank in in_trouble(self.reports(), self._size))
 
     async def send(self, at_once: bool) -> None:
         """Sends this worker's report to all.
 
         Args:
-            at_once: Whether it is urgent; otherwise it may wait for the workers' next reports.
+            at_once: Whether to send it immediately; otherwise it may wait for the next reports.
         """
         now = self._status.clock.now()
         due = now - self._last_push >= heartbeat_seconds(self._size)
@@ -173,25 +173,25 @@ class Coordinator:
             self._push()
 
     def connected(self, rank: int, connection: _FromWorker) -> None:
-        """Registers the connection of a worker, in the place of an older one."""
+        """Registers the connection of a worker, and closes an older one."""
         older, self._connections[rank] = self._connections.get(rank), connection
         if older:
             older.close()
 
     def take(self, rank: int, report: Report) -> None:
         """Stores the report of a worker."""
-        self._reports[rank], self._heard[rank] = report, self._status.clock.now()
+        self._reports[rank], self._last_report_times[rank] = report, self._status.clock.now()
 
     def disconnected(self, rank: int, connection: _FromWorker) -> None:
-        """Notes that a connection is closed."""
+        """Records that a worker's connection was closed."""
         if self._connections.get(rank) is connection:
             del self._connections[rank]
             self._reports[rank] = self._reports[rank].closed()
 
     def answer(self, rank: int) -> bytes:
-        """Returns the answer to a report of a worker: rank 0's report, trouble, and verdict.
+        """Returns the reply to a worker's report: rank 0's report, failures, and the verdict.
 
-        It is made anew at every judgement and change of state only.
+        Replies are cached until the next evaluation or change of state.
         """
         trouble = any(other != rank for other in self._trouble[:2])
         if trouble not in self._answers:
@@ -205,7 +205,7 @@ class Coordinator:
             connection.send(self.answer(rank))
 
     async def _judge(self) -> None:
-        """Sends the verdict to all workers and obeys it, if there is one."""
+        """Evaluates the reports. If there is a verdict, sends it to all workers and acts on it."""
         self._answers.clear()
         if not self._is_suspicious():
             self._trouble = []
@@ -218,27 +218,27 @@ class Coordinator:
             return
         self._push()
         deadline = self._status.clock.now() + _FLUSH_SECONDS
-        while self._status.clock.now() < deadline:  # the verdict leaves before this process ends
+        while self._status.clock.now() < deadline:  # send the verdict before this process exits
             await asyncio.sleep(0.1)
             if not any(c.unread for c in self._connections.values()):
                 break
         self._on_verdict(self._verdict)
 
     def _is_suspicious(self) -> bool:
-        """Tells, cheaply, whether reports are worth a closer look."""
+        """Returns whether any report may lead to a verdict; cheaper than evaluating them all."""
         now, limit = self._status.clock.now(), missed_seconds(self._size)
         own = self._status.report()
-        idle = own.idle if own.state is State.AT_WORK else math.inf
-        for report, heard in zip(self._reports[1:], self._heard[1:], strict=True):
+        idle = own.idle if own.state is State.RUNNING else math.inf
+        for report, last_time in zip(self._reports[1:], self._last_report_times[1:], strict=True):
             state = report.state
-            if state is State.UNHEARD:
+            if state is State.UNKNOWN:
                 continue
             if state is State.FAILED or state is State.INTERRUPTED or not report.connected:
                 return True
-            age = now - heard
+            age = now - last_time
             if age >= limit:
                 return True
-            if state is State.AT_WORK:
+            if state is State.RUNNING:
                 idle = min(idle, report.idle + age)
         if own.state in (State.FAILED, State.INTERRUPTED):
             return True
@@ -246,7 +246,7 @@ class Coordinator:
 
 
 class _FromWorker(_Lines):
-    """The connection of one worker, at rank 0."""
+    """Rank 0's connection to one worker."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         super().__init__(_REPORT_LIMIT, coordinator.buffer)
@@ -255,14 +255,14 @@ class _FromWorker(_Lines):
 
     @property
     def unread(self) -> int:
-        """Bytes that wait to be sent."""
+        """Number of unsent bytes."""
         return self.transport.get_write_buffer_size() if self.transport else 0
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
         if self.transport:
             self.transport.write(self._session.greeting())
-        asyncio.get_running_loop().call_later(_HELLO_SECONDS, self._close_stranger)
+        asyncio.get_running_loop().call_later(_HELLO_SECONDS, self._close_unauthenticated)
 
     def line_received(self, line: bytes) -> None:
         self._coordinator.received += len(line)
@@ -298,20 +298,20 @@ class _FromWorker(_Lines):
             raise ValueError(f"rank {message['rank']} of {size}")
         return message["rank"], message.get("report")
 
-    def _close_stranger(self) -> None:
+    def _close_unauthenticated(self) -> None:
         if self._rank < 0:
             self.close()
 
 
 class Reporter:
-    """Every other rank: reports to rank 0, and hears from it.
+    """All other ranks: sends reports to rank 0, and receives its replies.
 
     Args:
         status: Status of this process.
         size: Number of workers.
-        hosts: Addresses of rank 0's host; the first one that answers is used.
-        port: Where rank 0 listens.
-        key: What only the workers of this run know.
+        hosts: Addresses of rank 0's host. The first one that responds is used.
+        port: Port at which rank 0 listens.
+        key: The secret key of this run.
         on_verdict: Called with a verdict.
     """
 
@@ -328,27 +328,27 @@ class Reporter:
         self._on_verdict = on_verdict
         self._hosts, self._port = hosts, port
         self._rank_0 = Report(rank=0)
-        self._heard = status.clock.now()
+        self._last_report_time = status.clock.now()
         self._last_sent = -1.0
         self._trouble = False
         self._connection: _ToRank0 | None = None
         self.answered = asyncio.Event()
 
     async def run(self) -> None:
-        """Reports forever; only warns if rank 0 cannot be reached."""
+        """Sends reports forever. If rank 0 cannot be reached, prints a warning and returns."""
         self._connection = await self._connect()
         if self._connection is None:
             places = ", ".join(f"{host}:{self._port}" for host in self._hosts)
             _LOG.warning(
-                "Rank %d cannot reach rank 0 at %s: open the ports between the hosts, or the "
-                "watchdog cannot tell which workers are alive.",
+                "Rank %d cannot connect to rank 0 at %s, so the watchdog cannot detect failed "
+                "workers. Open the ports between the hosts.",
                 self._status.rank,
                 places,
             )
             return
         interval = heartbeat_seconds(self._size)
-        self._status.clock.tick()  # this process may be stopped before the first report
-        if self._size > SMALL_JOB:  # so that not all workers report at the same moment
+        self._status.clock.tick()  # the process may be suspended before the first report
+        if self._size > SMALL_JOB:  # spread the reports of the workers over the interval
             await asyncio.sleep(interval * random.random())
             self._status.clock.tick()
         while True:
@@ -358,13 +358,13 @@ class Reporter:
             self._judge()
 
     def reports(self) -> list[Report]:
-        """Returns what is known of rank 0 and of this worker; empty before rank 0 has answered."""
-        if self._rank_0.state is State.UNHEARD:
+        """Returns the reports of rank 0 and of this worker; empty before rank 0's first reply."""
+        if self._rank_0.state is State.UNKNOWN:
             return []
         return [self._current_rank_0(), self._status.report()]
 
     def may_explain_error(self) -> bool:
-        """Tells whether an error of this worker may come from another one's end."""
+        """Returns whether the failure of another worker may have caused an error of this one."""
         own = self._status.report()
         return self._trouble or bool(in_trouble([self._current_rank_0(), own], self._size))
 
@@ -372,7 +372,7 @@ class Reporter:
         """Reports to rank 0.
 
         Args:
-            at_once: Whether it is urgent; otherwise it may wait for the next report.
+            at_once: Whether to send it immediately; otherwise it may wait for the next report.
         """
         now = self._status.clock.now()
         due = now - self._last_sent >= heartbeat_seconds(self._size)
@@ -381,14 +381,17 @@ class Reporter:
             self._connection.send(self._status.report().to_message())
 
     def take(self, message: Any) -> None:
-        """Stores rank 0's answer, and obeys its verdict.
+        """Stores rank 0's reply, and acts on its verdict.
 
         Raises:
-            ValueError: The message has another form.
+            ValueError: The message is invalid.
         """
         if not (isinstance(message, list) and len(message) == 3):
-            raise ValueError("no answer of rank 0")
-        self._rank_0, self._heard = Report.from_message(0, message[0]), self._status.clock.now()
+            raise ValueError("not a reply of rank 0")
+        self._rank_0, self._last_report_time = (
+            Report.from_message(0, message[0]),
+            self._status.clock.now(),
+        )
         self._trouble = bool(message[1])
         self.answered.set()
         if message[2]:
@@ -400,18 +403,20 @@ class Reporter:
         return {"rank": report.rank, "report": report.to_message()}
 
     def disconnected(self) -> None:
-        """Notes that the connection to rank 0 is closed."""
+        """Records that the connection to rank 0 was closed."""
         self._rank_0 = self._rank_0.closed()
 
     async def _connect(self) -> _ToRank0 | None:
-        """Tries all addresses, several times; returns the connection after rank 0's answer."""
+        """Tries all addresses several times. Returns the connection after rank 0's first reply."""
         loop = asyncio.get_running_loop()
         for _ in range(_ROUNDS):
             for host in self._hosts:
                 connection = _ToRank0(self)
                 with contextlib.suppress(OSError, TimeoutError):
                     async with asyncio.timeout(_ANSWER_SECONDS):
-                        await loop.create_connection(partial(_itself, connection), host, self._port)
+                        await loop.create_connection(
+                            partial(_identity, connection), host, self._port
+                        )
                         await self.answered.wait()
                         return connection
                 connection.close()
@@ -419,10 +424,10 @@ class Reporter:
         return None
 
     def _current_rank_0(self) -> Report:
-        return self._rank_0.aged(self._status.clock.now() - self._heard)
+        return self._rank_0.aged(self._status.clock.now() - self._last_report_time)
 
     def _judge(self) -> None:
-        """Judges rank 0, which cannot report its own end."""
+        """Checks whether rank 0 itself has failed, which rank 0 cannot report."""
         seconds, own = self._status.seconds, self._status.report()
         if not seconds:
             return
@@ -431,7 +436,7 @@ class Reporter:
 
 
 class _ToRank0(_Lines):
-    """The connection to rank 0, at another worker."""
+    """Another worker's connection to rank 0."""
 
     def __init__(self, reporter: Reporter) -> None:
         super().__init__(_LIMIT, bytearray(_BUFFER_BYTES))
@@ -450,7 +455,7 @@ class _ToRank0(_Lines):
         self.send(self._reporter.first_message())
 
     def send(self, message: Any) -> None:
-        """Sends a message, unless rank 0 does not read."""
+        """Sends a message, unless too much data is unsent."""
         if self.transport is None or self._session is None or self.transport.is_closing():
             return
         if self.transport.get_write_buffer_size() < _UNREAD_LIMIT:
@@ -462,14 +467,14 @@ class _ToRank0(_Lines):
             self._reporter.disconnected()
 
 
-def _itself(connection: _ToRank0) -> _ToRank0:
+def _identity(connection: _ToRank0) -> _ToRank0:
     return connection
 
 
 def _allow_connections(size: int) -> None:
-    """Raises this process's limit of open files for a connection of each worker."""
+    """Raises the limit of open files, for one connection per worker."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     required = size + 1024
     if soft != resource.RLIM_INFINITY and soft < required:
-        most = required if hard == resource.RLIM_INFINITY else min(required, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))

@@ -1,4 +1,4 @@
-"""Which worker the others wait for: judged from the latest report of every worker."""
+"""Finds the worker that the others wait for, from the latest report of every worker."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from tfdist.watchdog.status import (
     missed_seconds,
 )
 
-#: Time between a failure or a lost connection and the verdict: the others may be about to fail with
-#: an error that says more, or to be ended by a launcher.
+#: Time between a failure or a lost connection and the verdict. Meanwhile the other workers may
+#: raise a more informative error, or a launcher may terminate them.
 GRACE_SECONDS = 10.0
-#: Time after which a worker without a sign of life has been named; a thread that only reports is
-#: never busy for that long.
+#: Time within which a worker that does not respond is named. Its reporting thread is never busy for
+#: that long.
 SILENCE_SECONDS = 30.0
 
-#: Longest time for the first steps of a task on GPUs. TensorFlow's wheel has no machine code for
-#: GPUs newer than it: the driver compiles every kernel, which TensorFlow says can take 30 minutes.
+#: Maximum time for the first steps of a task on GPUs. TensorFlow's wheel has no machine code for
+#: newer GPUs: the driver compiles every kernel, which can take 30 minutes according to TensorFlow.
 COMPILE_SECONDS = 3600.0
 
-#: Longest table of a verdict.
-_MOST_LINES = 32
+#: Maximum number of lines in the table of a verdict.
+_MAX_LINES = 32
 
-#: The first line of a verdict, and the workers at fault.
+#: The first line of a verdict, and the failed workers.
 _Reason = tuple[str, list[Report]]
 
 
 def verdict(reports: Sequence[Report], seconds: float) -> str | None:
-    """Returns why the workers in a call can only wait; None while they may still continue.
+    """Returns why the workers cannot continue, or None if they may.
 
     Takes O(workers) time; the text has at most 40 lines.
 
     Args:
         reports: One for each worker, in any order.
-        seconds: Longest time without progress of any worker.
+        seconds: Maximum time without progress of any worker.
     """
-    call = max((r.num_calls for r in reports if r.state is State.AT_WORK), default=None)
+    call = max((r.num_calls for r in reports if r.state is State.RUNNING), default=None)
     if call is None:
         return None
     reports = sorted(reports, key=lambda r: r.progress)
-    awaited = [r for r in reports if r.state is State.AT_WORK or r.num_calls < call]
+    awaited = [r for r in reports if r.state is State.RUNNING or r.num_calls < call]
     grace = min(seconds, GRACE_SECONDS)
     reason = (
         _failed([r for r in reports if r.num_calls == call], grace)
@@ -55,20 +55,20 @@ def verdict(reports: Sequence[Report], seconds: float) -> str | None:
 
 
 def verdict_on_rank_0(rank_0: Report, own: Report, seconds: float, size: int) -> str | None:
-    """Returns why this worker can only wait for rank 0; None while it may still continue.
+    """Returns why this worker cannot continue because of rank 0, or None if it may.
 
-    Rank 0 judges all workers and sends its verdict; the others judge only whether rank 0 is gone.
+    Rank 0 evaluates all workers and sends its verdict. The others only check rank 0.
 
     Args:
         rank_0: The latest report of rank 0.
         own: This worker's report.
-        seconds: Longest time without progress of any worker.
+        seconds: Maximum time without progress of any worker.
         size: Number of workers.
     """
-    if own.state is not State.AT_WORK:
+    if own.state is not State.RUNNING:
         return None
     grace = min(seconds, GRACE_SECONDS)
-    awaited = rank_0.state is State.AT_WORK or rank_0.num_calls < own.num_calls
+    awaited = rank_0.state is State.RUNNING or rank_0.num_calls < own.num_calls
     awaited_reports = [rank_0] if awaited else []
     first = max(rank_0, own, key=lambda r: r.progress)
     reason = (
@@ -87,12 +87,12 @@ def _with_table(reason: _Reason | None, reports: Sequence[Report]) -> str | None
 
 
 def silence_limit(seconds: float, size: int) -> float:
-    """Returns the silence after which a worker is named, so that it is within `SILENCE_SECONDS`."""
+    """Returns the time without a report after which to name a worker within `SILENCE_SECONDS`."""
     return min(seconds, SILENCE_SECONDS - HEARTBEAT_SECONDS - heartbeat_seconds(size))
 
 
 def in_trouble(reports: Iterable[Report], size: int) -> list[int]:
-    """Returns the ranks whose end may explain an error of another one in the current call."""
+    """Returns the ranks whose failure may have caused an error of another rank in this call."""
     reports = list(reports)
     call = max((r.num_calls for r in reports), default=0)
     limit = missed_seconds(size)
@@ -100,7 +100,7 @@ def in_trouble(reports: Iterable[Report], size: int) -> list[int]:
         r.rank
         for r in reports
         if r.state is State.FAILED
-        or (r.missed(limit) and (r.state is State.AT_WORK or r.num_calls < call))
+        or (r.missed(limit) and (r.state is State.RUNNING or r.num_calls < call))
     ]
 
 
@@ -124,19 +124,19 @@ def _gone(awaited: Sequence[Report], first: Report, grace: float) -> _Reason | N
                 return f"{report} has exited. {_reached(report, first)}", gone
             return (
                 f"{report} died: its connection closed unexpectedly. {_reached(report, first)}"
-                f"{_others(gone, 'are gone')}"
+                f"{_others(gone, 'died')}"
             ), gone
     return None
 
 
 def _silent(awaited: Sequence[Report], first: Report, limit: float) -> _Reason | None:
-    silent = [r for r in awaited if r.connected and r.state is not State.UNHEARD]
+    silent = [r for r in awaited if r.connected and r.state is not State.UNKNOWN]
     silent = [r for r in silent if r.silent >= limit]
     for report in silent:
         return (
-            f"{report} has given no sign of life for {report.silent:.0f} s: it was stopped, or "
+            f"{report} has not responded for {report.silent:.0f} s: it is suspended, or "
             f"the network to it is interrupted. {_reached(report, first)}"
-            f"{_others(silent, 'are silent')}"
+            f"{_others(silent, 'have not responded')}"
         ), silent
     return None
 
@@ -144,26 +144,29 @@ def _silent(awaited: Sequence[Report], first: Report, limit: float) -> _Reason |
 def _stuck(
     awaited: Sequence[Report], first: Report, seconds: float, missed_after: float
 ) -> _Reason | None:
-    """Names a worker that is alive, but keeps the others waiting."""
+    """Names a worker that responds, but makes no progress while the others wait."""
     if any(r.compiling for r in awaited):
         seconds = max(seconds, COMPILE_SECONDS)
     if len(awaited) < 2 or min(r.idle for r in awaited) < seconds:
         return None
-    if any(r.missed(missed_after) for r in awaited):  # which is soon named as gone or silent
+    if any(r.missed(missed_after) for r in awaited):  # `_gone` or `_silent` will name it soon
         return None
     behind = [r for r in awaited if r.progress < first.progress]
     for report in awaited:
-        if report.state is State.UNHEARD:
+        if report.state is State.UNKNOWN:
             return (
-                f"rank {report.rank} was never heard from, and the others have waited for "
+                f"rank {report.rank} never reported, and the others have waited for "
                 f"{seconds:.0f} s."
             ), [report]
         if report.progress < first.progress:
             return (
-                f"{report} is alive, but has held up the others for {seconds:.0f} s. "
+                f"{report} is alive, but has kept the others waiting for {seconds:.0f} s. "
                 f"{_reached(report, first)}{_others(behind, 'are behind')}"
             ), behind
-    text = f"No rank has moved on from {first.place} for {seconds:.0f} s, though all are alive."
+    text = (
+        f"No rank has made progress beyond {first.place} for {seconds:.0f} s, although all are "
+        "alive."
+    )
     return text, []
 
 
@@ -171,11 +174,11 @@ def _others(reports: Sequence[Report], what: str) -> str:
     others, hosts = len(reports) - 1, {r.host for r in reports}
     if others < 1:
         return ""
-    return f" {others} more {what}, on {len(hosts)} host{'s' * (len(hosts) > 1)} in all."
+    return f" {others} more {what}, on {len(hosts)} host{'s' * (len(hosts) > 1)} in total."
 
 
 def _reached(report: Report, first: Report) -> str:
-    """Returns how far a worker came, and how far `first`, the furthest of all."""
+    """Describes the progress of a worker, compared with the furthest worker `first`."""
     missed = f", not {first.place}" if report.progress < first.progress else ""
     return f"It reached {report.place}{missed}."
 
@@ -183,14 +186,14 @@ def _reached(report: Report, first: Report) -> str:
 def table(reports: Sequence[Report], culprits: Collection[int] = ()) -> list[str]:
     """Returns a line for each worker.
 
-    For many workers it has a line for each host with workers at fault, and few for the others.
+    For many workers, it returns a line for each host with failed workers and summarizes the others.
 
     Args:
         reports: One for each worker.
-        culprits: Ranks of the workers at fault.
+        culprits: Ranks of the failed workers.
     """
     reports = sorted(reports, key=lambda r: r.rank)
-    if len(reports) <= _MOST_LINES:
+    if len(reports) <= _MAX_LINES:
         return [f"  {_line(report)}" for report in reports]
     by_host: dict[tuple[str, str], list[int]] = {}
     by_state: dict[str, list[Report]] = {}
@@ -200,17 +203,19 @@ def table(reports: Sequence[Report], culprits: Collection[int] = ()) -> list[str
         else:
             by_state.setdefault(_state(report), []).append(report)
     others = [f"  {_summary(state, members)}" for state, members in by_state.items()]
-    groups, most = list(by_host.items()), _MOST_LINES - len(others) - 1
-    lines = [f"  {host}: rank {_ranges(ranks)}: {what}" for (host, what), ranks in groups[:most]]
-    if rest := groups[most:]:
-        hosts = {host for (host, _), _ in rest}
-        number = sum(len(ranks) for _, ranks in rest)
+    groups, max_groups = list(by_host.items()), _MAX_LINES - len(others) - 1
+    lines = [
+        f"  {host}: rank {_ranges(ranks)}: {what}" for (host, what), ranks in groups[:max_groups]
+    ]
+    if remaining := groups[max_groups:]:
+        hosts = {host for (host, _), _ in remaining}
+        number = sum(len(ranks) for _, ranks in remaining)
         lines.append(f"  and {number} more ranks on {len(hosts)} hosts")
     return [*lines, *others]
 
 
 def _summary(state: str, reports: Sequence[Report]) -> str:
-    """Returns what many workers in one state have in common."""
+    """Summarizes many workers with the same state in one line."""
     hosts = len({report.host for report in reports})
     first, last = min(reports, key=_progress), max(reports, key=_progress)
     reached = first.place if first.place == last.place else f"{first.place} to {last.place}"
@@ -227,23 +232,23 @@ def _state(report: Report) -> str:
 
 
 def _condition(report: Report) -> str:
-    """Returns what several workers at fault may have in common."""
-    if report.state is State.UNHEARD:
+    """Returns the state and the last mark of a failed worker, for grouping."""
+    if report.state is State.UNKNOWN:
         return str(report.state)
     return f"{_state(report)}; reached {report.place}"
 
 
 def _line(report: Report) -> str:
-    if report.state is State.UNHEARD:
+    if report.state is State.UNKNOWN:
         return f"rank {report.rank}: {report.state}"
     return (
         f"{report}: {_condition(report)} {report.idle:.0f} s ago; "
-        f"last sign of life {report.silent:.0f} s ago"
+        f"last report {report.silent:.0f} s ago"
     )
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Returns ranks in order as text: 1-3, 7; at most six ranges."""
+    """Formats sorted ranks as at most six ranges: 1-3, 7."""
     ranges: list[list[int]] = []
     for rank in ranks:
         if ranges and rank == ranges[-1][1] + 1:

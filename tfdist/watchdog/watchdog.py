@@ -1,4 +1,4 @@
-"""What the trainer uses of the watchdog: it marks its calls and their progress."""
+"""The trainer's interface to the watchdog: records trainer calls and their progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
-from tfdist.watchdog.heartbeat import Heartbeat, own_hosts
+from tfdist.watchdog.heartbeat import Heartbeat, host_addresses
 from tfdist.watchdog.status import State, missed_seconds
 from tfdist.watchdog.verdict import GRACE_SECONDS, SILENCE_SECONDS
 
@@ -38,18 +38,18 @@ class Workers(Protocol):
 
 
 class Watchdog:
-    """Ends a run in which workers would wait forever. With one worker it does nothing.
+    """Terminates a run in which workers would wait forever. Does nothing with one worker.
 
     Args:
         workers: The trainer's strategy; all workers create their watchdogs at the same point.
-        seconds: Longest time without progress of any worker; 0: the watchdog never ends a run. Dead
-            and silent workers are named sooner. The same on every worker.
+        seconds: Maximum time without progress of any worker; 0 turns the watchdog off. Workers that
+            died or do not respond are detected sooner. Must be the same on every worker.
 
     Attributes:
-        seconds: As given; it may be changed between two calls of the trainer.
+        seconds: As passed; may be changed between two trainer calls.
 
     Raises:
-        ConfigurationError: Negative seconds.
+        ConfigurationError: `seconds` is negative.
     """
 
     def __init__(self, workers: Workers, seconds: float) -> None:
@@ -58,23 +58,23 @@ class Watchdog:
         self.seconds = seconds
         self._workers = workers
         self._watched = workers.stops_together and seconds > 0
-        if self._watched:  # not later, in fit: a worker may never get there
-            _join(workers)
+        if self._watched:  # not in `fit`, which a failing worker may never reach
+            _start_heartbeat(workers)
 
     def passed(self, place: str) -> None:
-        """Passes a mark, cheaply. All workers pass the same ones, in the same order."""
+        """Records a progress mark, cheaply. All workers pass the same marks in the same order."""
         if self._watched and _heartbeat:
             _heartbeat.status.passed(place)
 
     @contextmanager
     def watching(self, task: str) -> Iterator[None]:
-        """Watches within the block, which all workers enter; a nested block has no effect."""
-        if not (self._watched and _heartbeat) or _heartbeat.status.at_work:
+        """Watches the block, which all workers enter. A nested block has no effect."""
+        if not (self._watched and _heartbeat) or _heartbeat.status.is_running:
             yield
             return
         heartbeat = _heartbeat
         heartbeat.status.enter(task, self.seconds)
-        heartbeat.send()  # a worker that dies in the next moment died at work
+        heartbeat.send()  # so that a worker that dies right after this is known to be running
         left, error = State.OUTSIDE, ""
         try:
             yield
@@ -90,11 +90,11 @@ class Watchdog:
             heartbeat.leave(left, error)
 
 
-def _join(workers: Workers) -> None:
-    """Starts the heartbeat of this process, once; all workers do so together."""
+def _start_heartbeat(workers: Workers) -> None:
+    """Starts the heartbeat of this process, once. All workers must call it together."""
     global _heartbeat
     if _heartbeat is None:
-        hosts, listen_at = own_hosts(cluster.current())
+        hosts, listen_at = host_addresses(cluster.current())
         on_gpus = bool(tf.config.get_visible_devices("GPU"))
         _heartbeat = Heartbeat(
             workers.rank, workers.num_workers, workers.broadcast_text, hosts, on_gpus, listen_at
@@ -102,11 +102,13 @@ def _join(workers: Workers) -> None:
 
 
 def _wait_for_an_explanation(heartbeat: Heartbeat, news_seconds: float) -> None:
-    """Waits while another worker's end may explain an error; if it does, a verdict ends this one.
+    """Waits while the failure of another worker may explain an error of this one.
+
+    If it does, a verdict arrives and terminates this process.
 
     Args:
         heartbeat: Heartbeat of this process.
-        news_seconds: Time until rank 0's answers tell of another worker's end.
+        news_seconds: Time until rank 0's replies show the failure of another worker.
     """
     began = time.monotonic()
     while (waited := time.monotonic() - began) < SILENCE_SECONDS + GRACE_SECONDS:

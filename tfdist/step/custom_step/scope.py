@@ -168,7 +168,7 @@ class CustomStepScope(keras.StatelessScope):
         return self._versions[tape].get(id(variable)) or [variable.value]
 
     def is_inside(self, tape: tf.GradientTape) -> bool:
-        """Tells whether another tape records this tape's gradients."""
+        """Returns whether another tape records this tape's gradients."""
         return any(other is not tape for other in self._open)
 
     @contextmanager

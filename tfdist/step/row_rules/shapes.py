@@ -194,7 +194,7 @@ def _block(inputs: Any, out: Any, value: Dependence) -> int | None:
 
 
 def _suffix_divides(inputs: Any, out: Any) -> bool:
-    """Tells whether the last axes of a tensor, which are known, make up an entry of another."""
+    """Returns whether the last axes of a tensor, which are known, make up an entry of another."""
     if not out.shape[1:].is_fully_defined():
         return False
     row_size, found = math.prod(out.shape[1:]), 1

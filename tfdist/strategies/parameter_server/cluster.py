@@ -217,7 +217,7 @@ def _wait_for(addresses: Sequence[str]) -> None:
 
 
 def _answers(address: str) -> bool:
-    """Tells whether a process listens at an address."""
+    """Returns whether a process listens at an address."""
     try:
         with socket.create_connection(split(address), timeout=CHIEF_GONE_SECONDS / 2):
             return True

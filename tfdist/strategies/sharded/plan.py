@@ -153,7 +153,7 @@ def tables(model: keras.Model) -> set[int]:
 
 
 def can_be_cut(weight: keras.Variable, smallest: int) -> bool:
-    """Tells whether a weight has enough elements, and nothing needs all of them at once."""
+    """Returns whether a weight has enough elements, and nothing needs all of them at once."""
     is_float = tf.as_dtype(weight.dtype).is_floating
     sees_all = weight.constraint is not None or weight.overwrite_with_gradient
     return is_float and not sees_all and weight.shape.num_elements() >= smallest

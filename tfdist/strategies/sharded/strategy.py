@@ -457,7 +457,7 @@ class ShardedOverProcesses(ShardedState, OneDevice):
 
 
 def _has_copies(variable: keras.Variable) -> bool:
-    """Tells whether `prepare` has placed a variable as a weight with copies."""
+    """Returns whether `prepare` has placed a variable as a weight with copies."""
     is_cut = isinstance(variable, ShardedVariable) and variable.is_whole
     return is_cut or hasattr(variable, _HOME)
 

@@ -176,7 +176,7 @@ def _in_parts(
 
 
 def _same(one: AlongAxis, other: AlongAxis, rank: int) -> bool:
-    """Tells whether two divisions cut a tensor of a rank into the same slices."""
+    """Returns whether two divisions cut a tensor of a rank into the same slices."""
     return one.axis % rank == other.axis % rank and one.sizes == other.sizes
 
 

@@ -252,7 +252,7 @@ def _has_elements(way: Split) -> bool:
 
 
 def keeps_parts(layer: keras.Operation) -> bool:
-    """Tells whether a layer maps slices to slices: it has no weights and treats channels alone."""
+    """Returns whether a layer without weights computes each channel independently."""
     if type(layer) is layers.Activation:
         return layer.activation in ELEMENTWISE
     return type(layer) in _BY_CHANNEL

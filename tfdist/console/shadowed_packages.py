@@ -1,4 +1,4 @@
-"""Resolves conflicts of the packages `pipelines` and `recipes` with modules of the user."""
+"""Resolves name conflicts between the packages `pipelines` and `recipes` and the user's modules."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _NAMES = ("pipelines", "recipes")
 
 
 def put_first() -> None:
-    """Puts tfdist's packages first on the import path if modules of the user hide them.
+    """Puts tfdist's packages first on the import path if the user's modules shadow them.
 
     `python -m` searches the working directory before the installed packages.
 
     Raises:
-        ConfigurationError: Another module of that name is already imported.
+        ConfigurationError: A module of the user with such a name is already imported.
     """
     home = Path(__file__).resolve().parents[2]
-    others = {name: place for name in _NAMES if (place := _place(name)) != home / name}
-    for name, place in others.items():
+    shadowing = {name: path for name in _NAMES if (path := _location(name)) != home / name}
+    for name, path in shadowing.items():
         if name in sys.modules:
             raise ConfigurationError(
-                f"{name!r} was imported from {place}, but tfdist needs its package "
-                f"{home / name}. Rename the former, or run the command in another folder."
+                f"{name!r} was imported from {path}, but tfdist needs its own package "
+                f"{home / name}. Rename your module, or run the command in another folder."
             )
-    if others:
+    if shadowing:
         sys.path.insert(0, str(home))
         importlib.invalidate_caches()
 
 
-def _place(name: str) -> Path | None:
+def _location(name: str) -> Path | None:
     """Returns the folder or file from which Python imports a package; None if there is none."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
