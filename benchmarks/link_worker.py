@@ -67,7 +67,7 @@ def _joined(strategy: str, rank: int, addresses: Sequence[str]) -> Iterator[None
     slots = [Slot(host, i, size, 0, 1, i, size) for i, host in enumerate(hosts)]
     port = int(addresses[0].rpartition(":")[2])
     os.environ.update(horovod.environ(slots[rank], hosts[0], port, "wire"))
-    with horovod.serving(slots, port) if rank == 0 else contextlib.nullcontext():
+    with horovod.rendezvous_server(slots, port) if rank == 0 else contextlib.nullcontext():
         yield
 
 

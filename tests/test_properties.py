@@ -14,7 +14,7 @@ from keras import layers
 
 import tfdist
 
-BOUND = 4e-5
+TOLERANCE = 4e-5
 MAX_ROWS = 24
 # Every run draws the same examples. Add failures found elsewhere as `@example`.
 SETTINGS = settings(max_examples=15, deadline=None, derandomize=True)
@@ -80,7 +80,7 @@ def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         for a, b in zip(found[name], value, strict=True):
-            np.testing.assert_allclose(a, b, rtol=BOUND, atol=BOUND, err_msg=name)
+            np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
 @SETTINGS
@@ -110,4 +110,4 @@ def test_evaluation_and_prediction_equal_one_device(
     assert_equal({k: [v] for k, v in found.items()}, {k: [v] for k, v in wanted.items()})
     predicted = distributed.predict(data["x"], **options)
     expected = one_device().predict(data["x"], **options)
-    np.testing.assert_allclose(predicted, expected, rtol=BOUND, atol=BOUND)
+    np.testing.assert_allclose(predicted, expected, rtol=TOLERANCE, atol=TOLERANCE)

@@ -89,7 +89,7 @@ def limit_memory(megabytes: int) -> None:
         }  # fmt: skip
 
 
-def asked_gpus(devices: int | str | Sequence[str] | None) -> list[int]:
+def requested_gpus(devices: int | str | Sequence[str] | None) -> list[int]:
     """Returns the indices of the GPUs to use, among those that this process sees.
 
     Args:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import memory, memory_limit
-from tests.support.training import BOUND
+from tests.support.training import TOLERANCE
 
 
 def test_expected_bytes_are_those_of_zero() -> None:
@@ -43,5 +43,5 @@ def test_network_that_does_not_fit_trains_sharded() -> None:
     assert whole["error"].startswith("out of memory: ")
     assert "--strategy sharded" in whole["error"]
     assert not sharded["error"]
-    assert sharded["difference"] < BOUND
-    np.testing.assert_allclose(sharded["loss"], free["loss"], rtol=BOUND)
+    assert sharded["difference"] < TOLERANCE
+    np.testing.assert_allclose(sharded["loss"], free["loss"], rtol=TOLERANCE)

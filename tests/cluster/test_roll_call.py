@@ -25,7 +25,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pass
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(port))
-    with horovod.serving(slots({LOCAL: 3}), port):
+    with horovod.rendezvous_server(slots({LOCAL: 3}), port):
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.case import Case
-from tfdist.verify.results import BOUND as BOUND
+from tfdist.verify.results import TOLERANCE as TOLERANCE
 from tfdist.verify.results import Difference as Difference
 from tfdist.verify.results import Result as Result
 from tfdist.verify.results import collect as collect

@@ -65,4 +65,4 @@ def test_predicts_as_one_device(name: str, strategy: str) -> None:
     for found, wanted in zip(
         keras.tree.flatten(predicted), keras.tree.flatten(expected), strict=True
     ):
-        np.testing.assert_allclose(found, wanted, rtol=results.BOUND, atol=results.BOUND)
+        np.testing.assert_allclose(found, wanted, rtol=results.TOLERANCE, atol=results.TOLERANCE)

@@ -128,7 +128,7 @@ class Group:
             port = int(planned.rendezvous.rpartition(":")[2])
 
             def serve(_: Report) -> None:
-                with horovod.serving(places, port):
+                with horovod.rendezvous_server(places, port):
                     signal.pause()
 
             self._helpers = [Forked(serve, {}, logs / "server.log")]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.groups.fusion import FUSION_LIMIT, fused, in_pieces
+from tfdist.groups.fusion import FUSION_LIMIT, fused, in_chunks
 
 SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 TENSORS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64", "int64"])), max_size=5)
@@ -26,7 +26,7 @@ def test_splits_and_reassembles_tensors(
         assert all(tf.size(p) * p.dtype.size <= num_bytes for p in pieces)
         return [2 * piece for piece in pieces]
 
-    for tensor, result in zip(tensors, in_pieces(doubled, tensors, num_bytes), strict=True):
+    for tensor, result in zip(tensors, in_chunks(doubled, tensors, num_bytes), strict=True):
         assert result.dtype == tensor.dtype
         np.testing.assert_array_equal(result, 2 * tensor)
 
@@ -38,7 +38,7 @@ def test_small_tensors_are_not_split() -> None:
         seen.append(len(pieces))
         return pieces
 
-    in_pieces(counted, [tf.zeros([4]), tf.zeros([4, 2])], 16)
+    in_chunks(counted, [tf.zeros([4]), tf.zeros([4, 2])], 16)
     assert seen == [3]
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tfdist import devices
 from tfdist.errors import ConfigurationError
 from tfdist.groups import varying_sizes
-from tfdist.groups.varying_sizes import MOST_OPERATIONS, VaryingSizes, keys
+from tfdist.groups.varying_sizes import MAX_OPERATIONS, VaryingSizes, keys
 
 MOST_ELEMENTS = tf.int32.max
 
 #: Near the ends of the key ranges of groups, where collisions would occur.
-_NUMBERS = st.one_of(st.integers(0, 2000), st.integers(MOST_OPERATIONS - 2000, MOST_OPERATIONS - 1))
+_NUMBERS = st.one_of(st.integers(0, 2000), st.integers(MAX_OPERATIONS - 2000, MAX_OPERATIONS - 1))
 _SIZES = st.one_of(
     st.integers(0, 5),
     st.integers((1 << 22) - 3, (1 << 22) + 3),
@@ -52,8 +52,8 @@ def test_most_sums_have_one_group() -> None:
 
 
 def test_key_out_of_range_raises() -> None:
-    with pytest.raises(ConfigurationError, match=f"has built {MOST_OPERATIONS} sums"):
-        key(MOST_OPERATIONS, 1)
+    with pytest.raises(ConfigurationError, match=f"has built {MAX_OPERATIONS} sums"):
+        key(MAX_OPERATIONS, 1)
 
 
 def test_new_strategy_objects_use_new_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_build_variables_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_library_has_a_relative_rpath() -> None:
-    relative = build._to_libraries().removeprefix(r"\$ORIGIN/")
+    relative = build._rpath().removeprefix(r"\$ORIGIN/")
     home = Path(sysconfig.get_path("platlib"), "horovod", "tensorflow")
     assert os.path.normpath(home / relative) == str(Path(sys.prefix, "lib"))
 
@@ -69,6 +69,6 @@ def test_failure_shows_the_first_errors(tmp_path: Path) -> None:
     with pytest.raises(InstallError) as raised:
         build._run([sys.executable, "-c", program], dict(os.environ), log)
     first, *errors = str(raised.value).splitlines()
-    assert first == f"Horovod's build failed; {log} holds all of it:"
+    assert first == f"Building Horovod failed. The log is {log}. First errors:"
     assert errors == ["a.cc:1: error: no x.h"]
     assert log.read_text().splitlines() == prints

@@ -10,7 +10,7 @@ import pytest
 
 import tfdist
 from tests.processes import agreement, chief_callbacks, resuming
-from tests.support.training import BOUND, X, Y, build
+from tests.support.training import TOLERANCE, X, Y, build
 
 pytestmark = pytest.mark.processes
 
@@ -67,7 +67,7 @@ def test_uneven_data_are_used_completely(outcomes: dict[str, Any]) -> None:
         for batch in rows:
             model.train_on_batch(X[batch], Y[batch])
     for found, wanted in zip(outcomes["uneven_data"], model.get_weights(), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=BOUND, atol=BOUND)
+        np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_uneven_data_can_stop_or_raise(outcomes: dict[str, Any]) -> None:
@@ -84,8 +84,8 @@ def test_uneven_data_can_stop_or_raise(outcomes: dict[str, Any]) -> None:
 
 
 def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
-    assert outcomes["predicts_every_row"] < BOUND
-    assert outcomes["predicts_rank_data"] < BOUND
+    assert outcomes["predicts_every_row"] < TOLERANCE
+    assert outcomes["predicts_rank_data"] < TOLERANCE
     np.testing.assert_array_equal(outcomes["predicts_every_kind"], np.ones((2, 8)))
 
 
@@ -104,10 +104,10 @@ def test_chief_callbacks_write_once_and_restore_on_all_ranks(outcomes: dict[str,
     assert found["rows"] == 2
     first, third = (chief_callbacks.plain(epochs) for epochs in (1, 3))
     np.testing.assert_array_equal(*found["first_epoch"])
-    np.testing.assert_allclose(found["first_epoch"][0], first, rtol=BOUND, atol=BOUND)
+    np.testing.assert_allclose(found["first_epoch"][0], first, rtol=TOLERANCE, atol=TOLERANCE)
     np.testing.assert_array_equal(found["resumed_epochs"], [[2, 1], [2, 1]])
     np.testing.assert_array_equal(*found["resumed"])
-    np.testing.assert_allclose(found["resumed"][0], third, rtol=BOUND, atol=BOUND)
+    np.testing.assert_allclose(found["resumed"][0], third, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_chief_changing_the_model_within_an_epoch_raises(outcomes: dict[str, Any]) -> None:
@@ -125,4 +125,4 @@ def test_training_interrupted_on_one_rank_resumes(outcomes: dict[str, Any]) -> N
     for resumed, reference in zip(found["resumed"], found["reference"], strict=True):
         np.testing.assert_allclose(resumed, reference, rtol=1e-6, atol=1e-6)
     for resumed, weight in zip(found["resumed"], plain.get_weights(), strict=False):
-        np.testing.assert_allclose(resumed, weight, rtol=BOUND, atol=BOUND)
+        np.testing.assert_allclose(resumed, weight, rtol=TOLERANCE, atol=TOLERANCE)

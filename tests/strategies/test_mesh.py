@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.training import BOUND, FIT, building
+from tests.support.training import FIT, TOLERANCE, building
 from tfdist import strategies
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
@@ -104,7 +104,7 @@ def test_keras_distributions_match_one_device() -> None:
         assert trainer.strategy.name == name
         assert len(trainer.strategy.devices) == 2
         for found, wanted in zip(_weights(trainer), expected, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=BOUND, atol=BOUND)
+            np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def _weights(trainer: Trainer) -> list[np.ndarray]:

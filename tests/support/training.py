@@ -17,7 +17,7 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.strategies.mirrored_variables import copies_of
 from tfdist.trainer import Trainer
 
-BOUND = 4e-5  # as in tests.conformance
+TOLERANCE = 4e-5  # as in tests.conformance
 ROWS = points()
 X, Y = ROWS.x, ROWS.y
 
@@ -104,7 +104,7 @@ def assert_close(found: Any, wanted: Any) -> None:
         assert found == wanted
     else:
         assert np.shape(found) == np.shape(wanted)
-        np.testing.assert_allclose(found, wanted, BOUND, BOUND)
+        np.testing.assert_allclose(found, wanted, TOLERANCE, TOLERANCE)
 
 
 def assert_same_weights(model: keras.Model, other: keras.Model) -> None:

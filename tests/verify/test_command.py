@@ -78,8 +78,8 @@ def test_wrong_strategy_fails_and_reports_where(
 
 def test_diverging_replicas_fail() -> None:
     verdict = judge(Drifting(2))
-    assert verdict.apart == [0]
-    assert not verdict.off
+    assert verdict.inconsistent == [0]
+    assert not verdict.differing
     assert "not bitwise identical to those of rank 0, on rank 0" in report.as_text(
         "drifting", verdict
     )

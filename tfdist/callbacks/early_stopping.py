@@ -23,8 +23,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         [0, 1]
 
     Raises:
-        ConfigurationError: After the first epoch, if the training has no such metric, or if it is
-            unknown whether higher values of the metric are better.
+        ConfigurationError: After the first epoch, if the logs do not contain the metric, or if it
+            is unknown whether higher values of the metric are better.
     """
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:

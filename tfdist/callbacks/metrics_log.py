@@ -17,7 +17,7 @@ class MetricsLog(keras.callbacks.Callback):
     """Appends `{"epoch", "step", "seconds", **logs}` to a file at the end of each epoch.
 
     `epoch` counts from 1, `step` is the optimizer's iteration, and `seconds` is the time since the
-    beginning of the training. NaN and infinite values are written as null, because JSON cannot
+    start of training. NaN and infinite values are written as null, because JSON cannot
     represent them.
 
     Example:
@@ -46,7 +46,7 @@ class MetricsLog(keras.callbacks.Callback):
         self._began = time.perf_counter()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the number of lines written, and the seconds since the training began."""
+        """Returns the number of lines written, and the seconds since training started."""
         return {"lines": len(self._lines()), "seconds": time.perf_counter() - self._began}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ class Seconds(NamedTuple):
         steps: Number of steps in these calls.
         in_calls: Time within calls: device computation, and waiting for data.
         waited: The part of `in_calls` that devices waited for data.
-        around: Time between calls: Python callbacks, and exchanges between workers.
+        around: Time between calls: Python callbacks, and communication between workers.
     """
 
     steps: int = 0
@@ -55,7 +55,7 @@ class Profile(keras.callbacks.Callback):
     """
 
     chief_only = only_reads = True
-    every_batch = False  # it measures calls, which may make several steps
+    every_batch = False  # it measures calls, which may run several steps
 
     def __init__(self, folder: Path, stats: Any, num_steps: int = 10) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Profile(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._measure()
-        if self._tracing:  # no steps follow now
+        if self._tracing:  # no more steps follow
             self._stop()
 
     def on_train_end(self, logs: Logs = None) -> None:
@@ -97,7 +97,7 @@ class Profile(keras.callbacks.Callback):
             self._stop()
 
     def _measure(self) -> None:
-        """Adds the last call and the time since then to `seconds`, once, if it is measured."""
+        """Adds the last call and the time since it to `seconds`, once, if it is to be measured."""
         if not self._is_measured:
             return
         self._is_measured, call, total = False, self._stats.last_call, self.seconds

@@ -1,4 +1,4 @@
-"""A progress bar like Keras's, with rows per second and the share of time that data are awaited.
+"""A progress bar like Keras's, with rows per second and the time spent waiting for data.
 
 On a terminal and in a notebook, one line is redrawn in place. Elsewhere (a pipe, a job's log), it
 prints one line per epoch.
@@ -110,7 +110,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             print(progress_line.without_bar(*self._state(logs)), flush=True)
 
     def _state(self, logs: Logs) -> tuple[int, int | None, float, str, Mapping[str, float]]:
-        """Returns steps made, total steps, seconds, the pace as text, and the metrics."""
+        """Returns completed and total steps, seconds, the throughput as text, and the metrics."""
         seconds = time.monotonic() - self._began
         stats = self._stats
         if self._trains and stats.examples_per_second:  # excludes the time of compilation

@@ -59,7 +59,7 @@ def short(number: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Returns the time of a step as Keras's progress bar shows it."""
+    """Returns the time per step in the format of Keras's progress bar."""
     if seconds >= 1 or seconds == 0:
         return f"{seconds:.0f}s/step"
     return f"{seconds * 1e3:.0f}ms/step" if seconds >= 1e-3 else f"{seconds * 1e6:.0f}us/step"

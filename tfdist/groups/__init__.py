@@ -1,1 +1,1 @@
-"""Process groups: how the processes that train together exchange values. They know no models."""
+"""Process groups: collectives between the processes that train together, independent of models."""

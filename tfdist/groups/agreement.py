@@ -1,4 +1,4 @@
-"""What all workers have to agree on: counts, the seed, variables, and results of rank 0."""
+"""Ensures that all workers have the same counts, seeds, variables, and results of rank 0."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tfdist.upstream.tensorflow_runtime import seed_of_process
 
 
 def check_same_count(group: ProcessGroup, number: int, what: str, option: str) -> None:
-    """Checks that all workers have the same number of something, in O(n) for n workers.
+    """Checks that a number is the same on all workers, in O(n) for n workers.
 
     Args:
         group: The workers.
-        number: How many this worker has.
+        number: The number on this worker.
         what: What is counted, for the message.
         option: The option that sets the number.
 
@@ -33,16 +33,16 @@ def check_same_count(group: ProcessGroup, number: int, what: str, option: str) -
     if counts.min() < counts.max():
         raise ConfigurationError(
             f"The workers have {', '.join(map(str, counts))} {what}, by rank: "
-            f"expected the same number on each; set it with {option}."
+            f"expected the same number on each. Set it with {option}."
         )
 
 
 def synchronize_seed(group: ProcessGroup) -> None:
-    """Gives all workers the same seed, unless one of them has set a seed.
+    """Sets the same random seed on all workers, unless one of them has set a seed.
 
-    Shuffles and initial weights have to be the same everywhere.
+    Shuffling and initial weights must be the same on all workers.
     """
-    # Not from the generator of the initial weights, which the seed of one worker determines.
+    # Not from Keras's or Python's generators, which may be seeded.
     seed = random.SystemRandom().randrange(2**31)
     gathered = group.gather([seed_of_process() is not None, seed])
     if not gathered[:, 0].any():
@@ -66,12 +66,12 @@ def from_rank0(group: ProcessGroup, make: Callable[[], str]) -> str:
         raise error
     if failed is not None:
         kind, message = failed
-        raise _remade(kind, message)
+        raise _recreated(kind, message)
     return received
 
 
-def _remade(kind: type[TfdistError], message: str) -> TfdistError:
-    """Returns an error of a type; a type with more arguments becomes its base class."""
+def _recreated(kind: type[TfdistError], message: str) -> TfdistError:
+    """Creates an error of a type, or of its base class if the type needs more arguments."""
     try:
         return kind(message)
     except TypeError:
@@ -84,24 +84,24 @@ def _remade(kind: type[TfdistError], message: str) -> TfdistError:
 def broadcast_and_check(
     group: ProcessGroup, variables: Sequence[keras.Variable], root: int = 0
 ) -> None:
-    """Gives variables the values of the rank `root`, and verifies that all ranks have them.
+    """Broadcasts variables from rank `root`, and verifies that all ranks have the same values.
 
-    Variables of which each worker has only a shard are left as they are.
+    Variables of which each worker has only a shard are skipped.
 
     Raises:
-        ClusterError: The workers built different models, or the values differ nevertheless.
+        ClusterError: The workers have different models, or the values differ after the broadcast.
     """
     check_shapes(group, variables)
     variables = [v for v in variables if not is_elsewhere(v)]
-    broadcast(group, [own for v in variables for own in values_of(v)], root)
+    broadcast(group, [value for v in variables for value in values_of(v)], root)
     check_values(group, variables, "the broadcast failed; run python -m tfdist.doctor.")
 
 
 def broadcast(group: ProcessGroup, variables: Sequence[tf.Variable], root: int = 0) -> None:
-    """Gives variables the values that they have on the rank `root`.
+    """Broadcasts variables from rank `root`.
 
-    Small variables are sent together, and large ones one by one, so that there is never a second
-    copy of a whole model.
+    Small variables are fused into one message. Large ones are sent one by one, so that there is
+    never a second copy of the whole model in memory.
     """
 
     def sent(tensors: list) -> list:
@@ -122,27 +122,27 @@ def check_shapes(group: ProcessGroup, variables: Sequence[keras.Variable]) -> No
     Each of n workers receives n pairs of numbers.
 
     Raises:
-        ClusterError: They differ. Exchanging values would then fail or hang.
+        ClusterError: They differ, so that collectives would fail or hang.
     """
     layout = [(tuple(v.shape), str(v.dtype)) for v in variables]
     rows = group.gather([len(layout), _digest(repr(layout).encode())])
     if _different_ranks(rows):
         raise ClusterError(
             f"The ranks built different models: {', '.join(f'{n:.0f}' for n in rows[:, 0])} "
-            f"variables by rank, and other shapes on {_named(rows)} than on rank 0. "
+            f"variables by rank, and shapes on {_differing_ranks_text(rows)} differ from rank 0. "
             "Build and compile the same model on every rank."
         )
 
 
-def check_values(group: ProcessGroup, variables: Sequence[keras.Variable], cure: str) -> None:
+def check_values(group: ProcessGroup, variables: Sequence[keras.Variable], fix: str) -> None:
     """Checks that variables have the same values on all workers.
 
-    Each of n workers receives n numbers; only if they differ, as many numbers for each variable.
+    Each of n workers receives n numbers, and n numbers per variable if there is a difference.
 
     Args:
         group: The workers. Copies on several devices of a worker are not compared.
-        variables: As many on every worker.
-        cure: What to do if the values differ, for the message.
+        variables: The same number of variables on every worker.
+        fix: What to do if the values differ, for the message.
 
     Raises:
         ClusterError: The values differ.
@@ -153,13 +153,13 @@ def check_values(group: ProcessGroup, variables: Sequence[keras.Variable], cure:
     rows = group.gather(digests)
     unequal = np.flatnonzero((rows != rows[0]).any(0))
     raise ClusterError(
-        f"{len(unequal)} of {len(variables)} variables are not the same on all ranks, the "
-        f"first is {variables[unequal[0]].path!r} on {_named(rows)}: {cure}"
+        f"{len(unequal)} of {len(variables)} variables differ between ranks. The "
+        f"first one is {variables[unequal[0]].path!r} on {_differing_ranks_text(rows)}: {fix}"
     )
 
 
 def are_same(group: ProcessGroup, variables: Sequence[keras.Variable]) -> bool:
-    """Returns whether variables, as many on every worker, have the same values on all of them.
+    """Returns whether variables have the same values on all workers.
 
     Each of n workers receives n numbers.
     """
@@ -182,10 +182,10 @@ def _digest(data: bytes) -> float:
 
 
 def _different_ranks(rows: np.ndarray) -> list[int]:
-    """Returns the ranks whose row is not that of rank 0."""
+    """Returns the ranks whose row differs from that of rank 0."""
     return [int(rank) for rank in np.flatnonzero((rows != rows[0]).any(1))]
 
 
-def _named(rows: np.ndarray) -> str:
+def _differing_ranks_text(rows: np.ndarray) -> str:
     ranks = _different_ranks(rows)
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -13,7 +13,7 @@ _STRING = "string"
 
 
 def packed(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the bytes of arrays after a header with dtypes and shapes; no bytes for no arrays.
+    """Serializes arrays: a header with dtypes and shapes, and then the data. Empty without arrays.
 
     Args:
         arrays: Arrays of numbers of any of TensorFlow's dtypes, or of `bytes` objects.
@@ -32,7 +32,7 @@ def packed(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def unpacked(data: np.ndarray) -> list[np.ndarray]:
-    """Returns the arrays from the bytes that `packed` returned."""
+    """Deserializes the arrays from the result of `packed`."""
     if not data.size:
         return []
     begin = 8 + int(data[:8].view(np.int64)[0])
@@ -49,7 +49,7 @@ def _dtype(array: np.ndarray) -> str:
 
 
 def _body(array: np.ndarray) -> np.ndarray:
-    """Returns the elements; for strings, their lengths and then the strings."""
+    """Returns the bytes of the elements; for strings, their lengths followed by the strings."""
     if array.dtype != object:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     strings = array.reshape(-1).tolist()

@@ -13,28 +13,28 @@ import tensorflow as tf
 from tfdist.groups import array_bytes
 from tfdist.groups.fusion import copied_slice
 
-#: Bytes that are exchanged at a time of what may be large, and is held in memory several times.
-_PIECE_BYTES = 16 << 20
+#: Chunk size for exchanges of large values, which are in memory several times meanwhile.
+_CHUNK_BYTES = 16 << 20
 
 
 class ProcessGroup(ABC):
     """The processes that train one model together, each running the whole script.
 
     Operations on tensors may be called in graphs and eagerly, once per process and in the same
-    order in all of them. All others are called outside of graphs.
+    order in all processes. All other operations are called outside of graphs.
 
     A subclass implements the abstract methods and may override `reduce_scatter`.
 
     Attributes:
-        name: What the group is called in tables.
+        name: Name of the group in tables.
         size: Number of processes.
         rank: Index of this process.
-        local_rank: Index of this process among those of its host.
-        sums_in_order: Whether buckets have to be exchanged one after the other, because the
-            transport would otherwise merge those that are ready at the same time. Sums of three or
-            more processes depend on how they are merged, so runs would not be bitwise identical.
+        local_rank: Index of this process among the processes of its host.
+        sums_in_order: Whether buckets must be exchanged sequentially, because the transport fuses
+            buckets that are ready at the same time. Rounding of sums over three or more processes
+            depends on the fusion, so runs would not be bitwise identical.
         gathers_in_order: Whether all-gathers and sums run in the order in which they were traced.
-        shuts_down_at_exit: Whether an exchange in another process fails when rank 0 exits.
+        shuts_down_at_exit: Whether collectives in other processes fail when rank 0 exits.
     """
 
     name: str
@@ -55,8 +55,8 @@ class ProcessGroup(ABC):
         """Returns the sums of tensors over the processes.
 
         Args:
-            tensors: Dense tensors of the same shapes in all processes, or `tf.IndexedSlices`, of
-                which the slices are concatenated.
+            tensors: Dense tensors with the same shapes in all processes, or `tf.IndexedSlices`,
+                whose slices are concatenated.
         """
 
     @abstractmethod
@@ -66,12 +66,11 @@ class ProcessGroup(ABC):
         Args:
             vector: The vector of this process.
             sizes: The number of elements of each process's vector.
-            name: A name that no other exchange has that may run at the same time; the same in all
-                processes.
+            name: A name that is unique among concurrent collectives, and the same in all processes.
         """
 
     def reduce_scatter(self, vectors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns this process's shard of each sum of vectors: see `shard_sizes`."""
+        """Sums vectors over the processes; returns this process's shards (see `shard_sizes`)."""
         shards = []
         for vector, total in zip(vectors, self.all_reduce(vectors), strict=True):
             sizes = shard_sizes(vector.shape.num_elements(), self.size)
@@ -81,7 +80,7 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def broadcast_tensor(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
-        """Returns the tensor of the rank `root`; called eagerly, with the same shape everywhere."""
+        """Returns the tensor of rank `root`. Called eagerly, with the same shape on all ranks."""
 
     # ---- values on the host ----
 
@@ -89,20 +88,20 @@ class ProcessGroup(ABC):
     def gather_words(self, words: np.ndarray) -> np.ndarray:
         """Returns the int64 vectors of all processes, as rows: shape `(size, len(words))`.
 
-        Each of n processes receives n rows; so do all functions of this class that gather.
+        Each of n processes receives n rows, as in all other gather functions of this class.
         """
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Returns the numbers of all processes, as rows: shape `(size, len(numbers))`, float64.
 
-        Each process receives what it returns, so its cost is O(size).
+        The cost is O(size) per process.
 
         Args:
-            numbers: As many in every process.
+            numbers: The same number of values in every process.
         """
-        own = np.asarray(numbers, np.float64)
+        local = np.asarray(numbers, np.float64)
         self._begin_exchange()
-        return self.gather_words(own.view(np.int64)).view(np.float64)
+        return self.gather_words(local.view(np.int64)).view(np.float64)
 
     def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
         """Returns the bytes of all processes, by rank.
@@ -112,8 +111,8 @@ class ProcessGroup(ABC):
         """
         sizes = self.gather([own.size])[:, 0].astype(int)
         gathered = [np.empty(size, np.uint8) for size in sizes]
-        for begin in range(0, int(sizes.max()), _PIECE_BYTES):
-            end = min(begin + _PIECE_BYTES, int(sizes.max()))
+        for begin in range(0, int(sizes.max()), _CHUNK_BYTES):
+            end = min(begin + _CHUNK_BYTES, int(sizes.max()))
             piece = np.zeros(-(-(end - begin) // 8) * 8, np.uint8)
             mine = own[begin:end]
             piece[: mine.size] = mine
@@ -130,7 +129,7 @@ class ProcessGroup(ABC):
     def broadcast_bytes(self, data: bytes) -> bytes:
         """Returns the bytes of rank 0.
 
-        Each process receives them once, and a number of each process.
+        Each process receives the bytes once, and one number from each process.
         """
         size = int(self.gather([len(data)])[0, 0])
         if not size:
@@ -150,18 +149,18 @@ class ProcessGroup(ABC):
         return self.broadcast_bytes(text.encode()).decode()
 
     def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the arrays of rank 0; those of other ranks are ignored."""
+        """Returns the arrays of rank 0. Arrays of other ranks are ignored."""
         if self.size == 1:
             return dict(arrays)
         data = (
             array_bytes.packed(list(arrays.values())) if self.rank == 0 else np.empty(0, np.uint8)
         )
         names = self.broadcast_object(list(arrays))
-        whole = np.frombuffer(self.broadcast_bytes(data.tobytes()), np.uint8)
-        return dict(zip(names, array_bytes.unpacked(whole), strict=True))
+        received = np.frombuffer(self.broadcast_bytes(data.tobytes()), np.uint8)
+        return dict(zip(names, array_bytes.unpacked(received), strict=True))
 
     def sum_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the sums of arrays of floats over the processes, by one all-reduce.
+        """Returns the sums of floating-point arrays over the processes, with one all-reduce.
 
         Args:
             arrays: Arrays of the same shapes and dtypes in every process.
@@ -173,30 +172,30 @@ class ProcessGroup(ABC):
         return [total.numpy() for total in sums([tf.convert_to_tensor(a) for a in arrays])]
 
     def barrier(self) -> None:
-        """Waits until all processes have called it; each receives a number of each process."""
+        """Waits until all processes have called it. Each receives one number from each process."""
         self.gather([0.0])
 
     def before_exchange(self, callback: Callable[[], None]) -> None:
-        """Registers what to call before each exchange of values on the host."""
+        """Registers a function to call before each exchange of values on the host."""
         self._before_exchange.append(callback)
 
     def _begin_exchange(self) -> None:
         for callback in self._before_exchange:
             callback()
 
-    # ---- what is known of the group ----
+    # ---- information ----
 
     def describe(self) -> dict[str, str]:
         """Returns rows for the start-up table."""
         return {}
 
     def silent(self) -> list[int]:
-        """Returns the ranks of processes that do not answer, as far as that can be known."""
+        """Returns the ranks that are known not to respond."""
         return []
 
 
 class LocalGroup(ProcessGroup):
-    """The group of a process that trains alone: each exchange returns what it is given."""
+    """The group of a single process: each collective returns its input."""
 
     name, size, rank, local_rank = "local", 1, 0, 0
 
@@ -217,6 +216,6 @@ class LocalGroup(ProcessGroup):
 
 
 def shard_sizes(num_elements: int, num_owners: int) -> list[int]:
-    """Returns how many elements each owner has; the first ones have one more if need be."""
-    small, over = divmod(num_elements, num_owners)
-    return [small + (owner < over) for owner in range(num_owners)]
+    """Returns the number of elements of each shard. The first shards may have one more element."""
+    quotient, remainder = divmod(num_elements, num_owners)
+    return [quotient + (owner < remainder) for owner in range(num_owners)]

@@ -11,42 +11,42 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.cluster import Cluster, gpus, liveness
-from tfdist.devices import asked_gpus, resolve, use_gpus
+from tfdist.devices import requested_gpus, resolve, use_gpus
 from tfdist.errors import ClusterError, ConfigurationError
 from tfdist.groups import traffic
 from tfdist.groups.base import ProcessGroup
-from tfdist.groups.fusion import fused, in_pieces, wire_dtype
+from tfdist.groups.fusion import fused, in_chunks, wire_dtype
 from tfdist.groups.varying_sizes import VaryingSizes
 from tfdist.upstream.tensorflow_runtime import (
-    bound_waiting,
     has_started,
     ordering_tokens,
-    start_as_usual,
+    set_timeouts,
+    start_without_hook,
     workers_on,
 )
 from tfdist.watchdog import start_up
 
-#: Seconds that a worker waits for the others to join.
+#: Maximum seconds to wait for the other workers.
 JOIN_SECONDS = 120
 #: Seconds without a heartbeat after which TensorFlow considers a worker lost.
 HEARTBEAT_SECONDS = 20
 
-#: Bytes of one of TensorFlow's collectives over gRPC. 100 MB in one piece take three times as long
-#: as in pieces of 2 to 8 MB (1.9 s, 0.6 s; 16 MB take 0.10 s and 0.07 s; two processes of a busy
-#: host), and by default it packs all gradients of a step into one.
-PIECE_BYTES = 1 << 22
+#: Maximum bytes of one collective over gRPC. By default TensorFlow packs all gradients of a step
+#: into one collective. 100 MB in one collective take three times as long as in chunks of 2 to 8 MB
+#: (1.9 s and 0.6 s; 16 MB take 0.10 s and 0.07 s; two processes on a busy host).
+CHUNK_BYTES = 1 << 22
 
 
 class CollectiveGroup(ProcessGroup):
-    """Workers that TensorFlow's collectives join; each has the same number of devices.
+    """Workers that communicate by TensorFlow's collectives. Each has the same number of devices.
 
     A process joins a cluster when TensorFlow starts, so create the group before the first
-    operation. Tensors are exchanged with those of the same device number in the other processes.
+    operation. Each device communicates with the device of the same number in the other processes.
 
     Attributes:
         devices: Names of the devices of this process.
         communication: `"ring"` or `"nccl"`.
-        tf_strategy: TensorFlow's strategy of all workers, which joined them.
+        tf_strategy: TensorFlow's strategy for all workers.
 
     Args:
         devices: The devices of this process, as for `tfdist.devices.resolve`. Workers that see the
@@ -55,9 +55,9 @@ class CollectiveGroup(ProcessGroup):
         default_cpus: As for `tfdist.devices.resolve`.
 
     Raises:
-        ClusterError: The workers do not come together, or TensorFlow has started already.
-        ConfigurationError: The communication does not fit the devices.
-        DeviceError: A device that does not exist.
+        ClusterError: Workers are missing, or TensorFlow has already been initialized.
+        ConfigurationError: The devices do not support the communication.
+        DeviceError: A device does not exist.
     """
 
     name = "TensorFlow"
@@ -69,7 +69,7 @@ class CollectiveGroup(ProcessGroup):
         default_cpus: int = 1,
     ) -> None:
         super().__init__()
-        start_as_usual()
+        start_without_hook()
         workers = cluster.current()
         self._cluster, self.devices = _meet(workers, devices, communication, default_cpus)
         self.communication = resolve_communication(communication, self.devices)
@@ -79,12 +79,13 @@ class CollectiveGroup(ProcessGroup):
         others = self._cluster if self.size > 1 else None
         self.tf_strategy = _tf_strategy(names, self.communication, others)
         self._places = list(self.tf_strategy.extended.worker_devices)
-        # One for each device number: a device exchanges with the same one of the other processes.
+        # One channel per device number, for the devices with this number in all processes.
         tokens = ordering_tokens(self.tf_strategy)
         self._channels = self._channels_of(tokens)
-        # Collectives of one token run in the order in which they were traced. The backward pass
-        # gathers weights for operations that were traced earlier, and sums of their results wait
-        # for them, so gathers have tokens of their own. NCCL needs one order for all.
+        # Collectives with the same token run in the order in which they were traced. The backward
+        # pass all-gathers weights for operations that were traced earlier, and all-reduces depend
+        # on the results of these operations. Thus all-gathers have separate tokens, to avoid
+        # deadlocks. NCCL requires a single order for all collectives.
         self.gathers_in_order = self.communication == "nccl"
         self._gather_channels = self._channels
         if not self.gathers_in_order:
@@ -107,24 +108,24 @@ class CollectiveGroup(ProcessGroup):
         del name  # exchanges are numbered in the order in which they are traced
         if self.size == 1:
             return vector
-        # All bring as many elements. `order` has the rank of each row of the result.
+        # Pad to the same number of elements. `order` contains the rank of each row of the result.
         longest, channel = max(sizes), self._channel_of(vector)
         order = self._order(channel)
-        own = tf.pad(vector, [[0, longest - sizes[self.rank]]])
-        rows = tf.reshape(self._gather(own, channel), [self.size, longest])
+        local = tf.pad(vector, [[0, longest - sizes[self.rank]]])
+        rows = tf.reshape(self._gather(local, channel), [self.size, longest])
         row_of = {rank: row for row, rank in enumerate(order)}
         whole = tf.concat([rows[row_of[rank]][:size] for rank, size in enumerate(sizes)], 0)
         traffic.note("all-gather", [whole])
         return whole
 
     def broadcast_tensor(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
-        # A sum to which the others add zeros, in a dtype that all ways of summing have.
+        # An all-reduce with zeros on the other ranks, in a dtype that all transports support.
         if tensor.dtype.is_floating:
             sent = tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
         else:
             sent = tf.cast(tensor, tf.int64)
-        own = sent if self.rank == root else tf.zeros_like(sent)
-        return tf.cast(self.all_reduce([own])[0], tensor.dtype)
+        summand = sent if self.rank == root else tf.zeros_like(sent)
+        return tf.cast(self.all_reduce([summand])[0], tensor.dtype)
 
     def gather_words(self, words: np.ndarray) -> np.ndarray:
         if self.size == 1:
@@ -140,8 +141,8 @@ class CollectiveGroup(ProcessGroup):
         return _silent(self._cluster)
 
     def _sums(self, tensors: list) -> list:
-        """Sums tensors over the processes, one by one; large ones in pieces."""
-        most = PIECE_BYTES if self.communication == "ring" else sys.maxsize
+        """Sums tensors over the processes, one by one, and large ones in chunks."""
+        most = CHUNK_BYTES if self.communication == "ring" else sys.maxsize
 
         def each(pieces: list) -> list:
             return [self._sum(piece, self._channel_of(piece)) for piece in pieces]
@@ -149,7 +150,7 @@ class CollectiveGroup(ProcessGroup):
         results = []
         for tensor in tensors:
             sized = not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()
-            results += in_pieces(each, [tensor], most) if sized else each([tensor])
+            results += in_chunks(each, [tensor], most) if sized else each([tensor])
         return results
 
     def _sum(self, tensor: tf.Tensor | tf.IndexedSlices, channel: int) -> tf.Tensor:
@@ -173,7 +174,7 @@ class CollectiveGroup(ProcessGroup):
     def _eager(
         self, channel: int, operation: str, dtype: tf.DType
     ) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns an exchange of vectors for eager calls, which would need new keys each time."""
+        """Returns a `tf.function` for eager calls, because each eager collective needs new keys."""
 
         def exchange(vector: tf.Tensor) -> tf.Tensor:
             with tf.device(self._places[channel]):
@@ -190,14 +191,14 @@ class CollectiveGroup(ProcessGroup):
             return self._gather(tf.constant([self.rank], tf.int64), channel).numpy().tolist()
 
     def _channel_of(self, tensor: tf.Tensor | tf.IndexedSlices) -> int:
-        """Returns the number of the device that a tensor is on; 0 if it is on none of them."""
+        """Returns the number of a tensor's device; 0 if the group does not have this device."""
         device = tensor.device
         ends = (place.rpartition("/device:")[2] for place in self._places)
         return next((i for i, end in enumerate(ends) if device.endswith(f":{end}")), 0)
 
 
 def _token_on(place: str) -> tf.Variable:
-    """Returns a variable whose users run in the order in which they were traced."""
+    """Returns a variable that orders the collectives which use it, as they were traced."""
     with tf.init_scope(), tf.device(place):
         return tf.Variable(0.0, trainable=False)
 
@@ -206,7 +207,7 @@ def resolve_communication(communication: str, devices: Sequence[str]) -> str:
     """Returns `"ring"` or `"nccl"`.
 
     Raises:
-        ConfigurationError: Some devices are not GPUs, but NCCL is requested.
+        ConfigurationError: NCCL is requested, but some devices are not GPUs.
     """
     on_gpus = all(name.startswith("GPU") for name in devices)
     if communication == "nccl" and not on_gpus:
@@ -223,7 +224,7 @@ def resolve_communication(communication: str, devices: Sequence[str]) -> str:
 def _tf_strategy(
     devices: tuple[str, ...], communication: str, workers: Cluster | None
 ) -> tf.distribute.Strategy:
-    """Returns TensorFlow's strategy: one per process, because its collectives are numbered.
+    """Returns TensorFlow's strategy; one per process, because its collectives are numbered.
 
     Args:
         devices: The devices of this worker.
@@ -231,31 +232,31 @@ def _tf_strategy(
         workers: All workers, with their addresses; None if there is only this one.
 
     Raises:
-        ClusterError: The workers do not come together, or TensorFlow has started already.
+        ClusterError: Workers are missing, or TensorFlow has already been initialized.
     """
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=getattr(
             tf.distribute.experimental.CommunicationImplementation, communication.upper()
         ),
-        bytes_per_pack=PIECE_BYTES if communication == "ring" else 0,
+        bytes_per_pack=CHUNK_BYTES if communication == "ring" else 0,
     )
     if workers is None:
-        # Of no cluster, whatever TF_CONFIG may say of a single worker.
-        nobody = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+        # An empty cluster, so that TensorFlow does not read TF_CONFIG.
+        no_cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         with workers_on(devices):
-            return tf.distribute.MultiWorkerMirroredStrategy(nobody, options)
+            return tf.distribute.MultiWorkerMirroredStrategy(no_cluster, options)
     _check_not_started()
     leader = "chief" if workers.has_chief else "worker"
-    bound_waiting(workers.tasks(), leader, JOIN_SECONDS, HEARTBEAT_SECONDS)
+    set_timeouts(workers.tasks(), leader, JOIN_SECONDS, HEARTBEAT_SECONDS)
     waiting = start_up.waiting(workers.rank, workers.size, functools.partial(_silent, workers))
     try:
         with waiting, workers_on(devices):
             return tf.distribute.MultiWorkerMirroredStrategy(_resolver(workers), options)
     except (tf.errors.OpError, RuntimeError) as error:
         raise ClusterError(
-            f"Rank {workers.rank} did not find the other workers within {JOIN_SECONDS} s: "
+            f"Rank {workers.rank} did not connect to the other workers within {JOIN_SECONDS} s: "
             f"{_first_line(error)}\nStart all of {', '.join(workers.addresses)}, make sure that "
-            "each can reach the others' ports, and give each its own rank."
+            "each can reach the others' ports, and give each a different rank."
         ) from error
 
 
@@ -265,13 +266,13 @@ def _meet(
     communication: str,
     default_cpus: int,
 ) -> tuple[Cluster, list[str]]:
-    """Brings all workers together before TensorFlow starts, and divides the GPUs they share.
+    """Connects all workers before TensorFlow starts, and divides GPUs that several of them see.
 
-    Workers that see the same GPUs, as those of one host do unless their launcher gave each its own,
-    divide them by rank.
+    Workers that see the same GPUs divide them by rank. This is the case for workers on one host,
+    unless their launcher assigned GPUs to each.
 
     Args:
-        workers: As discovered; with addresses if the launcher passed them.
+        workers: The discovered cluster, with addresses if the launcher provides them.
         devices: As for `tfdist.devices.resolve`: a number counts devices of each worker.
         communication: With `"ring"` several workers may use one GPU if there are too few.
         default_cpus: As for `tfdist.devices.resolve`.
@@ -280,12 +281,12 @@ def _meet(
         The workers with their addresses, and the names of this worker's devices.
 
     Raises:
-        ClusterError: Workers are missing or disagree, or there are fewer GPUs than workers.
-        DeviceError: There are no such devices.
+        ClusterError: Workers are missing or inconsistent, or there are fewer GPUs than workers.
+        DeviceError: A device does not exist.
     """
     if workers.size == 1:
         return workers, resolve(devices, default_cpus)
-    requested = asked_gpus(devices)
+    requested = requested_gpus(devices)
     names = gpus.identifiers(len(tf.config.get_visible_devices("GPU"))) if requested else []
     whole = cluster.exchange_addresses(
         workers,
@@ -305,21 +306,21 @@ def _meet(
 def _check_not_started() -> None:
     if has_started():
         raise ClusterError(
-            "TensorFlow has started in this process, which can no longer join other workers: call "
-            "tfdist.strategies.create('multi_worker') before the first operation (building a model "
-            "is one) and pass what it returns to the Trainer; or create the Trainer first, with "
-            "the function that builds the model."
+            "TensorFlow is already initialized, so this process can no longer connect to other "
+            "workers. Call tfdist.strategies.create('multi_worker') before the first operation "
+            "(such as building a model), and pass the strategy to the Trainer. Or create the "
+            "Trainer first, and pass it the function that builds the model."
         )
 
 
 def _silent(workers: Cluster) -> list[int]:
-    """Returns the ranks of the other workers whose server does not answer."""
+    """Returns the ranks of the other workers whose server does not respond."""
     others = {i: place for i, place in enumerate(workers.addresses) if i != workers.rank}
     return liveness.silent(others)
 
 
 def _resolver(workers: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
-    """Returns what tells TensorFlow all workers, and which one this process is."""
+    """Returns a resolver with all workers and the task of this process."""
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(workers.tasks()),
         task_type="chief" if workers.has_chief and workers.rank == 0 else "worker",

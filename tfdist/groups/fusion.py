@@ -1,4 +1,4 @@
-"""Tensor fusion: many small tensors are exchanged as one."""
+"""Tensor fusion: small tensors are packed into one for communication."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-#: Tensors with fewer elements are packed together. From a quarter of a million (1 MB of float32)
-#: the copy into the pack costs more than a separate exchange.
+#: Tensors with fewer elements are packed together. For larger ones (from 1 MB of float32), the copy
+#: costs more than a separate collective.
 FUSION_LIMIT = 1 << 18
 
 Reduce = Callable[[list], list]
@@ -65,13 +65,13 @@ def packed(tensors: list) -> tuple[list, Reduce]:
     return few + [tensors[i] for i in alone], apart
 
 
-def in_pieces(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[tf.Tensor]:
-    """Applies `reduce` to dense tensors of known shape, with large ones in pieces.
+def in_chunks(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[tf.Tensor]:
+    """Applies `reduce` to dense tensors of known shape, and to large ones in chunks.
 
     Args:
         reduce: As in `fused`.
         tensors: Tensors of any dtypes.
-        num_bytes: The largest size of a piece.
+        num_bytes: Maximum size of a chunk, in bytes.
     """
     pieces: list[list[tf.Tensor]] = []
     for tensor in tensors:
@@ -88,10 +88,10 @@ def in_pieces(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[
 
 
 def _split(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    """Cuts a vector into consecutive parts."""
+    """Splits a vector into consecutive parts."""
     if not vector.dtype.is_integer:
         return tf.split(vector, sizes)
-    # `Split` and `SplitV` have no GPU kernel for int64, and would fetch the vector to the host.
+    # `Split` and `SplitV` have no GPU kernel for int64, and would copy the vector to the host.
     begins = itertools.accumulate(sizes, initial=0)
     return [tf.slice(vector, [begin], [size]) for begin, size in zip(begins, sizes, strict=False)]
 
@@ -125,14 +125,14 @@ def _grouped(key: Callable[[Any], Hashable], reduce: Reduce, tensors: list) -> l
 
 
 def _is_small(tensor: tf.Tensor | tf.IndexedSlices) -> bool:
-    """Whether a tensor is dense, of known shape and worth packing."""
+    """Returns whether a tensor is dense, has a known shape and is small enough to pack."""
     if isinstance(tensor, tf.IndexedSlices) or not tensor.shape.is_fully_defined():
         return False
     return math.prod(tensor.shape) < FUSION_LIMIT
 
 
 def local_sum(terms: Sequence[Any]) -> Any:
-    """Returns the sum of dense tensors, or the concatenated slices, of one device."""
+    """Returns the sum of dense tensors, or the concatenated slices, on one device."""
     if not isinstance(terms[0], tf.IndexedSlices):
         return tf.add_n(list(terms))
     return tf.IndexedSlices(
@@ -143,11 +143,12 @@ def local_sum(terms: Sequence[Any]) -> Any:
 
 
 def wire_dtype(dtype: tf.DType, by_nccl: bool) -> tf.DType:
-    """Returns the dtype in which a tensor is sent.
+    """Returns the dtype for sending a tensor.
 
-    Small integers are sent as int64: TensorFlow keeps int32 in host memory, and NCCL and the ring
-    know few of the others. NCCL as TensorFlow calls it has no bfloat16 (`NcclAllReduce`'s `T`, and
-    `NcclManager::AddParticipant` for `CollectiveReduceV2`), of which float32 holds every value.
+    Small integers are sent as int64, because TensorFlow keeps int32 in host memory, and NCCL and
+    the ring support few other integer dtypes. TensorFlow's NCCL operations do not support bfloat16
+    (`T` of `NcclAllReduce`, and `NcclManager::AddParticipant` for `CollectiveReduceV2`), which is
+    converted to float32 without rounding.
 
     Args:
         dtype: Dtype of the tensor.
@@ -161,10 +162,10 @@ def wire_dtype(dtype: tf.DType, by_nccl: bool) -> tf.DType:
 
 
 def copied_slice(whole: tf.Tensor, axis: int, begin: int, end: int) -> tf.Tensor:
-    """Returns a slice along an axis as a copy, so that the rest can be freed.
+    """Returns a copy of a slice along an axis, so that the whole tensor can be freed.
 
-    Along the first axis TensorFlow returns views. A variable keeps a view that is assigned to it,
-    and a sum of gradients would be computed in one. Adding an axis in front avoids that.
+    Along the first axis, TensorFlow returns views. A variable would keep the view, and with it the
+    whole tensor. Adding an axis in front avoids that.
     """
     before = [slice(None)] * axis
     return whole[tf.newaxis][(0, *before, slice(begin, end))]

@@ -25,24 +25,23 @@ from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_dtype, fused
 from tfdist.watchdog import start_up
 
-#: Horovod's variable that keeps it from merging groups of tensors into one exchange, which it does
-#: depending on when they arrive.
+#: Horovod's variable that turns off the fusion of tensor groups, which depends on when they arrive.
 _DISABLE_GROUP_FUSION = "HOROVOD_DISABLE_GROUP_FUSION"
 
-#: Where the other ranks give signs of life; MPI has no such interface.
+#: Addresses at which other ranks respond (`liveness`); empty with MPI.
 _others: dict[int, str] = {}
 
 
 class HorovodGroup(ProcessGroup):
-    """The processes that Horovod joined; starts Horovod if it is not running yet.
+    """The processes of a Horovod job; initializes Horovod if necessary.
 
-    Horovod's own variables set tensor fusion and cycle time (`HOROVOD_FUSION_THRESHOLD`,
-    `HOROVOD_CYCLE_TIME`), except that groups of tensors, which gradient buckets are, are exchanged
-    separately (`HOROVOD_DISABLE_GROUP_FUSION`).
+    Horovod's environment variables configure tensor fusion and cycle time
+    (`HOROVOD_FUSION_THRESHOLD`, `HOROVOD_CYCLE_TIME`). By default, groups of tensors such as
+    gradient buckets are not fused (`HOROVOD_DISABLE_GROUP_FUSION`).
 
     Raises:
         MissingError: Horovod is not installed.
-        ClusterError: A launcher started other processes than Horovod joined, or ranks are missing.
+        ClusterError: The launcher and Horovod disagree about the processes, or ranks are missing.
     """
 
     name = "Horovod"
@@ -64,7 +63,7 @@ class HorovodGroup(ProcessGroup):
 
     def all_gather(self, vector: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
         del sizes  # Horovod exchanges them itself
-        # Horovod has no bfloat16, but can carry its bits.
+        # Horovod does not support bfloat16, so send the bits.
         sent = tf.bitcast(vector, tf.uint16) if vector.dtype == tf.bfloat16 else vector
         whole = self._hvd.allgather(sent, name=name, ignore_name_scope=True)
         traffic.note("all-gather", [whole])
@@ -73,7 +72,7 @@ class HorovodGroup(ProcessGroup):
     def broadcast_tensor(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
         if tensor.dtype == tf.bfloat16:
             sent = tf.bitcast(tensor, tf.uint16)
-        else:  # Horovod does not have all integers
+        else:  # Horovod does not support all integer dtypes
             sent = tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.int64)
         received = self._hvd.broadcast(sent, root, name="tfdist_broadcast")
         if tensor.dtype == tf.bfloat16:
@@ -103,12 +102,12 @@ class HorovodGroup(ProcessGroup):
     def _grouped(
         self, name: traffic.Exchange, operation: Callable[..., list], tensors: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Passes tensors of one dtype together to one of Horovod's operations that sum."""
+        """Passes tensors of one dtype to a grouped operation of Horovod that sums them."""
         if not tensors:
             return []
-        # Horovod has no bfloat16.
+        # Horovod does not support bfloat16.
         known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
-        # It matches tensors by their names, and names of layers may differ from rank to rank.
+        # Horovod matches tensors by name, and the names of layers may differ between ranks.
         known = [tf.identity(t, name=name) for t in known]
         traffic.note(name, known)
         sums = operation(known, op=self._hvd.Sum)
@@ -130,26 +129,27 @@ def installed() -> Any:
         import horovod.tensorflow as hvd
     except ImportError as error:
         raise MissingError(
-            f"Horovod is not installed for this TensorFlow ({error}), but strategy 'horovod' and "
-            "processes that it joins need it: run make horovod, or see python -m tfdist.doctor."
+            f"Horovod is not installed for this TensorFlow ({error}), but strategy 'horovod' needs "
+            "it. Run python -m tfdist.install_horovod, or see python -m tfdist.doctor."
         ) from error
     return hvd
 
 
 @functools.cache
 def started() -> Any:
-    """Returns `horovod.tensorflow` after starting it, and tells `cluster` this process's rank.
+    """Initializes Horovod, sets the cluster of this process, and returns `horovod.tensorflow`.
 
     Raises:
         MissingError: Horovod is not installed.
-        ClusterError: A launcher started other processes than Horovod joined, or ranks are missing.
+        ClusterError: The launcher and Horovod disagree about the processes, or ranks are missing.
     """
     hvd, expected = installed(), cluster.started_together()
-    if not hvd.is_initialized():  # Horovod reads its variables then, and never again
+    if not hvd.is_initialized():  # Horovod reads the variables only in `init`
         os.environ.setdefault(_DISABLE_GROUP_FUSION, "1")
-    # Several processes of a host wait for each other: busy waiting would starve those that compute.
+    # Processes on a host wait for each other. Busy waiting would take cores from those that
+    # compute.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    # Gloo would abort this process, while the watchdog reports which rank is missing.
+    # After its timeout, Gloo aborts the process. Let the watchdog report the missing rank before.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(2 * int(start_up.SECONDS)))
     if expected:
         _others.update(roll_call(expected.rank, expected.size))
@@ -159,23 +159,23 @@ def started() -> Any:
         hvd.init()
     if expected and expected.size != hvd.size():
         raise ClusterError(
-            f"{expected.source} says rank {expected.rank} of {expected.size}, Horovod says "
-            f"{hvd.rank()} of {hvd.size()}: start the processes with the mpirun of the MPI that "
+            f"{expected.source} has rank {expected.rank} of {expected.size}, but Horovod has "
+            f"{hvd.rank()} of {hvd.size()}. Start the processes with the mpirun of the MPI that "
             "Horovod was built with, or with horovodrun --gloo. python -m tfdist.doctor shows "
-            "which."
+            "the MPI."
         )
     atexit.register(hvd.shutdown)
     source = "Horovod over MPI" if hvd.mpi_enabled() else "Horovod over Gloo"
-    place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
-    cluster.use(cluster.Cluster(source, *place))
+    ranks = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
+    cluster.use(cluster.Cluster(source, *ranks))
     return hvd
 
 
 def limit_visible_gpus(local_rank: int, local_size: int) -> int:
-    """Makes only this process's part of the host's GPUs visible, if there are enough for all.
+    """Makes only this process's GPUs visible, if the host has enough GPUs for all processes.
 
     Returns:
-        The index of its first GPU among those that it sees.
+        The index of its first GPU among its visible GPUs.
     """
     gpus = tf.config.get_visible_devices("GPU")
     if os.environ.get(PER_WORKER):  # the launcher has divided them
@@ -184,7 +184,7 @@ def limit_visible_gpus(local_rank: int, local_size: int) -> int:
     first = local_rank * each % max(len(gpus), 1)
     try:
         tf.config.set_visible_devices(gpus[first : first + each], "GPU")
-    except RuntimeError:  # TensorFlow has started, and keeps seeing all of them
+    except RuntimeError:  # TensorFlow is initialized, so all GPUs stay visible
         return first
     return 0
 
@@ -194,13 +194,13 @@ def _silent() -> list[int]:
 
 
 def _groups_are_separate() -> bool:
-    """Returns whether each grouped operation is an exchange of its own, once Horovod is started."""
+    """Returns whether Horovod does not fuse grouped operations with each other."""
     value = os.environ.get(_DISABLE_GROUP_FUSION, "")
     return value.isdigit() and int(value) > 0
 
 
 def _transport(hvd: Any) -> str:
-    """Returns what carries the sums, as far as Horovod tells."""
+    """Returns the transport of all-reduces, as far as it is known."""
     if hvd.nccl_built() and tf.config.get_visible_devices("GPU"):
         return "NCCL"
     return "MPI" if hvd.mpi_enabled() else "Gloo"

@@ -1,10 +1,10 @@
-"""Joins the other workers when a launched script first uses TensorFlow.
+"""Connects to the other workers when a launched script first uses TensorFlow.
 
-A process can join a cluster of TensorFlow only before TensorFlow starts, and building a model
-starts it. In a script that `tfdist.launch` started, `import tfdist` therefore prepares a hook: the
-first operation joins the workers, so that a model that is already built can be passed to
+A process can join a TensorFlow cluster only before TensorFlow is initialized, and building a model
+initializes it. In scripts that `tfdist.launch` started, `import tfdist` therefore installs a hook
+that connects the workers in the first operation. So a model that is already built can be passed to
 `Trainer(model, strategy="multi_worker")`. Creating a strategy before the first operation removes
-the hook, because the strategy joins them itself.
+the hook, because the strategy connects the workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfdist import cluster
 from tfdist.cluster.messages import SECRET
 from tfdist.errors import ClusterError
 
-#: The process that has the hook: children inherit the launcher's variables, but not its place.
+#: The ID of the process with the hook. Child processes inherit the variables of the launcher.
 _PROCESS = "TFDIST_SCRIPT_PROCESS"
 _STRATEGY = "multi_worker"
 
@@ -34,18 +34,18 @@ def prepare() -> None:
 
 
 def _is_script_of_worker() -> bool:
-    """Returns whether this is a program of the user's that `tfdist.launch` started."""
+    """Returns whether this process is a user's script that `tfdist.launch` started."""
     environ = os.environ
-    own = environ.setdefault(_PROCESS, str(os.getpid())) == str(os.getpid())
+    is_worker = environ.setdefault(_PROCESS, str(os.getpid())) == str(os.getpid())
     launched = environ.get(SECRET) and environ.get("TF_CONFIG")
     program = Path(sys.argv[0])  # "-m" while the package of a command is imported
     is_command = Path(__file__).parents[1] in program.absolute().parents
     in_main = multiprocessing.parent_process() is None
-    return bool(own and launched and in_main and not is_command) and _names_strategy(program)
+    return bool(is_worker and launched and in_main and not is_command) and _names_strategy(program)
 
 
 def _names_strategy(program: Path) -> bool:
-    """Returns whether a script or its arguments name the strategy: others must not join."""
+    """Returns whether a script or its arguments contain the strategy's name."""
     try:
         text = program.read_text()
     except (OSError, UnicodeDecodeError):
@@ -57,7 +57,7 @@ def _has_peers() -> bool:
     try:
         found = cluster.current()
     except ClusterError:
-        return False  # whoever creates a strategy gets the error
+        return False  # creating a strategy raises the error
     return found.size > 1 and not found.ps
 
 

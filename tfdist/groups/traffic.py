@@ -1,4 +1,4 @@
-"""Measures exchanges: the bytes that a process sends, and the time that an all-reduce takes."""
+"""Measures communication: bytes that a process sends, and the time of an all-reduce."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, Literal, Protocol
 
 import tensorflow as tf
 
-#: Exchanges in which each of n processes ends with all of a tensor, or begins with all of it.
+#: Collectives in which each process starts or ends with a whole tensor.
 Exchange = Literal["all-reduce", "reduce-scatter", "all-gather"]
 
-#: How often a process sends (n - 1) / n of the tensor with a bandwidth-optimal algorithm
-#: (Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms for Clusters").
+#: How often a process sends (n - 1) / n of the tensor, with n processes and a bandwidth-optimal
+#: algorithm (Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms for Clusters").
 _TIMES = MappingProxyType({"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1})
 
 
 class Traffic:
-    """Counts bytes that are sent, also by graphs while they run.
+    """Counts sent bytes, including those sent by graphs while they run.
 
     Args:
-        num_processes: The number of processes of the exchange.
+        num_processes: The number of processes.
     """
 
     def __init__(self, num_processes: int) -> None:
-        self._share = (num_processes - 1) / num_processes
+        self._fraction = (num_processes - 1) / num_processes
         with tf.device("CPU:0"):
             self._exchanged = {
                 exchange: tf.Variable(0, dtype=tf.int64, trainable=False) for exchange in _TIMES
@@ -36,10 +36,10 @@ class Traffic:
     def num_bytes(self) -> float:
         """Returns the bytes that this process has sent."""
         counts = {exchange: int(count) for exchange, count in self._exchanged.items()}
-        return sum(self._share * _TIMES[exchange] * count for exchange, count in counts.items())
+        return sum(self._fraction * _TIMES[exchange] * count for exchange, count in counts.items())
 
     def add(self, exchange: Exchange, tensor: tf.Tensor) -> None:
-        """Counts one more exchange."""
+        """Counts a collective."""
         with tf.device("CPU:0"):
             size = tf.size(tensor, tf.int64) * tensor.dtype.size
             self._exchanged[exchange].assign_add(size)
@@ -53,7 +53,7 @@ _counting: list[Traffic] = []
 
 @contextlib.contextmanager
 def counted(num_processes: int) -> Iterator[Traffic]:
-    """Counts what functions exchange that are traced and called within the context."""
+    """Counts the communication of functions that are traced and called within the context."""
     _counting.append(Traffic(num_processes))
     try:
         yield _counting[-1]
@@ -62,7 +62,7 @@ def counted(num_processes: int) -> Iterator[Traffic]:
 
 
 def note(exchange: Exchange, tensors: Sequence[tf.Tensor]) -> None:
-    """Counts tensors that are exchanged, each as a whole, if anybody measures traffic."""
+    """Counts communicated tensors within a `counted` context."""
     for traffic in _counting:
         for tensor in tensors:
             traffic.add(exchange, tensor)
@@ -84,11 +84,11 @@ class Replicas(Protocol):
 def measure_all_reduce(
     replicas: Replicas, num_bytes: int, repeats: int = _REPEATS
 ) -> tuple[float, float]:
-    """Times an all-reduce of float32 ones; every rank calls it with the same arguments.
+    """Measures an all-reduce of float32 ones. Every rank must call it with the same arguments.
 
     Args:
         replicas: The replicas of a strategy.
-        num_bytes: Size of the tensor on each of them.
+        num_bytes: Size of the tensor on each replica.
         repeats: The number of measurements.
 
     Returns:
@@ -97,14 +97,15 @@ def measure_all_reduce(
     ones = tf.ones([num_bytes // 4])
 
     def on_replica(_: int) -> list:
-        # One tensor per replica: TensorFlow assumes that a tensor shared by all is summed already.
+        # A copy per replica, because TensorFlow treats a tensor shared by all replicas as already
+        # summed.
         return replicas.all_reduce([tf.identity(ones)])
 
     @tf.function
     def reduce() -> list:
         return replicas.local_results(
             replicas.run(on_replica)
-        )  # all of it, or parts are not computed
+        )  # return everything, because TensorFlow prunes unused parts
 
     total, times = float(reduce()[0][0][0]), []  # traces, and synchronizes the ranks
     for _ in range(repeats):

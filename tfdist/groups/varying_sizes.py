@@ -1,8 +1,8 @@
-"""Exchanges of tensors whose size differs from step to step.
+"""Collectives for tensors whose size differs between steps.
 
-TensorFlow fixes the size of a collective operation at its first use, and a loop in the graph uses
-one operation for all its steps, so a smaller last batch would stop it. Here the size is part of the
-operation's keys, so that each size is an operation of its own.
+TensorFlow fixes the tensor size of a collective at its first use. A loop in a graph uses the same
+operation in all steps, so a smaller last batch would fail. Here the size is part of the operation's
+keys, so that each size is a separate collective.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tfdist.upstream.tensorflow_runtime import exchanged_by_key
 
 #: Larger than the group keys that `tf.distribute` assigns, which count from 1.
 _FIRST_GROUP = 1 << 20
-#: Operations and sizes per group key. Both fit into one int32, with few groups, because NCCL
-#: connects the devices again for each.
+#: Operations and sizes per group key. Both are encoded in one int32. There are few groups, because
+#: NCCL creates a new communicator for each.
 _OPERATIONS_A_GROUP, _SIZES_A_GROUP = 1 << 9, 1 << 22
-#: Groups of sizes, which are an int32, too.
+#: Number of groups for an int32 size.
 _SIZE_GROUPS = (1 << 31) // _SIZES_A_GROUP
 #: The last operation has the largest int32 as its group key.
-MOST_OPERATIONS = ((1 << 31) - _FIRST_GROUP) // _SIZE_GROUPS * _OPERATIONS_A_GROUP
+MAX_OPERATIONS = ((1 << 31) - _FIRST_GROUP) // _SIZE_GROUPS * _OPERATIONS_A_GROUP
 
-#: Numbers the blocks of operations of the program, each of one object: TensorFlow keeps a group key
-#: and its members as long as the process runs.
+#: Numbers the blocks of operations in this process. A block belongs to one object, because
+#: TensorFlow keeps the members of a group key until the process ends.
 _blocks = itertools.count()
 
 
@@ -35,11 +35,11 @@ class VaryingSizes:
     """Sums and gathers on the replicas of a strategy, in a graph.
 
     Args:
-        tokens: One for each replica of this process, on its device. Collectives of a device run
-            in the order in which they were traced if they use the same token; without one they
-            run in any order, or not at all where only another replica's result is used.
+        tokens: One variable per replica of this process, on its device. Collectives with the same
+            token run in the order in which they were traced. Without a token, they run in any
+            order, or are pruned if only another replica's result is used.
         first_replica: Index, among all replicas, of the first one of this process.
-        num_replicas: Over all workers.
+        num_replicas: Number of replicas of all workers.
         communication: `"ring"` or `"nccl"`.
     """
 
@@ -52,7 +52,7 @@ class VaryingSizes:
     ) -> None:
         self._num_replicas, self._communication = num_replicas, communication
         self._tokens = dict(enumerate(tokens, first_replica))
-        # Counted on each replica by itself: all workers build the same graphs in the same order.
+        # Counted per replica, because all workers build the same graphs in the same order.
         self._counts: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
         self._blocks: list[int] = []
 
@@ -63,14 +63,14 @@ class VaryingSizes:
 
         Args:
             tensor: Has the same size on every replica, except for the number of slices.
-            index: The replica's number among all.
+            index: The replica's index among all replicas.
             op: `"SUM"` or `"MEAN"`.
 
         Raises:
-            ConfigurationError: The program has more such operations than there are keys.
+            ConfigurationError: The process has more such operations than there are keys.
         """
         if isinstance(tensor, tf.IndexedSlices):
-            values, indices = self._end_to_end([tensor.values, tensor.indices], index)
+            values, indices = self._concatenated([tensor.values, tensor.indices], index)
             values = values / self._num_replicas if op == "MEAN" else values
             return tf.IndexedSlices(values, indices, tensor.dense_shape)
         total = self._sum(tensor, index)
@@ -81,15 +81,15 @@ class VaryingSizes:
 
         Args:
             vector: A vector of the same length on every replica.
-            index: The replica's number among all.
+            index: The replica's index among all replicas.
 
         Raises:
-            ConfigurationError: As of `reduce`.
+            ConfigurationError: As in `reduce`.
         """
         return self._exchanged("concatenate", vector, index)
 
-    def _end_to_end(self, tensors: list[tf.Tensor], index: int) -> list[tf.Tensor]:
-        """Concatenates the tensors of all replicas, as sums with zeros for the others' rows."""
+    def _concatenated(self, tensors: list[tf.Tensor], index: int) -> list[tf.Tensor]:
+        """Concatenates the tensors of all replicas, by summing tensors padded with zeros."""
 
         def sums(own: list[tf.Tensor]) -> list[tf.Tensor]:
             return [self._sum(tensor, index) for tensor in own]
@@ -101,9 +101,9 @@ class VaryingSizes:
         return tf.reshape(flat, tf.shape(tensor))
 
     def _exchanged(self, operation: str, vector: tf.Tensor, index: int) -> tf.Tensor:
-        # The operation itself refuses a tensor of more than 2^31 - 1 elements; `tf.size`, where the
-        # shape is known, does not. An assertion is no way: it is put in an order with the sums of
-        # other replicas, which wait for this one.
+        # The `Size` operation raises an error for more than 2^31 - 1 elements, which `tf.size` does
+        # not if the shape is known. An assertion would be ordered after the sums of other replicas,
+        # which wait for this one.
         size = tf.raw_ops.Size(input=vector)
         return exchanged_by_key(
             operation,
@@ -115,7 +115,7 @@ class VaryingSizes:
         )
 
     def _next_operation(self, index: int) -> int:
-        """The number of a replica's next operation, the same as on the other replicas."""
+        """Returns the number of the next operation, which is the same on all replicas."""
         block, number = divmod(next(self._counts[index]), _OPERATIONS_A_GROUP)
         if block == len(self._blocks):
             self._blocks.append(next(_blocks))
@@ -123,19 +123,19 @@ class VaryingSizes:
 
 
 def keys(operation: int, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the keys of a group and of an operation within it, int32: no other pair has them.
+    """Returns the unique keys of a group and of an operation within it, int32.
 
     Args:
-        operation: Its number in the program, from 0.
-        size: Elements of its tensor, int32.
+        operation: Number of the operation in the process, from 0.
+        size: Number of elements of its tensor, int32.
 
     Raises:
-        ConfigurationError: A number beyond the range of the keys.
+        ConfigurationError: The number of operations exceeds the range of keys.
     """
-    if operation >= MOST_OPERATIONS:
+    if operation >= MAX_OPERATIONS:
         raise ConfigurationError(
-            f"This program has built {MOST_OPERATIONS} sums of tensors of varying size, and "
-            "TensorFlow has no keys for more: start a new process."
+            f"This process has built {MAX_OPERATIONS} collectives for tensors of varying size, and "
+            "TensorFlow has no keys for more. Start a new process."
         )
     block, number = divmod(operation, _OPERATIONS_A_GROUP)
     group = _FIRST_GROUP + block * _SIZE_GROUPS + size // _SIZES_A_GROUP
@@ -148,9 +148,9 @@ def padded(
     """Pads tensors with zeros to the rows of all replicas, so that their sum concatenates them.
 
     Args:
-        tensors: Numbers, of as many rows each.
-        index: The replica's number among all.
-        num_replicas: Over all workers.
+        tensors: Numeric tensors with the same number of rows.
+        index: The replica's index among all replicas.
+        num_replicas: Number of replicas of all workers.
         all_reduce: Sums tensors over the replicas.
     """
     own = tf.shape(tensors[0])[0]

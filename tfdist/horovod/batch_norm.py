@@ -36,8 +36,8 @@ def SyncBatchNormalization(**options: Any) -> keras.layers.BatchNormalization:  
         if current() is not None:  # within a tfdist.Trainer, which reduces over its replicas
             return global_moments(layer, inputs, mask)
         rows = tf.shape(inputs)[0]
-        alone = Replica(rank(), size(), 1, 0, rows, rows, strategy().all_reduce)
-        with alone:
+        this_rank = Replica(rank(), size(), 1, 0, rows, rows, strategy().all_reduce)
+        with this_rank:
             return global_moments(layer, inputs, mask)
 
     compute_moments_by(layer, moments)

@@ -72,7 +72,7 @@ def _divided(gradient: Any, divisor: Any) -> Any:
     return keras.ops.divide(gradient, tf.cast(divisor, gradient.dtype))
 
 
-def remember(optimizer: keras.optimizers.Optimizer, exchange: Exchange) -> None:
+def attach(optimizer: keras.optimizers.Optimizer, exchange: Exchange) -> None:
     """Stores the exchange in an attribute of the optimizer, which Keras does not save."""
     replace(optimizer, "_tfdist_exchange", exchange)
 

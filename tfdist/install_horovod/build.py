@@ -1,4 +1,4 @@
-"""The build itself: PyPI's source, unpatched, with the headers of `include` before TensorFlow's."""
+"""Builds the unpatched source from PyPI, with the headers in `include` before TensorFlow's."""
 
 from __future__ import annotations
 
@@ -17,47 +17,48 @@ from rich.progress import Progress
 from tfdist.errors import InstallError
 from tfdist.install_horovod import cuda, tools, versions
 
-#: A setuptools of the age of Horovod's setup.py; the rest is what that asks for.
+#: A setuptools version that supports Horovod's setup.py, and the packages that setup.py requires.
 _BUILD_TOOLS = ("setuptools<70", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
 
-#: Memory that one compiler takes on TensorFlow's headers, in bytes.
+#: Memory of one compiler process for TensorFlow's headers, in bytes.
 _COMPILER_BYTES = 2 * 1024**3
 
 _ERRORS_SHOWN = 6
 
 
 def wheel(folder: Path, with_mpi: bool) -> None:
-    """Builds Horovod's wheel and puts it, with the log of the build, into a folder.
+    """Builds Horovod's wheel, and writes it and the build log to a folder.
 
     Args:
-        folder: Made where it does not exist; a wheel in it is replaced.
-        with_mpi: Whether the MPI on PATH becomes a controller beside Gloo.
+        folder: The folder, which is created if it does not exist. A wheel in it is replaced.
+        with_mpi: Whether to build with the MPI on PATH in addition to Gloo.
 
     Raises:
         InstallError: The build failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="horovod-") as work:
-        own_tools = Path(work, "tools")
-        # Beside the environment, not in it: whoever has a newer setuptools there keeps it.
+        build_tools = Path(work, "tools")
+        # Not in the environment, which may have a newer setuptools.
         needed = _BUILD_TOOLS if shutil.which("cmake") else (*_BUILD_TOOLS, "cmake")
-        tools.pip("install", "--target", str(own_tools), *needed)
+        tools.pip("install", "--target", str(build_tools), *needed)
         command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
-        # TensorFlow has to be seen by the build. And pip would keep one wheel for all TensorFlows.
+        # The build must import TensorFlow. No cache, because pip's does not depend on TensorFlow's
+        # version.
         command += ["--no-build-isolation", "--no-cache-dir", "--no-binary=horovod"]
         command += [f"--wheel-dir={work}", f"horovod=={versions.HOROVOD}"]
-        _run(command, _environment(own_tools, with_mpi), folder / "build.log")
+        _run(command, _environment(build_tools, with_mpi), folder / "build.log")
         built = next(Path(work).glob("horovod-*.whl"))
-        # Whoever looks at the same moment sees a whole wheel or none.
+        # Renamed atomically, so that other processes never see an incomplete wheel.
         shutil.copy(built, folder / "wheel.part")
         (folder / "wheel.part").replace(folder / built.name)
 
 
-def _environment(own_tools: Path, with_mpi: bool) -> dict[str, str]:
-    """The variables of the build, over those of this process: HOROVOD_GPU_OPERATIONS and such."""
+def _environment(build_tools: Path, with_mpi: bool) -> dict[str, str]:
+    """Returns the environment of the build. The user's variables take precedence over defaults."""
     headers = str(Path(__file__).with_name("include"))
     environ = {
-        # CMake 4 refuses files as old as Gloo's, unless told which version's rules hold.
+        # CMake 4 refuses Gloo's old files unless this is set.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITH_GLOO": "1",
@@ -69,36 +70,36 @@ def _environment(own_tools: Path, with_mpi: bool) -> dict[str, str]:
     if toolkit := cuda.home_to_set():
         environ["HOROVOD_CUDA_HOME"] = str(toolkit)
     environ |= os.environ
-    environ["CPATH"] = _joined(headers, environ.get("CPATH"))
-    environ["PATH"] = _joined(str(own_tools / "bin"), tools.search_path())
-    environ["PYTHONPATH"] = _joined(str(own_tools), environ.get("PYTHONPATH"))
-    environ["LDFLAGS"] = f"{environ.get('LDFLAGS', '')} -s -Wl,-rpath,{_to_libraries()}".strip()
-    environ["MAKEFLAGS"] = f"-j{_num_jobs()}"  # those of an outer make are not for this one
+    environ["CPATH"] = _join_paths(headers, environ.get("CPATH"))
+    environ["PATH"] = _join_paths(str(build_tools / "bin"), tools.search_path())
+    environ["PYTHONPATH"] = _join_paths(str(build_tools), environ.get("PYTHONPATH"))
+    environ["LDFLAGS"] = f"{environ.get('LDFLAGS', '')} -s -Wl,-rpath,{_rpath()}".strip()
+    environ["MAKEFLAGS"] = f"-j{_num_jobs()}"  # replaces flags of an outer make
     return environ
 
 
-def _to_libraries() -> str:
-    r"""The way from Horovod's library to the environment's, where PyPI's MPI lies.
+def _rpath() -> str:
+    r"""Returns the relative path from Horovod's library to the environment's, with PyPI's MPI.
 
-    Relative, so that a kept wheel finds the MPI of the environment that it is put into. The shell
-    that links takes the backslash away.
+    It is relative so that a cached wheel finds the MPI of any environment. The shell that runs the
+    linker removes the backslash.
     """
     home = Path(sysconfig.get_path("platlib"), "horovod", "tensorflow")
     return r"\$ORIGIN/" + os.path.relpath(Path(sys.prefix, "lib"), home)
 
 
 def _num_jobs() -> int:
-    """One for each core, as far as memory goes."""
+    """Returns the number of parallel compilers: one per core, limited by memory."""
     by_memory = psutil.virtual_memory().available // _COMPILER_BYTES
     return max(1, min(len(os.sched_getaffinity(0)), by_memory))
 
 
-def _joined(first: str, rest: str | None) -> str:
-    return os.pathsep.join(filter(None, [first, rest]))
+def _join_paths(first: str, paths: str | None) -> str:
+    return os.pathsep.join(filter(None, [first, paths]))
 
 
 def _run(command: list[str], environ: dict[str, str], log: Path) -> None:
-    """Runs the build; make tells how far it is, everything goes to the log."""
+    """Runs the build with a progress bar from make's output, and writes all output to the log."""
     errors: list[str] = []
     with (
         log.open("w") as file,
@@ -119,5 +120,5 @@ def _run(command: list[str], environ: dict[str, str], log: Path) -> None:
             elif re.search(r"error: |CMake Error|No space left", line, re.IGNORECASE):
                 errors.append(line.strip()[:300])
     if process.returncode:
-        shown = "\n".join(errors[:_ERRORS_SHOWN])  # the first ones are the cause of the rest
-        raise InstallError(f"Horovod's build failed; {log} holds all of it:\n{shown}")
+        shown = "\n".join(errors[:_ERRORS_SHOWN])  # the first errors cause the others
+        raise InstallError(f"Building Horovod failed. The log is {log}. First errors:\n{shown}")

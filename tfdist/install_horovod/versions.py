@@ -1,4 +1,4 @@
-"""Which TensorFlow and which Horovod are installed, read without importing them."""
+"""Returns the installed versions of TensorFlow and Horovod, without importing them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 from importlib import metadata
 from pathlib import Path
 
-#: The last release; what it lacks for today's TensorFlow is in `include`.
+#: The last release. `include` has the headers that it lacks for current TensorFlow versions.
 HOROVOD = "0.28.1"
 
-#: Distributions that bring `import tensorflow`.
+#: Distributions that provide the package `tensorflow`.
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly")
 
 
@@ -34,9 +34,9 @@ def horovod_was_built_for() -> str | None:
 
 
 def horovod_fits() -> bool:
-    """Returns whether the Horovod that is installed was built against the TensorFlow that is.
+    """Returns whether the installed Horovod was built against the installed TensorFlow.
 
-    It calls TensorFlow's C++ code, which keeps no promise from one version to the next.
+    They must match, because TensorFlow's C++ interface is not stable between versions.
     """
     return horovod() == HOROVOD and horovod_was_built_for() == tensorflow()
 

@@ -87,7 +87,7 @@ def pool(
     """
     return WorkerPool(
         prepare, num_workers=num_workers, via=via, environ={**COUNT_MEMORY, **environ},
-        answer_seconds=_TIMEOUT_SECONDS,
+        timeout_seconds=_TIMEOUT_SECONDS,
     )  # fmt: skip
 
 

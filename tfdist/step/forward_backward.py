@@ -205,7 +205,7 @@ def all_reduce_gradients(
         strategy.bucket_bytes,
         strategy.buckets_wait,
     )
-    totals = buckets.by_place(places, [*summed, of_last])
+    totals = buckets.by_index(places, [*summed, of_last])
     return {i: tf.cast(total, gradients[i].dtype) for i, total in totals.items()}, rest
 
 

@@ -87,8 +87,8 @@ class TrainStep:
         # group needs an edge per gradient and per write instead of one for each pair of them.
         backward_done = tf.group(*tf.nest.flatten(sums.gradients, expand_composites=True))
         with tf.control_dependencies([backward_done]):
-            by_place = self._state.lookups.of_batch(sums.gradients_of(self._trainable))
-            gradients = [by_place.get(i) for i in range(len(self._trainable))]
+            by_index = self._state.lookups.of_batch(sums.gradients_of(self._trainable))
+            gradients = [by_index.get(i) for i in range(len(self._trainable))]
 
             def clip_and_apply(unscaled: list) -> None:
                 if self._trainable:

@@ -211,7 +211,7 @@ def create(
             f"strategy {name!r} takes no option {option!r} ({others} does): leave it out."
         )
     if "TF_CONFIG" in os.environ:  # the strategy joins the workers itself
-        importlib.import_module("tfdist.upstream.tensorflow_runtime").start_as_usual()
+        importlib.import_module("tfdist.upstream.tensorflow_runtime").start_without_hook()
     return strategy(devices, **given)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
-from tfdist.groups.collective import PIECE_BYTES, CollectiveGroup
-from tfdist.groups.fusion import in_pieces
+from tfdist.groups.collective import CHUNK_BYTES, CollectiveGroup
+from tfdist.groups.fusion import in_chunks
 from tfdist.groups.varying_sizes import VaryingSizes
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.tf_distribute import TFDistribute
@@ -90,8 +90,8 @@ class MultiWorker(TFDistribute):
         sized = [i for i, t in enumerate(packed) if _has_size(t)]
         # TensorFlow returns a sum on the tensor's device; a tensor from outside has none yet.
         placed = [tf.identity(packed[i]) for i in sized]
-        most = PIECE_BYTES if self.communication == "ring" else sys.maxsize
-        sums = in_pieces(lambda pieces: context.all_reduce(op, pieces), placed, most)
+        most = CHUNK_BYTES if self.communication == "ring" else sys.maxsize
+        sums = in_chunks(lambda pieces: context.all_reduce(op, pieces), placed, most)
         results = dict(zip(sized, sums, strict=True))
         index = int(tf.get_static_value(context.replica_id_in_sync_group))
         for i, tensor in enumerate(packed):

@@ -63,13 +63,13 @@ def has_started() -> bool:
 
 
 def before_start(function: Callable[[], object]) -> None:
-    """Calls a function when TensorFlow is about to start, unless `start_as_usual` is called first.
+    """Calls a function before TensorFlow starts, unless `start_without_hook` is called first.
 
     `context().ensure_initialized`, which all operations call: there is no public hook.
     """
 
     def ensure_initialized() -> None:
-        start_as_usual()
+        start_without_hook()
         function()
         context().ensure_initialized()
 
@@ -77,7 +77,7 @@ def before_start(function: Callable[[], object]) -> None:
         vars(context())["ensure_initialized"] = ensure_initialized
 
 
-def start_as_usual() -> None:
+def start_without_hook() -> None:
     """Removes the function of `before_start`."""
     vars(context()).pop("ensure_initialized", None)
 
@@ -120,7 +120,7 @@ def current_device() -> str:
     return context().device_name or ""
 
 
-def bound_waiting(
+def set_timeouts(
     tasks: Mapping[str, Sequence[str]], leader: str, join_seconds: int, silence_seconds: int
 ) -> None:
     """Sets how long workers wait: `context().configure_coordination_service`, of a private class.

@@ -1,1 +1,1 @@
-"""`python -m tfdist.verify`: compares a small training under a strategy with plain Keras."""
+"""`python -m tfdist.verify`: compares a small training run under a strategy with plain Keras."""

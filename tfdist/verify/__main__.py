@@ -65,12 +65,12 @@ def _parse(arguments: Sequence[str] | None) -> Namespace:
     chosen = command.parse(parser, arguments)
     if cluster.discover().size > 1 and (chosen.num_workers or chosen.strategy == ALL):
         raise ConfigurationError(
-            f"this is already one of {cluster.discover().size} processes. Choose one --strategy "
-            "and do not give --num-workers."
+            f"this process is already one of {cluster.discover().size}. Choose one --strategy "
+            "and remove --num-workers."
         )
     if chosen.strategy == ALL and _options(chosen):
         raise ConfigurationError(
-            f"{', '.join(_options(chosen))}: options belong to one strategy. Choose it with "
+            f"{', '.join(_options(chosen))}: these options need a single strategy. Choose it with "
             "--strategy."
         )
     return chosen
@@ -80,7 +80,7 @@ def _options(chosen: Namespace) -> dict[str, Any]:
     """Returns the strategy's options on the command line.
 
     Raises:
-        ConfigurationError: An option has a value that does not fit.
+        ConfigurationError: An option has an invalid value.
     """
     given = {
         name: Setting(chosen[name], flags.flag(name))
@@ -117,7 +117,7 @@ def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:
     if not STRATEGIES[name].across_processes:
         if chosen.strategy != ALL and num_workers > 1:
             return ConfigurationError(
-                f"strategy {name!r} runs in one process: use --devices instead of --num-workers."
+                f"strategy {name!r} runs in one process. Use --devices instead of --num-workers."
             )
         num_workers = 1
     try:

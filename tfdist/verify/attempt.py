@@ -26,8 +26,8 @@ def attempt(
         **options: Options of the strategy.
 
     Returns:
-        The verdict, or the error that prevented the trial: returned, so that only one of several
-        workers prints it.
+        The verdict, or the error that prevented the trial. The error is returned, not raised, so
+        that only one of several workers prints it.
     """
     with _time_limit(seconds, name):
         try:
@@ -41,7 +41,7 @@ def attempt(
 
 @contextmanager
 def _time_limit(seconds: float, name: str) -> Iterator[None]:
-    """Exits this process if the block takes too long: no exception ends a wait for other workers.
+    """Exits this process if the block takes too long. An exception cannot interrupt collectives.
 
     Args:
         seconds: Time limit.
@@ -50,8 +50,8 @@ def _time_limit(seconds: float, name: str) -> Iterator[None]:
 
     def give_up() -> None:
         message = (
-            f"error: {name} did not finish within {seconds} s. Check that every worker runs and "
-            "reaches the others, or increase --timeout."
+            f"error: {name} did not finish within {seconds} s. Check that every worker is running "
+            "and can reach the others, or increase --timeout."
         )
         print(message, file=sys.stderr, flush=True)
         os._exit(1)

@@ -8,39 +8,38 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tfdist.errors import MissingError, TfdistError
-from tfdist.verify.results import BOUND, Difference
+from tfdist.verify.results import TOLERANCE, Difference
 
 
 class Verdict(NamedTuple):
-    """The result of a trial; the same on every worker.
+    """The result of a trial, which is the same on every worker.
 
     Attributes:
         strategy: Name of the strategy.
         num_workers: Number of processes.
         num_replicas: Number of replicas in all processes.
-        differences: Differences of the worker that is furthest off, as rank 0 sees them, largest
-            first.
-        off: Ranks that differ from plain Keras by more than the tolerance.
-        apart: Ranks with a copy of the weights that is not bitwise identical to rank 0's.
+        differences: Differences from plain Keras on this worker, the largest first.
+        differing: Ranks that differ from plain Keras by more than the tolerance.
+        inconsistent: Ranks with weights that are not bitwise identical to those of rank 0.
     """
 
     strategy: str
     num_workers: int
     num_replicas: int
     differences: list[Difference]
-    off: list[int]
-    apart: list[int]
+    differing: list[int]
+    inconsistent: list[int]
 
     @property
     def passed(self) -> bool:
         """Whether the strategy matches one device."""
-        return not self.off and not self.apart
+        return not self.differing and not self.inconsistent
 
 
 #: Verdicts by strategy, or the error that prevented the trial.
 Outcomes = Mapping[str, Verdict | TfdistError]
 
-_MOST_LINES = 5
+_MAX_LINES = 5
 
 
 def healthy(outcome: Verdict | TfdistError) -> bool:
@@ -59,15 +58,16 @@ def as_text(name: str, outcome: Verdict | TfdistError) -> str:
     if outcome.passed:
         return (
             f"PASS {head}: matches plain Keras on one device; largest difference {worst.size:.1e} "
-            f"({worst.what}; tolerance {BOUND:.0e})"
+            f"({worst.what}; tolerance {TOLERANCE:.0e})"
         )
     lines = [f"FAIL {head}"]
-    if outcome.off:
-        lines.append(f"differs from plain Keras on one device, on {_ranks(outcome.off)}:")
-        lines += [str(d) for d in outcome.differences[:_MOST_LINES] if d.times > 1.0]
-    if outcome.apart:
+    if outcome.differing:
+        lines.append(f"differs from plain Keras on one device, on {_ranks(outcome.differing)}:")
+        lines += [str(d) for d in outcome.differences[:_MAX_LINES] if d.times > 1.0]
+    if outcome.inconsistent:
         lines.append(
-            f"weights are not bitwise identical to those of rank 0, on {_ranks(outcome.apart)}"
+            f"weights are not bitwise identical to those of rank 0, on "
+            f"{_ranks(outcome.inconsistent)}"
         )
     return "\n     ".join(lines)
 

@@ -1,4 +1,4 @@
-"""The results of a training, and how two of them differ. Imports no TensorFlow."""
+"""The results of a training run, and the differences of two results. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     import keras
 
 #: Tolerance for rounding, absolute and relative.
-BOUND = 4e-5
+TOLERANCE = 4e-5
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The results of a training: everything that a strategy has to get right."""
+    """All results of a training run that a strategy has to reproduce."""
 
     weights: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]
@@ -27,12 +27,12 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The difference between a value of a result and the reference's.
+    """The difference between a value and its reference.
 
     Attributes:
         what: Name of the value.
         size: Largest absolute difference; infinite if the value is missing.
-        times: The difference as a multiple of the tolerance.
+        times: The difference divided by the tolerance.
     """
 
     what: str
@@ -46,7 +46,7 @@ class Difference:
 def differences(result: Result, reference: Result, tolerance: float = 1.0) -> list[Difference]:
     """Returns the difference of each value of a result, the largest first.
 
-    The tolerance is `tolerance * BOUND * (1 + |reference|)`. Step counts must be equal.
+    The tolerance is `tolerance * TOLERANCE * (1 + |reference|)`. Step counts must be equal.
     """
     found = []
     for field in ("weights", "optimizer", "history", "evaluation"):
@@ -64,16 +64,16 @@ def _difference(what: str, found: Any, expected: Any, tolerance: float) -> Diffe
     if found is None or expected is None or np.shape(found) != np.shape(expected):
         return Difference(f"{what}: {np.shape(found)} for {np.shape(expected)}", np.inf, np.inf)
     a, b = np.asarray(found, "float64"), np.asarray(expected, "float64")
-    # A NaN is right where the reference has one, and infinitely wrong elsewhere.
+    # NaN is correct if the reference is NaN, and otherwise an infinite error.
     error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
     error = np.nan_to_num(error, nan=np.inf)
-    times = error / (tolerance * BOUND * (1.0 + np.abs(np.nan_to_num(b))))
+    times = error / (tolerance * TOLERANCE * (1.0 + np.abs(np.nan_to_num(b))))
     return Difference(what, float(np.max(error, initial=0)), float(np.max(times, initial=0)))
 
 
 def collect(model: keras.Model, history: keras.callbacks.History, evaluation: dict) -> Result:
     """Returns the result of a trained model and its logs."""
-    # Keras numbers layers over the whole process, so the position identifies a weight.
+    # The numbers in Keras's layer names depend on the process, so identify weights by position.
     weights = {f"{i} {w.name}": np.asarray(w) for i, w in enumerate(model.weights)}
     optimizer = {
         f"variable {i}": np.asarray(v)
@@ -91,5 +91,5 @@ def collect(model: keras.Model, history: keras.callbacks.History, evaluation: di
 
 
 def _numbers(values: Any) -> Any:
-    """Returns a metric's values, one per epoch, each a number or a list by class."""
+    """Returns the values of a metric, one per epoch; each is a number or a list by class."""
     return np.asarray(values, "float64").tolist()

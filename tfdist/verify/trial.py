@@ -1,8 +1,8 @@
-"""The trial: a small network, trained under a strategy and by plain Keras on one device.
+"""The trial: a small network, trained under a strategy and with plain Keras on one device.
 
-It contains what a strategy most easily gets wrong: uneven per-replica batches, a partial batch that
-leaves some replicas without rows, BatchNorm over the global batch, clipping, and momentum, which
-propagates every error.
+It covers the features that are most difficult for a strategy: uneven per-replica batches, a partial
+batch that leaves some replicas without rows, BatchNorm over the global batch, clipping, and
+momentum, which propagates every error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfdist.verify.report import Verdict
 from tfdist.verify.results import Result, collect, differences
 
 _FEATURES, _CLASSES, _EPOCHS = 8, 3, 3
-#: Large enough for both kernels to have 1024 elements, from which strategies shard them.
+#: Large enough for both kernels to have 1024 elements, the minimum size for sharding.
 _UNITS = 352
 
 #: Replaces infinity, which would turn sums over workers into NaN.
@@ -36,27 +36,28 @@ def judge(strategy: Strategy) -> Verdict:
         strategy: A strategy that has not been used in this process.
 
     Raises:
-        ConfigurationError: The strategy does not promise the numbers of one device.
+        ConfigurationError: The strategy does not match single-device training by design.
     """
     if strategy.inexact:
         why = "; ".join(f"{name}: {why}" for name, why in strategy.inexact.items())
         raise ConfigurationError(
-            f"strategy {strategy.name!r} does not promise the numbers of one device in this "
+            f"strategy {strategy.name!r} does not match single-device training in this "
             f"configuration ({why}). Verify it with --devices 1."
         )
-    # TensorFloat-32 rounds by the shape of the batch, which differs between replicas and the whole.
+    # Rounding of TensorFloat-32 depends on the batch shape, which differs between replicas and one
+    # device.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     trainer = Trainer(_build, strategy, sync_batch_norm=True)
     found, fingerprint = _train(trainer, trainer.model, strategy.num_replicas)
     reference = _build()
     expected, _ = _train(reference, reference, strategy.num_replicas)
-    off = differences(found, expected)
-    table = strategy.gather([min(off[0].times, _INFINITE), fingerprint])
+    differing = differences(found, expected)
+    table = strategy.gather([min(differing[0].times, _INFINITE), fingerprint])
     return Verdict(
         strategy.name,
         strategy.num_workers,
         strategy.num_replicas,
-        off,
+        differing,
         [rank for rank, (times, _) in enumerate(table) if times > 1.0],
         [rank for rank, (_, print_) in enumerate(table) if print_ < 0 or print_ != table[0][1]],
     )
@@ -85,7 +86,7 @@ def _build() -> keras.Model:
 def _train(
     trainer: Trainer | keras.Model, model: keras.Model, num_replicas: int
 ) -> tuple[Result, float]:
-    """Trains and evaluates on two batches that the replicas share unevenly, and a small one.
+    """Trains and evaluates on two batches that are split unevenly, and on a smaller one.
 
     Returns:
         The result, and a fingerprint of the trained weights.
@@ -96,12 +97,12 @@ def _train(
     y = random.integers(0, _CLASSES, rows)
     fit: dict[str, Any] = {"batch_size": batch_size, "verbose": 0}
     history = trainer.fit(x, y, epochs=_EPOCHS, shuffle=False, **fit)
-    fingerprint = _fingerprint(model)  # an evaluation first makes copies equal
+    fingerprint = _fingerprint(model)  # before `evaluate`, which synchronizes the replicas
     return collect(model, history, trainer.evaluate(x, y, return_dict=True, **fit)), fingerprint
 
 
 def _fingerprint(model: keras.Model) -> float:
-    """Returns a checksum of the weights; -1 if copies in this process differ."""
+    """Returns a checksum of the weights, or -1 if they differ between replicas in this process."""
     of_devices = [[w.value, *mirrored_variables.copies_of(w.value).values()] for w in model.weights]
     prints = {
         zlib.crc32(b"".join(w.numpy().tobytes() for w in weights))

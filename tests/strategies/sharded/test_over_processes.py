@@ -13,7 +13,7 @@ import pytest
 import tfdist
 from tests.processes import chief_callbacks
 from tests.strategies.sharded import scenarios
-from tests.support.training import BOUND, FIT, assert_close
+from tests.support.training import FIT, TOLERANCE, assert_close
 from tfdist.trainer import Trainer
 
 pytestmark = [
@@ -61,7 +61,7 @@ def test_rank_0_can_use_the_model_alone(found: dict[str, Any], folder: Path) -> 
     kernel, *others = plain.get_weights()
     wanted = np.concatenate([weight.ravel() for weight in (0.5 * kernel, *others)])
     np.testing.assert_array_equal(*found["on rank 0"])
-    np.testing.assert_allclose(found["on rank 0"][0], wanted, rtol=BOUND, atol=BOUND)
+    np.testing.assert_allclose(found["on rank 0"][0], wanted, rtol=TOLERANCE, atol=TOLERANCE)
     assert keras.models.load_model(folder / "resumed.keras").optimizer.built
 
 
@@ -85,6 +85,8 @@ def test_callbacks_of_rank_0_read_and_restore(found: dict[str, Any]) -> None:
     assert of_callbacks["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
     first, third = (chief_callbacks.plain(epochs) for epochs in (1, 3))
     np.testing.assert_array_equal(*of_callbacks["first_epoch"])
-    np.testing.assert_allclose(of_callbacks["first_epoch"][0], first, rtol=BOUND, atol=BOUND)
+    np.testing.assert_allclose(
+        of_callbacks["first_epoch"][0], first, rtol=TOLERANCE, atol=TOLERANCE
+    )
     np.testing.assert_array_equal(*of_callbacks["resumed"])
-    np.testing.assert_allclose(of_callbacks["resumed"][0], third, rtol=BOUND, atol=BOUND)
+    np.testing.assert_allclose(of_callbacks["resumed"][0], third, rtol=TOLERANCE, atol=TOLERANCE)

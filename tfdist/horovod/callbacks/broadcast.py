@@ -71,9 +71,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._checked:
-            cure = "compile the model with tfdist.horovod.DistributedOptimizer(optimizer)."
+            fix = "compile the model with tfdist.horovod.DistributedOptimizer(optimizer)."
             variables = self._shared(self.model.trainable_variables)
-            agreement.check_values(strategy().group, variables, cure)
+            agreement.check_values(strategy().group, variables, fix)
             self._checked = True
 
     def _check_steps(self) -> None:

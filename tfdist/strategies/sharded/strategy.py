@@ -398,7 +398,7 @@ class ShardedOverProcesses(ShardedState, OneDevice):
         flat = [[tf.reshape(gradients[place], [-1]) for place in bucket] for bucket in order]
         scatter = self.group.reduce_scatter
         sums = buckets.each(scatter, flat, self.bucket_bytes, self.buckets_wait)
-        totals = buckets.by_place(order, sums)
+        totals = buckets.by_index(order, sums)
         for place, total in totals.items():
             total.set_shape(variables[place].parts[0].shape)
         return {place: ShardedGradient([total]) for place, total in totals.items()}
