@@ -52,7 +52,7 @@ def test_most_sums_have_one_group() -> None:
 
 
 def test_key_out_of_range_raises() -> None:
-    with pytest.raises(ConfigurationError, match=f"has built {MAX_OPERATIONS} sums"):
+    with pytest.raises(ConfigurationError, match=f"has built {MAX_OPERATIONS} collectives"):
         key(MAX_OPERATIONS, 1)
 
 
