@@ -125,7 +125,7 @@ def measure(contender: str, weights: int, layers: int, devices: int) -> dict[str
     Raises:
         LaunchError: The training failed.
     """
-    from tfdist.plan.step_profile import COUNT_MEMORY
+    from tfdist.plan.step_profile import MEMORY_COUNTING
 
     in_processes = CONTENDERS[contender].in_processes
     number = 1 if contender == "one_device" else devices
@@ -135,7 +135,7 @@ def measure(contender: str, weights: int, layers: int, devices: int) -> dict[str
         1 if in_processes else number,
         num_workers=number if in_processes else 1,
         via="processes" if in_processes else "",
-        environ=COUNT_MEMORY,
+        environ=MEMORY_COUNTING,
         timeout_seconds=_TIMEOUT_SECONDS,
     ) as pool:
         answers = pool.ask(weights, layers)

@@ -26,10 +26,10 @@ def measure(remat: str, rows: int, width: int) -> dict[str, Any]:
     Raises:
         LaunchError: The training failed.
     """
-    from tfdist.plan.step_profile import COUNT_MEMORY
+    from tfdist.plan.step_profile import MEMORY_COUNTING
 
     with WorkerPool(
-        _prepare, num_workers=1, via="", environ=COUNT_MEMORY, timeout_seconds=_TIMEOUT_SECONDS
+        _prepare, num_workers=1, via="", environ=MEMORY_COUNTING, timeout_seconds=_TIMEOUT_SECONDS
     ) as pool:
         (answer,) = pool.ask(remat, rows, width)
     return {"contender": f"remat {remat}", "rows": rows, "width": width, **answer}

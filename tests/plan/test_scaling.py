@@ -88,9 +88,12 @@ def test_command_writes_table_and_chart(tmp_path: Path, capsys: pytest.CaptureFi
         (["--workers", "0..4"], "--workers 0..4: expected 1..256"),
         (["--latency", "20"], "'20': expected a time like 20us"),
         (["--bandwidth", "25"], "'25': expected a bandwidth"),
-        (["--strategy", "pipeline"], "--strategy pipeline is not planned over workers: its stages"),
+        (
+            ["--strategy", "pipeline"],
+            "--strategy pipeline: its scaling cannot be predicted, because its stages",
+        ),
         (["--strategy", "rign"], "Did you mean ring?"),
-        (["--profile", "none.json"], "none.json: expected a file that --save-profile wrote"),
+        (["--profile", "none.json"], "none.json: expected a file from --save-profile"),
     ],
 )
 def test_invalid_flags_raise(

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lambda: command.run_one_of(
             COMMANDS,
             "python -m tfdist.plan",
-            "Predict the memory and the scaling of a training run.",
+            "Predicts the memory and the scaling of a training run.",
             arguments,
         )
     )

@@ -1,4 +1,4 @@
-"""What each device holds in a training step, by strategy."""
+"""Predicts the memory of each device in a training step, by strategy."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.sharded.plan import num_bytes, tensors_of
 from tfdist.upstream.keras_optimizers import optimizers_of
 
-#: The host, whose memory is not planned. The devices of a split model come after it.
+#: The host, whose memory is not predicted. The devices of a split model are CPU:1, CPU:2, ...
 _HOST = "CPU:0"
 
 
 class DeviceMemory(NamedTuple):
-    """What one device holds at the peak of a step, in bytes.
+    """The memory of one device at the peak of a step, in bytes.
 
     Attributes:
-        role: Which device this is.
-        weights: Variables of the model, or the replica's copies of them.
-        gradients: Gradients of the trainable variables, once for each replica summed here.
+        role: Description of the device.
+        weights: Variables of the model, or the replica's copy of them.
+        gradients: Gradients of the trainable variables, of all replicas that are summed on this
+            device.
         optimizer: Variables of the optimizer.
         activations: Everything else: tensors of the forward pass, the backward pass and the update,
-            and what the allocator adds to them.
+            and the overhead of the allocator.
     """
 
     role: str
@@ -42,22 +43,22 @@ class DeviceMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
+        """Total bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
 class Planner(abc.ABC):
-    """Plans the memory of the devices of one strategy.
+    """Predicts the memory of the devices of one strategy.
 
     Attributes:
-        unit: The batch sizes that are tried by `largest_batch` are multiples of it.
+        unit: `largest_batch` tries multiples of this batch size.
     """
 
     unit: int
 
     @abc.abstractmethod
     def devices(self, batch: int) -> list[DeviceMemory]:
-        """Returns what each kind of device holds for a global batch; replicas come first."""
+        """Returns the memory of each kind of device for a global batch, replicas first."""
 
     def largest_batch(self, capacity: int) -> int:
         """Returns the largest global batch that fits devices of `capacity` bytes; 0 for none."""
@@ -72,14 +73,14 @@ class Planner(abc.ABC):
         return low * self.unit
 
     def _fits(self, batch: int, capacity: int) -> bool:
-        return batch < 1 << 30 and all(one.total <= capacity for one in self.devices(batch))
+        return batch < 1 << 30 and all(device.total <= capacity for device in self.devices(batch))
 
 
 class ReplicatedStep:
-    """The step of one replica, which all strategies of whole replicas share.
+    """The step of one replica, for all strategies whose replicas have the whole model.
 
     Args:
-        network: What is trained.
+        network: The network to train.
 
     Attributes:
         weights: Bytes of the model's variables.
@@ -111,10 +112,10 @@ class ReplicatedStep:
         """
         key = num_rows, updates
         if key not in self._peaks:
-            held = self._weight_sizes + (self._optimizer_sizes if updates else [])
+            variables = self._weight_sizes + (self._optimizer_sizes if updates else [])
             order = self._order if updates else self._before_update()
             operations = self._graph.operations(num_rows)
-            self._peaks[key] = liveness.peaks(operations, order, {"": held})[""].num_bytes
+            self._peaks[key] = liveness.peaks(operations, order, {"": variables})[""].num_bytes
         return self._peaks[key]
 
     def _before_update(self) -> list[str]:
@@ -124,13 +125,13 @@ class ReplicatedStep:
 
 
 class ReplicaPlanner(Planner):
-    """Plans strategies in which each replica computes what one device does, on part of the batch.
+    """Predicts memory for data-parallel strategies, whose replicas have the whole model.
 
     Args:
         step: The step of a replica.
         strategy: Name of the strategy.
-        num_devices: Replicas over all workers.
-        num_servers: Parameter servers.
+        num_devices: Number of replicas of all workers.
+        num_servers: Number of parameter servers.
     """
 
     def __init__(
@@ -145,11 +146,11 @@ class ReplicaPlanner(Planner):
         if self._strategy == "one_device":
             return [self._replica("the device", step.peak(rows, True))]
         if self._strategy in ("mirrored", "multi_worker", "horovod"):
-            # After the backward pass the sums are held beside the gradients.
+            # After the backward pass, memory contains the all-reduced gradients in addition.
             exchange = step.weights + step.optimizer + 2 * step.gradients
             return [self._replica("each device", max(step.peak(rows, True), exchange))]
-        rest = max(0, step.peak(rows, False) - step.weights - step.gradients)
-        replica = DeviceMemory("each replica", step.weights, step.gradients, 0, rest)
+        activations = max(0, step.peak(rows, False) - step.weights - step.gradients)
+        replica = DeviceMemory("each replica", step.weights, step.gradients, 0, activations)
         if self._strategy == "parameter_server":
             return [replica, self._server("each server", self._num_servers, 1)]
         return [replica, self._server("parameter device", 1, self.unit)]
@@ -168,19 +169,19 @@ class ReplicaPlanner(Planner):
 
 
 class SplitPlanner(Planner):
-    """Plans strategies that split one model over devices, from the graph of their own step.
+    """Predicts memory for strategies that split one model over devices, from the graph of a step.
 
-    The step is traced under the strategy itself, on logical CPU devices: stages, shards and the
-    order of micro-batches are those that it chooses.
+    The step is traced under the strategy, on logical CPU devices, with the strategy's stages,
+    shards and order of micro-batches.
 
     Args:
-        network: What is trained.
+        network: The network to train.
         strategy: Name of the strategy.
-        num_devices: Stages, shards or replicas.
+        num_devices: Number of stages, shards or replicas.
         options: Options of the strategy.
 
     Raises:
-        DeviceError: TensorFlow has started with fewer logical devices.
+        DeviceError: TensorFlow is already initialized with fewer logical devices.
         UnsupportedModelError: The strategy does not support the network.
     """
 
@@ -195,13 +196,13 @@ class SplitPlanner(Planner):
         self._devices = make_devices(num_devices)
 
         def trace(rows_per_unit: int) -> Any:
-            own = strategies.create(strategy, self._devices, **options)
-            self.unit = own.num_replicas
-            model, operations = step_graph.trace(network, rows_per_unit * self.unit, own)
+            created = strategies.create(strategy, self._devices, **options)
+            self.unit = created.num_replicas
+            model, operations = step_graph.trace(network, rows_per_unit * self.unit, created)
             # TensorFlow places operations without a device on the first one.
             return model, {
-                name: one if one.device else one._replace(device=self._devices[0])
-                for name, one in operations.items()
+                name: operation if operation.device else operation._replace(device=self._devices[0])
+                for name, operation in operations.items()
             }
 
         model, few = trace(step_graph.FEW_ROWS)
@@ -213,10 +214,10 @@ class SplitPlanner(Planner):
         trainable = model.trainable_variables
         self._weights = {device: _sizes_on(device, model.variables) for device in self._devices}
         self._optimizer = {device: _sizes_on(device, _state(model)) for device in self._devices}
-        # A replica of sharded data parallelism computes the gradients of all weights.
-        whole = sum(map(num_bytes, trainable)) if strategy == "sharded" else None
+        # With sharded data parallelism, each replica computes the gradients of all weights.
+        all_gradients = sum(map(num_bytes, trainable)) if strategy == "sharded" else None
         self._gradients = {
-            device: sum(_sizes_on(device, trainable)) if whole is None else whole
+            device: sum(_sizes_on(device, trainable)) if all_gradients is None else all_gradients
             for device in self._devices
         }
         self._planned: dict[int, list[DeviceMemory]] = {}
@@ -226,8 +227,8 @@ class SplitPlanner(Planner):
         num_rows = self.unit * math.ceil(batch / self.unit)
         if num_rows not in self._planned:
             operations = graph.with_transfers(self._graph.operations(num_rows))
-            held = {one: self._weights[one] + self._optimizer[one] for one in self._devices}
-            peaks = liveness.peaks(operations, self._order, {_HOST: [], **held})
+            variables = {d: self._weights[d] + self._optimizer[d] for d in self._devices}
+            peaks = liveness.peaks(operations, self._order, {_HOST: [], **variables})
             self._planned[num_rows] = [
                 self._device(f"{self._role} {number}", device, peaks[device].num_bytes)
                 for number, device in enumerate(self._devices, 1)
@@ -237,25 +238,25 @@ class SplitPlanner(Planner):
     def _device(self, role: str, device: str, peak: int) -> DeviceMemory:
         weights, optimizer = sum(self._weights[device]), sum(self._optimizer[device])
         gradients = self._gradients[device]
-        rest = max(0, peak - weights - optimizer - gradients)
-        return DeviceMemory(role, weights, gradients, optimizer, rest)
+        activations = max(0, peak - weights - optimizer - gradients)
+        return DeviceMemory(role, weights, gradients, optimizer, activations)
 
 
 def make_devices(num_devices: int) -> list[str]:
     """Creates the logical CPU devices for `SplitPlanner` and returns their names.
 
     Raises:
-        DeviceError: TensorFlow has started with fewer.
+        DeviceError: TensorFlow is already initialized with fewer logical devices.
     """
     return devices.resolve([f"CPU:{number}" for number in range(1, num_devices + 1)], 1)
 
 
 def _state(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of the model's optimizers."""
-    return [variable for one in optimizers_of(model) for variable in one.variables]
+    return [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
 
 
 def _sizes_on(device: str, variables: Iterable[keras.Variable]) -> list[int]:
-    """Returns the bytes of each variable, copy and shard that a device holds."""
+    """Returns the bytes of each variable, replica copy and shard on a device."""
     tensors = (tensor for variable in variables for tensor in tensors_of(variable))
-    return [num_bytes(one) for one in tensors if graph.short_name(one.device) == device]
+    return [num_bytes(t) for t in tensors if graph.short_name(t.device) == device]

@@ -1,7 +1,7 @@
-"""The time to exchange gradients, by strategy: the alpha-beta model. Imports no TensorFlow.
+"""Predicts the time to reduce gradients, with the alpha-beta model. Imports no TensorFlow.
 
 Sources: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations
-in MPICH" (latency and bytes a link); Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce
+in MPICH" (latency and bandwidth); Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce
 Algorithms for Clusters of Workstations" (the ring); Li et al. 2014, "Scaling Distributed Machine
 Learning with the Parameter Server" (servers).
 """
@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-#: The part of an Ethernet link's rate that TCP's payload gets: 1448 of the 1538 bytes that a frame
-#: of the usual size takes, including the gap after it.
+#: Fraction of an Ethernet link's bandwidth that is available for TCP payload: 1448 of the 1538
+#: bytes of a frame with the default MTU, including the gap between frames.
 PAYLOAD = 1448 / 1538
 
 
 class Link(NamedTuple):
-    """A link, which carries its rate in both directions at once.
+    """A full-duplex network link.
 
     Attributes:
-        rate: Bytes of payload per second.
+        rate: Bytes of payload per second, in each direction.
         latency: Seconds until the first byte arrives.
     """
 
@@ -39,7 +39,7 @@ class Wires(NamedTuple):
         outer: The link of each host.
         inner: The link between the devices of a host.
         per_host: Devices per host; with 1, every device uses the outer link.
-        num_servers: Number of parameter servers, each with a link of its own.
+        num_servers: Number of parameter servers, each with its own link.
     """
 
     outer: Link
@@ -51,8 +51,8 @@ class Wires(NamedTuple):
 def ring(num_bytes: float, num_workers: int, wires: Wires) -> float:
     """Ring all-reduce: 2(n-1) messages with 1/n of the bytes each, over the slowest link.
 
-    The ring visits the devices of a host one after the other, so that 2(h-1) of the messages pass
-    between the h hosts, and the others within a host (NCCL counts them alike, `tuning.cc`).
+    Devices of a host are neighbors in the ring, so that 2(h-1) of the messages are sent between the
+    h hosts, and the others within a host (as in NCCL's model in `tuning.cc`).
     """
     n = num_workers
     sent, messages = 2 * (n - 1) / n * num_bytes, 2 * (n - 1)
@@ -65,13 +65,13 @@ def ring(num_bytes: float, num_workers: int, wires: Wires) -> float:
 
 
 def parameter_server(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """Every worker fetches weights and sends gradients; workers share the servers' links."""
+    """Every worker receives weights and sends gradients. Workers share the servers' links."""
     a_link = max(1.0, num_workers / wires.num_servers) * num_bytes
     return 2 * wires.outer.seconds(a_link, 1)
 
 
 def hierarchical(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """A sum within each host, a ring of one device per host, and copies within each host."""
+    """A reduction within each host, a ring over the hosts, and a broadcast within each host."""
     inside = min(num_workers, wires.per_host)
     hosts = -(-num_workers // inside)
     within = 2 * wires.inner.seconds((inside - 1) * num_bytes, 1) if inside > 1 else 0.0
@@ -94,14 +94,14 @@ def sharded_parameters(num_bytes: float, num_workers: int, wires: Wires) -> floa
 
 
 def central_storage(num_bytes: float, num_workers: int, wires: Wires) -> float | None:
-    """Gradients to one device of the host, and weights back; None for several hosts."""
+    """Gradients to one device of the host, and weights from it; None for several hosts."""
     if num_workers > wires.per_host:
         return None
     return 2 * wires.inner.seconds(num_workers * num_bytes, 1)
 
 
 #: By name: functions of the bytes of the gradients, the number of workers and the wires that return
-#: seconds, or None where the exchange does not exist.
+#: seconds, or None if the strategy does not support it.
 EXCHANGES: dict[str, Callable[[float, int, Wires], float | None]] = {
     "parameter_server": parameter_server,
     "ring": ring,
@@ -111,15 +111,15 @@ EXCHANGES: dict[str, Callable[[float, int, Wires], float | None]] = {
     "sharded_optimizer": sharded_optimizer,
     "sharded_parameters": sharded_parameters,
 }
-#: The part of an exchange that follows the backward pass and does not overlap with it: the weights
-#: that come back from servers or from the owners of shards.
+#: Fraction of the communication that cannot overlap with the backward pass: sending the updated
+#: weights from servers or from the owners of shards.
 _WEIGHTS = {
     "parameter_server": 1 / 2,
     "central_storage": 1 / 2,
     "sharded_optimizer": 1 / 3,
     "sharded_parameters": 1 / 3,
 }
-#: Exchanges that send float32, whatever the number format of the gradients.
+#: Strategies that always send float32.
 _UNCOMPRESSED = ("sharded", "sharded_optimizer", "sharded_parameters")
 
 
@@ -138,13 +138,13 @@ class Step(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What a worker does in a step.
+    """The profile of a worker's step.
 
     Attributes:
         seconds: Compute time of its batch.
         gradient_bytes: Bytes of the gradients of all trainable weights.
         exchange_seconds: Fixed software overhead of an exchange.
-        exchange_rate: Bytes per second that the software moves at most; 0 for no limit.
+        exchange_rate: Maximum bytes per second of the communication software; 0 for no limit.
     """
 
     seconds: float
@@ -153,7 +153,7 @@ class Profile(NamedTuple):
     exchange_rate: float = 0.0
 
 
-#: The backward pass's part of the compute time: it has twice the work of the forward pass.
+#: Fraction of the compute time in the backward pass, which has twice the work of the forward pass.
 _BACKWARD = 2 / 3
 
 
@@ -165,15 +165,15 @@ def step(
     bucket_bytes: float = 0.0,
     compression: float = 1.0,
 ) -> Step | None:
-    """Returns the step of several workers with equal batches; None where it does not exist.
+    """Returns the step of several workers with equal batches, or None if it is not supported.
 
     Args:
-        strategy: A name out of `EXCHANGES`.
+        strategy: A key of `EXCHANGES`.
         profile: The profile of one worker.
         num_workers: Number of workers, from 1.
         wires: The network between them.
-        bucket_bytes: Bytes of gradients that are exchanged together while the backward pass goes
-            on; 0 exchanges all gradients after it.
+        bucket_bytes: Bytes of a gradient bucket, for overlap with the backward pass; 0: all
+            gradients are reduced after the backward pass.
         compression: Factor by which the gradients are compressed; ignored for sharded strategies.
     """
     if num_workers == 1:
@@ -185,11 +185,11 @@ def step(
         )
         wires = wires._replace(outer=outer, inner=inner)
     sent = profile.gradient_bytes / (1.0 if strategy in _UNCOMPRESSED else compression)
-    crossing = EXCHANGES[strategy](sent, num_workers, wires)
-    if crossing is None:
+    transfer = EXCHANGES[strategy](sent, num_workers, wires)
+    if transfer is None:
         return None
     if not bucket_bytes:
-        exchange = crossing + profile.exchange_seconds
+        exchange = transfer + profile.exchange_seconds
         seconds = profile.seconds + exchange
     else:
         sizes = [bucket_bytes] * int(sent // bucket_bytes)
@@ -209,14 +209,14 @@ def _overlapped(
 ) -> float:
     """Returns the seconds of a step whose buckets are sent one by one during the backward pass.
 
-    A bucket can be sent once the backward pass has computed its gradients, which it does at a
-    constant rate of bytes, and once the bucket before it has been sent.
+    A bucket is sent when the backward pass has computed its gradients, at a constant number of
+    bytes per second, and the previous bucket has been sent.
 
     Args:
         computing: Compute time of a step in seconds.
         sizes: Bytes of the buckets, in the order of the backward pass.
         times: Seconds to exchange each bucket.
-        weights: The part of the exchange that waits for the end of the backward pass.
+        weights: Fraction of the communication that follows the backward pass.
     """
     sent = 0.0
     end = (1 - _BACKWARD) * computing

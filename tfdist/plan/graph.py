@@ -17,7 +17,7 @@ _ALIASES = {
     "Bitcast", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Snapshot",
     "Squeeze", "StopGradient",
 }  # fmt: skip
-#: Element-wise operations, which write their result over an input that has no other reader.
+#: Element-wise operations, which overwrite an input that no other operation reads.
 _IN_PLACE = {
     "Abs", "Add", "AddN", "AddV2", "BiasAdd", "ClipByValue", "Cos", "Div", "DivNoNan", "Elu",
     "EluGrad", "Erf", "Exp", "Expm1", "FusedBatchNormGradV3", "FusedBatchNormV3", "Inv",
@@ -28,7 +28,7 @@ _IN_PLACE = {
     "Softplus", "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh",
     "TanhGrad", "Xdivy", "Xlogy",
 }  # fmt: skip
-#: Operations that read only the shape of their input. Grappler knows it and drops the edge.
+#: Operations that read only the shape of their input. Grappler removes the edge if it is static.
 _SHAPE_ONLY = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
 #: Operations whose outputs are not counted: variables are counted separately, constants are small.
 _UNCOUNTED = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
@@ -48,12 +48,12 @@ class Operation(NamedTuple):
     Attributes:
         kind: Its type, such as `Conv2D`.
         inputs: The outputs that it reads.
-        after: Names of the operations that it waits for without reading their outputs.
+        after: Names of its control inputs.
         sizes: Bytes of each of its outputs.
-        alias: Whether its first output is its first input, as for `Reshape`.
+        alias: Whether its first output shares memory with its first input, as for `Reshape`.
         in_place: Whether it may overwrite an input of the same size.
-        uncounted: Whether its outputs are counted elsewhere, as those of variables are.
-        device: Where it runs; empty where there is only one device.
+        uncounted: Whether its outputs are not counted, because variables are counted separately.
+        device: The device that it runs on; empty if there is only one device.
     """
 
     kind: str
@@ -83,7 +83,7 @@ def variable_devices(graph: tf.Graph) -> dict[Output, str]:
         graph: The function's graph.
 
     Returns:
-        Devices by the input of the loop's body that stands for the variable.
+        Devices, by the input of the loop's body for the variable.
     """
     loop = next(op for op in graph.get_operations() if op.type in _LOOPS)
     captured = {_output(inside): outside.device for outside, inside in graph.captures}
@@ -102,8 +102,8 @@ def operations(
 
     Args:
         graph: The graph of a function.
-        variables: The devices of variables, as `variable_devices` returns them: operations that
-            read or assign a variable run there.
+        variables: The result of `variable_devices`. Operations that read or assign a variable run
+            on its device.
     """
     inliner = _Inliner(variables)
     inliner.inline(graph, "", {}, "")
@@ -119,18 +119,18 @@ def short_name(device: str) -> str:
 def execution_order(operations: Mapping[str, Operation]) -> list[str]:
     """Returns the names in the order in which TensorFlow's executor starts the operations.
 
-    It starts whatever has all its inputs, first come, first served
+    It starts operations in the order in which all their inputs become available
     (`tensorflow/core/common_runtime/executor.cc`).
     """
     readers: dict[str, list[str]] = {name: [] for name in operations}
     missing: dict[str, int] = {}
     for name, operation in operations.items():
-        # dict.fromkeys, not a set: the order of a set differs from process to process.
-        makers = [maker for maker, _ in operation.inputs] + list(operation.after)
-        needed = [maker for maker in dict.fromkeys(makers) if maker in operations]
+        # dict.fromkeys, because the order of a set differs between processes.
+        producers = [producer for producer, _ in operation.inputs] + list(operation.after)
+        needed = [producer for producer in dict.fromkeys(producers) if producer in operations]
         missing[name] = len(needed)
-        for maker in needed:
-            readers[maker].append(name)
+        for producer in needed:
+            readers[producer].append(name)
     ready = deque(name for name, number in missing.items() if number == 0)
     started = []
     while ready:
@@ -145,20 +145,20 @@ def execution_order(operations: Mapping[str, Operation]) -> list[str]:
 def with_transfers(operations: Mapping[str, Operation]) -> dict[str, Operation]:
     """Adds a copy of each tensor on every other device that reads it.
 
-    As TensorFlow partitions a graph (`tensorflow/core/graph/graph_partition.cc`): a tensor is sent
-    as soon as it exists, once to each device, and the copy lives until its last reader is done.
+    TensorFlow partitions a graph (`tensorflow/core/graph/graph_partition.cc`) so that a tensor is
+    sent once to each device, as soon as it is available, and freed after its last reader.
     """
     found: dict[str, Operation] = {}
     for name, operation in operations.items():
         inputs = []
         for read in operation.inputs:
-            maker = operations.get(read[0])
-            if maker is None or maker.device == operation.device:
+            producer = operations.get(read[0])
+            if producer is None or producer.device == operation.device:
                 inputs.append(read)
                 continue
             copy = f"{read[0]}:{read[1]} on {operation.device}"
             if copy not in found:
-                size = maker.sizes[read[1]]
+                size = producer.sizes[read[1]]
                 found[copy] = Operation("Receive", [read], [], [size], device=operation.device)
             inputs.append((copy, 0))
         found[name] = operation._replace(inputs=inputs)
@@ -203,13 +203,13 @@ class _Inliner:
             reads = map(_output, op.inputs)
             inputs = [outputs.get(read, (prefix + read[0], read[1])) for read in reads]
             after = [prefix + other.name for other in op.control_inputs]
-            of_variable = (self._variables[read] for read in inputs if read in self._variables)
-            device = next(of_variable, "") or short_name(op.device) or caller_device
+            variable_device = (self._variables[read] for read in inputs if read in self._variables)
+            device = next(variable_device, "") or short_name(op.device) or caller_device
             if op.type in _CALLS or op.type in _BRANCHES:
                 inner = f"{prefix}{op.name}/"
                 arguments = inputs[1:] if op.type in _BRANCHES else inputs
                 self._inline_call(graph, op, inner, arguments, outputs, device)
-                # Whatever waits for the call waits for everything inside it.
+                # Operations that depend on the call depend on everything inside it.
                 inside = [name for name in self.found if name.startswith(inner)]
                 end = Operation("NoOp", [], [*inside, *after], [], device=device)
                 self.found[prefix + op.name] = end
@@ -226,7 +226,7 @@ class _Inliner:
         device: str,
     ) -> None:
         """Adds the operations of the called function, and maps the call's outputs to them."""
-        # Of a conditional, the branch that updates weights: the other one skips the step.
+        # For a conditional, the branch that updates weights. The other one skips the step.
         attribute = _CALLS.get(op.type, "then_branch")
         called = function_called(graph, op.get_attr(attribute).name)
         inside = {_output(to): given for to, given in zip(called.inputs, arguments, strict=True)}
@@ -249,7 +249,7 @@ def _operation(op: tf.Operation, inputs: list[Output], after: list[str], device:
 def _needed(graph: tf.Graph) -> set[str]:
     """Returns the names of operations that are returned, have effects, or are read by these.
 
-    TensorFlow drops all others before it computes (`PruneFunctionBody`, declared in
+    TensorFlow prunes all others (`PruneFunctionBody`, declared in
     `tensorflow/core/common_runtime/function_def_utils.h`): mostly gradients of the inputs.
     """
     found: set[str] = set()

@@ -1,7 +1,7 @@
-"""The peak memory of a graph: which tensors are live, and what TensorFlow's allocator adds.
+"""Predicts the peak memory of a graph from live tensors, with a model of TensorFlow's allocator.
 
-A tensor lives from the operation that makes it to the last operation that reads it. An element-wise
-operation writes over an input that no later operation reads
+A tensor is live from the operation that produces it to the last operation that reads it. An
+element-wise operation overwrites an input that no later operation reads
 (`OpKernelContext::forward_input_or_allocate_output`).
 """
 
@@ -15,16 +15,16 @@ from tfdist.plan.graph import Operation, Output
 
 _UNIT = 256
 _FIRST_REGION = 2 << 20
-#: The most bytes that the allocator leaves unused at the end of a chunk.
-_MOST_WASTE = 128 << 20
+#: Maximum number of unused bytes at the end of a chunk.
+_MAX_WASTE = 128 << 20
 
 
 class Peak(NamedTuple):
-    """The moment at which a device holds most.
+    """The peak memory of a device.
 
     Attributes:
-        num_bytes: Bytes that are allocated then.
-        at: Name of the operation that runs then; empty before the first one.
+        num_bytes: Number of allocated bytes.
+        at: Name of the operation that runs at the peak; empty before the first one.
     """
 
     num_bytes: int
@@ -39,8 +39,8 @@ def peaks(
     """Returns the peak of each device.
 
     Args:
-        operations: The operations by name. An operation reads only tensors of its own device (see
-            `graph.with_transfers`); inputs that no operation here makes take no memory.
+        operations: The operations by name. Operations read only tensors on their device (see
+            `graph.with_transfers`). Inputs that none of these operations produces take no memory.
         order: Names of the operations in the order in which they run.
         variables: For each device the bytes of each variable, in the order of their creation.
     """
@@ -49,18 +49,18 @@ def peaks(
         for size in sizes:
             allocators[device].allocate(size)
     tensors = _Tensors(operations, allocators)
-    most = {device: Peak(one.in_use, "") for device, one in allocators.items()}
+    found = {device: Peak(allocator.in_use, "") for device, allocator in allocators.items()}
     for name in order:
         tensors.compute(name)
         device = operations[name].device
-        if allocators[device].in_use > most[device].num_bytes:
-            most[device] = Peak(allocators[device].in_use, name)
+        if allocators[device].in_use > found[device].num_bytes:
+            found[device] = Peak(allocators[device].in_use, name)
         tensors.release(name)
-    return most
+    return found
 
 
 class Chunk(NamedTuple):
-    """Allocated memory; chunks that touch belong to the same region."""
+    """Allocated memory. Adjacent chunks belong to the same region."""
 
     start: int
     size: int
@@ -69,13 +69,13 @@ class Chunk(NamedTuple):
 class Allocator:
     """A model of TensorFlow's allocator for GPUs: best fit with coalescing.
 
-    Chunks are often larger than what was requested: a free chunk is handed out whole unless it is
-    at least twice as large as the request, or 128 MiB larger. Where nothing fits, a region of twice
-    the size of the last one is added. Memory limits and memory in use count such chunks. Source:
+    Chunks are often larger than requested: a free chunk is split only if it is at least twice as
+    large as the request, or 128 MiB larger. If no chunk is large enough, a region of twice the size
+    of the last one is added. Memory limits and statistics count such chunks. Source:
     `tensorflow/tsl/framework/bfc_allocator.{h,cc}`.
 
     Attributes:
-        in_use: Bytes that are allocated.
+        in_use: Number of allocated bytes.
         peak: The largest value of `in_use` so far.
     """
 
@@ -89,13 +89,13 @@ class Allocator:
     def allocate(self, num_bytes: int) -> Chunk:
         """Returns a chunk of at least `num_bytes`."""
         rounded = max(1, -(-num_bytes // _UNIT)) * _UNIT
-        place = bisect.bisect_left(self._free, (rounded, -1))
-        if place == len(self._free):
+        index = bisect.bisect_left(self._free, (rounded, -1))
+        if index == len(self._free):
             self._extend(rounded)
-            place = bisect.bisect_left(self._free, (rounded, -1))
-        size, start = self._free[place]
+            index = bisect.bisect_left(self._free, (rounded, -1))
+        size, start = self._free[index]
         self._remove(start)
-        if size >= 2 * rounded or size - rounded >= _MOST_WASTE:
+        if size >= 2 * rounded or size - rounded >= _MAX_WASTE:
             self._add(start + rounded, size - rounded)
             size = rounded
         self.in_use += size
@@ -103,7 +103,7 @@ class Allocator:
         return Chunk(start, size)
 
     def free(self, chunk: Chunk) -> None:
-        """Takes a chunk back and joins it with the free chunks that touch it."""
+        """Frees a chunk, and merges it with adjacent free chunks."""
         start, size = chunk
         self.in_use -= size
         if (before := self._free_to.get(start)) is not None:
@@ -114,7 +114,7 @@ class Allocator:
         self._add(start, size)
 
     def _extend(self, rounded: int) -> None:
-        """Adds a region, which touches no other."""
+        """Adds a region that is not adjacent to another one."""
         doubled = False
         while self._region < rounded:
             self._region, doubled = 2 * self._region, True
@@ -142,7 +142,7 @@ class _Tensors:
         self, operations: Mapping[str, Operation], allocators: Mapping[str, Allocator]
     ) -> None:
         self._operations, self._allocators = operations, allocators
-        # A buffer is named by the output that it was allocated for.
+        # A buffer is identified by the output that it was allocated for.
         self._chunks: dict[Output, Chunk] = {}
         self._sizes: dict[Output, int] = {}
         self._buffer: dict[Output, Output] = {}  # the buffer of each live output
@@ -153,7 +153,7 @@ class _Tensors:
                 self._readers[output] = self._readers.get(output, 0) + 1
 
     def compute(self, name: str) -> None:
-        """Makes the outputs of an operation while its inputs are still live."""
+        """Allocates the outputs of an operation, while its inputs are still live."""
         operation = self._operations[name]
         if operation.uncounted:
             return
@@ -173,7 +173,7 @@ class _Tensors:
                 self._put(output, output)
 
     def release(self, name: str) -> None:
-        """Drops the inputs of an operation that have no further reader, and unread outputs."""
+        """Frees inputs of an operation without further readers, and outputs without readers."""
         operation = self._operations[name]
         for read in set(operation.inputs):
             self._readers[read] -= 1
@@ -184,7 +184,7 @@ class _Tensors:
                 self._drop((name, number))
 
     def _reusable_input(self, operation: Operation, size: int, taken: set[Output]) -> Output | None:
-        """Returns the buffer of an input that this operation is the last one to read."""
+        """Returns the buffer of an input of which this operation is the last reader."""
         for read in operation.inputs:
             buffer = self._buffer.get(read)
             if buffer is None or buffer in taken or self._sizes[buffer] != size:

@@ -1,4 +1,4 @@
-"""`python -m tfdist.plan memory`: what a training step holds on each device."""
+"""`python -m tfdist.plan memory`: predicts the memory of a training step on each device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from tfdist.plan.devices import Planner
     from tfdist.plan.network import Network
 
-DESCRIPTION = "memory of a training step on each device, and the largest batch that fits"
+DESCRIPTION = (
+    "predicts the memory of a training step on each device, and the largest batch that fits"
+)
 
-#: Strategies whose replicas each compute what one device does, on their part of the batch.
+#: Data-parallel strategies, whose replicas have the whole model.
 REPLICATED = [
     "one_device", "mirrored", "multi_worker", "horovod", "central_storage", "towers",
     "parameter_server",
@@ -27,11 +29,11 @@ REPLICATED = [
 #: Strategies that split one model over the devices.
 SPLIT = ["pipeline", "tensor_parallel", "sharded"]
 SHARDS = ["optimizer", "gradients", "parameters"]
-#: What TensorFlow leaves of a GPU newer than Ampere to CUDA and its libraries (`MinSystemMemory` in
-#: `tensorflow/core/common_runtime/gpu/gpu_device.cc`).
+#: Memory that TensorFlow reserves for CUDA and its libraries on GPUs newer than Ampere
+#: (`MinSystemMemory` in `tensorflow/core/common_runtime/gpu/gpu_device.cc`).
 _RESERVE = "1800MiB"
 _NOTE = (
-    "At the peak of a step. 'activations' is everything that is neither weights, gradients nor "
+    "At the peak of a step. 'activations' includes everything except weights, gradients and "
     "optimizer state: tensors of both passes and of the update, rounded up by the allocator. "
     "Workspaces of GPU kernels are not included."
 )
@@ -58,17 +60,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--strategy", nargs="+", choices=["all", *REPLICATED, *SPLIT],
-        help="strategies to plan (default: all whose replicas hold the whole model)",
+        help="strategies to predict (default: all data-parallel strategies)",
     )  # fmt: skip
     parser.add_argument(
         "--micro-batches", type=PositiveInt, default=4, metavar="N",
-        help="micro-batches of pipeline",
+        help="number of micro-batches of pipeline",
     )  # fmt: skip
     parser.add_argument(
         "--order", choices=["gpipe", "1f1b"], default="gpipe", help="schedule of pipeline"
     )
     parser.add_argument(
-        "--shard", nargs="+", choices=SHARDS, default=SHARDS, help="what sharded divides"
+        "--shard",
+        nargs="+",
+        choices=SHARDS,
+        default=SHARDS,
+        help="what to shard with strategy sharded",
     )
     parser.add_argument(
         "--card", metavar="SIZE",
@@ -76,7 +82,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--reserve", default=_RESERVE, metavar="SIZE",
-        help="part of --card that is not available for tensors",
+        help="memory of --card that is not available for tensors",
     )  # fmt: skip
     parser.add_argument(
         "--grappler", action="store_true",
@@ -99,15 +105,15 @@ def run(
     table: str | None,
     **network: Any,
 ) -> None:
-    """Plans and prints a table; the arguments are the values of the flags.
+    """Prints the predictions as a table. The arguments are the values of the flags.
 
     Raises:
-        ConfigurationError: A flag has a value that does not fit.
+        ConfigurationError: A flag has an invalid value.
     """
     table_files.check(table, ".md", ".csv")
     capacity = None if card is None else sizes.num_bytes(card) - sizes.num_bytes(reserve)
     chosen = networks.from_flags(**network)
-    names = list(strategy or [one for one in REPLICATED if devices > 1 or one == "one_device"])
+    names = list(strategy or [s for s in REPLICATED if devices > 1 or s == "one_device"])
     if "all" in names:
         names = [*REPLICATED, *SPLIT]
     layouts = _layouts(names, micro_batches, order, shard)
@@ -123,15 +129,15 @@ def run(
 
         tables.text(
             f"Grappler's estimate for one device with a batch of {batch}: "
-            f"{sizes.format_bytes(step_graph.grappler_estimate(chosen, batch))}. It counts tensors "
-            "alone: neither what the allocator adds, nor variables that a step does not read."
+            f"{sizes.format_bytes(step_graph.grappler_estimate(chosen, batch))}. It does not "
+            "include the overhead of the allocator, or variables that a step does not read."
         )
 
 
 def _layouts(
     names: Iterable[str], micro_batches: int, order: str, shard: Sequence[str]
 ) -> dict[str, Layout]:
-    """Returns the splitting strategies with their options, by the name of their row."""
+    """Returns the strategies that split a model, with their options, by the name of their row."""
     found: dict[str, Layout] = {}
     for name in names:
         if name == "sharded":
@@ -150,12 +156,12 @@ def _planners(
     num_devices: int,
     num_servers: int,
 ) -> dict[str, Planner]:
-    """Returns the planner of each row of the table. Traces the network, which starts TensorFlow."""
+    """Returns the planner of each table row. Traces the network, which initializes TensorFlow."""
     from tfdist.plan import devices
 
     found: dict[str, Planner] = {}
     if layouts:
-        devices.make_devices(num_devices)  # before TensorFlow starts
+        devices.make_devices(num_devices)  # before TensorFlow is initialized
     if replicated := [name for name in names if name in REPLICATED]:
         step = devices.ReplicatedStep(network)
         for name in replicated:
@@ -173,8 +179,8 @@ def _show(
     Args:
         planners: By the name of the strategy.
         batch: Global batch size.
-        capacity: Bytes of a device that are available for tensors; None leaves the largest batch
-            out.
+        capacity: Bytes of a device that are available for tensors; None: the largest batch is not
+            shown.
         path: File to write the table to, or None.
     """
     header = ["strategy", "device", "weights", "gradients", "optimizer", "activations", "total"]

@@ -1,4 +1,4 @@
-"""The network that is planned or benchmarked, and its flags. Imports no TensorFlow."""
+"""The network for predictions and benchmarks, and its flags. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 #: Networks of `tfdist.models` that are not image classifiers.
 _OTHERS = ("autoencoder", "gpt", "unet")
-#: Networks of `tfdist.models` without loops. The number of live tensors in a loop depends on how
-#: often it runs, which a graph does not say.
+#: Networks of `tfdist.models` without loops. The number of live tensors in a loop depends on the
+#: number of iterations, which is not known from the graph.
 SUPPORTED = (*models.IMAGE_CLASSIFIERS, *_OTHERS)
 #: Default input shape and number of classes: GPT-2's, and ImageNet's for all others.
 _DEFAULTS: dict[str, tuple[tuple[int, ...], int]] = {"gpt": ((1024,), 50257)}
@@ -33,11 +33,11 @@ class Network:
     """A network and how it is trained.
 
     Attributes:
-        model: A name out of `SUPPORTED`.
+        model: One of `SUPPORTED`.
         input_shape: Shape of one example: (height, width, channels); for gpt (tokens,).
         num_classes: Number of classes; for gpt the size of the vocabulary.
         optimizer: A value of `--optimizer` of `python -m tfdist.train`.
-        precision: A value of its `--precision`.
+        precision: A value of `--precision` of the same command.
         settings: Keyword arguments of the model's builder.
 
     Raises:
@@ -54,8 +54,8 @@ class Network:
     def __post_init__(self) -> None:
         if self.model not in SUPPORTED:
             raise ConfigurationError(
-                f"--model {self.model} is not supported: its graph contains loops, or there is no "
-                f"such model. Use one of {', '.join(SUPPORTED)}."
+                f"--model {self.model} is not supported, because its graph contains loops or there "
+                f"is no such model. Use one of {', '.join(SUPPORTED)}."
             )
 
     def build(self) -> keras.Model:
@@ -78,7 +78,7 @@ class Network:
         return model
 
     def batch(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `num_rows` examples and labels, all zero: values do not affect the plan."""
+        """Returns examples and labels, all zero, because values do not affect the results."""
         shape = (num_rows, *self.input_shape)
         x = np.zeros(shape, "int32" if self.model == "gpt" else "float32")
         if self.model == "autoencoder":
@@ -107,11 +107,11 @@ def add_arguments(parser: ArgumentParser, precision: bool = True) -> None:
     )
     parser.add_argument(
         "--input", metavar="N,N,N",
-        help="shape of an example, or the number of tokens of gpt (default: 224,224,3 or 1024)",
+        help="shape of an example; for gpt the number of tokens (default: 224,224,3 or 1024)",
     )  # fmt: skip
     parser.add_argument(
         "--classes", type=PositiveInt, metavar="N",
-        help="number of classes, or of gpt's tokens (default: 1000 or 50257)",
+        help="number of classes; for gpt the vocabulary size (default: 1000 or 50257)",
     )  # fmt: skip
     parser.add_argument(
         "--optimizer", choices=choices("optimizer"), default="adam", help="optimizer"

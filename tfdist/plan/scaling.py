@@ -1,4 +1,4 @@
-"""`python -m tfdist.plan scaling`: step time and efficiency by number of workers."""
+"""`python -m tfdist.plan scaling`: predicts step time and efficiency by number of workers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.plan import network as networks
 from tfdist.plan.exchange import EXCHANGES, PAYLOAD, Link, Profile, Step, Wires, step
 
-#: The exchange of strategies of the training command.
+#: The key of `EXCHANGES` for strategies of the training command.
 _EXCHANGE_OF = {"multi_worker": "ring", "horovod": "ring", "towers": "central_storage"}
-#: Strategies without an exchange of gradients between workers, with the reason.
+#: Strategies whose scaling cannot be predicted, with the reason.
 _NOT_PLANNED = {
-    "one_device": "it exchanges nothing",
+    "one_device": "it has no communication",
     "mirrored": "it uses the devices of one process. Use --strategy ring and --per-host",
-    "pipeline": "its stages exchange activations, and the bubble limits it",
-    "tensor_parallel": "its layers exchange activations, as their split requires",
+    "pipeline": "its stages send activations, and its scaling is limited by the bubble",
+    "tensor_parallel": "its layers communicate activations",
 }
 
-DESCRIPTION = "step time and efficiency by number of workers, for each kind of gradient exchange"
+DESCRIPTION = (
+    "predicts step time and efficiency by number of workers, for each kind of gradient reduction"
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -35,10 +37,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers", default="1..256", metavar="N..N",
-        help="numbers of workers: doubled from the first to the last, or a list like 2,3,4",
+        help="numbers of workers: powers of two from first to last, or a list like 2,3,4",
     )  # fmt: skip
     parser.add_argument(
-        "--bandwidth", default="25Gb", metavar="RATE", help="rate of each host's link"
+        "--bandwidth", default="25Gb", metavar="RATE", help="bandwidth of each host's link"
     )
     parser.add_argument(
         "--latency", default="20us", metavar="TIME", help="latency of each host's link"
@@ -48,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--inner-bandwidth", default="600Gb", metavar="RATE",
-        help="rate of the link between devices of a host",
+        help="bandwidth of the link between devices of a host",
     )  # fmt: skip
     parser.add_argument(
         "--inner-latency", default="5us", metavar="TIME",
@@ -59,26 +61,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--strategy", nargs="+", default=["all"], metavar="NAME",
-        help=f"all, or some of {', '.join([*EXCHANGES, *_EXCHANGE_OF])}",
+        help=f"all, or one or more of {', '.join([*EXCHANGES, *_EXCHANGE_OF])}",
     )  # fmt: skip
     parser.add_argument(
         "--bucket-mb", type=NonNegativeFloat, default=0.0, metavar="N",
-        help="size of the buckets of gradients that are sent during the backward pass, as in "
-        "training; 0 sends all gradients after it",
+        help="size of gradient buckets, which are reduced during the backward pass; 0: all "
+        "gradients are reduced after the backward pass",
     )  # fmt: skip
     parser.add_argument(
         "--compression", type=PositiveFloat, default=1.0, metavar="X",
-        help="factor by which gradients are compressed, such as 2 for 16 bits",
+        help="compression factor of gradients, such as 2 for 16 bits",
     )  # fmt: skip
     parser.add_argument(
         "--profile", metavar="FILE.json",
-        help="step of a worker, as --save-profile writes it (default: measure it here)",
+        help="profile of a worker from --save-profile (default: measure it on this host)",
     )  # fmt: skip
     parser.add_argument(
-        "--save-profile", metavar="FILE.json", help="write the measured step to this file"
+        "--save-profile", metavar="FILE.json", help="write the measured profile to this file"
     )
     parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
-    parser.add_argument("--chart", metavar="FILE.png", help="draw a chart")
+    parser.add_argument("--chart", metavar="FILE.png", help="plot the results to this file")
 
 
 def run(
@@ -126,7 +128,7 @@ def run(
 
 
 class Plan(NamedTuple):
-    """What does not depend on the number of workers.
+    """The settings that do not depend on the number of workers.
 
     Attributes:
         profile: The step of one worker.
@@ -154,8 +156,8 @@ class Plan(NamedTuple):
         for name in steps:
             header += [f"{name}, ms", "efficiency", "examples/s"]
         rows = []
-        for place, number in enumerate(numbers):
-            cells = [self._cells(own[place], number) for own in steps.values()]
+        for row, number in enumerate(numbers):
+            cells = [self._cells(by_size[row], number) for by_size in steps.values()]
             rows.append([str(number), *(cell for group in cells for cell in group)])
         compact = [
             [row[0], *(f"{row[i]} ({row[i + 1]})" if row[i] else "" for i in range(1, len(row), 3))]
@@ -182,29 +184,29 @@ def _exchanges(strategies: Sequence[str]) -> list[str]:
     """Returns the names of the exchanges, each once.
 
     Raises:
-        ConfigurationError: A strategy is unknown, or its step is not planned.
+        ConfigurationError: A strategy is unknown, or its scaling cannot be predicted.
     """
     if "all" in strategies:
         return list(EXCHANGES)
     for name in strategies:
         if name in _NOT_PLANNED:
             raise ConfigurationError(
-                f"--strategy {name} is not planned over workers: {_NOT_PLANNED[name]}."
+                f"--strategy {name}: its scaling cannot be predicted, because {_NOT_PLANNED[name]}."
             )
         if name not in EXCHANGES and name not in _EXCHANGE_OF:
             known = [*EXCHANGES, *_EXCHANGE_OF]
             raise ConfigurationError(
-                f"--strategy {name}: expected all, or some of {', '.join(known)}."
+                f"--strategy {name}: expected all, or one or more of {', '.join(known)}."
                 f"{did_you_mean(name, known)}"
             )
     return list(dict.fromkeys(_EXCHANGE_OF.get(name, name) for name in strategies))
 
 
 def _numbers(text: str) -> list[int]:
-    """Returns `1..256` as 1, 2, 4, ..., 256, and `2,3,4` as it is.
+    """Parses `1..256` as 1, 2, 4, ..., 256, or a list such as `2,3,4`.
 
     Raises:
-        ConfigurationError: The text has another form.
+        ConfigurationError: The syntax is invalid.
     """
     try:
         if ".." not in text:
@@ -222,7 +224,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _draw(steps: dict[str, list[Step | None]], numbers: Sequence[int], path: Path) -> None:
-    """Draws times and efficiencies by number of workers."""
+    """Plots times and efficiencies by number of workers."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")

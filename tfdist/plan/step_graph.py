@@ -1,8 +1,8 @@
 """The graph of a network's real training step, for batches of any size.
 
-The step is traced twice, on batches of few rows, and never run. The bytes of each tensor are
-interpolated linearly: the batch is one of its axes, or none. Networks that this machine could never
-train can be planned this way; only their variables have to fit into memory.
+The step is traced twice, on small batches, and never run. The size of each tensor is extrapolated
+linearly, because at most one of its axes is the batch. Thus only the variables of the network have
+to fit into this machine's memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import peak_memory
 
-#: Rows per replica or micro-batch of the two traced batches. More than one, since an axis of size
+#: Rows per replica or micro-batch of the two traced batches. More than one, because an axis of size
 #: one is broadcast.
 FEW_ROWS, MORE_ROWS = 2, 4
 
@@ -70,7 +70,7 @@ def grappler_estimate(network: Network, num_rows: int) -> int:
 
     Args:
         network: What is trained.
-        num_rows: Rows of the batch, which is traced as it is.
+        num_rows: Rows of the batch, which is traced at this size.
     """
     with _traced(network, num_rows, OneDevice(1)) as (_, whole):
         return peak_memory(graph.loop_body(whole))
@@ -103,13 +103,13 @@ def _traced(
 def check_same_operations(
     network: Network, few: dict[str, Operation], more: dict[str, Operation]
 ) -> None:
-    """Checks that the graphs of two batches differ in sizes alone.
+    """Checks that the graphs of two batches differ only in sizes.
 
     Raises:
-        UnsupportedModelError: They have different operations.
+        UnsupportedModelError: The graphs have different operations.
     """
-    if [one.kind for one in few.values()] != [one.kind for one in more.values()]:
+    if [op.kind for op in few.values()] != [op.kind for op in more.values()]:
         raise UnsupportedModelError(
-            f"{network.model}: the graph of its step depends on the batch size, so its memory "
-            "cannot be planned. Measure it with python -m tfdist.tune batch-size."
+            f"{network.model}: the graph of its step depends on the batch size, so the memory "
+            "cannot be predicted. Measure it with python -m tfdist.tune batch-size."
         )

@@ -1,7 +1,7 @@
-"""Real training steps, measured in processes of their own: their time, memory and exchange.
+"""Measures the time, memory and communication of real training steps, in separate processes.
 
-On a CPU the environment variable `TF_CPU_ALLOCATOR_USE_BFC` puts TensorFlow's allocator for GPUs in
-the place of malloc, which counts nothing (`tensorflow/core/common_runtime/process_state.cc`).
+On CPUs, the environment variable `TF_CPU_ALLOCATOR_USE_BFC` replaces malloc, which has no
+statistics, by TensorFlow's allocator for GPUs (`tensorflow/core/common_runtime/process_state.cc`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tfdist.plan.network import Network
 from tfdist.run import reports
 from tfdist.trainer import Trainer
 
-#: The environment in which TensorFlow counts the memory of a CPU's tensors.
-COUNT_MEMORY: Mapping[str, str] = MappingProxyType({"TF_CPU_ALLOCATOR_USE_BFC": "1"})
+#: Environment variables that make TensorFlow count the memory of tensors on CPUs.
+MEMORY_COUNTING: Mapping[str, str] = MappingProxyType({"TF_CPU_ALLOCATOR_USE_BFC": "1"})
 _TIMEOUT_SECONDS = 1800.0
-#: Steps that `measure` times, after two that compile.
+#: Number of steps that `measure` times, after two for compilation.
 _NUM_STEPS = 5
 
 
 class Sample(NamedTuple):
-    """What the steps of a process take, without the two first ones, which compile.
+    """Measurements of the steps of a process, without the first two, which compile.
 
     Attributes:
         seconds: Median time of a step.
-        exchange: Seconds that summing as many bytes as the gradients have takes by itself.
-        data: Seconds of a step in which the devices wait for data.
+        exchange: Seconds of an all-reduce of the gradients, without other computation.
+        data: Seconds per step in which the devices wait for data.
         gradient_bytes: Bytes of the gradients of all trainable weights.
-        peak_bytes: The most that all devices of the process have held since its start.
+        peak_bytes: Peak memory of all devices of the process since its start.
         device: "CPU", or the name of the GPU.
     """
 
@@ -75,24 +75,24 @@ class StepTimes(keras.callbacks.Callback):
 def pool(
     num_workers: int = 1, via: str = "", environ: Mapping[str, str] = MappingProxyType({})
 ) -> WorkerPool:
-    """Returns processes that answer questions with a `Sample`.
+    """Returns processes that handle requests and respond with a `Sample`.
 
-    A question is `(network, batch, strategy, devices, num_steps)`, and optionally a mapping of the
+    A request is `(network, batch, strategy, devices, num_steps)` and optionally a mapping of the
     strategy's options.
 
     Args:
-        num_workers: Processes that train together.
-        via: What starts them.
+        num_workers: Number of processes that train together.
+        via: How to start them: see `WorkerPool`.
         environ: Additional environment variables.
     """
     return WorkerPool(
-        prepare, num_workers=num_workers, via=via, environ={**COUNT_MEMORY, **environ},
+        prepare, num_workers=num_workers, via=via, environ={**MEMORY_COUNTING, **environ},
         timeout_seconds=_TIMEOUT_SECONDS,
     )  # fmt: skip
 
 
 def prepare() -> Callable[..., Sample]:
-    """Returns the function that a process of the pool answers questions with."""
+    """Returns the function that handles requests in a process of the pool."""
     return _sample
 
 
@@ -113,7 +113,7 @@ def _sample(
     trainer.fit(data, steps_per_epoch=num_steps + 2, verbose=0, callbacks=[times])
     seconds = times.seconds(skip=1)
     names = trainer.strategy.devices
-    peak = sum(map(_peak, _allocators(names)))  # before the exchange below, which needs more
+    peak = sum(map(_peak, _allocators(names)))  # before `measure_exchange`, which needs more memory
     exchanged = reports.measure_exchange(trainer.strategy, trainer.model)
     weights = trainer.model.trainable_variables
     return Sample(
@@ -134,7 +134,7 @@ def measure(network: Network, batch: int) -> Profile:
         batch: Rows of a step.
 
     Raises:
-        LaunchError: The training failed.
+        LaunchError: Training failed.
     """
     with pool() as processes:
         (sample,) = processes.ask(network, batch, "one_device", 1, _NUM_STEPS)
@@ -142,7 +142,7 @@ def measure(network: Network, batch: int) -> Profile:
 
 
 def read(path: str) -> Profile:
-    """Returns the profile that `write` wrote.
+    """Reads a profile that `write` wrote.
 
     Raises:
         ConfigurationError: The file does not exist or has another format.
@@ -154,7 +154,7 @@ def read(path: str) -> Profile:
     except (OSError, ValueError, TypeError):
         pass
     raise ConfigurationError(
-        f"--profile {path}: expected a file that --save-profile wrote, with the numbers "
+        f"--profile {path}: expected a file from --save-profile, with the fields "
         f"{', '.join(Profile._fields)}."
     )
 
@@ -166,7 +166,7 @@ def write(measured: Profile, path: str) -> None:
 
 
 def _allocators(devices: list[str]) -> list[str]:
-    """Returns the devices with an allocator of their own: logical CPU devices share one."""
+    """Returns one device per allocator. Logical CPU devices share one."""
     return [name for name in devices if name.startswith("GPU")] or ["CPU:0"]
 
 
