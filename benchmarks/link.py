@@ -162,7 +162,7 @@ def measure(
                         hosts.network.slow(*rates[link])
                         names = (COMPUTE, SEND, *ENGINES[name].ways)
                         ask = {one: functools.partial(workers.slowest, one) for one in names}
-                        samples = rounds.take_turns(ask, num_rounds)
+                        samples = rounds.run_in_turns(ask, num_rounds)
                         results.append({"link": link} | judge(facts, samples))
     except NotAllowedError as error:
         raise DeviceError(

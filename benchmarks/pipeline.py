@@ -99,7 +99,7 @@ def measure(
     for n, order, m in ((n, order, m) for n in stages for order in orders for m in micro_batches):
         strategy = create("pipeline", n, micro_batches=m, order=order)
         contenders = {"one device": alone, "pipeline": _prepare(build, strategy, steps)}
-        samples = rounds.take_turns(contenders, num_rounds)
+        samples = rounds.run_in_turns(contenders, num_rounds)
         ideal = bubble.speed_up([1 / n] * n, m)
         found = rounds.ratio(samples["one device"], samples["pipeline"])
         results.append(

@@ -109,7 +109,7 @@ def measure(
                     raise
                 absent[name] = str(error).strip().splitlines()[-1]
                 del ready[name]
-        samples = rounds.take_turns(ready, num_rounds)
+        samples = rounds.run_in_turns(ready, num_rounds)
     rows = [_row(name, own, batch, replicas) for name, own in samples.items()]
     alone = next(row for row in rows if row["strategy"] == ALONE)["examples_per_s"]["median"]
     for row in rows:

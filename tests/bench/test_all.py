@@ -23,7 +23,7 @@ NAMES = [
 
 def test_unknown_benchmark_raises_immediately(tmp_path: Path) -> None:
     done = run(tmp_path, "all", "--only", "step", "stap", code=1)
-    assert "--only stap: expected some of allreduce, " in done.stderr
+    assert "--only stap: expected one or more of allreduce, " in done.stderr
 
 
 @pytest.mark.long

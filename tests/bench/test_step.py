@@ -102,5 +102,5 @@ def test_smoke_measures_mixed_precision(precision: str, tmp_path: Path) -> None:
 
 def test_profile_compares_the_two_graphs(tmp_path: Path) -> None:
     done = run(tmp_path, "step", "--smoke", "--models", "mlp", "--replicas", "1", "--profile")
-    for words in ("operations, by hand", "microseconds per step", "tf.data"):
+    for words in ("operations with tfdist", "microseconds per step", "tf.data"):
         assert words in done.stdout

@@ -1,4 +1,4 @@
-"""`python -m tfdist.bench allreduce`: bandwidth of sums over two replicas."""
+"""`python -m tfdist.bench allreduce`: bandwidth of an all-reduce over two replicas."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ from tfdist.console import sizes as byte_sizes
 from tfdist.console import tables
 from tfdist.launcher.worker_pool import WorkerPool
 
-DESCRIPTION = "bandwidth of sums over two replicas, by engine, compared with a memory copy"
+DESCRIPTION = (
+    "measures the bandwidth of an all-reduce over two replicas, compared with a memory copy"
+)
 
 REPLICAS = 2
 COPY = "memory copy"
 #: Bytes of the tensors.
 SIZES = [10**3, 10**4, 10**5, 10**6, 4 * 10**6, 16 * 10**6, 64 * 10**6, 256 * 10**6]
 _SMOKE_SIZES, _SMOKE_ROUNDS = [10**3, 10**5], 2
-#: Bytes that a measurement moves at least, by repeating sums of small tensors.
+#: Minimum bytes per measurement; all-reduces of small tensors are repeated.
 _BYTES_PER_ROUND = 1 << 24
-_MOST_REPEATS = 32
+_MAX_REPEATS = 32
 
-#: In a worker: takes a number of bytes and of repeats, and returns the median seconds of a sum.
+#: In a worker: takes the number of bytes and of repeats, and returns the median seconds.
 Measure = Callable[[int, int], float]
 #: Starts the workers of an engine.
 Engine = Callable[[], WorkerPool]
 
 
 def by_tfdist(strategy: str, devices: int) -> Measure:
-    """In a worker: returns what sums over the replicas of a strategy."""
+    """In a worker: returns a function that measures an all-reduce over a strategy's replicas."""
     from tfdist import strategies
     from tfdist.groups.traffic import measure_all_reduce
 
@@ -59,7 +61,7 @@ ENGINES: dict[str, Engine] = {
 
 
 def missing(engine: str) -> str:
-    """Returns what an engine lacks on this machine, or an empty string."""
+    """Returns why an engine is not available on this machine; empty if it is."""
     if "Horovod" in engine and find_spec("horovod") is None:
         return "Horovod is not installed"
     if "MPI" in engine and mpi_library.find() is None:
@@ -73,7 +75,7 @@ def add_arguments(parser: ArgumentParser, engines: Sequence[str] = tuple(ENGINES
     """Adds the flags."""
     parser.add_argument(
         "--engines", nargs="+", choices=list(engines), default=list(engines), metavar="NAME",
-        help=f"some of: {'; '.join(engines)}",
+        help=f"one or more of: {'; '.join(engines)}",
     )  # fmt: skip
     parser.add_argument(
         "--sizes", nargs="+", type=PositiveInt, default=SIZES, metavar="BYTES", help="tensor sizes"
@@ -93,7 +95,7 @@ def run(
     """Measures and prints a table; the arguments are the values of the flags.
 
     Raises:
-        LaunchError: An engine that is installed does not start.
+        LaunchError: An installed engine cannot be started.
     """
     absent = {name: why for name in engines if (why := missing(name))}
     with contextlib.ExitStack() as stack:
@@ -104,13 +106,13 @@ def run(
             for num_bytes in (_SMOKE_SIZES if smoke else sizes)
         ]
     rows = [
-        (byte_sizes.format_bytes(one["bytes"]), *(_cell(*own) for own in one["engines"].items()))
-        for one in results
+        (byte_sizes.format_bytes(r["bytes"]), *(_cell(*engine) for engine in r["engines"].items()))
+        for r in results
     ]
-    title = "bus bandwidth in GB/s (part of a memory copy's)"
+    title = "bus bandwidth in GB/s (as a fraction of a memory copy)"
     output.show(("bytes", *results[0]["engines"]), rows, title, num_names=0)
     for name, why in absent.items():
-        tables.text(f"{name} is not measured: {why}.")
+        tables.text(f"{name} was not measured: {why}.")
     output.conclude(results, paint=_paint, size=(8, 5))
 
 
@@ -122,18 +124,18 @@ def measure(pools: Mapping[str, WorkerPool], num_bytes: int, num_rounds: int) ->
         num_bytes: Bytes of the tensor on each replica.
         num_rounds: Measurements of each engine.
     """
-    repeats = max(1, min(_MOST_REPEATS, _BYTES_PER_ROUND // num_bytes))
+    repeats = max(1, min(_MAX_REPEATS, _BYTES_PER_ROUND // num_bytes))
     contenders = {
         name: functools.partial(_slowest, pool, num_bytes, repeats) for name, pool in pools.items()
     }
     contenders[COPY] = functools.partial(_copy, num_bytes, repeats)
-    seconds = rounds.take_turns(contenders, num_rounds)
+    seconds = rounds.run_in_turns(contenders, num_rounds)
     return {
         "bytes": num_bytes,
         "repeats": repeats,
         "rounds": num_rounds,
         "engines": {
-            name: _result(name, own, seconds[COPY], num_bytes) for name, own in seconds.items()
+            name: _result(name, times, seconds[COPY], num_bytes) for name, times in seconds.items()
         },
     }
 
@@ -145,7 +147,7 @@ def _slowest(pool: WorkerPool, num_bytes: int, repeats: int) -> float:
 
 def _copy(num_bytes: int, repeats: int) -> float:
     """Returns the time of a copy within the memory of this process."""
-    # Ones and not zeros: the pages of np.zeros do not exist before they are written.
+    # Not np.zeros, whose pages are allocated only when they are written.
     source, to, times = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8), []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -172,7 +174,7 @@ def _cell(name: str, own: dict[str, Any]) -> str:
 
 
 def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
-    """Draws bandwidths by size, with their quartiles."""
+    """Plots bandwidths by size, with their quartiles."""
     axes = figure.add_subplot()
     measured = [result["bytes"] for result in results]
     for name in results[0]["engines"]:

@@ -24,7 +24,7 @@ def on_one_device(model: keras.Model, exchange: Exchange | None = None) -> Loop:
     """Returns the training loop for one device, or for one device in each of several processes.
 
     Args:
-        model: A compiled model, of which the optimizer is used.
+        model: A compiled model, whose optimizer is used.
         exchange: Averages gradients over processes, or None.
     """
     optimizer, weights = model.optimizer, model.trainable_variables
@@ -53,7 +53,7 @@ def mirrored(model: keras.Model, strategy: tf.distribute.Strategy, batch_size: i
     """Returns the training loop for the replicas of a strategy.
 
     Args:
-        model: A model that was compiled in the strategy's scope, of which the optimizer is used.
+        model: A model that was compiled in the strategy's scope, whose optimizer is used.
         strategy: TensorFlow's strategy, with even per-replica batches.
         batch_size: Global batch size.
     """

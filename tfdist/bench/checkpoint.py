@@ -1,6 +1,6 @@
 """`python -m tfdist.bench checkpoint`: the overhead of checkpoints.
 
-All variants train with the same `Trainer`, which is traced once; they differ in what saves. The
+All variants train with the same `Trainer`, which is traced once, and save in different ways. The
 time for which a save blocks the training is that of the step after it minus the usual time of a
 step. What a thread still writes in the background slows the following steps down, which the time of
 the whole training shows.
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
     from tfdist.trainer import Trainer
 
-DESCRIPTION = "overhead of saving, compared with Keras's BackupAndRestore and Orbax"
+DESCRIPTION = (
+    "measures the overhead of checkpoints, compared with Keras's BackupAndRestore and Orbax"
+)
 
 NONE = "no checkpoints"
 _INPUTS, _BATCH = 256, 64
@@ -53,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
     parser.add_argument(
         "--weights", nargs="+", type=PositiveInt, default=[1_000_000, 25_000_000], metavar="N",
-        help="approximate numbers of weights; Adam keeps two more numbers for each",
+        help="approximate numbers of weights; Adam stores two more values per weight",
     )  # fmt: skip
     parser.add_argument(
         "--every", type=PositiveInt, default=10, metavar="STEPS", help="steps between checkpoints"
@@ -86,7 +88,7 @@ def run(
     for result in results:
         _show(result, output)
     if not any("Orbax" in result["contenders"] for result in results):
-        tables.text("Orbax is not measured: orbax-checkpoint is not installed.")
+        tables.text("Orbax was not measured: orbax-checkpoint is not installed.")
     output.conclude(results, NOTE)
 
 
@@ -98,7 +100,7 @@ def compare(
     Args:
         num_weights: Approximate number of weights.
         every: Steps between checkpoints.
-        saves: Checkpoints per training run; tfdist saves once more at its end.
+        saves: Checkpoints per training run; tfdist saves another one at the end.
         num_rounds: Training runs of each variant.
         folder: Folder for the checkpoints.
     """
@@ -113,8 +115,8 @@ def compare(
         for name, saver in _savers().items()
     }
     for contender in contenders.values():
-        contender()  # compiles, and warms the disk up
-    samples = rounds.take_turns(contenders, num_rounds)
+        contender()  # compiles, and warms up the disk cache
+    samples = rounds.run_in_turns(contenders, num_rounds)
     alone = [one.whole for one in samples[NONE]]
     counts = [v.numpy().nbytes for v in trainer.model.variables + trainer.model.optimizer.variables]
     return {
@@ -174,7 +176,7 @@ def _train(
     from tfdist.plan.step_profile import StepTimes
 
     folder = next(places)
-    times = StepTimes()  # the first callback, so that it sees a batch's end before others save
+    times = StepTimes()  # first in the list, so that it runs before callbacks that save
     trainer.checkpoints, callbacks = saver(folder, every)
     began = time.perf_counter()
     trainer.fit(

@@ -1,9 +1,9 @@
-"""`python -m tfdist.bench compare BASE`: whether a change made tfdist faster or slower.
+"""`python -m tfdist.bench compare BASE`: checks whether a change made tfdist faster or slower.
 
-Two trees are measured: this one, and a git worktree of the commit BASE. Each measurement is a
-process of its own, the two trees take turns, and what counts is processor time, which other load on
-the machine disturbs less than wall-clock time. The verdict of each row follows from the confidence
-interval of the mean ratio of times within a round (Student's t on the logarithms).
+It measures this tree and a git worktree of the commit BASE in turns, each measurement in a new
+process. It compares processor time, which depends less on other load than wall-clock time. The
+verdict of each row follows from the confidence interval of the mean ratio of times within a round
+(Student's t on the logarithms).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tfdist.config import default_data_dir
 from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.launcher.processes import signals_raise
 
-DESCRIPTION = "step, first step and input of this tree and of another commit, with a verdict"
+DESCRIPTION = "compares step, first step and input of this tree with another commit"
 
 WHAT = ("step", "start", "input")
 BASE, CHANGE = "base", "this tree"
 CONFIDENCE = 0.95
-#: Differences below this are equal, whatever the confidence interval says.
+#: Relative differences below this count as equal, regardless of the confidence interval.
 _NEGLIGIBLE = 0.01
 _SMOKE_ROUNDS, _SMOKE_IMAGES = 2, 96
 _NUM_IMAGES = 960
@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data-dir", default=default_data_dir(), metavar="DIR",
-        help="folder in which the images for input are made once",
+        help="folder for the generated images of input",
     )  # fmt: skip
     harness.add_arguments(parser, rounds=10)
 
@@ -63,13 +63,15 @@ def run(
     """Measures both trees and prints a verdict for each row; the arguments are the flags' values.
 
     Raises:
-        ConfigurationError: This is no git checkout, there is no such commit, or `rounds` is 1.
+        ConfigurationError: This is not a git checkout, the commit does not exist, or `rounds` is 1.
         LaunchError: A measurement failed.
     """
     if smoke:
         rounds = _SMOKE_ROUNDS
     if rounds < 2:
-        raise ConfigurationError("--rounds 1: a confidence interval needs at least 2 rounds.")
+        raise ConfigurationError(
+            "--rounds 1: expected at least 2, which a confidence interval needs."
+        )
     output = harness.Output("compare", json)
     here = Path(__file__).resolve().parents[2]
     images = ""
@@ -97,7 +99,7 @@ def measure(
 
     Args:
         trees: The checkouts `BASE` and `CHANGE`.
-        what: A name out of `WHAT`.
+        what: One of `WHAT`.
         images: Folder of shards for "input".
         num_rounds: Measurements of each tree.
         smoke: Whether to use tiny sizes.
@@ -109,12 +111,12 @@ def measure(
         name: functools.partial(_measured, tree, what, images, smoke)
         for name, tree in trees.items()
     }
-    samples = rounds.take_turns(ask, num_rounds)
+    samples = rounds.run_in_turns(ask, num_rounds)
     return [
         judge(
             quantity,
-            [one[quantity] for one in samples[BASE]],
-            [one[quantity] for one in samples[CHANGE]],
+            [sample[quantity] for sample in samples[BASE]],
+            [sample[quantity] for sample in samples[CHANGE]],
         )
         for quantity in samples[BASE][0]
     ]
@@ -148,10 +150,10 @@ def judge(quantity: str, base: Sequence[float], change: Sequence[float]) -> dict
 
 @contextlib.contextmanager
 def worktree(repository: Path, commit: str) -> Iterator[Path]:
-    """Checks a commit out into a temporary folder, and removes it, also after a signal.
+    """Checks out a commit into a temporary folder, which is removed even after a signal.
 
     Raises:
-        ConfigurationError: This is no git checkout, or there is no such commit.
+        ConfigurationError: This is not a git checkout, or the commit does not exist.
     """
     with signals_raise(), tempfile.TemporaryDirectory(prefix="tfdist-compare-") as folder:
         tree = Path(folder) / "base"

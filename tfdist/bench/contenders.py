@@ -1,8 +1,8 @@
 """Ways to train, evaluate and predict a workload, each as a function that measures once.
 
-A training is measured in the second of two epochs of the same length: in the first one the data
-iterator is created and `fit` finds its number of steps per call. An evaluation or a prediction is
-measured as a whole call.
+Training is measured in the second of two epochs of the same length, because `fit` creates the data
+iterator and chooses the number of steps per call in the first one. For `evaluate` and `predict`,
+the whole call is measured.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Measure = Callable[[], Sample]
 
 @dataclass(frozen=True)
 class Case:
-    """A workload on a number of replicas, which all contenders train.
+    """A workload on a number of replicas, for all contenders.
 
     Attributes:
         model: Name of the workload.
-        workload: What is trained.
-        strategy: One object for all contenders: a second `tf.distribute.MirroredStrategy` in a
-            process makes plain Keras fail (tensorflow#62790).
+        workload: The model and its data.
+        strategy: One object for all contenders, because plain Keras fails with a second
+            `tf.distribute.MirroredStrategy` in a process (tensorflow#62790).
         num_steps: Steps of a measurement.
         exchange: Averages the gradients of the manual loop over processes, or None.
     """
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def steps_per_execution(self) -> int:
-        """The argument of the same name, which must not exceed the number of steps."""
+        """Keras's `steps_per_execution`, which must not exceed the number of steps."""
         return min(STEPS_PER_EXECUTION, self.num_steps)
 
     @contextlib.contextmanager
@@ -101,11 +101,11 @@ class Clock:
 
 def fit_by_tfdist(case: Case) -> Measure:
     """`tfdist.Trainer.fit`."""
-    return _of_fit(case.trainer().fit, case)
+    return _measure_fit(case.trainer().fit, case)
 
 
 def fit_by_hand(case: Case) -> Measure:
-    """A loop written by hand; see `by_hand`."""
+    """A hand-written loop; see `by_hand`."""
     data = case.workload.data()
     with case.scope() as strategy:
         model = case.workload.build_model()
@@ -128,26 +128,28 @@ def available(case: Case, method: str) -> dict[str, Callable[[Case], Measure]]:
     """Returns the contenders of a method of the trainer, in the order of the table.
 
     Args:
-        case: What they compute.
+        case: The case to measure.
         method: "fit", "evaluate", "predict", or "checks": `fit` with and without the checks
             between workers.
     """
     if method == "fit":
         return {
             "tfdist": fit_by_tfdist,
-            "tfdist, every batch": lambda case: _of_fit(case.trainer().fit, case, _OnEveryBatch()),
+            "tfdist, every batch": lambda case: _measure_fit(
+                case.trainer().fit, case, _OnEveryBatch()
+            ),
             "by hand": fit_by_hand,
             # Keras comes last, so that the others are measured even if it fails.
-            "Keras": lambda case: _of_fit(case.keras_model(False).fit, case),
-            "Keras, in graph": lambda case: _of_fit(case.keras_model(True).fit, case),
+            "Keras": lambda case: _measure_fit(case.keras_model(False).fit, case),
+            "Keras, in graph": lambda case: _measure_fit(case.keras_model(True).fit, case),
         }
     if method == "checks":
         off = {"check_data": "off", "check_ranks": "off"}
         return {
             "tfdist": fit_by_tfdist,
-            "checks off": lambda case: _of_fit(case.trainer(**off).fit, case),
+            "checks off": lambda case: _measure_fit(case.trainer(**off).fit, case),
         }
-    call = functools.partial(_of_call, method)
+    call = functools.partial(_measure_call, method)
     found: dict[str, Callable[[Case], Measure]] = {
         "tfdist": lambda case: call(case, case.trainer())
     }
@@ -177,7 +179,9 @@ class _OnEveryBatch(keras.callbacks.Callback):
         self.loss = logs["loss"]
 
 
-def _of_fit(fit: Callable[..., Any], case: Case, *callbacks: keras.callbacks.Callback) -> Measure:
+def _measure_fit(
+    fit: Callable[..., Any], case: Case, *callbacks: keras.callbacks.Callback
+) -> Measure:
     """Measures the second of two epochs of Keras's or of tfdist's `fit`."""
     data, timer = case.workload.data(), _EpochTimer()
 
@@ -187,7 +191,7 @@ def _of_fit(fit: Callable[..., Any], case: Case, *callbacks: keras.callbacks.Cal
             epochs=2,
             steps_per_epoch=case.num_steps,
             verbose=0,
-            shuffle=False,  # avoids the warning that a data set is not shuffled
+            shuffle=False,  # avoids the warning that a dataset is not shuffled
             callbacks=[timer, *callbacks],
         )
         return timer.sample
@@ -195,7 +199,7 @@ def _of_fit(fit: Callable[..., Any], case: Case, *callbacks: keras.callbacks.Cal
     return measure
 
 
-def _of_call(method: str, case: Case, model: Trainer | keras.Model) -> Measure:
+def _measure_call(method: str, case: Case, model: Trainer | keras.Model) -> Measure:
     """Measures a call of `evaluate` or `predict` of tfdist or Keras."""
     data, call = case.workload.data(), getattr(model, method)
 
@@ -209,7 +213,7 @@ def _of_call(method: str, case: Case, model: Trainer | keras.Model) -> Measure:
 
 
 def _inference_by_hand(method: str, case: Case) -> Measure:
-    """Measures a loop written by hand for one device."""
+    """Measures a hand-written loop for one device."""
     with case.scope():
         data, model = case.workload.data(), case.workload.build_model()
     loop = by_hand.evaluating(model) if method == "evaluate" else by_hand.predicting(model)

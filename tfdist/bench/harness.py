@@ -1,4 +1,4 @@
-"""What all benchmarks share: their flags, tables, files, and the facts of the machine.
+"""Code that all benchmarks share: flags, tables, files, and information about the machine.
 
 Importing it imports no TensorFlow.
 """
@@ -23,15 +23,15 @@ def add_arguments(
     """Adds the flags of a benchmark's files, `--smoke` and `--rounds`.
 
     Args:
-        parser: Gets the flags.
-        rounds: Default of `--rounds`; None leaves the flag out.
+        parser: The parser to add the flags to.
+        rounds: Default of `--rounds`; None: the flag is not added.
         table: Whether to add `--table`.
         chart: Whether to add `--chart`.
     """
     if rounds is not None:
         parser.add_argument(
             "--rounds", type=PositiveInt, default=rounds, metavar="N",
-            help="measurements of each variant; variants run in turns",
+            help="measurements per variant; the variants run in turns",
         )  # fmt: skip
     parser.add_argument("--json", metavar="FILE.json", help="write all results to this file")
     if table:
@@ -39,7 +39,7 @@ def add_arguments(
             "--table", metavar="FILE", help="write the table to this .md or .csv file"
         )
     if chart:
-        parser.add_argument("--chart", metavar="FILE.png", help="draw a chart")
+        parser.add_argument("--chart", metavar="FILE.png", help="plot the results to this file")
     parser.add_argument(
         "--smoke", action="store_true", help="use tiny sizes, to check that the benchmark runs"
     )
@@ -48,7 +48,7 @@ def add_arguments(
 class Output:
     """Prints the results of a benchmark and writes its files.
 
-    It also records how much of the processor other processes use from its creation to `conclude`.
+    It also measures the processor time of other processes from its creation until `conclude`.
 
     Args:
         benchmark: Name of the benchmark.
@@ -57,7 +57,7 @@ class Output:
         chart: File for the chart, or None.
 
     Raises:
-        ConfigurationError: A file cannot be written: found before anything is measured.
+        ConfigurationError: A file cannot be written. This is checked before any measurement.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Output:
         title: str,
         num_names: int = 1,
     ) -> None:
-        """Prints a table, and writes it if there is a file for it.
+        """Prints a table, and writes it to the table file, if any.
 
         Args:
             header: Headings of the columns.
             rows: Cells of each row.
-            title: Line above the table.
-            num_names: Number of columns with text, which are aligned left.
+            title: Title of the table.
+            num_names: Number of left-aligned text columns.
         """
         tables.numbers(header, rows, title=title, num_names=num_names)
         if self._table:
@@ -99,12 +99,12 @@ class Output:
         paint: Callable[[Any, Any], None] | None = None,
         size: tuple[float, float] = (8, 4.5),
     ) -> None:
-        """Prints the facts of the machine; writes results and chart if there are files for them.
+        """Prints information about the machine, and writes the results and the chart to files.
 
         Args:
             results: Numbers, strings, lists and dicts.
-            note: How to read the table.
-            paint: Draws the results (second argument) into a matplotlib figure (first argument).
+            note: Explanation of the table.
+            paint: Plots the results (second argument) to a matplotlib figure (first argument).
             size: Width and height of the figure in inches.
         """
         facts = machine.facts() | {"share_of_other_processes": self._load.fraction()}

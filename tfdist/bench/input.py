@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from tfdist.bench.input_readers import Reader
     from tfdist.bench.photographs import Photographs
 
-DESCRIPTION = "images per second of the input pipeline, compared with decoding alone and others"
+DESCRIPTION = (
+    "measures images per second of the input pipeline, compared with decoding only and others"
+)
 
-#: The least ratio of pipelines to decoding alone, and of packed pipelines to other readers.
+#: Goals: minimum ratio of pipelines to decoding only, and of packed pipelines to other readers.
 LIMIT_GOAL, OTHERS_GOAL = 0.95, 1.5
 _WARM_UP_STEPS = 3  # until worker processes run and buffers are full
 
@@ -29,18 +31,22 @@ _WARM_UP_STEPS = 3  # until worker processes run and buffers are full
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
     parser.add_argument(
-        "--num-images", type=PositiveInt, default=5000, metavar="N", help="JPEGs to make and read"
+        "--num-images",
+        type=PositiveInt,
+        default=5000,
+        metavar="N",
+        help="number of JPEGs to generate and read",
     )
     parser.add_argument(
         "--data-dir", default=default_data_dir(), metavar="DIR",
-        help="folder in which the images are made once",
+        help="folder for the generated images",
     )  # fmt: skip
     parser.add_argument(
         "--large", action="store_true", help="use photographs of 2000x1500 pixels, not 500x375"
     )
     parser.add_argument(
         "--with-model", action="store_true",
-        help="measure how long a model on one core waits for an input on another instead",
+        help="instead, measure how long a model on one core waits for an input pipeline on another",
     )  # fmt: skip
     harness.add_arguments(parser, rounds=5)
 
@@ -94,15 +100,15 @@ def compare(
 
     Args:
         readers: Readers by name.
-        found: What they read.
-        num_images: Images of a measurement.
+        found: The images to read.
+        num_images: Number of images per measurement.
         num_rounds: Measurements of each reader.
 
     Returns:
-        For each reader `images_per_s` (median, low, high) and `samples`; `ratio`, the ratio of
-        pipelines' rate from the originals to its own, and `packed_ratio`, that from packed images.
-        The ratio to the limit, and `packed_ratio` to all others, have a `goal` and whether it is
-        `met`.
+        For each reader `images_per_s` (median, low, high) and `samples`; `ratio`, the throughput of
+        pipelines with the original images relative to this reader; and `packed_ratio`, the same
+        with packed images. The ratio to the limit, and `packed_ratio` to all others, have a `goal`
+        and whether it is `met`.
     """
     from tfdist.bench.input_readers import LIMIT, OURS, PACKED
 
@@ -110,19 +116,19 @@ def compare(
         name: functools.partial(_rate, reader, found, num_images)
         for name, reader in readers.items()
     }
-    measured = rounds.take_turns(turns, num_rounds)
+    measured = rounds.run_in_turns(turns, num_rounds)
     results: dict[str, dict[str, Any]] = {}
     for name, samples in measured.items():
         results[name] = {"images_per_s": rounds.spread(samples)._asdict(), "samples": samples}
         if name == LIMIT:
-            results[name]["ratio"] = _judged(measured[OURS], samples, LIMIT_GOAL)
+            results[name]["ratio"] = _with_goal(measured[OURS], samples, LIMIT_GOAL)
         elif name not in (OURS, PACKED):
             results[name]["ratio"] = rounds.ratio(measured[OURS], samples)._asdict()
-            results[name]["packed_ratio"] = _judged(measured[PACKED], samples, OTHERS_GOAL)
+            results[name]["packed_ratio"] = _with_goal(measured[PACKED], samples, OTHERS_GOAL)
     return results
 
 
-def _judged(ours: list[float], other: list[float], goal: float) -> dict[str, Any]:
+def _with_goal(ours: list[float], other: list[float], goal: float) -> dict[str, Any]:
     found = rounds.ratio(ours, other)
     return found._asdict() | {"goal": goal, "met": found.median >= goal}
 
@@ -142,7 +148,7 @@ def _show_wait(result: dict[str, float]) -> None:
     tables.text(
         f"Model on one core, input on another: {result['steps']:.0f} steps of "
         f"{result['step_ms']:.0f} ms waited for data for {result['data_wait']:.2%} of the time "
-        f"(goal: less than {result['goal']:.0%}). The input alone takes "
+        f"(goal: less than {result['goal']:.0%}). Without the model, the input takes "
         f"{result['batch_ms']:.0f} ms per batch."
     )
 

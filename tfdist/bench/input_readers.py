@@ -1,7 +1,7 @@
-"""Ways to read the photographs, as their users write them: random crops of 224x224 in batches.
+"""Input pipelines for the photographs, as users write them: batches of random 224x224 crops.
 
-All do the same work: decode, crop 8 to 100 % of the area at random, resize to 224x224, flip at
-random, and batch 64 images. Only Keras's own reader resizes whole images, which is less work.
+All decode images, crop 8 to 100% of the area at random, resize to 224x224, flip at random, and
+batch 64 images. Only Keras's reader resizes whole images without cropping, which is less work.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ BATCH_SIZE = 64
 SHUFFLE_BUFFER = 1000
 SEED = 1
 
-#: Starts to read without end; yields the number of images of each batch.
+#: Reads endlessly, and yields the number of images of each batch.
 Reader = Callable[[Photographs], Iterator[int]]
 
 
 def augment(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns the image that pipelines makes of the bytes of a JPEG."""
+    """Decodes, crops and flips a JPEG with pipelines."""
     return images.flip(images.random_crop(encoded, seed, SIZE), seed)
 
 
 def limit(found: Photographs) -> Iterator[int]:
-    """Decodes bytes in memory: no reading, no shuffling, no batches."""
+    """Decodes bytes in memory, without reading, shuffling and batching."""
     dataset = tf.data.Dataset.from_tensor_slices(photographs.encoded(found)).enumerate()
     dataset = dataset.map(
         lambda i, encoded: augment(encoded, tf.stack([SEED, tf.cast(i, tf.int32)])),
         tf.data.AUTOTUNE,
     )
-    # One of 64 images leaves the graph, so that Python does as much as for a batch.
+    # Return one of 64 images from the graph, so that the Python overhead is that of a batch.
     dataset = dataset.repeat().shard(BATCH_SIZE, BATCH_SIZE - 1).prefetch(tf.data.AUTOTUNE)
     return (BATCH_SIZE for _ in dataset)
 
@@ -93,7 +93,7 @@ READERS: dict[str, Reader] = {
 
 
 def random_crop(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Crops a decoded image at random with TensorFlow's own functions."""
+    """Crops a decoded image at random with TensorFlow's functions."""
     begin, size, _ = tf.image.sample_distorted_bounding_box(
         tf.shape(image),
         tf.zeros((1, 0, 4)),

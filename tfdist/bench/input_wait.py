@@ -1,4 +1,4 @@
-"""How long a model waits for data when it has one core and the input pipeline another."""
+"""Measures how long a model on one core waits for an input pipeline on another core."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def measure(found: Photographs) -> dict[str, float]:
     """Trains a network that is slower than its input.
 
     Returns:
-        `data_wait`, the part of the time that steps waited for data; `goal`, `steps`, `step_ms`,
-        and `batch_ms`, the time of a batch of the input alone.
+        `data_wait`, the fraction of time in which steps waited for data; `goal`; `steps`;
+        `step_ms`; and `batch_ms`, the time per batch of the input without the model.
 
     Raises:
         DeviceError: There are fewer than two cores.
@@ -36,7 +36,7 @@ def measure(found: Photographs) -> dict[str, float]:
     if len(cores) < 2:
         raise DeviceError("--with-model needs two cores, one for the model and one for the input.")
     with _on_core(cores[0]):
-        tf.identity(0)  # starts TensorFlow's own threads on the model's core
+        tf.identity(0)  # starts TensorFlow's threads on the model's core
     with _on_core(cores[1]):
         batches = _input(found)  # its threads inherit this core
         begin = time.perf_counter()
@@ -106,7 +106,7 @@ def _training_step() -> tf.types.experimental.PolymorphicFunction:
 
     @tf.function
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        # Normalized on the device: uint8 has a quarter of the bytes to transfer.
+        # Normalize on the device, because transferring uint8 needs a quarter of the bytes.
         images = tf.cast(images, tf.float32) / 127.5 - 1
         with tf.GradientTape() as tape:
             value = loss(labels, model(images, training=True))

@@ -1,4 +1,4 @@
-"""Facts about the machine that belong to every measurement."""
+"""Information about the machine, which is stored with every measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tfdist
 
 
 def facts() -> dict[str, Any]:
-    """Returns processor, memory, accelerators and versions. Starts TensorFlow."""
+    """Returns processor, memory, accelerators and versions. Initializes TensorFlow."""
     import keras
     import tensorflow as tf
 
@@ -35,7 +35,7 @@ def facts() -> dict[str, Any]:
 
 
 class OtherLoad:
-    """Records how much processor time goes to processes other than this one and its children."""
+    """Measures the processor time of processes other than this one and its children."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -43,21 +43,21 @@ class OtherLoad:
         self._all, self._own = _busy_seconds(), self._own_seconds()
 
     def fraction(self) -> float:
-        """Returns the part of all cores' time, from 0 to 1, that others used since the start."""
+        """Returns the fraction of all cores' time that other processes used since the start."""
         seconds = time.perf_counter() - self._began
         others = (_busy_seconds() - self._all) - (self._own_seconds() - self._own)
         return round(min(1.0, max(0.0, others / (seconds * (psutil.cpu_count() or 1)))), 3)
 
     def _own_seconds(self) -> float:
-        own = [self._process, *self._process.children(recursive=True)]
-        # Ended children are counted by the process that waited for them.
-        return sum(sum(one.cpu_times()[:4]) for one in own)
+        processes = [self._process, *self._process.children(recursive=True)]
+        # `cpu_times` of a process includes its ended children.
+        return sum(sum(process.cpu_times()[:4]) for process in processes)
 
 
 def _busy_seconds() -> float:
-    """Returns the seconds that all cores together have not been idle since boot."""
+    """Returns the total non-idle seconds of all cores since boot."""
     times = psutil.cpu_times()
-    # user already includes the time of guests; steal is the time of other virtual machines.
+    # `user` includes the time of guests. `steal` is the time of other virtual machines.
     return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
 
 

@@ -2,8 +2,8 @@
 
     python one_measurement.py step|start|input SHARDS [smoke]
 
-It runs with the packages of either tree, so it uses only their public API and imports nothing of
-this package.
+It runs with the packages of either tree. Therefore it uses only the public API, and imports nothing
+from this package.
 """
 
 from __future__ import annotations

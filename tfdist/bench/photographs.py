@@ -1,4 +1,4 @@
-"""JPEGs with realistic detail, made from the two photographs that scikit-learn contains."""
+"""JPEGs with realistic detail, generated from the two photographs in scikit-learn."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SEED = 0
 #: Shorter side and JPEG quality of the packed images: usual values for training on crops of 224.
 PACKED_SIZE, PACKED_QUALITY = 256, 90
 _SIDES = ((375, 500), (500, 375))  # height and width of most photographs of ImageNet
-_LEAST_BYTES, _MOST_BYTES = 30_000, 100_000
-_ENLARGED = 4  # factor for large photographs, which are like a phone's
+_MIN_BYTES, _MAX_BYTES = 30_000, 100_000
+_ENLARGED = 4  # scale of large photographs, which are like those of a phone
 FEATURES = (
     pipelines.Feature(name="image", dtype="uint8", shape=(None, None, 3), encoding="jpeg"),
     pipelines.Feature(name="label", dtype="int64", encoding="list"),
@@ -55,7 +55,7 @@ def create(directory: Path, num_images: int, large: bool = False) -> Photographs
     folder = directory / f"{'large-' * large}photographs-{num_images}"
     found = Photographs(folder / "files", folder / "shards", folder / "packed", num_images)
     if not found.shards.exists():
-        shutil.rmtree(found.files, ignore_errors=True)  # left by an interrupted run
+        shutil.rmtree(found.files, ignore_errors=True)  # files of an interrupted run
         for label in range(NUM_CLASSES):
             (found.files / f"{label:02d}").mkdir(parents=True)
         pipelines.write_shards(
@@ -114,7 +114,7 @@ def _jpeg(number: int, enlarged: int) -> bytes:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
         size = file.tell() // enlarged**2
-        if size > _MOST_BYTES or (size < _LEAST_BYTES and quality < 100):
-            quality += -3 if size > _MOST_BYTES else 3
+        if size > _MAX_BYTES or (size < _MIN_BYTES and quality < 100):
+            quality += -3 if size > _MAX_BYTES else 3
             continue
         return file.getvalue()

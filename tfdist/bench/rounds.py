@@ -1,4 +1,4 @@
-"""Compares variants on a machine whose speed drifts: they run in turns, with ratios per round."""
+"""Compares variants on a machine whose speed varies: runs them in turns, with ratios per round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 K = TypeVar("K")
 T = TypeVar("T")
 
-#: How every table shows a spread.
+#: Explanation of spreads in tables.
 NOTE = "Medians, with quartiles in brackets."
 
 
@@ -23,11 +23,11 @@ class Spread(NamedTuple):
     high: float
 
 
-def take_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict[K, list[T]]:
-    """Measures each variant once per round; each round starts with the next variant.
+def run_in_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict[K, list[T]]:
+    """Measures each variant once per round. Each round starts with a different variant.
 
     Args:
-        contenders: Functions that measure once; they have been warmed up.
+        contenders: Functions that measure once, after a warm-up.
         num_rounds: Measurements of each variant.
 
     Returns:
@@ -35,7 +35,7 @@ def take_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict
     """
     names = list(contenders)
     samples: dict[K, list[T]] = {name: [] for name in names}
-    # A full collection would walk through all that TensorFlow imported, within some measurement.
+    # A full garbage collection during a measurement would visit all objects of TensorFlow.
     gc.collect()
     gc.freeze()
     for number in range(num_rounds):

@@ -14,9 +14,9 @@ from jsonargparse import ArgumentParser
 from tfdist.console import command, tables
 from tfdist.errors import ConfigurationError, LaunchError
 
-DESCRIPTION = "every benchmark, one after the other, each in a new process"
+DESCRIPTION = "runs all benchmarks sequentially, each in a new process"
 
-#: Commands that are no benchmarks of this tree alone.
+#: Commands that are not run: `compare` needs another commit.
 _NOT_RUN = ("all", "compare")
 #: Extensions of the files that a benchmark writes, by its flag.
 _FILES = {"--json": "json", "--table": "md", "--chart": "png"}
@@ -35,8 +35,8 @@ def run(only: Sequence[str] | None, folder: str, smoke: bool) -> None:
     """Runs the benchmarks and prints a summary; the arguments are the values of the flags.
 
     Raises:
-        ConfigurationError: There is no benchmark of this name.
-        LaunchError: A benchmark failed; the others ran.
+        ConfigurationError: There is no benchmark with this name.
+        LaunchError: A benchmark failed. The other benchmarks ran.
     """
     from tfdist.bench.__main__ import COMMANDS
 
@@ -51,18 +51,20 @@ def run_each(
     Args:
         program: The package whose `__main__` has the subcommands.
         commands: The modules of the subcommands, by name.
-        only: Names of those to run; None for all.
+        only: Names of the subcommands to run; None: all.
         folder: Folder for the results.
         smoke: Whether to use tiny sizes.
 
     Raises:
-        ConfigurationError: There is no subcommand of this name.
-        LaunchError: One failed; the others ran.
+        ConfigurationError: There is no subcommand with this name.
+        LaunchError: A subcommand failed. The other subcommands ran.
     """
     names = [name for name in commands if name not in _NOT_RUN]
-    wrong = sorted(set(only or ()) - set(names))
-    if wrong:
-        raise ConfigurationError(f"--only {' '.join(wrong)}: expected some of {', '.join(names)}.")
+    unknown = sorted(set(only or ()) - set(names))
+    if unknown:
+        raise ConfigurationError(
+            f"--only {' '.join(unknown)}: expected one or more of {', '.join(names)}."
+        )
     Path(folder).mkdir(parents=True, exist_ok=True)
     flags = ["--smoke"] if smoke else []
     rows = []
@@ -75,7 +77,7 @@ def run_each(
     tables.numbers(("benchmark", "seconds", ""), rows, title=f"results are in {folder}")
     failed = [name for name, _, outcome in rows if outcome != "completed"]
     if failed:
-        raise LaunchError(f"{', '.join(failed)} failed: see the output above.")
+        raise LaunchError(f"{', '.join(failed)} failed. See the output above.")
 
 
 def _files(name: str, module: str, folder: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m tfdist.bench scaling`: two processes on one core each, compared with one process."""
+"""`python -m tfdist.bench scaling`: compares two processes, on one core each, with one process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tfdist.launcher.worker_pool import WorkerPool
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
 
-DESCRIPTION = "two processes of one core each, compared with one process, by engine"
+DESCRIPTION = "compares two processes, on one core each, with one process, by engine"
 
 OURS, BY_HAND = "tfdist", "by hand"
 #: Goal: tfdist's step time relative to that of a hand-written loop with the same engine.
 HAND_GOAL = 1.05
-#: The engine whose efficiency is the goal of the others.
+#: The engine whose efficiency is the goal for the others.
 RIVAL = "PyTorch, Gloo"
-#: What is trained; the batch is that of one worker.
+#: Workloads with the batch size of one worker.
 MODELS = {
     # Much compute time and 120,000 weights.
     "cnn": dataclasses.replace(WORKLOADS["cnn"], input_shape=(32, 32, 1), num_steps=8),
@@ -40,25 +40,25 @@ MODELS = {
 }
 _SMOKE_ROUNDS = 2
 _NOTE = (
-    f"{rounds.NOTE} Each process has one core and its own part of the batch. 'efficiency': images "
-    "per second of a process, as a part of those of a single process. 'exchange': the part of a "
-    "step's time beyond that of two processes that exchange nothing. 'relative': the ratio of "
-    "tfdist's time to that of a hand-written loop with the same engine."
+    f"{rounds.NOTE} Each process has one core and a per-replica batch. 'efficiency': images per "
+    "second and process, relative to a single process. 'exchange': fraction of a step's time "
+    "beyond that of two processes without communication. 'relative': tfdist's time relative to "
+    "that of a hand-written loop with the same engine."
 )
 
-#: In a worker: takes a model, a way to train and a number of steps; returns milliseconds per step.
+#: In a worker: takes a model, a way to train and a number of steps. Returns milliseconds per step.
 Measure = Callable[[str, str, int], float]
 #: Milliseconds per step of the slowest worker, by engine and way, in the order of the rounds.
 Times = Mapping[tuple[str, str], Sequence[float]]
 
 
 class Engine(NamedTuple):
-    """Workers, and the engines that they are compared with.
+    """The workers of an engine, and the engines to compare with.
 
     Attributes:
-        start: Starts the workers; takes whether models are tiny.
+        start: Starts the workers. The argument is whether to use tiny models.
         ways: Ways to train: `OURS`, `BY_HAND`.
-        apart: Name of the engine with as many processes that exchange nothing.
+        apart: Name of the engine with the same number of processes, but without communication.
         alone: Name of the engine with one process.
     """
 
@@ -69,17 +69,17 @@ class Engine(NamedTuple):
 
 
 def by_tfdist(strategy: str, tiny: bool) -> Measure:
-    """In a worker: returns the trainer of tfdist, and a hand-written loop with the same engine."""
+    """In a worker: returns a function that measures tfdist or a hand-written loop."""
     use_own_core()
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    # Two, so that an operation that waits for other workers does not block the others.
+    # Two threads, so that an operation that waits for other workers does not block others.
     tf.config.threading.set_inter_op_parallelism_threads(2)
     from tfdist import strategies
 
     if strategy == "one_device":
-        cluster.leave()  # several processes with this strategy exchange nothing
+        cluster.leave()  # no communication between several processes with this strategy
     created = strategies.create(strategy, 1)
 
     @functools.cache
@@ -87,12 +87,13 @@ def by_tfdist(strategy: str, tiny: bool) -> Measure:
         from tfdist.bench.contenders import Case, fit_by_hand, fit_by_tfdist
 
         by_hand = way == BY_HAND
-        joined = hasattr(created, "tf_strategy")
-        # TensorFlow and tfdist split a global batch; Horovod is given a worker's batch.
-        workers = 1 if by_hand and not joined else created.num_workers
+        has_tf_strategy = hasattr(created, "tf_strategy")
+        # TensorFlow and tfdist split a global batch. A Horovod loop gets per-replica batches.
+        workers = 1 if by_hand and not has_tf_strategy else created.num_workers
         found = workload(model, tiny)
         found = dataclasses.replace(found, batch_size=found.batch_size * workers)
-        case = Case(model, found, created, num_steps, None if joined else _exchange(created))
+        exchange = None if has_tf_strategy else _exchange(created)
+        case = Case(model, found, created, num_steps, exchange)
         return fit_by_hand(case) if by_hand else fit_by_tfdist(case)
 
     return lambda model, way, num_steps: prepared(model, way, num_steps)().ms
@@ -113,7 +114,7 @@ def workload(model: str, tiny: bool) -> Workload:
 
 
 def _exchange(strategy: Strategy) -> Any:
-    """Returns what averages gradients with Horovod, as its users do, or None."""
+    """Returns Horovod's function to average gradients, as users call it; None with one worker."""
     if strategy.num_workers == 1:
         return None
     import horovod.tensorflow as hvd
@@ -144,7 +145,7 @@ def add_arguments(parser: ArgumentParser, engines: Sequence[str] = tuple(ENGINES
     )
     parser.add_argument(
         "--engines", nargs="+", choices=list(engines), default=list(engines), metavar="NAME",
-        help=f"some of: {'; '.join(engines)}",
+        help=f"one or more of: {'; '.join(engines)}",
     )  # fmt: skip
     harness.add_arguments(parser, rounds=7, chart=True)
 
@@ -162,10 +163,10 @@ def run(
 
     Raises:
         DeviceError: There is only one core.
-        LaunchError: An engine that is installed does not start.
+        LaunchError: An installed engine cannot be started.
     """
     if len(os.sched_getaffinity(0)) < 2:
-        raise DeviceError("this benchmark needs two cores, one for each process; there is one.")
+        raise DeviceError("this benchmark needs two cores, one per process, but there is only one.")
     absent = {name: why for name in engines if (why := missing(name))}
     results = []
     with contextlib.ExitStack() as stack:
@@ -180,7 +181,7 @@ def run(
             results.append(measure(name, workload(name, smoke), pools, num_rounds, known))
             _show(results[-1], output)
     for name, why in absent.items():
-        tables.text(f"{name} is not measured: {why}.")
+        tables.text(f"{name} was not measured: {why}.")
     output.conclude(results, _NOTE, _paint, (5 * len(results), 4.5))
 
 
@@ -191,11 +192,11 @@ def measure(
     num_rounds: int,
     known: Mapping[str, Engine] = ENGINES,
 ) -> dict[str, Any]:
-    """Returns images per second, efficiency and part of the exchange by engine and way.
+    """Returns images per second, efficiency and communication overhead by engine and way to train.
 
     Args:
         name: Name of the model.
-        workload: What is trained, with the batch of one worker.
+        workload: The workload, with the batch size of one worker.
         pools: Workers of the engines.
         num_rounds: Measurements of each engine.
         known: The engines by name.
@@ -210,7 +211,7 @@ def measure(
             except LaunchError as error:
                 why = str(error).splitlines()[-1]
                 failed[engine, way] = {"engine": engine, "way": way, "error": why}
-    times: Times = rounds.take_turns(ready, num_rounds)
+    times: Times = rounds.run_in_turns(ready, num_rounds)
     rows = [
         _row(key, known[key[0]], times, workload.batch_size * pools[key[0]].num_workers)
         for key in times
@@ -225,8 +226,8 @@ def measure(
     }
 
 
-def _slowest(pool: WorkerPool, *question: Any) -> float:
-    return max(pool.ask(*question))
+def _slowest(pool: WorkerPool, *request: Any) -> float:
+    return max(pool.ask(*request))
 
 
 def _row(key: tuple[str, str], engine: Engine, times: Times, num_images: int) -> dict[str, Any]:
@@ -251,7 +252,7 @@ def _row(key: tuple[str, str], engine: Engine, times: Times, num_images: int) ->
 
 
 def _times_of(times: Times, engine: str, way: str) -> Sequence[float] | None:
-    """Returns the times of another engine, with the same way to train if it has it."""
+    """Returns the times of another engine, for the same way to train if available."""
     return times.get((engine, way)) or times.get((engine, OURS))
 
 
@@ -276,12 +277,12 @@ def _show(result: dict[str, Any], output: harness.Output) -> None:
     )
     for row in result["rows"]:
         if "error" in row:
-            tables.text(f"{row['engine']}, {row['way']} fails: {row['error']}")
+            tables.text(f"{row['engine']}, {row['way']} failed: {row['error']}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if "error" in row:
-        return ["fails", "", "", ""]
+        return ["failed", "", "", ""]
     rates = rounds.as_text(row["images_per_s"], ".0f")
     parts = [_part(row[name]) if name in row else "" for name in ("efficiency", "exchange")]
     relative = rounds.as_text(row["to_by_hand"]) if "to_by_hand" in row else ""
@@ -294,7 +295,7 @@ def _part(own: Mapping[str, Any]) -> str:
 
 
 def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
-    """Draws the efficiencies, with quartiles as error bars."""
+    """Plots the efficiencies, with quartiles as error bars."""
     panels = figure.subplots(1, len(results), squeeze=False)[0]
     for axes, result in zip(panels, results, strict=True):
         rows = [row for row in result["rows"] if "efficiency" in row]
@@ -302,9 +303,9 @@ def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
         medians = [own["median"] for own in found]
         low = [own["median"] - own["low"] for own in found]
         high = [own["high"] - own["median"] for own in found]
-        places = range(len(rows))
-        axes.barh(places, medians, xerr=[low, high], capsize=3)
-        axes.set_yticks(places, [f"{row['engine']}, {row['way']}" for row in rows])
+        positions = range(len(rows))
+        axes.barh(positions, medians, xerr=[low, high], capsize=3)
+        axes.set_yticks(positions, [f"{row['engine']}, {row['way']}" for row in rows])
         axes.invert_yaxis()
         axes.axvline(1.0, color="gray", linestyle="--")
         axes.set(title=result["model"], xlabel="efficiency of two processes")

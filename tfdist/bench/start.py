@@ -1,4 +1,4 @@
-"""`python -m tfdist.bench start`: processor time and memory of a first `fit` of one step."""
+"""`python -m tfdist.bench start`: processor time and memory of the first `fit`, of one step."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from tfdist.bench import harness, rounds
 if TYPE_CHECKING:
     import keras
 
-DESCRIPTION = "processor time and memory of a first fit of one step, compared with plain Keras"
+DESCRIPTION = (
+    "measures processor time and memory of a first fit of one step, compared with plain Keras"
+)
 
 CONTENDERS = ("tfdist", "Keras")
-#: Rows of the one batch, over all replicas.
+#: Global batch size.
 BATCH_SIZE = 16
 _CLASSES, _LENGTH = 10, 32
 _TIMEOUT_SECONDS = 3600
 _NOTE = (
-    "Medians. 'to first row': time to that of the variant's first row. 'ratio': tfdist's time to "
-    "this row's."
+    "Medians. 'to first row': time relative to the variant's first row. 'ratio': tfdist's time "
+    "relative to this row."
 )
 
 
@@ -44,7 +46,7 @@ def _resnet50() -> tuple[keras.Model, Any, Any]:
 
 
 def _transformer() -> tuple[keras.Model, Any, Any]:
-    """Twelve blocks, as the smallest GPT-2, narrow enough to compute in a moment."""
+    """Returns a transformer with twelve blocks, as the smallest GPT-2, but narrow and fast."""
     from tfdist.models.builders import gpt
 
     gpt.SIZES["benchmark"] = (12, 64, 4)
@@ -96,13 +98,13 @@ def compare(model: str, replicas: Sequence[int], num_rounds: int) -> dict[str, A
     """Measures each variant and number of replicas in a new process, in turns.
 
     Args:
-        model: A name out of `MODELS`.
+        model: One of `MODELS`.
         replicas: Numbers of replicas.
         num_rounds: Processes of each variant and number.
 
     Returns:
-        Results as they go into JSON. `one_ratio` is the ratio to the time with the first number of
-        replicas, `tfdist_ratio` that of tfdist's time to the variant's.
+        Results for JSON. `one_ratio` is the time relative to the first number of replicas, and
+        `tfdist_ratio` is tfdist's time relative to the variant.
     """
     measurements: dict[tuple[int, str], list[dict[str, float]]] = {}
     for _ in range(num_rounds):
@@ -112,27 +114,27 @@ def compare(model: str, replicas: Sequence[int], num_rounds: int) -> dict[str, A
                 measurements.setdefault((number, contender), []).append(measured)
 
     def seconds(number: int, contender: str) -> list[float]:
-        return [one["cpu_s"] for one in measurements[number, contender]]
+        return [sample["cpu_s"] for sample in measurements[number, contender]]
 
     cases = []
     for (number, contender), samples in measurements.items():
         spreads = {
-            key: rounds.spread([one[key] for one in samples])._asdict() for key in samples[0]
+            key: rounds.spread([sample[key] for sample in samples])._asdict() for key in samples[0]
         }
-        own = seconds(number, contender)
+        times = seconds(number, contender)
         cases.append(
             {"replicas": number, "contender": contender, "samples": samples}
             | spreads
             | {
-                "one_ratio": rounds.ratio(own, seconds(replicas[0], contender))._asdict(),
-                "tfdist_ratio": rounds.ratio(seconds(number, "tfdist"), own)._asdict(),
+                "one_ratio": rounds.ratio(times, seconds(replicas[0], contender))._asdict(),
+                "tfdist_ratio": rounds.ratio(seconds(number, "tfdist"), times)._asdict(),
             }
         )
     return {"model": model, "rounds": num_rounds, "cases": cases}
 
 
 def _first_fit(contender: str, model: str, number: int) -> dict[str, float]:
-    """Runs a process: what TensorFlow has done once is faster the second time."""
+    """Measures in a new process, because TensorFlow is faster when it does something again."""
     done = subprocess.run(
         [sys.executable, "-m", "tfdist.bench.first_fit", contender, model, str(number)],
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -147,17 +149,17 @@ def _first_fit(contender: str, model: str, number: int) -> dict[str, float]:
 def _show(result: dict[str, Any], output: harness.Output) -> None:
     rows = []
     for case in result["cases"]:
-        middle = {key: value["median"] for key, value in case.items() if isinstance(value, dict)}
+        medians = {key: value["median"] for key, value in case.items() if isinstance(value, dict)}
         rows.append(
             (
                 case["contender"],
                 str(case["replicas"]),
-                f"{middle['cpu_s']:.1f}",
-                f"{middle['trace_cpu_s']:.1f}",
-                f"{middle['rest_cpu_s']:.1f}",
-                f"{middle['peak_gb']:.2f}",
-                f"{middle['one_ratio']:.2f}",
-                f"{middle['tfdist_ratio']:.2f}",
+                f"{medians['cpu_s']:.1f}",
+                f"{medians['trace_cpu_s']:.1f}",
+                f"{medians['rest_cpu_s']:.1f}",
+                f"{medians['peak_gb']:.2f}",
+                f"{medians['one_ratio']:.2f}",
+                f"{medians['tfdist_ratio']:.2f}",
             )
         )
     output.show(

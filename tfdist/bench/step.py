@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tfdist.bench.contenders import Case, Measure, Sample
     from tfdist.strategies.base import Strategy
 
-DESCRIPTION = "time of a step, compared with plain Keras and a hand-written loop"
+DESCRIPTION = "measures the time of a step, compared with plain Keras and a hand-written loop"
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 #: Goals: tfdist's time relative to another variant's.
@@ -26,10 +26,10 @@ _GOALS = {"by hand": 1.05, "Keras": 1.0, "Keras, in graph": 1.0}
 _MLP_GOALS = {"by hand": 1.05, "Keras": 1 / 3}
 #: For whole calls of `evaluate` and `predict`.
 _CALL_GOALS = {"by hand": 1.1, "Keras": 1.0, "Keras, in graph": 1.0}
-#: For the checks between workers, of the smallest model and of all others.
+#: For the checks between workers: of the smallest model, and of all others.
 _CHECKS_GOALS = {"checks off": 1.05}, {"checks off": 1.02}
 _GOALS_BY_METHOD = {"fit": (_MLP_GOALS, _GOALS), "checks": _CHECKS_GOALS}
-#: Relative difference of the losses that rounding does not explain, in float32.
+#: Relative difference of losses that is too large for rounding in float32.
 _SAME_LOSS = 1e-3
 _SMOKE_ROUNDS = 2
 
@@ -56,11 +56,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--steps", type=PositiveInt, metavar="N",
-        help="steps of a measurement (default: some tenths of a second on two CPU cores)",
+        help="steps per measurement (default: a few tenths of a second on two CPU cores)",
     )  # fmt: skip
     parser.add_argument(
         "--profile", action="store_true",
-        help="profile a step of tfdist and of a hand-written loop instead of comparing",
+        help="instead, profile a step of tfdist and of a hand-written loop",
     )  # fmt: skip
     harness.add_arguments(parser, rounds=7)
 
@@ -86,13 +86,13 @@ def run(
     from tfdist import devices
 
     output = harness.Output("step", json)
-    devices.configure(max(replicas))  # before the first strategy starts TensorFlow
+    devices.configure(max(replicas))  # before the first strategy initializes TensorFlow
     results = []
     num_rounds = _SMOKE_ROUNDS if smoke else rounds
     if "checks" in what:
         what = [method for method in what if method != "checks"]
         options = (precision, batch, steps, smoke, num_rounds)
-        for model in models:  # in other processes: workers of one host share its cores
+        for model in models:  # in new processes, as `checks` needs two workers
             results.append(tfdist.notebook_launch(_compare_checks, args=(model, *options)))
             _show(results[-1], output)
     cases = _cases(models, replicas, precision, batch, steps, smoke)
@@ -113,13 +113,13 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     """Measures all variants on one case, in turns.
 
     Args:
-        case: What is trained.
+        case: The case to measure.
         num_rounds: Measurements of each variant.
-        what: As for `contenders.available`.
+        what: The method; see `contenders.available`.
 
     Returns:
-        Model, replicas and, for each variant, its times and tfdist's ratios to them, as they go
-        into JSON. A variant that fails has only an `error`.
+        Results for JSON: model, replicas and, for each variant, its times and tfdist's times
+        relative to them. A variant that fails has only an `error`.
     """
     from tfdist.bench import contenders
 
@@ -128,14 +128,15 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     for name, prepare in contenders.available(case, what).items():
         try:
             measure = prepare(case)
-            # This compiles. All variants start with the same weights, so their losses must agree.
+            # The first call compiles. All variants start with the same weights, so their losses
+            # must agree.
             results[name] = {"first_loss": measure().loss}
             ready[name] = measure
-        except Exception as error:  # the others are measured, whatever this one fails with
+        except Exception as error:  # measure the other variants anyway
             results[name] = {"error": _one_line(error)}
-    samples = rounds.take_turns(ready, num_rounds)
-    of_mlp, of_others = _GOALS_BY_METHOD.get(what, (_CALL_GOALS, _CALL_GOALS))
-    goals = of_mlp if case.model == "mlp" else of_others
+    samples = rounds.run_in_turns(ready, num_rounds)
+    mlp_goals, other_goals = _GOALS_BY_METHOD.get(what, (_CALL_GOALS, _CALL_GOALS))
+    goals = mlp_goals if case.model == "mlp" else other_goals
     for name, own in samples.items():
         results[name] |= _times(own, case.workload.batch_size)
         if name != "tfdist" and "tfdist" in samples:
@@ -196,7 +197,7 @@ def _compare_checks(
     smoke: bool,
     num_rounds: int,
 ) -> dict[str, Any]:
-    """Compares training with and without checks; called on each of two workers."""
+    """Compares training with and without checks. Called on each of two workers."""
     from tfdist import strategies
 
     strategy = strategies.create("multi_worker")
@@ -238,14 +239,14 @@ def _show(result: dict[str, Any], output: harness.Output) -> None:
     )
     for name, own in result["contenders"].items():
         if "error" in own:
-            tables.text(f"{name} fails: {own['error']}")
+            tables.text(f"{name} failed: {own['error']}")
     losses = [own["first_loss"] for own in result["contenders"].values() if "error" not in own]
     if (
         result["precision"] == "float32"
         and losses
         and max(losses) - min(losses) > _SAME_LOSS * max(map(abs, losses))
     ):
-        tables.text(f"The variants compute different losses: {losses}.")
+        tables.text(f"Warning: the losses of the variants differ: {losses}.")
 
 
 def _replicas(what: str, number: int) -> str:
@@ -256,7 +257,7 @@ def _replicas(what: str, number: int) -> str:
 
 def _cells(own: dict[str, Any]) -> list[str]:
     if "error" in own:
-        return ["fails", "", "", "", ""]
+        return ["failed", "", "", "", ""]
     times = [f"{own['ms']['median']:.3f}", f"{own['cpu_ms']['median']:.3f}"]
     times.append(f"{own['examples_per_s']['median']:.0f}")
     if "tfdist_ratio" not in own:
@@ -272,8 +273,8 @@ def _note() -> str:
     from tfdist.bench.contenders import STEPS_PER_EXECUTION
 
     return (
-        f"{rounds.NOTE} 'ratio': tfdist's time to this row's. "
-        f"'Keras, in graph': steps_per_execution={STEPS_PER_EXECUTION} at most."
+        f"{rounds.NOTE} 'ratio': tfdist's time relative to this row. "
+        f"'Keras, in graph': Keras with steps_per_execution={STEPS_PER_EXECUTION} at most."
     )
 
 

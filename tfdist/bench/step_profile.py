@@ -1,8 +1,8 @@
-"""Profile of a step in tfdist and in a hand-written loop: `bench step --profile`.
+"""Profiles a step of tfdist and of a hand-written loop: `bench step --profile`.
 
-Two views of the same steps. The optimized graph has each operation once. The profiler's trace has
-durations: of operations that TensorFlow considers expensive, and of the stages of `tf.data`, which
-run in threads of their own; a stage's time includes that of the stages before it.
+There are two views of the same steps. The optimized graph has each operation once. The profiler's
+trace has durations of operations that TensorFlow considers expensive, and of the stages of
+`tf.data`, which run in separate threads. The time of a stage includes the previous stages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfdist.bench.contenders import Case, Measure, fit_by_hand, fit_by_tfdist
 from tfdist.console import tables
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 
 
 class Trace(NamedTuple):
@@ -40,7 +40,7 @@ def show(case: Case) -> None:
     ours, theirs = _trace(case, fit_by_tfdist), _trace(case, fit_by_hand)
     tables.text(
         f"{case.model}, {case.strategy.num_replicas} replicas: the loop's graph has "
-        f"{ours.operations.total()} operations, by hand {theirs.operations.total()}"
+        f"{ours.operations.total()} operations with tfdist, and {theirs.operations.total()} by hand"
     )
     _show_differences("operations in the graph", ours.operations, theirs.operations, 0)
     _show_differences("microseconds per step", ours.microseconds, theirs.microseconds, 1)
@@ -65,7 +65,7 @@ def _operations(measure: Measure) -> Counter[str]:
 
 
 def _microseconds(space: Any, num_steps: int) -> dict[str, float]:
-    """Adds up the durations on the host's threads and on the devices."""
+    """Sums the durations on the host's threads and on the devices."""
     totals: Counter[str] = Counter()
     for plane in space.planes:
         names = {key: _type_of(meta.name) for key, meta in plane.event_metadata.items()}
@@ -79,7 +79,7 @@ def _type_of(event: str) -> str | None:
     """Returns the type of an operation (`node:Type`) or a stage of `tf.data`, or None."""
     if event.startswith("Iterator::Root::"):
         stage = event.partition("#")[0].removeprefix("Iterator::Root::")
-        return f"tf.data: {stage}" if "[" not in stage else None  # one for each repetition
+        return f"tf.data: {stage}" if "[" not in stage else None  # one per repetition
     _, colon, kind = event.rpartition(":")
     return kind if colon and kind.isidentifier() and "::" not in event else None
 
@@ -88,7 +88,7 @@ def _show_differences(
     heading: str, ours: Mapping[str, float], theirs: Mapping[str, float], decimals: int
 ) -> None:
     rows = [(name, ours.get(name, 0), theirs.get(name, 0)) for name in ours.keys() | theirs.keys()]
-    largest = sorted(rows, key=lambda row: (-abs(row[1] - row[2]), row[0]))[:_MOST_ROWS]
+    largest = sorted(rows, key=lambda row: (-abs(row[1] - row[2]), row[0]))[:_MAX_ROWS]
     tables.numbers(
         (heading, "tfdist", "by hand", "difference"),
         [

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 NUM_CLASSES = 10
-#: Different batches in memory, which repeat.
+#: Number of different batches in memory, which are repeated.
 _NUM_BATCHES = 8
 
 
@@ -24,11 +24,11 @@ class Workload:
 
     Attributes:
         model: Name of a function of `tfdist.models`.
-        options: Its arguments besides shape and classes.
+        options: Arguments of the function in addition to shape and classes.
         input_shape: Shape of one example.
         dtype: Type of the examples in the data set.
         batch_size: Global batch size.
-        num_steps: Steps of a measurement: some tenths of a second on two CPU cores.
+        num_steps: Steps per measurement, for a few tenths of a second on two CPU cores.
         tiny_options: Options that make the model compile quickly, for smoke runs.
         precision: Keras dtype policy, such as `mixed_float16`.
     """
@@ -48,11 +48,11 @@ class Workload:
 
         from tfdist import models
 
-        # Keras's initializers draw their seeds from here. Setting TensorFlow's seed would discard
-        # what is already compiled.
+        # Keras's initializers get their seeds from `random`. Setting TensorFlow's seed would
+        # discard compiled functions.
         random.seed(0)
         model = getattr(models, self.model)(self.input_shape, NUM_CLASSES, **self.options)
-        # SGD has the fewest operations of the common optimizers, so it hides least of the rest.
+        # SGD has the fewest operations of the common optimizers, which makes overhead most visible.
         model.compile(
             keras.optimizers.SGD(1e-3, momentum=0.9),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -62,7 +62,7 @@ class Workload:
         return model
 
     def data(self) -> tf.data.Dataset:
-        """Returns an endless data set of full batches in memory: reading is not measured."""
+        """Returns an endless dataset of full batches in memory, so that reading is not measured."""
         import tensorflow as tf
 
         rng, rows = np.random.default_rng(0), _NUM_BATCHES * self.batch_size
@@ -73,16 +73,16 @@ class Workload:
         return batches.cache().repeat().prefetch(tf.data.AUTOTUNE)
 
     def tiny(self) -> Workload:
-        """Returns a workload that takes a moment, for smoke runs."""
+        """Returns a small, fast workload for smoke runs."""
         return dataclasses.replace(
             self, options=self.options | self.tiny_options, batch_size=8, num_steps=4
         )
 
 
 WORKLOADS = {
-    # 4,000 weights and hardly any arithmetic: what is measured is everything else.
+    # 4,000 weights and little arithmetic, so that overhead dominates.
     "mlp": Workload("mlp", {}, (64,), "float32", 64, 512),
-    # The network of the default recipe: 120,000 weights, images of 8x8 pixels.
+    # The network of the default recipe: 120,000 weights, 8x8 images.
     "cnn": Workload("cnn", {"scale": 1 / 255}, (8, 8, 1), "uint8", 64, 64),
     # ResNet-18 with a quarter of the width: 700,000 weights, 20 BatchNorm layers.
     "resnet": Workload(
@@ -91,5 +91,5 @@ WORKLOADS = {
     # ResNet-50 on ImageNet's size, for GPUs.
     "resnet50": Workload("resnet50", {}, (224, 224, 3), "float32", 64, 20),
 }
-#: What is measured by default: workloads that two CPU cores train in seconds.
+#: Default workloads, which train in seconds on two CPU cores.
 DEFAULT = ("mlp", "cnn", "resnet")
