@@ -114,7 +114,7 @@ def test_master_address() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"TF_CONFIG": "{worker"}, "TF_CONFIG: its text: Invalid JSON"),
+        ({"TF_CONFIG": "{worker"}, "TF_CONFIG: value: Invalid JSON"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG: task: Field required"),
         (tf_config(workers=["a:1"]), "TF_CONFIG: cluster.workers: Extra inputs"),
         (tf_config("master"), "TF_CONFIG: task.type: Input should be"),
@@ -124,7 +124,7 @@ def test_master_address() -> None:
             "worker 3, but the cluster has 3 tasks of that type. Use an index from 0 to 2",
         ),
         (tf_config("chief"), "chief 0, but the cluster has no such task"),
-        (tf_config("ps", ps=["a:1"]), 'no task "worker" and no "chief"'),
+        (tf_config("ps", ps=["a:1"]), 'no "worker" or "chief" task'),
         (tf_config(chief=["a:1", "a:2"]), "TF_CONFIG: cluster.chief: List should have at most 1"),
         (tf_config(worker=["a:1", "a:1"]), "has the address a:1 for two tasks"),
         (tf_config(worker=["a:1"], ps=["a:1"]), "has the address a:1 for two tasks"),

@@ -36,5 +36,5 @@ def test_this_host() -> None:
 
 def test_interface_towards_a_host() -> None:
     assert interface_towards("127.0.0.1") == "lo"
-    with pytest.raises(ClusterError, match="cannot reach 'no such host'"):
+    with pytest.raises(ClusterError, match="Cannot reach 'no such host'"):
         interface_towards("no such host")

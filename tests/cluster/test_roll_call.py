@@ -61,7 +61,7 @@ def test_number_of_requests_is_proportional_to_the_number_of_ranks(
         return read(key)
 
     monkeypatch.setattr(liveness, "_registered", counted)
-    monkeypatch.setattr(liveness, "answering", lambda: 1)
+    monkeypatch.setattr(liveness, "start_responder", lambda: 1)
     size = 32
     for rank in range(1, size):
         liveness._register(str(rank), f"127.0.0.1:{rank}")

@@ -36,4 +36,4 @@ def test_reports_a_conflicting_imported_package(tmp_path: Path) -> None:
     (tmp_path / "pipelines.py").write_text("")
     done = run(sys.executable, "-c", "import pipelines\n" + PROGRAM, cwd=tmp_path, code=1)
     assert str(tmp_path / "pipelines.py") in done.stderr
-    assert f"needs its package {ROOT / 'pipelines'}. Rename the former" in done.stderr
+    assert f"needs its own package {ROOT / 'pipelines'}. Rename your module" in done.stderr

@@ -50,7 +50,7 @@ def read_tf_config(environ: Environ) -> Cluster | None:
         config = _Config.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "JSON"
+        place = ".".join(str(part) for part in first["loc"]) or "value"
         raise ClusterError(
             f"TF_CONFIG: {place}: {first['msg']}; expected "
             '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
