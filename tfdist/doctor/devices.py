@@ -108,7 +108,7 @@ def _libraries(needed: bool) -> list[Check]:
     absent = [line.name for line in lines if line.state == "wrong"]
     if needed or not absent:
         return lines
-    value = f"not found: {', '.join(absent)}(needed only for GPUs)"
+    value = f"not found: {', '.join(absent)} (needed only for GPUs)"
     shared = Check("CUDA libraries", value, "missing", f"for a GPU: {_FIX_LIBRARIES}")
     return [line for line in lines if line.state == "ok"] + [shared]
 
