@@ -84,7 +84,7 @@ def test_compatible_installation_is_kept(
     monkeypatch.setattr(versions, "horovod_fits", lambda: True)
     install.install()
     assert not builds
-    assert "installed already" in capsys.readouterr().out
+    assert "already installed" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("builds")
