@@ -64,7 +64,7 @@ def test_parses_durations(time: str, seconds: float) -> None:
 def test_conflicting_step_limits_raise() -> None:
     assert TrainConfig(overfit_batches=2).limit_steps is None
     for others in ({"smoke": True}, {"limit_steps": 3}):
-        with pytest.raises(ValidationError, match="already limits the steps: remove one of"):
+        with pytest.raises(ValidationError, match="already limits the steps"):
             TrainConfig(overfit_batches=2, **others)
     with pytest.raises(ValidationError, match="--smoke already limits the steps"):
         TrainConfig(limit_steps=2, smoke=True)

@@ -45,11 +45,11 @@ def test_resolves_devices(devices_argument: Any, names: list[str]) -> None:
         (-2, "devices=-2: expected at least 1"),
         ([], "expected one or more different names"),
         (["CPU:1", "cpu:1"], r"\['CPU:1', 'CPU:1'\]: expected one or more different names"),
-        (["CPU:9"], r"10 logical CPU devices are needed, .*\.configure\(10\) before"),
-        (9, r"9 logical CPU devices are needed, .* started with 4\. Call tfdist\.devices"),
-        (["GPU:0"], "No device GPU:0 here: there are CPU:0, CPU:1"),
-        ("CPU:x", "No device CPU:X here"),
-        ("tpu", "No device TPU here"),
+        (["CPU:9"], r"Expected 10 logical CPU devices, .*\.configure\(10\) before"),
+        (9, r"Expected 9 logical CPU devices, .* initialized with 4\. Call tfdist\.devices"),
+        (["GPU:0"], "Device GPU:0 does not exist. Available devices: CPU:0, CPU:1"),
+        ("CPU:x", "Device CPU:X does not exist"),
+        ("tpu", "Device TPU does not exist"),
     ],
 )
 def test_missing_devices_raise(devices_argument: Any, message: str) -> None:
@@ -77,7 +77,7 @@ def test_creates_logical_devices_in_a_new_process(first: str, count: int) -> Non
     names, default, error = done.stdout.splitlines()
     assert str(CPUS[count - 1]) in names
     assert default == str(CPUS[:2])
-    assert f"TensorFlow has started with {count}" in error
+    assert f"TensorFlow is already initialized with {count}" in error
 
 
 def test_configuring_devices_before_building_the_model() -> None:
@@ -118,7 +118,7 @@ def test_memory_limit_without_gpus() -> None:
     full, advice, late = run(sys.executable, "-c", LIMITED).stdout.splitlines()
     assert full.startswith("out of memory: ")
     assert "smaller --batch-size" in advice
-    assert late.startswith("Memory cannot be limited to 32 MB")
+    assert late.startswith("Cannot limit memory to 32 MB")
 
 
 def test_memory_limit_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +149,11 @@ def test_all_visible_gpus_are_used(
         assert devices.resolve(1, default_cpus=2) == ["GPU:0"]
         assert devices.resolve(seen, default_cpus=2) == names
         assert devices.resolve([names[-1], "CPU:0"], default_cpus=2) == [names[-1], "CPU:0"]
-        with pytest.raises(DeviceError, match=f"this process sees {seen} GPUs"):
+        with pytest.raises(DeviceError, match=f"only {seen} GPUs are visible"):
             devices.resolve(seen + 1, default_cpus=2)
-    with pytest.raises(DeviceError, match=f"No device GPU:{seen} here: there are CPU:0"):
+    with pytest.raises(
+        DeviceError, match=f"Device GPU:{seen} does not exist. Available devices: CPU:0"
+    ):
         devices.resolve(f"GPU:{seen}", default_cpus=2)
 
 

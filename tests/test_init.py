@@ -85,4 +85,4 @@ def test_existing_file_or_missing_answers_write_nothing(
     assert list(tmp_path.iterdir()) == []
     Path("tfdist.yaml").touch()
     assert answer([""] * 6, monkeypatch) == 1
-    assert "tfdist.yaml already exists: choose another file with --file" in capsys.readouterr().err
+    assert "tfdist.yaml already exists. Choose another file with --file" in capsys.readouterr().err

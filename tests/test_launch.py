@@ -287,7 +287,10 @@ def test_single_process_strategy_in_a_file_raises(
     path.write_text("epochs: 2\nstrategy: mirrored")
     assert main(["--config", str(path)]) == 1
     stderr = capsys.readouterr().err
-    assert f"{path}, line 2: strategy 'mirrored' would train in each of 2 workers" in stderr
+    assert (
+        f"{path}, line 2: strategy 'mirrored' is a single-process strategy: each of the 2 workers "
+        "would" in stderr
+    )
     assert main(["--dry-run", "--config", str(path), "--strategy", "multi_worker"]) == 0  # the fix
 
 
@@ -324,7 +327,7 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
         (["--cpus-per-worker", "1"], "--cpus-per-worker has no effect without --via ray"),
         (["--name", "own"], "--name has no effect without"),
         (["--image", "own", "--print-slurm"], "--image has no effect without --print-k8s"),
-        (["--strategy", "mirrored"], "'mirrored' would train in each of 2 workers by itself"),
+        (["--strategy", "mirrored"], "'mirrored' is a single-process strategy"),
         (["--", "/not/there"], "'/not/there' cannot be started (No such file or directory)"),
     ],
 )

@@ -1,7 +1,7 @@
 """Distributed Keras 3 on TensorFlow that gives the numbers of one device.
 
-Importing this package imports no TensorFlow: what needs it is loaded when it is first named, so
-that commands can answer `--help` at once.
+Importing this package does not import TensorFlow. Attributes that need it are loaded on first use,
+so that `--help` of commands is fast.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ __all__ = [
 
 
 if hasattr(sys, "ps1"):
-    # A notebook. Scripts do not import the package `pipelines` here: a file of the user could hide
-    # it (`tfdist.console.shadowed_packages`).
+    # A notebook. Not in scripts, where a file of the user may shadow the package `pipelines`
+    # (`tfdist.console.shadowed_packages`).
     importlib.import_module("pipelines.quiet").quieten_notebook()
 if os.environ.get("TF_CONFIG"):  # a launcher started this process
     importlib.import_module("tfdist.groups.join_at_start").prepare()

@@ -12,29 +12,38 @@ import tfdist
 from tfdist.console import command
 from tfdist.errors import ConfigurationError
 
-#: What each does, and the module whose `main(arguments)` it is.
+#: The module of each command, which has a function `main(arguments)`, and its description.
 COMMANDS = {
     "train": ("tfdist.train", "trains a recipe under a strategy"),
     "launch": ("tfdist.launch", "starts the workers of a run"),
-    "init": ("tfdist.init", "asks six questions and writes a configuration"),
-    "verify": ("tfdist.verify.__main__", "compares a strategy with one device, on this machine"),
-    "doctor": ("tfdist.doctor.__main__", "looks this machine over before a run"),
-    "plan": ("tfdist.plan.__main__", "says what a training will take before it is started"),
-    "tune": ("tfdist.tune.__main__", "finds good values of flags by trying"),
+    "init": ("tfdist.init", "asks six questions and writes a configuration file"),
+    "verify": (
+        "tfdist.verify.__main__",
+        "checks that a strategy matches one device, on this machine",
+    ),
+    "doctor": ("tfdist.doctor.__main__", "checks the environment before a run"),
+    "plan": ("tfdist.plan.__main__", "predicts the memory and the scaling of a run"),
+    "tune": (
+        "tfdist.tune.__main__",
+        "finds the batch size, the learning rate or other flags by trials",
+    ),
     "runs": ("tfdist.runs.__main__", "lists, compares and deletes runs"),
     "bench": ("tfdist.bench.__main__", "measures step, input, all-reduce and scaling"),
-    "install_horovod": ("tfdist.install_horovod.__main__", "builds Horovod for this Python"),
+    "install_horovod": (
+        "tfdist.install_horovod.__main__",
+        "builds Horovod for this Python environment",
+    ),
 }
 
-#: Set by argcomplete's shell function: a word is to be finished, nothing is to run.
+#: Set by argcomplete's shell function, which requests completions instead of running a command.
 _COMPLETES = "_ARGCOMPLETE"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the first word names, and returns its exit code."""
+    """Runs the command in the first argument, and returns its exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if _COMPLETES in os.environ:
-        given = _to_complete()
+        given = _complete()
     return command.run(lambda: _run(given))
 
 
@@ -47,7 +56,9 @@ def _run(given: Sequence[str]) -> int:
         print(f"tfdist {tfdist.__version__}")
         return 0
     if name not in COMMANDS:
-        raise ConfigurationError(f"{name!r} is no command: expected one of {', '.join(COMMANDS)}.")
+        raise ConfigurationError(
+            f"{name!r} is not a command: expected one of {', '.join(COMMANDS)}."
+        )
     code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
     return code
 
@@ -58,23 +69,27 @@ def _help() -> str:
         [
             "usage: tfdist COMMAND ...   (or python -m tfdist COMMAND ...)\n",
             *lines,
-            "\ntfdist COMMAND --help lists its flags; --version shows that of tfdist.",
-            "Data are packed by python -m pipelines.pack.",
+            "\nRun tfdist COMMAND --help for the flags of a command, and tfdist --version for the "
+            "version.",
+            "To pack data, use python -m pipelines.pack.",
         ]
     )
 
 
-def _to_complete() -> list[str]:
-    """Has argcomplete finish the word at the cursor: a command's flag, or its name.
+def _complete() -> list[str]:
+    """Completes the word at the cursor with argcomplete: a command or one of its flags.
 
-    What is returned begins no command: where argcomplete, which the shell has, is not installed
-    here, nothing runs.
+    Returns:
+        The command whose parser completes its flags.
+
+    Raises:
+        SystemExit: The name of a command was completed, or argcomplete is not installed.
     """
     if importlib.util.find_spec("argcomplete") is None:
         raise SystemExit(1)
     words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")
     if len(words) > 2 and words[1] in COMMANDS:
-        os.environ[_COMPLETES] = "2"  # words before which the line begins
+        os.environ[_COMPLETES] = "2"  # argcomplete skips the first word
         return [words[1]]
     parser = command.parser("tfdist", "")
     parser.add_argument("command", choices=list(COMMANDS))

@@ -49,7 +49,7 @@ _TIME = r"^(\d+[dhms])+$"
 
 
 def default_data_dir() -> str:
-    """Returns the cache folder for data sets: `$XDG_CACHE_HOME/tfdist`, or `~/.cache/tfdist`."""
+    """Returns the cache folder for datasets: `$XDG_CACHE_HOME/tfdist`, or `~/.cache/tfdist`."""
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfdist")
 
 
@@ -57,7 +57,7 @@ def seconds_of(time: object) -> object:
     """Returns the seconds of a time such as `2h`, `1h30m` or `90s`; numbers are returned unchanged.
 
     Raises:
-        ValueError: The text has another form.
+        ValueError: The syntax is invalid.
     """
     if not isinstance(time, str) or time.replace(".", "", 1).isdigit():
         return time
@@ -70,7 +70,7 @@ def bytes_of(size: object) -> object:
     """Returns the bytes of a size such as `512MB`; numbers are returned unchanged.
 
     Raises:
-        ValueError: The text has another form.
+        ValueError: The syntax is invalid.
     """
     return sizes.num_bytes(size) if isinstance(size, str) and not size.isdigit() else size
 
@@ -100,24 +100,23 @@ class Run(BaseModel):
     )
     run_dir: str | None = Field(
         None,
-        description="folder for the files of this run, or s3://...; default: a new one under runs/",
+        description="folder for the files of this run, or s3://...; default: a new folder in runs/",
     )
     data_dir: str = Field(
-        default_factory=default_data_dir, description="cache folder for packed data sets"
+        default_factory=default_data_dir, description="cache folder for packed datasets"
     )
     read_ahead: Annotated[PositiveInt, BeforeValidator(bytes_of)] | None = Field(
         None,
-        description="memory for data that are read ahead of their use from a bucket; default: "
-        "512MB",
+        description="memory for data that is prefetched from a bucket; default: 512MB",
     )
     cache_dir: str | None = Field(
-        None, description="local folder that caches what is read from a bucket; default: no cache"
+        None, description="local folder that caches data from a bucket; default: no cache"
     )
     seed: NonNegativeInt = Field(
         0, description="seed of weights, shuffling, augmentation and dropout"
     )
     deterministic: bool = Field(
-        False, description="make two runs on one machine bitwise identical; slower"
+        False, description="make runs on the same machine bitwise identical; slower"
     )
     verbose: Literal["auto"] | Annotated[int, Field(ge=0, le=2)] = Field(
         "auto", description="0 silent, 1 progress bar, 2 one line per epoch; auto: 1 on a terminal"
@@ -136,8 +135,8 @@ class Spread(BaseModel):
     )
     mesh: str | None = Field(
         None,
-        description="axes and sizes of a device mesh, like data=2,pipeline=2: data is over "
-        "processes; inside, one of pipeline, tensor, shard; implies --strategy",
+        description="axes and sizes of a device mesh, like data=2,pipeline=2: data is the number "
+        "of processes; each process has one of pipeline, tensor, shard; implies --strategy",
     )
     memory: Literal["grow"] | PositiveInt = Field(
         "grow",
@@ -149,34 +148,35 @@ class Spread(BaseModel):
     )
     rank: NonNegativeInt | None = Field(None, description="rank of this worker in --workers")
     watchdog_seconds: NonNegativeFloat = Field(
-        300.0, description="silence after which a worker counts as lost; 0: wait forever"
+        300.0,
+        description="seconds without progress after which a worker counts as lost; 0: wait forever",
     )
     check_data: Literal["full", "sampled", "off"] = Field(
         "full",
-        description="how workers check that they read the same global batches: every element, "
-        "labels and a sample of the inputs, or not at all",
+        description="how workers check that they read the same global batches: compare every "
+        "element (full), labels and a sample of the inputs (sampled), or nothing (off)",
     )
     check_ranks: Literal["every-call", "auto", "off"] = Field(
         "auto",
-        description="how often workers compare their weights and optimizer state: after each call "
-        "of the loop, at epochs, checkpoints and at times in between, or never",
+        description="when workers compare their weights and optimizer state: after each call of "
+        "the inner loop (every-call); at epochs, checkpoints and intervals (auto); never (off)",
     )
     uneven_data: Literal["stop", "pad", "refuse"] = Field(
         "pad",
-        description="if workers read data of their own and one has fewer batches: end the epoch, "
-        "let the others continue, or refuse",
+        description="if each worker reads its own dataset and one has fewer batches: end the epoch "
+        "(stop), let the others continue (pad), or raise an error (refuse)",
     )
     replica_random: bool = Field(
         False,
-        description="draw different random numbers on each replica, in dropout, noise and "
-        "augmentation, instead of those of one device",
+        description="use different random numbers on each replica in dropout, noise and "
+        "augmentation, instead of those of single-device training",
     )
     sync_batch_norm: bool = Field(
         False, description="compute BatchNorm statistics over all replicas"
     )
 
 
-class Optimisation(BaseModel):
+class Optimization(BaseModel):
     """How the model is trained."""
 
     epochs: PositiveInt = Field(10, description="passes over the training data")
@@ -189,7 +189,7 @@ class Optimisation(BaseModel):
         "default: none",
     )
     accumulate: PositiveInt = Field(
-        1, description="gradient accumulation: rounds in which a global batch is computed"
+        1, description="gradient accumulation: number of micro-batches per global batch"
     )
     remat: str = Field(
         "none",
@@ -202,13 +202,13 @@ class Optimisation(BaseModel):
         "none", description="how to scale the rate with --batch-size over --lr-reference-batch"
     )
     lr_reference_batch: PositiveInt | None = Field(
-        None, description="the batch size that --learning-rate is meant for; default: unknown"
+        None, description="the batch size that --learning-rate was chosen for; default: unknown"
     )
     lr_rule: Literal["constant", "cosine", "polynomial", "step", "one_cycle"] = Field(
         "constant", description="learning-rate schedule over all epochs"
     )
     lr_decay_epochs: list[PositiveFloat] | None = Field(
-        None, description="30,60,80: epochs at which the step rule lowers the rate; default: none"
+        None, description="30,60,80: epochs at which the step rule decays the rate; default: none"
     )
     lr_decay_factor: float = Field(
         0.1, gt=0, lt=1, description="step rule: factor from one rate to the next"
@@ -224,12 +224,12 @@ class Optimisation(BaseModel):
         0.0, description="decay of all weights except biases and those of normalization layers"
     )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="fraction of each label that is spread over all classes"
+        0.0, ge=0, lt=1, description="fraction of each label that is distributed over all classes"
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
-        description="0.999 evaluates and saves moving averages of the weights; default: the "
-        "weights themselves",
+        description="momentum of the moving averages of the weights to evaluate and save, such as "
+        "0.999; default: the weights themselves",
     )
     early_stopping: Annotated[str, Field(pattern=r"^[^:]+:[1-9]\d*$")] | None = Field(
         None,
@@ -259,7 +259,7 @@ class Precision(BaseModel):
         2.0, gt=1, description="factor by which a dynamic loss scale grows"
     )
     loss_scale_backoff_factor: float = Field(
-        0.5, gt=0, lt=1, description="factor applied to the loss scale after a step that overflowed"
+        0.5, gt=0, lt=1, description="factor applied to a dynamic loss scale after an overflow"
     )
 
 
@@ -270,7 +270,7 @@ class Saving(BaseModel):
         Literal["epoch", "never"] | PositiveInt | Annotated[str, Field(pattern=_TIME)]
     ) = Field(
         "epoch",
-        description="epoch, a number of steps, or a time (10m); a run that is stopped also saves",
+        description="epoch, a number of steps, or a time (10m); also saves when the run is stopped",
     )
     keep: PositiveInt = Field(3, description="number of newest checkpoints to keep")
     keep_best: str | None = Field(
@@ -278,15 +278,16 @@ class Saving(BaseModel):
     )
     resume: str = Field(
         "never",
-        description="auto: the same command resumes its run; or the path of a checkpoint",
+        description="auto: resume from the newest checkpoint of --run-dir; or the path of a "
+        "checkpoint",
     )
     checkpoint_errors: Literal["go_on", "stop"] = Field(
-        "go_on", description="whether training continues if a checkpoint cannot be written"
+        "go_on", description="if a checkpoint cannot be written: continue (go_on), or stop"
     )
     on_nan: Literal["warn", "stop", "checkpoint"] = Field(
         "stop",
-        description="if the loss becomes NaN or infinite: warn and continue, stop, or save the "
-        "state to checkpoints/non-finite and stop",
+        description="if the loss becomes NaN or infinite: continue with a warning, stop, or save "
+        "the state to checkpoints/non-finite and stop (checkpoint)",
     )
 
 
@@ -294,7 +295,7 @@ class Extent(BaseModel):
     """Limits of a run."""
 
     limit_steps: PositiveInt | None = Field(
-        None, description="maximum steps of an epoch and of a validation; default: all"
+        None, description="maximum number of steps per epoch and per validation; default: all"
     )
     overfit_batches: PositiveInt | None = Field(
         None, description="train and validate on the same N batches; default: all data"
@@ -312,13 +313,13 @@ class Outcome(BaseModel):
         description="evaluate a saved .keras model, or the newest checkpoint of a folder, instead "
         "of training",
     )
-    profile: bool = Field(False, description="trace some steps and show where their time goes")
+    profile: bool = Field(False, description="profile some steps and print where time is spent")
     logger: list[Literal["tensorboard", "csv", "mlflow", "wandb"]] = Field(
         ["tensorboard"],
-        description="loggers for the metrics besides metrics.jsonl; several: a,b",
+        description="loggers for the metrics in addition to metrics.jsonl, separated by commas",
     )
     export: list[Literal["saved_model", "onnx", "tflite"]] = Field(
-        [], description="export formats besides model.keras; several: a,b"
+        [], description="export formats in addition to model.keras, separated by commas"
     )
 
 
@@ -326,10 +327,10 @@ def options_of_strategies(groups: Sequence[type[BaseModel]]) -> type[BaseModel]:
     """Returns a class with a field for each option that a strategy declares, None by default.
 
     Args:
-        groups: The other groups, whose field names are taken.
+        groups: The other groups of fields, whose names cannot be used.
 
     Raises:
-        ValueError: Two declarations of one name differ.
+        ValueError: Two strategies declare different options with the same name.
     """
     grouped = {name for group in groups for name in group.model_fields}
     fields: dict[str, Any] = {}
@@ -338,7 +339,7 @@ def options_of_strategies(groups: Sequence[type[BaseModel]]) -> type[BaseModel]:
         if name in grouped or any(other != option for other in others):
             raise ValueError(
                 f"{' and '.join(declared)}: another strategy or TrainConfig defines the option "
-                f"{name!r} differently: rename it."
+                f"{name!r} differently. Rename it."
             )
         text = f"{' and '.join(declared)}: {option.help}; default: {option.default}"
         fields[name] = (option.type | None, Field(None, description=text))
@@ -348,15 +349,15 @@ def options_of_strategies(groups: Sequence[type[BaseModel]]) -> type[BaseModel]:
 if TYPE_CHECKING:
 
     class StrategyOptions(BaseModel):
-        """Fields that are known once the table of strategies is."""
+        """For type checkers; the fields are those that `options_of_strategies` creates."""
 
 else:
     StrategyOptions = options_of_strategies(
-        (Run, Spread, Optimisation, Precision, Saving, Extent, Outcome)
+        (Run, Spread, Optimization, Precision, Saving, Extent, Outcome)
     )
 
 
-class TrainConfig(Outcome, Extent, Saving, Precision, Optimisation, StrategyOptions, Spread, Run):
+class TrainConfig(Outcome, Extent, Saving, Precision, Optimization, StrategyOptions, Spread, Run):
     """The complete, resolved configuration of a training run.
 
     Example:
@@ -432,7 +433,7 @@ class TrainConfig(Outcome, Extent, Saving, Precision, Optimisation, StrategyOpti
         for other in ("smoke", "limit_steps"):
             if value is not None and info.data.get(other):
                 flag = f"--{other.replace('_', '-')}"
-                raise ValueError(f"{flag} already limits the steps: remove one of the two flags.")
+                raise ValueError(f"{flag} already limits the steps. Remove one of the two flags.")
         return value
 
     def strategy_options(self) -> dict[str, Any]:
@@ -450,7 +451,7 @@ GROUPS: tuple[type[BaseModel], ...] = (
     Run,
     Spread,
     StrategyOptions,
-    Optimisation,
+    Optimization,
     Precision,
     Saving,
     Extent,

@@ -26,18 +26,18 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
         ['CPU:0', 'CPU:1']
 
     Returns:
-        The names of the devices as TensorFlow has them, GPUs before CPUs.
+        The names of the devices in TensorFlow, GPUs before CPUs.
 
     Raises:
-        DeviceError: TensorFlow has already started with fewer logical CPU devices.
+        DeviceError: TensorFlow is already initialized with fewer logical CPU devices.
     """
     gpus = tf.config.get_visible_devices("GPU")
     for gpu in gpus:
         if tf.config.get_logical_device_configuration(gpu):
-            continue  # it has a memory limit, which excludes memory growth
+            continue  # memory growth cannot be combined with a memory limit
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
-        except RuntimeError:  # TensorFlow has started: the growth setting stays as it is.
+        except RuntimeError:  # TensorFlow is initialized, and the setting cannot be changed
             break
     if not gpus:
         _split_cpu(num_devices)
@@ -45,7 +45,7 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
 
 
 def rounds_float32() -> bool:
-    """Returns whether GPUs multiply float32 matrices with TensorFloat-32, which keeps 10 bits.
+    """Returns whether GPUs use TensorFloat-32 for float32 matrix products (10-bit mantissa).
 
     Example:
         >>> tfdist.devices.rounds_float32()  # on a host without GPUs
@@ -58,8 +58,8 @@ def rounds_float32() -> bool:
 def limit_memory(megabytes: int) -> None:
     """Limits the memory of each device; call it before the first TensorFlow operation.
 
-    Without GPUs, the limit applies to the tensors of the process: TensorFlow then uses the GPU
-    allocator for the CPU, since only that one has a limit
+    Without GPUs, the limit applies to all tensors of the process. TensorFlow then uses its GPU
+    allocator for the CPU, because only this allocator supports a limit
     (`tensorflow/core/common_runtime/process_state.cc`).
 
     Example:
@@ -69,7 +69,7 @@ def limit_memory(megabytes: int) -> None:
         megabytes: The limit, in units of 2^20 bytes.
 
     Raises:
-        DeviceError: TensorFlow has already started.
+        DeviceError: TensorFlow is already initialized.
     """
     gpus = tf.config.get_visible_devices("GPU")
     try:
@@ -80,8 +80,8 @@ def limit_memory(megabytes: int) -> None:
             raise RuntimeError
     except RuntimeError:
         raise DeviceError(
-            f"Memory cannot be limited to {megabytes} MB, because TensorFlow has started. Call "
-            "tfdist.devices.limit_memory before the first operation."
+            f"Cannot limit memory to {megabytes} MB, because TensorFlow is already initialized. "
+            "Call tfdist.devices.limit_memory before the first operation."
         ) from None
     if not gpus:
         os.environ |= {
@@ -90,7 +90,7 @@ def limit_memory(megabytes: int) -> None:
 
 
 def requested_gpus(devices: int | str | Sequence[str] | None) -> list[int]:
-    """Returns the indices of the GPUs to use, among those that this process sees.
+    """Returns the indices of the requested GPUs among the visible ones.
 
     Args:
         devices: As for `resolve`. Without names, all GPUs.
@@ -103,10 +103,10 @@ def requested_gpus(devices: int | str | Sequence[str] | None) -> list[int]:
 
 
 def use_gpus(positions: Sequence[int]) -> None:
-    """Hides all other GPUs from this process; call it before TensorFlow starts.
+    """Hides all other GPUs from this process. Call it before TensorFlow is initialized.
 
     Args:
-        positions: Indices among the GPUs that the process sees now.
+        positions: Indices among the currently visible GPUs.
     """
     gpus = tf.config.get_visible_devices("GPU")
     tf.config.set_visible_devices([gpus[i] for i in positions], "GPU")
@@ -123,7 +123,7 @@ def available() -> list[str]:
 
 
 def _logical(kind: str) -> list[str]:
-    """Returns the names of the logical devices of a kind, without starting TensorFlow."""
+    """Returns the names of the logical devices of a type, without initializing TensorFlow."""
     visible = tf.config.get_visible_devices(kind)
     configured = [
         tf.config.get_logical_device_configuration(device) or [None] for device in visible
@@ -135,12 +135,12 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
     """Returns the names of the requested devices.
 
     Args:
-        devices: None for all GPUs, or `default_cpus` logical CPU devices on a host without; a
-            number of devices; or names such as `"GPU:1"`.
+        devices: None for all GPUs, or for `default_cpus` logical CPU devices on a host without
+            GPUs; a number of devices; or names such as `"GPU:1"`.
         default_cpus: Number of logical CPU devices for None on a host without GPUs.
 
     Raises:
-        DeviceError: More devices than there are, or a name that no device has.
+        DeviceError: There are too few devices, or a device does not exist.
     """
     if devices is None:
         return _all(default_cpus)
@@ -158,7 +158,9 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
         _split_cpu(max(cpus) + 1)
     known = _logical("CPU") + _logical("GPU")
     if unknown := [name for name in names if name not in known]:
-        raise DeviceError(f"No device {', '.join(unknown)} here: there are {', '.join(known)}.")
+        raise DeviceError(
+            f"Device {', '.join(unknown)} does not exist. Available devices: {', '.join(known)}."
+        )
     return names
 
 
@@ -169,32 +171,32 @@ def _normalized(devices: str | Sequence[str]) -> list[str]:
 
 
 def _all(default_cpus: int) -> list[str]:
-    """Returns all GPUs, or the default number of CPUs, as far as a started TensorFlow has them."""
+    """Returns all GPUs, or up to `default_cpus` logical CPU devices."""
     try:
         configure(default_cpus)
     except DeviceError as error:
-        # Fewer replicas give the same results, only more slowly.
+        # Fewer replicas give the same results, but more slowly.
         warnings.warn(f"{error} Continuing with {len(available())}.", stacklevel=4)
     names = available()
     return names if names[0].startswith("GPU") else names[:default_cpus]
 
 
 def _first(num_devices: int) -> list[str]:
-    """Returns the names of the first devices, after creating logical CPU devices if need be."""
+    """Returns the names of the first devices, after creating logical CPU devices if necessary."""
     if num_devices < 1:
         raise DeviceError(f"devices={num_devices}: expected at least 1.")
     configure(num_devices)
     names = available()
     if num_devices > len(names):
         raise DeviceError(
-            f"devices={num_devices}, but this process sees {len(names)} GPUs: "
-            f"use at most {len(names)}."
+            f"devices={num_devices}, but only {len(names)} GPUs are visible to this process. "
+            f"Use at most {len(names)}."
         )
     return names[:num_devices]
 
 
 def _split_cpu(num_devices: int) -> None:
-    """Creates `num_devices` logical CPU devices, unless there are as many."""
+    """Creates `num_devices` logical CPU devices, if there are fewer."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu)
     if num_devices <= len(configured or [None]):
@@ -205,15 +207,15 @@ def _split_cpu(num_devices: int) -> None:
         )
     except RuntimeError:
         raise DeviceError(
-            f"{num_devices} logical CPU devices are needed, but TensorFlow has started with "
-            f"{len(available())}. Call tfdist.devices.configure({num_devices}) before the first "
-            "operation (building a model is one). In a notebook, restart the kernel and call it "
-            "in the first cell."
+            f"Expected {num_devices} logical CPU devices, but TensorFlow is already initialized "
+            f"with {len(available())}. Call tfdist.devices.configure({num_devices}) before the "
+            "first operation (such as building a model). In a notebook, restart the kernel and "
+            "call it in the first cell."
         ) from None
 
 
 def colocate_with_inputs(operation: tf.Operation) -> str:
-    """Returns the device of the first input of an operation that has one, or the operation's own.
+    """Returns the operation's device, or else the device of its first input with a device.
 
     Pass it to `tf.compat.v1.device`, so that each weight is updated on the device that holds it.
     """

@@ -6,17 +6,18 @@ import difflib
 import re
 from collections.abc import Iterable
 
-#: Exit code of a run that was preempted and has saved its state: run the same command again. It is
-#: 128 plus the number of SIGUSR1. Kubeflow's training operator restarts pods with codes from 128.
+#: Exit code of a run that was preempted and has saved a checkpoint; running the same command again
+#: resumes it. It is 128 plus the number of SIGUSR1. Kubeflow's training operator restarts pods that
+#: exit with a code of at least 128.
 REQUEUE = 138
-#: Number of letters from which a part of a word is a hint, and the most words of one hint.
-_LEAST_PART, _MOST_WORDS = 3, 3
+#: Minimum number of letters to suggest words with this part, and maximum number of suggestions.
+_MIN_PART, _MAX_WORDS = 3, 3
 
 
 class Preempted(KeyboardInterrupt, SystemExit):
-    """Raised after a complete step when a scheduler takes the machine back (SIGTERM or SIGUSR1).
+    """Raised after a complete step when a scheduler preempts the run (SIGTERM or SIGUSR1).
 
-    It is a `KeyboardInterrupt`: code that handles Ctrl-C handles it too. A script that does not
+    It is a `KeyboardInterrupt`, so code that handles Ctrl-C handles it too. A script that does not
     catch it exits with the code `REQUEUE`.
 
     Example:
@@ -76,7 +77,7 @@ class OutOfMemoryError(DeviceError):
         >>> try:
         ...     history = trainer.fit(x, y, batch_size=512, verbose=0)
         ... except tfdist.errors.OutOfMemoryError as error:
-        ...     print(error)  # says what to change: a smaller batch, accumulate=, remat=
+        ...     print(error)  # suggests changes: a smaller batch, accumulate=, remat=
     """
 
 
@@ -93,7 +94,7 @@ class DataError(TfdistError, ValueError):
 
 
 class UnsupportedModelError(TfdistError, TypeError):
-    """A model that cannot be trained on several replicas with the results of one device.
+    """The model cannot be trained on several replicas with single-device results.
 
     Example:
         >>> class Scaled(keras.Model):
@@ -149,7 +150,7 @@ class ClusterError(TfdistError, RuntimeError):
 
 
 class InstallError(TfdistError, RuntimeError):
-    """An installation needs something that this machine does not have, or a build failed.
+    """A requirement of an installation is missing on this machine, or a build failed.
 
     Example:
         >>> issubclass(tfdist.errors.InstallError, RuntimeError)  # raised by tfdist.install_horovod
@@ -170,17 +171,17 @@ class LaunchError(TfdistError, RuntimeError):
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Returns a question for the end of a message, or an empty text if no known word is similar.
+    """Returns a suggestion to append to a message, or an empty text if no known word is similar.
 
-    Similar are words with few other letters (`miror`), words of which it is a part (`resnet50` of
-    `imagenet_resnet50`), and words that it abbreviates (`--lr` for `--learning-rate`).
+    Similar words differ in few letters (`miror`), contain the word (`imagenet_resnet50` for
+    `resnet50`), or are abbreviated by it (`--learning-rate` for `--lr`).
     """
     given, words = str(word), list(known)
     similar = difflib.get_close_matches(given, words, n=1, cutoff=0.7)
     if not similar:
-        similar = [one for one in words if given.lstrip("-") == _initials(one)][:_MOST_WORDS]
-    if not similar and len(given) >= _LEAST_PART:
-        similar = [one for one in words if given in one][:_MOST_WORDS]
+        similar = [w for w in words if given.lstrip("-") == _initials(w)][:_MAX_WORDS]
+    if not similar and len(given) >= _MIN_PART:
+        similar = [w for w in words if given in w][:_MAX_WORDS]
     return f" Did you mean {' or '.join(similar)}?" if similar else ""
 
 

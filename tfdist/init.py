@@ -26,12 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _init(arguments: Sequence[str] | None) -> None:
-    """Parses the command line, asks, and writes."""
+    """Parses the command line, asks the questions, and writes the configuration."""
     parser = command.parser("python -m tfdist.init", _DESCRIPTION)
     parser.add_argument("--file", default="tfdist.yaml", metavar="FILE", help="file to write")
     path = Path(command.parse(parser, arguments).file)
     if path.exists():
-        raise ConfigurationError(f"{path} already exists: choose another file with --file.")
+        raise ConfigurationError(f"{path} already exists. Choose another file with --file.")
     try:
         fields, launch = _answers()
     except EOFError:
@@ -51,12 +51,12 @@ def _answers() -> tuple[dict[str, Any], list[str]]:
     workers = _ask("Processes per host (a number)", "1", _number)
     devices = _ask("Devices per process (all, or a number)", "all", _devices)
     several = workers * len(hosts or "-") > 1
-    usual = "multi_worker" if several else "one_device" if devices == 1 else "mirrored"
-    fitting = _fitting(several, bool(hosts), devices)
-    strategy = Prompt.ask("Strategy", choices=fitting, default=usual)
+    default = "multi_worker" if several else "one_device" if devices == 1 else "mirrored"
+    suitable = _suitable(several, bool(hosts), devices)
+    strategy = Prompt.ask("Strategy", choices=suitable, default=default)
     fields = {"recipe": name, "strategy": strategy}
     servers = several and STRATEGIES[strategy].asynchronous
-    if devices and not servers:  # the launcher sets their number
+    if devices and not servers:  # with servers, the launcher sets the number of devices
         fields["devices"] = devices
     fields["batch_size"] = _ask("Global batch size (a number)", "64", _number)
     if not several:
@@ -67,22 +67,22 @@ def _answers() -> tuple[dict[str, Any], list[str]]:
     return fields, flags + (["--num-ps", "1"] if servers else [])
 
 
-def _fitting(several: bool, hosts: bool, devices: int) -> list[str]:
-    """Returns the strategies that fit the number of processes, hosts and devices."""
-    of_one_device = ("one_device", "horovod") if devices > 1 else ()
+def _suitable(several: bool, hosts: bool, devices: int) -> list[str]:
+    """Returns the strategies for a number of processes, hosts and devices."""
+    single_device = ("one_device", "horovod") if devices > 1 else ()
     return [
         name
         for name, declared in STRATEGIES.items()
-        if name not in of_one_device
-        and not (several and devices > 1 and declared.by_horovod and declared.least_devices == 1)
-        and not 0 < devices < declared.least_devices
-        and (declared.joins_processes or not several)
+        if name not in single_device
+        and not (several and devices > 1 and declared.by_horovod and declared.min_devices == 1)
+        and not 0 < devices < declared.min_devices
+        and (declared.supports_processes or not several)
         and not (declared.asynchronous and hosts)
     ]
 
 
 def _ask(question: str, default: str, check: Callable[[str], Any]) -> Any:
-    """Asks until an answer passes the check, and returns the value that the check returns."""
+    """Asks until an answer passes the check, and returns the result of the check."""
     while True:
         try:
             return check(Prompt.ask(question, default=default).strip())

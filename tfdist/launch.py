@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; that of the first worker that failed; 1 for an error; 130 for an
-        interrupt; `tfdist.errors.REQUEUE` where a scheduler preempted the run, which has saved its
-        state.
+        interrupt; `tfdist.errors.REQUEUE` if a scheduler preempted the run, which has saved a
+        checkpoint.
     """
 
     def parse_and_launch() -> int:
@@ -48,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def launch(options: Options) -> Failure | None:
-    """Starts what the options say, or prints it.
+    """Starts the workers, or prints commands, scripts or manifests.
 
     Returns:
         The first failure, or None.
 
     Raises:
-        TfdistError: It cannot be started.
+        TfdistError: The workers cannot be started.
     """
     if options.print_slurm:
         print(manifests.slurm(options.resuming), end="")
@@ -73,13 +73,13 @@ def launch(options: Options) -> Failure | None:
 
 
 def with_strategy(options: Options) -> Options:
-    """Returns the options with the strategy, as far as the launcher can know it.
+    """Returns the options with the strategy, if the launcher can infer it.
 
-    If neither a flag nor a file of the training command names a strategy or a mesh, a flag is
-    added. Other programs choose for themselves.
+    If neither a flag nor a configuration file of the training command sets a strategy or a mesh,
+    `--strategy` is added. Other programs are not changed.
 
     Raises:
-        ConfigurationError: Each worker would train alone, or a file or a mesh cannot be read.
+        ConfigurationError: Each worker would train separately, or a file or mesh is invalid.
     """
     found = _named(options)
     declared = STRATEGIES.get(current_name(found.strategy))
@@ -103,7 +103,7 @@ def _attempt(options: Options, restarts: Restarts) -> Failure | None:
 
 
 def _run_on_ray(options: Options) -> Failure | None:
-    """Runs the workers in a Ray cluster; with `--elastic`, as many as it has room for."""
+    """Runs the workers in a Ray cluster; with `--elastic`, as many as there are resources for."""
     from tfdist.ray.placement import Resources, connect
 
     connect()
@@ -139,8 +139,8 @@ def _run_elastic(options: Options, elastic: Elastic) -> Failure | None:
 
     def attempt() -> Failure | None:
         again = options.resuming if restarts.total else options
-        fewer = replace(again, num_workers=len(elastic.slots))
-        return _run_workers(fewer, elastic.slots, elastic.seconds)
+        included = replace(again, num_workers=len(elastic.slots))
+        return _run_workers(included, elastic.slots, elastic.seconds)
 
     return run_with_restarts(attempt, restarts, elastic.note)
 
@@ -150,7 +150,7 @@ def _run(running: Sequence[Process], options: Options, **how: Any) -> Failure | 
         for process in running:
             print(f"[{process.name}] {process.line()}")
         return None
-    # The launchers of several hosts cannot agree on a secret: users set it there.
+    # The launchers of several hosts cannot share a new secret, so users set one.
     secret = {} if options.on else secret_environ()
     return processes.run(running, grace=options.grace, environ=secret, **how)
 
@@ -158,12 +158,12 @@ def _run(running: Sequence[Process], options: Options, **how: Any) -> Failure | 
 def _run_workers(
     options: Options, gpu_slots: Sequence[int] = (), seconds: float | None = None
 ) -> Failure | None:
-    """Runs the workers of this host, or prints those of all hosts.
+    """Runs the workers of this host, or prints the workers of all hosts.
 
     Args:
-        options: Say how many.
-        gpu_slots: By rank, the local rank whose GPUs a worker gets; empty: its own.
-        seconds: Time until they are preempted; None: never.
+        options: The launcher's options.
+        gpu_slots: By rank, the local rank whose GPUs a worker gets; empty: the worker's local rank.
+        seconds: Time after which they are preempted; None: never.
     """
     if options.on and options.by_horovod and not options.dry_run:
         horovod.check_host_name()
@@ -199,7 +199,7 @@ def _print_for_each_host(options: Options) -> None:
 
 
 def _named(options: Options) -> Options:
-    """The same, without what follows from the name."""
+    """Returns the options with the name of the strategy."""
     flags = train_flags.values(options.command, "--strategy")
     if not options.is_training_command:
         return replace(options, strategy=flags[-1] if flags else "")
@@ -210,15 +210,17 @@ def _named(options: Options) -> Options:
         return replace(options, strategy=strategy)
     named = train_flags.setting(options.command, "strategy")
     if named is None and options.num_workers + options.num_ps > 1:
-        fitting = _fitting(options)
-        return replace(options, command=(*options.command, "--strategy", fitting), strategy=fitting)
+        suitable = _suitable(options)
+        return replace(
+            options, command=(*options.command, "--strategy", suitable), strategy=suitable
+        )
     if named is None:
         return options
     _check(options, named)
     return replace(options, strategy=str(named.value))
 
 
-def _fitting(options: Options) -> str:
+def _suitable(options: Options) -> str:
     if options.num_ps:
         return "parameter_server"
     if options.via in ("mpirun", "horovodrun") or options.print_k8s == "mpijob":
@@ -227,15 +229,16 @@ def _fitting(options: Options) -> str:
 
 
 def _check(options: Options, named: Setting) -> None:
-    """Refuses several workers with a strategy that trains in one process."""
+    """Raises an error for several workers with a single-process strategy."""
     declared = STRATEGIES.get(current_name(str(named.value)))
-    if declared is None or declared.joins_processes or options.num_workers + options.num_ps == 1:
+    if declared is None or declared.supports_processes or options.num_workers + options.num_ps == 1:
         return
     by_flag = named.place == "--strategy"
-    cure = "leave it out" if by_flag else f"add --strategy {_fitting(options)}"
+    fix = "Remove the flag" if by_flag else f"Add --strategy {_suitable(options)}"
     raise ConfigurationError(
-        f"{named.place} {named.value!r} would train in each of {options.num_workers} workers by "
-        f"itself: {cure}, or train in one process with python -m tfdist.train."
+        f"{named.place} {named.value!r} is a single-process strategy: each of the "
+        f"{options.num_workers} workers would train separately. {fix}, or train in one process "
+        "with python -m tfdist.train."
     )
 
 

@@ -52,7 +52,7 @@ def policy(name: str | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LossScale:
-    """How the loss scale starts and how it changes.
+    """The initial loss scale, and how it changes.
 
     Example:
         >>> from tfdist.precision import LossScale
@@ -66,8 +66,8 @@ class LossScale:
     Attributes:
         initial: The scale at the first step.
         growth_interval: Number of consecutive finite steps after which the scale grows.
-        growth_factor: The factor by which it grows; 1 keeps it.
-        backoff_factor: The factor by which it is multiplied after an overflow; 1 keeps it.
+        growth_factor: Factor after `growth_interval` finite steps; 1 for no growth.
+        backoff_factor: Factor after an overflow; 1 for no change.
     """
 
     initial: float = 2.0**15
@@ -85,7 +85,7 @@ class LossScale:
 
     @classmethod
     def fixed(cls, scale: float) -> LossScale:
-        """Returns a constant loss scale. Steps that overflow are skipped nevertheless.
+        """Returns a constant loss scale. Steps that overflow are still skipped.
 
         Example:
             >>> LossScale.fixed(128.0).growth_factor
@@ -95,18 +95,18 @@ class LossScale:
 
 
 class Scaling:
-    """The loss scale of one model at work; without one, everything passes through.
+    """Scales the loss and unscales gradients of one model. Does nothing without a loss scale.
 
-    The state lives in the model's own `keras.optimizers.LossScaleOptimizer`, so that it is saved
+    The state is in the model's `keras.optimizers.LossScaleOptimizer`, so that it is saved
     with the model and loads in plain Keras.
 
     Args:
-        optimizer: As compiled: a `LossScaleOptimizer`, or any other.
-        rule: How the scale moves; None: as the `LossScaleOptimizer` says.
+        optimizer: The compiled optimizer: a `LossScaleOptimizer`, or any other.
+        rule: How the scale changes; None: as configured in the `LossScaleOptimizer`.
 
     Attributes:
-        variables: What it counts besides the state of the optimizer.
-        skipped: How many steps were left out, if the loss is scaled.
+        variables: Variables in addition to those of the optimizer.
+        skipped: Number of skipped steps, if the loss is scaled.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, rule: LossScale | None) -> None:
@@ -120,18 +120,18 @@ class Scaling:
             self.variables.append(self.skipped)
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
-        """Scales the loss of a share before its gradients are taken."""
+        """Scales a replica's part of the loss before its gradients are computed."""
         return loss * self._state.dynamic_scale if self.active else self.optimizer.scale_loss(loss)
 
     def unscale(self, gradients: list) -> list:
-        """Divides gradients by the scale of the loss they were taken from."""
+        """Divides gradients by the loss scale."""
         if not self.active:
             return gradients
         scale = tf.convert_to_tensor(self._state.dynamic_scale)
         return [g if g is None else keras.ops.divide(g, tf.cast(scale, g.dtype)) for g in gradients]
 
     def overflows(self, gradients: list) -> tf.Tensor:
-        """Returns how many gradients are not finite, int32; 0 where no loss is scaled."""
+        """Returns the number of gradients that are not finite, int32; 0 without a loss scale."""
         if not self.active:
             return tf.constant(0)
         values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
@@ -142,30 +142,30 @@ class Scaling:
         self,
         gradients: list,
         commit: Callable[[list], None],
-        anywhere: Callable[[tf.Tensor], tf.Tensor],
+        any_of_shards: Callable[[tf.Tensor], tf.Tensor],
     ) -> None:
-        """Unscales summed gradients and commits the step if they are finite.
+        """Unscales reduced gradients, and commits the step if they are finite.
 
         Args:
-            gradients: Tensors, `tf.IndexedSlices` or None, the same on every replica, or parts.
-            commit: Applies unscaled gradients, and all else that the step changes.
-            anywhere: As `Strategy.any_of_parts`.
+            gradients: Tensors, `tf.IndexedSlices` or None, the same on every replica, or shards.
+            commit: Applies unscaled gradients and all other changes of the step.
+            any_of_shards: See `Strategy.any_of_parts`.
         """
         if not self.active:
             commit(gradients)
             return
         unscaled = self.unscale(gradients)
-        finite = ~anywhere(self.overflows(unscaled) > 0)
+        finite = ~any_of_shards(self.overflows(unscaled) > 0)
 
-        def made() -> tf.Tensor:
+        def apply_step() -> tf.Tensor:
             commit(unscaled)
             return tf.constant(True)
 
-        tf.cond(finite, made, lambda: tf.constant(False))
-        self.move(finite)
+        tf.cond(finite, apply_step, lambda: tf.constant(False))
+        self.update(finite)
 
-    def move(self, finite: tf.Tensor) -> None:
-        """Moves the scale, and counts the step if it was left out."""
+    def update(self, finite: tf.Tensor) -> None:
+        """Updates the scale, and counts skipped steps."""
         rule, state = self._rule, self._state
         counter = tf.convert_to_tensor(state.step_counter)
         grows = finite & (counter >= rule.growth_interval - 1)
@@ -175,7 +175,7 @@ class Scaling:
         self.skipped.assign_add(tf.cast(~finite, "int64"))
 
     def logs(self) -> dict[str, tf.Tensor]:
-        """Returns the scale, and the steps that were left out so far."""
+        """Returns the scale and the number of skipped steps so far."""
         if not self.active:
             return {}
         return {
@@ -185,15 +185,15 @@ class Scaling:
 
 
 def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | None) -> None:
-    """Puts a `LossScaleOptimizer` around a compiled model's optimizer where one is wanted.
+    """Wraps the optimizer of a compiled model in a `LossScaleOptimizer`, if requested.
 
     Args:
         model: A compiled model.
-        rule: The scale asked for; None: dynamic for the float16 policies, else none.
-        named: The precision asked for by name.
+        rule: The requested loss scale; None: dynamic for the float16 policies, otherwise none.
+        named: The name of the requested precision.
 
     Raises:
-        ConfigurationError: The scale is no `LossScale`, or the model's class compiles itself.
+        ConfigurationError: The scale is not a `LossScale`, or the model class overrides `compile`.
     """
     _check(rule)
     optimizer = model.optimizer
@@ -207,8 +207,8 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
         return
     if type(model).compile is not keras.Model.compile:
         raise ConfigurationError(
-            f"{type(model).__name__} has a compile of its own, so its loss is not scaled from "
-            "outside: put keras.optimizers.LossScaleOptimizer around its optimizers."
+            f"{type(model).__name__} overrides compile, so its optimizers cannot be wrapped for "
+            "loss scaling. Wrap them in keras.optimizers.LossScaleOptimizer."
         )
     rule = rule or LossScale()
     config = dict(compile_config(model).config)
@@ -221,5 +221,5 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
 def _check(rule: object) -> None:
     if rule is not None and not isinstance(rule, LossScale):
         raise ConfigurationError(
-            f"loss_scale={rule!r}: expected a LossScale, say LossScale.fixed(128.0), or None."
+            f"loss_scale={rule!r}: expected a LossScale, such as LossScale.fixed(128.0), or None."
         )

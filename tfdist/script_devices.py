@@ -1,9 +1,9 @@
-"""Creates logical CPU devices when a script that names their number first uses TensorFlow.
+"""Creates logical CPU devices when a script with `devices=N` first uses TensorFlow.
 
-TensorFlow can divide the CPU only before it starts, and adapting a layer or building a model starts
-it. `import tfdist` in a script with `devices=2` therefore prepares a hook: the first operation
-creates two logical CPU devices, so that `Trainer(model, devices=2)` may follow later. With GPUs
-there is nothing to do.
+TensorFlow can create logical CPU devices only before it is initialized, and building a model or
+adapting a layer initializes it. In a script that contains `devices=2`, `import tfdist` therefore
+installs a hook that creates two logical CPU devices in the first operation, so that
+`Trainer(model, devices=2)` works later. On hosts with GPUs, the hook does nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 
 _NUMBER = re.compile(r"\bdevices\s*=\s*(\d+)\b")
-_MOST = 64
-#: Variables of processes that a launcher started: each has a device of its own.
+_MAX_DEVICES = 64
+#: Environment variables of launchers, whose processes have one device each.
 _LAUNCHERS = ("TF_CONFIG", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "SLURM_NTASKS")
 
 
 def prepare() -> None:
-    """Installs the hook if this process runs a script that names a number of devices."""
+    """Installs the hook if this process runs a script that contains `devices=N`."""
     number = _named_by_script()
     if number < 2:
         return
@@ -32,7 +32,7 @@ def prepare() -> None:
 
 
 def _named_by_script() -> int:
-    """Returns the largest number of devices in the text of this program; 0 if there is none."""
+    """Returns the largest N of `devices=N` in the text of this script; 0 if there is none."""
     program = Path(sys.argv[0]).absolute()  # "-m" or "-c" without a script
     is_command = Path(__file__).parent in program.parents
     launched = any(os.environ.get(name) for name in _LAUNCHERS)
@@ -43,4 +43,4 @@ def _named_by_script() -> int:
     except (OSError, UnicodeDecodeError):
         return 0
     numbers = (int(found) for found in _NUMBER.findall(text))
-    return max((number for number in numbers if number <= _MOST), default=0)
+    return max((number for number in numbers if number <= _MAX_DEVICES), default=0)

@@ -38,11 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(config: TrainConfig) -> keras.callbacks.History:
-    """Runs the training of a configuration, and writes the run folder.
+    """Trains a configuration, and writes the run folder.
 
     Raises:
-        TfdistError: The configuration is invalid or not supported, or the training failed.
-        KeyboardInterrupt: The user stopped the training; the last state is saved. `Preempted`
+        TfdistError: The configuration is invalid or not supported, or training failed.
+        KeyboardInterrupt: The user stopped the run, after which a checkpoint is saved. `Preempted`
             after a preemption.
     """
     from tfdist.run.training_run import TrainingRun  # imported here to keep `--help` fast

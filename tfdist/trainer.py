@@ -1,4 +1,4 @@
-"""`Trainer`: trains a Keras model over several replicas, with the numbers of one device."""
+"""`Trainer`: trains a Keras model on several replicas, with the numbers of one device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfdist.loops.data_handler import BatchSizes, DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.exactness import ExactnessReport
 from tfdist.loops.keras_loops import CheckpointHooks, Training
-from tfdist.loops.model_overrides import overrides, through_the_model
+from tfdist.loops.model_overrides import honor_overrides, overrides
 from tfdist.loops.non_finite import OnNan
 from tfdist.loops.rank_checks import CheckRanks, RankChecks
 from tfdist.loops.training_state import TrainingState
@@ -40,7 +40,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _on_all_workers(method: Method) -> Method:
-    """Wraps a method that all workers call together: they stop together, and none waits forever.
+    """Wraps a method that all workers call together, so that they also stop together.
 
     Errors caused by a lost worker are reported as such. During the call, `keras.remat` is replaced
     by an exact one, and Keras is patched for the strategy's variables.
@@ -63,7 +63,7 @@ def _on_all_workers(method: Method) -> Method:
 
 
 class Trainer:
-    """`fit`, `evaluate` and `predict` of a Keras model, over the replicas of a strategy.
+    """Provides `fit`, `evaluate` and `predict` of a Keras model on the replicas of a strategy.
 
     Example:
         >>> trainer = tfdist.Trainer(build_model, strategy="mirrored", devices=2)
@@ -75,57 +75,58 @@ class Trainer:
 
     Args:
         build_model: A function that returns a compiled `keras.Model`; called in the strategy's
-            scope. Or a compiled model, which is rebuilt in that scope with its weights, and does
-            not change itself.
+            scope. Or a compiled model, which is rebuilt in that scope with its weights, and is
+            not changed.
         strategy: A name from `strategies.STRATEGIES`, or a `Strategy`.
         devices: The devices of this process. None for all; a number (logical CPU devices on a host
             without GPUs); or a list of names.
-        accumulate: Number of rounds in which a global batch is computed. More rounds need less
-            memory.
+        accumulate: Gradient accumulation: number of micro-batches per global batch. More
+            micro-batches need less memory.
         sync_batch_norm: Whether BatchNorm uses the moments of the global batch. By default, each
-            replica uses those of its own batch, as in Keras.
+            replica uses those of its per-replica batch, as in Keras.
         steps_per_call: Number of steps per call of the inner loop, or `"auto"`; see
             `StepsPerCall`.
         precision: The dtype policy to build the model with, from `precision.POLICIES`.
-        loss_scale: How to scale the loss. None for dynamic scaling with the float16 policies.
+        loss_scale: The loss scale. None: dynamic with the float16 policies, otherwise none.
         remat: Activation checkpointing: the layers whose activations are recomputed in the
             backward pass. `"none"`, `"all"`, or a regular expression that finds names like
-            `"block_1/dense"`. Layers that `build_model` makes in a `keras.RematScope` are always
+            `"block_1/dense"`. Layers that `build_model` creates in a `keras.RematScope` are always
             rematerialized.
         recompute: Alias of `remat`.
-        replica_random: Whether each replica draws its own random numbers, in dropout, noise and
-            augmentation. By default, it draws its rows of the numbers that one device draws.
-        watchdog_seconds: With several workers, the time without any step after which the run is
-            ended. 0 to wait forever.
-        checkpoints: Where `fit` saves checkpoints and resumes from. A second `fit` uses the folder
-            `fit-2` in there, and so on. None for no checkpoints.
+        replica_random: Whether each replica uses different random numbers in dropout, noise and
+            augmentation. By default, each replica uses its rows of the random numbers of
+            single-device training.
+        watchdog_seconds: With several workers, the time without progress, in seconds, after which
+            the run is terminated. 0 to wait forever.
+        checkpoints: Where `fit` saves checkpoints, and whether it resumes. A second call of `fit`
+            uses the subfolder `fit-2`, and so on. None for no checkpoints.
         on_nan: What to do if the loss becomes NaN or infinite: `"warn"` and continue, `"stop"` with
-            an error, or `"checkpoint"`: save the state to the folder `non-finite` in that of the
-            checkpoints, and stop. Steps that a loss scale skips do not count.
+            an error, or `"checkpoint"`: save the state to the subfolder `non-finite` of the
+            checkpoints' folder, and stop. Steps that loss scaling skips do not count.
         check_data: With several workers, how they check that they read the same global batches.
             `"full"` compares every element; `"sampled"` labels, weights and a strided sample of
             the inputs; `"off"` nothing.
-        check_ranks: With several workers, when they check that they hold the same weights and
-            optimizer state: `"auto"` at epochs, checkpoints and every N calls, which costs at
-            most 1 % of the time; `"every-call"` after each call of the loop. With both, they
-            compare configurations before the first step and hyperparameters after each call.
+        check_ranks: With several workers, when they check that they have the same weights and
+            optimizer state: `"auto"` at epochs, checkpoints and every N calls of the inner loop,
+            which takes at most 1% of the time; `"every-call"` after each call. In both cases, they
+            also compare configurations before the first step and hyperparameters after each call.
             `"off"` compares nothing.
-        uneven_data: What happens if each worker trains on its own data set, and one has fewer
-            batches. `"pad"`: the others continue without it. `"stop"`: the epoch ends. `"refuse"`:
-            it is an error. The chief warns with the number of batches that each worker brought.
+        uneven_data: What to do if each worker trains on its own dataset and one has fewer batches.
+            `"pad"`: the other workers continue. `"stop"`: the epoch ends. `"refuse"`: an error is
+            raised. The chief prints a warning with the number of batches of each worker.
 
     Attributes:
-        model: A plain Keras model on the first device, during training too. Its own `predict`,
-            `evaluate`, `fit` and `train_on_batch` compute there, and the trainer continues from
-            the result. It saves to `.keras` and loads without tfdist. Overrides of `fit`,
-            `evaluate` and `predict` in a model subclass are honored: their `super()` calls run the
-            trainer's methods.
+        model: A plain Keras model on the first device, also during training. Its methods `predict`,
+            `evaluate`, `fit` and `train_on_batch` run on this device, and the trainer continues
+            from the resulting weights. It saves to `.keras` and loads without tfdist. Overrides of
+            `fit`, `evaluate` and `predict` in a model subclass are honored: their `super()` calls
+            run the trainer's methods.
         strategy: The strategy.
-        stats: Throughput of the running epoch.
-        checkpoints: As given. You can set it before `fit`.
+        stats: Throughput of the current epoch.
+        checkpoints: As passed. It may be changed before `fit`.
 
     Raises:
-        TfdistError: An option or the model is not supported; the message says what to do.
+        TfdistError: An option or the model is not supported. The message explains the fix.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Trainer:
         if accumulate > 1 and sync_batch_norm:
             raise ConfigurationError(
                 "sync_batch_norm needs the moments of the global batch, but with accumulate="
-                f"{accumulate} the batch is computed in rounds. Use only one of the two."
+                f"{accumulate} it is computed in micro-batches. Use only one of the two."
             )
         _check_choice("check_data", check_data, get_args(CheckData))
         _check_choice("uneven_data", uneven_data, get_args(UnevenData))
@@ -189,7 +190,7 @@ class Trainer:
         self.stats = self._training.throughput
 
     @_on_all_workers
-    @through_the_model
+    @honor_overrides
     def fit(
         self,
         x: Any = None,
@@ -209,11 +210,11 @@ class Trainer:
         validation_batch_size: int | None = None,
         validation_freq: int | Sequence[int] = 1,
     ) -> keras.callbacks.History:
-        """Trains the model; arguments and result as in `keras.Model.fit`.
+        """Trains the model. Arguments and result are as in `keras.Model.fit`.
 
-        `batch_size` is the size of the global batch. For a batch size that changes during
-        training, pass sizes by the epoch from which on they apply, like `{0: 32, 5: 64}`. `x` can
-        also be a function of a `tf.distribute.InputContext` that returns this worker's data set.
+        `batch_size` is the size of the global batch. For a batch size that changes during training,
+        pass a mapping from the first epoch of each size, such as `{0: 32, 5: 64}`. `x` can also be
+        a function of a `tf.distribute.InputContext` that returns this worker's dataset.
         The first call prints a warning for anything that will not match single-device results;
         `verbose=0` prints nothing.
 
@@ -230,7 +231,7 @@ class Trainer:
             2
 
         Raises:
-            TfdistError: Model, data, and options do not fit together; the message says what to do.
+            TfdistError: Model, data or options are incompatible. The message explains the fix.
         """
         build.check_trainable(self.model)
         if validation_split and validation_data is None:
@@ -258,7 +259,7 @@ class Trainer:
         return self.model.history
 
     @_on_all_workers
-    @through_the_model
+    @honor_overrides
     def evaluate(
         self,
         x: Any = None,
@@ -270,7 +271,7 @@ class Trainer:
         callbacks: Any = None,
         return_dict: bool = False,
     ) -> Any:
-        """Returns loss and metrics; arguments and result as in `keras.Model.evaluate`.
+        """Returns loss and metrics. Arguments and result are as in `keras.Model.evaluate`.
 
         Example:
             >>> trainer = tfdist.Trainer(build_model, devices=2)
@@ -290,7 +291,7 @@ class Trainer:
         return keras_training.in_order_of_metrics(self.model, logs)
 
     @_on_all_workers
-    @through_the_model
+    @honor_overrides
     def predict(
         self,
         x: Any,
@@ -299,7 +300,7 @@ class Trainer:
         steps: int | None = None,
         callbacks: Any = None,
     ) -> Any:
-        """Returns the outputs for the rows, in order; arguments as in `keras.Model.predict`.
+        """Returns the outputs for all rows, in order. Arguments are as in `keras.Model.predict`.
 
         Example:
             >>> trainer = tfdist.Trainer(build_model, devices=2)
@@ -332,7 +333,7 @@ class Trainer:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is rank 0, the one that writes files and prints.
+        """Whether this process is rank 0, which writes files and prints.
 
         Example:
             >>> tfdist.Trainer(build_model, devices=2).is_chief
@@ -341,7 +342,7 @@ class Trainer:
         return self.strategy.is_chief
 
     def print(self, *values: object, **options: Any) -> None:
-        """Prints on rank 0 only; arguments as for the built-in `print`.
+        """Prints on rank 0 only. Arguments are as for the built-in `print`.
 
         Example:
             >>> trainer = tfdist.Trainer(build_model, devices=2)
@@ -361,7 +362,7 @@ class Trainer:
         self.strategy.barrier()
 
     def describe(self) -> dict[str, str]:
-        """Returns the rows of the start-up table. Afterwards, `fit` prints no warning of its own.
+        """Returns the rows of the start-up table. After this call, `fit` prints no warning.
 
         Example:
             >>> trainer = tfdist.Trainer(build_model, devices=2, accumulate=4)
@@ -383,7 +384,7 @@ class Trainer:
         if self.checkpoints is None:
             if self._on_nan == "checkpoint":
                 raise ConfigurationError(
-                    "on_nan='checkpoint' saves the state with the checkpoints: set checkpoints too."
+                    "on_nan='checkpoint' needs a folder for checkpoints: set checkpoints too."
                 )
             return CheckpointHooks()
         self._num_fits += 1
@@ -395,13 +396,13 @@ class Trainer:
     def _validation(
         self, data: Any, batch_size: int | None, steps: int | None, used: list[DataHandler]
     ) -> Callable[[keras.callbacks.CallbackList], Logs]:
-        """Returns a function that evaluates during training, from the beginning of its data.
+        """Returns a function that evaluates during training, from the start of the data.
 
         Args:
             data: As `validation_data` of `fit`.
             batch_size: Size of the global batch.
             steps: Steps per evaluation.
-            used: The data handler of the evaluation is appended to it, if there is one.
+            used: A list to which the data handler of the evaluation, if any, is appended.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         options = {"y": y, "sample_weight": weight, "batch_size": batch_size}

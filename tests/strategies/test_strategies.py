@@ -126,7 +126,7 @@ def test_invalid_all_reduce_options_raise(options: dict[str, str], message: str)
 
 
 def test_missing_parameter_device_raises() -> None:
-    with pytest.raises(DeviceError, match="No device GPU:0"):
+    with pytest.raises(DeviceError, match="Device GPU:0 does not exist"):
         CentralStorage(2, parameter_device="GPU:0")
 
 

@@ -22,7 +22,7 @@ def overrides(model: keras.Model, name: str) -> bool:
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
-def through_the_model(method: Method) -> Method:
+def honor_overrides(method: Method) -> Method:
     """Wraps a method of a trainer so that it runs the override of the model's class, if any."""
     name = method.__name__
 

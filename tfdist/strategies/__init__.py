@@ -89,7 +89,7 @@ STRATEGIES: dict[str, Declaration] = {
         },
         across_processes=True,
         by_horovod=True,
-        least_devices=2,
+        min_devices=2,
     ),
     "tensor_parallel": Declaration(
         "tfdist.strategies.tensor_parallel.strategy:TensorParallel",
@@ -104,7 +104,7 @@ STRATEGIES: dict[str, Declaration] = {
         },
         across_processes=True,
         by_horovod=True,
-        least_devices=2,
+        min_devices=2,
     ),
     "sharded": Declaration(
         "tfdist.strategies.sharded.strategy:Sharded",
@@ -228,7 +228,7 @@ def _check_joins(name: str) -> None:
     """Refuses a strategy of one process in N processes: each would train and write separately."""
     started = cluster.started_together()
     declared = STRATEGIES.get(name)
-    if started is None or declared is None or declared.joins_processes:
+    if started is None or declared is None or declared.supports_processes:
         return
     raise ConfigurationError(
         f"{started.source} started {started.size} processes, and {name!r} would train a separate "

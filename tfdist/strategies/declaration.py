@@ -46,7 +46,7 @@ class Declaration:
         options: Arguments of the class besides devices, by name.
         across_processes: Whether several processes that all run the script can train together.
         by_horovod: Whether they exchange sums through Horovod.
-        least_devices: The smallest number of devices of a process.
+        min_devices: The smallest number of devices of a process.
         asynchronous: Whether it matches one device only if there is a single worker.
     """
 
@@ -54,11 +54,11 @@ class Declaration:
     options: Mapping[str, Option] = field(default_factory=dict)
     across_processes: bool = False
     by_horovod: bool = False
-    least_devices: int = 1
+    min_devices: int = 1
     asynchronous: bool = False
 
     @property
-    def joins_processes(self) -> bool:
+    def supports_processes(self) -> bool:
         """Whether N processes train one model together, instead of one model each."""
         return self.across_processes or self.asynchronous
 

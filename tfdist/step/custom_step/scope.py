@@ -326,7 +326,7 @@ def _apply_scaled(scope: CustomStepScope, optimizer: Any, grads: list, variables
     finite = scaling.overflows(unscaled) == 0
     scope.either(finite, lambda: optimizer.inner_optimizer.apply(unscaled, variables), lambda: None)
     with scope.optimizing():
-        scaling.move(finite)
+        scaling.update(finite)
 
 
 def _cond(plain: Callable[..., Any], condition: Any, when_true: Any, when_false: Any) -> Any:
